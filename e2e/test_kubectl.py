@@ -158,7 +158,7 @@ def test_of_a_pod_of_another_scheduler_nothing_is_promised(stage, admin):
     waits["spec"]["schedulerName"] = "other"
     stage.apply(waits)
     code, body = admin.json("explain", "pod/waits")
-    assert (code, body["verdict"]) == (1, "undecided")
+    assert (code, body["verdict"]) == (4, "undecided")
     assert "scheduler other places the pod" in " ".join(body["notEvaluated"])
 
 
@@ -211,7 +211,7 @@ def test_a_user_of_a_namespace_gets_reasons_and_the_names_of_what_is_not_checked
 
 def test_a_user_without_slices_gets_no_guess(stuck, stranger):
     code, body = stranger.json("explain", "pod/waits")
-    assert (code, body["verdict"], body["reasons"]) == (1, "undecided", [])
+    assert (code, body["verdict"], body["reasons"]) == (4, "undecided", [])
     assert body["schedulerMessage"] == _message(stuck)
     assert "no permission to list ResourceSlices: devices are unknown" in body["notEvaluated"]
 

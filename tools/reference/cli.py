@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 
-from drakit_cli.kubectl.main import _parser as kubectl
+from drakit_cli.kubectl.arguments import parser as kubectl
 from drakit_cli.main import _parser as drakit
 from drakit_nodeplugin.__main__ import _parser as nodeplugin
 from drakit_operator.__main__ import _parser as operator

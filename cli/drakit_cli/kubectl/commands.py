@@ -9,17 +9,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
 
-from drakit_cli.answers import CommandError, UsageError
+from drakit_cli.answers import UsageError
 from drakit_cli.kubectl import devices, doctor
 from drakit_cli.kubectl import explain as explaining
 from drakit_cli.kubectl.capabilities import confirm, find_capabilities, with_gates
+from drakit_cli.kubectl.connection import fetch
 from drakit_cli.kubectl.gather import (
     CLAIMS,
     CLASSES,
@@ -34,6 +32,7 @@ from drakit_cli.kubectl.gather import (
     TEMPLATES,
     Gathered,
     Kind,
+    MissingError,
     UnreachableError,
     gather,
     read_pod,
@@ -43,28 +42,16 @@ from drakit_cli.kubectl.gather import (
 )
 from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
 from drakit_cli.kubectl.releases import find_denied, find_releases
-from drakit_daemon.kube import ConfigError, Session, connect
-from drakit_daemon.kube.session import Timeouts
+from drakit_cli.kubectl.targets import CLAIM, POD, parse_target
+from drakit_daemon.kube import Session
 from drakit_explain import cel
 from drakit_explain.broken import is_placed, node_of_claim
 from drakit_explain.model import ClaimFacts
 from drakit_explain.pending import Verdict
 
-Answer = TypeVar("Answer")
-
 _OF_EXPLAIN = (CLAIMS, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES)
 _OF_DOCTOR = (TEMPLATES, *_OF_EXPLAIN)
 
-_TIMEOUTS = Timeouts(connect_seconds=10, request_seconds=30)
-"""A user may be far from the cluster."""
-
-_KINDS = {
-    "pod": "pod",
-    "pods": "pod",
-    "po": "pod",
-    "claim": "claim",
-    "claims": "claim",
-} | dict.fromkeys(("resourceclaim", "resourceclaims"), "claim")
 _COUNTS = (
     *("REQUEST", "CLASS", "WANTS", "PUBLISHED", "MATCHING"),
     *("FREE", "ALLOCATED", "TAINTED", "ELSEWHERE", "TOO SMALL"),
@@ -93,46 +80,17 @@ def run(options: argparse.Namespace) -> int:
     return _COMMANDS[options.command](options, Output(format=options.output))
 
 
-def _fetch(options: argparse.Namespace, ask: Callable[[Session, str], Awaitable[Answer]]) -> Answer:
-    """Connect as the user, and ask in the user's namespace."""
-
-    async def fetch() -> Answer:
-        try:
-            session = await connect(
-                _kubeconfig(options.kubeconfig, os.environ),
-                context=options.context,
-                user_agent="kubectl-drakit",
-                timeouts=_TIMEOUTS,
-            )
-        except ConfigError as error:
-            raise UsageError(str(error)) from None
-        async with session:
-            return await ask(session, options.namespace or session.namespace or "default")
-
-    return asyncio.run(fetch())
-
-
-def _kubeconfig(given: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """Prefer the user's kubeconfig to the service account of a pod, as kubectl does."""
-    if given is not None:
-        return given
-    if listed := environ.get("KUBECONFIG"):
-        return Path(listed)
-    default = Path(environ.get("HOME", "/root"), ".kube", "config")
-    return default if default.is_file() else None
-
-
 def _explain(options: argparse.Namespace, output: Output) -> int:
-    word, slash, name = options.target.partition("/")
-    kind = _KINDS.get(word)
-    if kind is None or not slash or not name or "/" in name:
-        raise UsageError(f"{options.target!r} is neither pod/NAME nor claim/NAME")
-    report = _explain_pod(options, name) if kind == "pod" else _explain_claim(options, name)
+    target = parse_target(options.target)
+    if target is None or target.kind not in (POD, CLAIM):
+        raise UsageError("name a pod or a claim")
+    name = target.name
+    report = _explain_pod(options, name) if target.kind is POD else _explain_claim(options, name)
     if output.for_programs:
-        output.data(report.body())
+        output.data("ExplainReport", report.body())
     else:
         _print_report(report, output)
-    return 1 if report.wrong else 0
+    return report.exit_code
 
 
 def _explain_pod(options: argparse.Namespace, name: str) -> explaining.Report:
@@ -159,7 +117,7 @@ def _explain_pod(options: argparse.Namespace, name: str) -> explaining.Report:
             pod, found, settled=settled, confirm=partial(confirm, session, found)
         )
 
-    return _fetch(options, ask)
+    return fetch(options, ask)
 
 
 def _explain_claim(options: argparse.Namespace, name: str) -> explaining.Report:
@@ -177,9 +135,9 @@ def _explain_claim(options: argparse.Namespace, name: str) -> explaining.Report:
             )
         if found.lacks_all(CLAIMS):
             raise UnreachableError(f"no permission to read claim {namespace}/{name}")
-        raise CommandError(f'claim "{name}" does not exist in namespace "{namespace}"')
+        raise MissingError(f'claim "{name}" does not exist in namespace "{namespace}"')
 
-    return _fetch(options, ask)
+    return fetch(options, ask)
 
 
 def _devices(options: argparse.Namespace, output: Output) -> int:
@@ -187,10 +145,10 @@ def _devices(options: argparse.Namespace, output: Output) -> int:
     if found.lacks_all(SLICES):
         raise UnreachableError(_gap_of(found, SLICES))
     if output.for_programs:
-        output.data(devices.body(found))
+        output.data("DeviceList", devices.body(found))
     else:
         devices.show(found, output)
-    return 1 if any(each.problem for each in devices.pool_rows(found)) else 0
+    return 1 if devices.fails(found, options.fail_on) else 0
 
 
 def _claims(options: argparse.Namespace, output: Output) -> int:
@@ -198,18 +156,19 @@ def _claims(options: argparse.Namespace, output: Output) -> int:
         local = () if options.all_namespaces else (CLAIMS,)
         return namespace, await gather(session, (CLAIMS,), namespace=namespace, local=local)
 
-    namespace, found = _fetch(options, ask)
+    namespace, found = fetch(options, ask)
     only = None if options.all_namespaces else namespace
     claims = sorted(found.world.of(ClaimFacts).values(), key=lambda one: (one.namespace, one.name))
     rows = [_claim_row(each) for each in claims if only in (None, each.namespace)]
+    code = 1 if any(row["state"] in options.fail_on for row in rows) else 0
     gaps = [
         gap.what
         for gap in found.gaps
         if not (gap.kind == CLAIMS.plural and gap.where == "other namespaces" and only)
     ]
     if output.for_programs:
-        output.data({"claims": rows, "notEvaluated": gaps})
-        return 0
+        output.data("ClaimList", {"claims": rows, "notEvaluated": gaps})
+        return code
     if not rows:
         output.line(f"No claims in namespace {only}." if only else "No claims.")
     else:
@@ -220,7 +179,7 @@ def _claims(options: argparse.Namespace, output: Output) -> int:
         ]
         output.table(_CLAIM[:columns], [row[:columns] for row in cells])
     output.lines("Not evaluated", gaps)
-    return 0
+    return code
 
 
 def _claim_row(claim: ClaimFacts) -> dict[str, str | list[str]]:
@@ -256,9 +215,9 @@ def _doctor(options: argparse.Namespace, output: Output) -> int:
             found=found, releases=releases, capabilities=capabilities, denied=denied, gaps=gaps
         )
 
-    diagnosis = doctor.diagnose(_fetch(options, ask))
+    diagnosis = doctor.diagnose(fetch(options, ask))
     if output.for_programs:
-        output.data(diagnosis.body())
+        output.data("DoctorReport", diagnosis.body())
     else:
         diagnosis.show(output)
     return 1 if diagnosis.wrong else 0
@@ -268,7 +227,7 @@ def _gather(options: argparse.Namespace, kinds: Sequence[Kind]) -> Gathered:
     async def ask(session: Session, namespace: str) -> Gathered:
         return await gather(session, kinds, namespace=namespace)
 
-    return _fetch(options, ask)
+    return fetch(options, ask)
 
 
 def _gap_of(found: Gathered, kind: Kind) -> str:

@@ -1,90 +1,219 @@
 """
-Completes the commands and options of ``kubectl drakit``: statically, without the cluster.
+Completes the words of ``kubectl drakit``: commands, options, kinds, and names in the cluster.
 
 kubectl's own completion asks the program ``kubectl_complete-drakit`` for the words of a plugin. The
-scripts are for ``kubectl-drakit`` as a program of its own.
+scripts for ``kubectl-drakit`` as a program of its own ask ``kubectl-drakit __complete``. Both print
+one word a line and then a directive, as programs with cobra do. An error completes nothing, and
+prints nothing: the user is typing.
 
 It must not know what the commands do.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import contextlib
+import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
-_COMMANDS = "explain devices claims doctor completion"
-_OPTIONS = "--context --kubeconfig --namespace --all-namespaces --output --help"
+from drakit_cli.kubectl.arguments import COMPLETE, parser
+from drakit_cli.kubectl.targets import KINDS, POD, ObjectKind, find_kind
+
+SECONDS = 2.0
+"""The longest wait for names in the cluster."""
+
+MAX_NAMES = 200
+"""Names that are offered: more are of no use, and cost time."""
+
+FILES, NO_SPACE, WORDS = ":0", ":6", ":4"
+"""The directives (cobra's ShellCompDirective): complete file names; add no space after a word, and
+no file names; no file names."""
+
+_FILES = ("kubeconfig", "filename", "certificate_authority")
+_OF_KUBECONFIG = {"context": "contexts", "cluster": "clusters", "user": "users"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what the last word can become, and a directive."""
+    words = list(sys.argv[1:] if arguments is None else arguments) or [""]
+    *before, last = words
+    with contextlib.redirect_stderr(io.StringIO()):
+        found, directive = _complete(before, last)
+    for word in dict.fromkeys(found):
+        if word.startswith(last):
+            print(word)
+    print(directive)
+    return 0
+
+
+def _complete(before: Sequence[str], last: str) -> tuple[Iterable[str], str]:
+    commands = _commands()
+    if not before:
+        return commands, WORDS
+    command = commands.get(before[0])
+    if command is None:
+        return (), WORDS
+    options = {name: each for each in command._actions for name in each.option_strings}
+    previous = options.get(before[-1])
+    if previous is not None and previous.nargs != 0:
+        return _values(previous, before)
+    if last.startswith("-"):
+        return [each.option_strings[-1] for each in command._actions if each.option_strings], WORDS
+    positionals = [each for each in command._actions if not each.option_strings]
+    if not positionals:
+        return (), WORDS
+    if choices := positionals[0].choices:
+        return list(choices), WORDS
+    given = _parsed(before)
+    return _targets(given, last) if given is not None and "target" in given else ((), WORDS)
+
+
+def _commands() -> dict[str, argparse.ArgumentParser]:
+    root: Any = parser()
+    return dict(root._subparsers._group_actions[0].choices)
+
+
+def _values(option: argparse.Action, before: Sequence[str]) -> tuple[Iterable[str], str]:
+    """Return the values of an option."""
+    if option.choices:
+        return list(option.choices), WORDS
+    if option.dest in _FILES:
+        return (), FILES
+    given = _parsed(before[:-1])
+    if given is None:
+        return (), WORDS
+    if section := _OF_KUBECONFIG.get(option.dest):
+        return _names_in_kubeconfig(given, section), WORDS
+    if option.dest == "namespace":
+        return _read_names(given, "/api/v1/namespaces"), WORDS
+    return (), WORDS
+
+
+def _targets(given: argparse.Namespace, last: str) -> tuple[Iterable[str], str]:
+    """Return the objects that can be explained: kinds, pods, and names of a kind."""
+    word, slash, _ = last.partition("/")
+    if len(given.target) == 1 and (kind := find_kind(given.target[0])) is not None:
+        return _names(given, kind), WORDS
+    if given.target:
+        return (), WORDS
+    if slash:
+        kind = find_kind(word)
+        names = _names(given, kind) if kind is not None else ()
+        return [f"{word}/{name}" for name in names], WORDS
+    kinds = [f"{each.names[1]}/" for each in KINDS if each.names[1].startswith(last)]
+    if last and (pods := [name for name in _names(given, POD) if name.startswith(last)]):
+        return (*kinds, *pods), WORDS
+    return kinds, NO_SPACE
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace | None:
+    """Return the options of a command that may be incomplete."""
+    try:
+        return parser().parse_known_args(words)[0]
+    except SystemExit:
+        return None
+
+
+# ---------------------------------------------------------------- names
+
+
+def _names(given: argparse.Namespace, kind: ObjectKind) -> list[str]:
+    return _read_names(given, f"/{'apis' if kind.group else 'api'}/{kind.api}", kind)
+
+
+def _read_names(given: argparse.Namespace, path: str, kind: ObjectKind | None = None) -> list[str]:
+    """List names in the cluster; none if that fails, or takes too long."""
+    from drakit_cli.kubectl.connection import open_session
+
+    async def read() -> list[str]:
+        async with asyncio.timeout(SECONDS):
+            async with await open_session(given) as session:
+                namespace = given.namespace or session.namespace or "default"
+                inside = f"/namespaces/{namespace}" if kind is not None and kind.namespaced else ""
+                collection = f"{path}{inside}/{kind.plural}" if kind is not None else path
+                page = await session.get(collection, params={"limit": str(MAX_NAMES)})
+                return [str(each["metadata"]["name"]) for each in page["items"]]
+
+    try:
+        return asyncio.run(read())
+    except Exception:  # whatever it is, it must not disturb the user
+        return []
+
+
+def _names_in_kubeconfig(given: argparse.Namespace, section: str) -> list[str]:
+    import os
+
+    import yaml
+
+    from drakit_cli.kubectl.connection import find_kubeconfig
+
+    found: list[str] = []
+    for path in str(find_kubeconfig(given.kubeconfig, os.environ) or "").split(os.pathsep):
+        with contextlib.suppress(Exception):
+            body = yaml.safe_load(Path(path).read_text())
+            found += [str(each["name"]) for each in body[section]]
+    return found
+
+
+# ---------------------------------------------------------------- scripts
 
 _BASH = """\
-# bash completion for kubectl drakit: source <(kubectl drakit completion bash)
+# bash completion for kubectl-drakit: source <(kubectl drakit completion bash)
 _kubectl_drakit() {
-    local word previous first
-    word="${COMP_WORDS[COMP_CWORD]}"
-    previous="${COMP_WORDS[COMP_CWORD-1]}"
-    first=1
-    [ "${COMP_WORDS[0]##*/}" = kubectl ] && first=2
-    case "$previous" in
-        -o|--output) COMPREPLY=($(compgen -W "wide json yaml" -- "$word")); return ;;
-        --kubeconfig) COMPREPLY=($(compgen -f -- "$word")); return ;;
-        explain) COMPREPLY=($(compgen -W "pod/ claim/" -- "$word")); compopt -o nospace; return ;;
-        completion) COMPREPLY=($(compgen -W "bash zsh" -- "$word")); return ;;
+    local line directive=""
+    COMPREPLY=()
+    while IFS= read -r line; do
+        case "$line" in
+            :*) directive="$line" ;;
+            *) COMPREPLY+=("$line") ;;
+        esac
+    done < <("${COMP_WORDS[0]}" @COMPLETE@ "${COMP_WORDS[@]:1:COMP_CWORD}" 2> /dev/null)
+    case "$directive" in
+        @FILES@) COMPREPLY=($(compgen -f -- "${COMP_WORDS[COMP_CWORD]}")) ;;
+        @NO_SPACE@) compopt -o nospace 2> /dev/null ;;
     esac
-    if [ "$COMP_CWORD" -eq "$first" ]; then
-        COMPREPLY=($(compgen -W "@COMMANDS@" -- "$word"))
-    else
-        COMPREPLY=($(compgen -W "@OPTIONS@" -- "$word"))
-    fi
 }
 complete -F _kubectl_drakit kubectl-drakit"""
 
 _ZSH = """\
 #compdef kubectl-drakit
-# zsh completion for kubectl drakit: source <(kubectl drakit completion zsh)
+# zsh completion for kubectl-drakit: source <(kubectl drakit completion zsh)
 _kubectl_drakit() {
-    case "${words[CURRENT-1]}" in
-        -o|--output) compadd wide json yaml; return ;;
-        --kubeconfig) _files; return ;;
-        explain) compadd -S '' pod/ claim/; return ;;
-        completion) compadd bash zsh; return ;;
+    local -a lines
+    lines=("${(@f)$("${words[1]}" @COMPLETE@ "${(@)words[2,CURRENT]}" 2> /dev/null)}")
+    local directive="${lines[-1]}"
+    lines[-1]=()
+    case "$directive" in
+        @FILES@) _files ;;
+        @NO_SPACE@) compadd -S '' -- "${lines[@]}" ;;
+        *) compadd -- "${lines[@]}" ;;
     esac
-    if (( CURRENT == 2 )); then
-        compadd @COMMANDS@
-    else
-        compadd -- @OPTIONS@
-    fi
 }
 compdef _kubectl_drakit kubectl-drakit"""
 
-_SCRIPTS = {"bash": _BASH, "zsh": _ZSH}
+_FISH = """\
+# fish completion for kubectl-drakit: kubectl drakit completion fish | source
+function __kubectl_drakit_complete
+    set -l words (commandline -opc) (commandline -ct)
+    set -l lines ($words[1] @COMPLETE@ $words[2..-1] 2> /dev/null)
+    if test "$lines[-1]" = "@FILES@"
+        __fish_complete_path (commandline -ct)
+    else
+        printf '%s\\n' $lines[1..-2]
+    end
+end
+complete -c kubectl-drakit -f -a '(__kubectl_drakit_complete)'"""
 
-
-_NEXT = {
-    "explain": ("pod/", "claim/"),
-    "completion": ("bash", "zsh"),
-    "-o": ("wide", "json", "yaml"),
-    "--output": ("wide", "json", "yaml"),
-}
-"""The completions that can follow a word."""
-
-_NO_FILES = ":4"
-"""The directive to kubectl that nothing else fits (cobra's ShellCompDirectiveNoFileComp)."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what the last word can become, as kubectl wants it."""
-    words = list(sys.argv[1:] if arguments is None else arguments) or [""]
-    *before, last = words
-    if not before:
-        found: Sequence[str] = _COMMANDS.split()
-    elif not (found := _NEXT.get(before[-1], ())):
-        found = _OPTIONS.split()
-    for word in found:
-        if word.startswith(last):
-            print(word)
-    print(_NO_FILES)
-    return 0
+_SCRIPTS = {"bash": _BASH, "fish": _FISH, "zsh": _ZSH}
 
 
 def script(shell: str) -> str:
     """Return the script for a shell."""
-    return _SCRIPTS[shell].replace("@COMMANDS@", _COMMANDS).replace("@OPTIONS@", _OPTIONS)
+    text = _SCRIPTS[shell]
+    for name, value in (("COMPLETE", COMPLETE), ("FILES", FILES), ("NO_SPACE", NO_SPACE)):
+        text = text.replace(f"@{name}@", value)
+    return text

@@ -216,6 +216,17 @@ def body(found: Gathered) -> dict[str, Any]:
     }
 
 
+def fails(found: Gathered, states: Collection[str]) -> bool:
+    """Return whether a pool has a problem, or devices are in one of these states."""
+    rows = pool_rows(found) if states else []
+    return any(
+        ("problem" in states and each.problem)
+        or ("tainted" in states and each.tainted)
+        or ("unhealthy" in states and each.unhealthy)
+        for each in rows
+    )
+
+
 def show(found: Gathered, output: Output) -> None:
     """Print the pools."""
     rows = pool_rows(found)

@@ -31,6 +31,9 @@ from drakit_explain.shortage import RequestReport, is_given_up
 Confirm = Callable[[Confirmation], Awaitable[Confirmed]]
 """Asks Kubernetes' allocator whether an answer is certain."""
 
+UNDECIDED_CODE = 4
+"""The exit code if the answer is undecided."""
+
 _NODE_RULES = {
     NodeProblem.SELECTOR: "node selector or affinity excludes them",
     NodeProblem.TAINT: "taint {} is not tolerated",
@@ -69,15 +72,16 @@ class Report:
         return (*self.sentences, self.remedy) if self.remedy else self.sentences
 
     @property
-    def wrong(self) -> bool:
-        return bool(self.codes) or self.verdict not in (Verdict.FITS, Verdict.NOT_PENDING)
+    def exit_code(self) -> int:
+        if self.verdict is Verdict.UNDECIDED:
+            return UNDECIDED_CODE
+        fine = not self.codes and self.verdict in (Verdict.FITS, Verdict.NOT_PENDING)
+        return 0 if fine else 1
 
     def body(self) -> dict[str, Any]:
         """Write it for programs."""
         return {
-            "kind": self.kind,
-            "namespace": self.namespace,
-            "name": self.name,
+            "object": {"kind": self.kind, "namespace": self.namespace, "name": self.name},
             "verdict": self.verdict.value,
             "reasons": [
                 {"code": code, "sentence": text}

@@ -199,6 +199,12 @@ class UnreachableError(CommandError):
     exit_code = 3
 
 
+class MissingError(CommandError):
+    """The object that the user names does not exist."""
+
+    exit_code = 5
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gap:
     """A kind that could not be read, and the effect on the answer."""
@@ -277,7 +283,7 @@ async def read_pod(session: Session, namespace: str, name: str) -> tuple[PodFact
         body = await session.get(path)
         return project_pod(body), _is_settled(body, datetime.now(UTC))
     except NotFoundError:
-        raise CommandError(f'pod "{name}" does not exist in namespace "{namespace}"') from None
+        raise MissingError(f'pod "{name}" does not exist in namespace "{namespace}"') from None
     except ApiError as error:
         raise UnreachableError(_sentence(error)) from None
     except _UNREADABLE as error:

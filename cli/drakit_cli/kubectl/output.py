@@ -20,6 +20,9 @@ import yaml
 
 from drakit_cli.answers import table, visible
 
+API_VERSION = "drakit.dev/cli/v1"
+"""The version of answers for programs: fields may be added, and nothing else changes."""
+
 _COLOURS = {"good": "32", "bad": "31", "unsure": "33", "head": "1"}
 
 
@@ -54,8 +57,9 @@ class Output:
     def wide(self) -> bool:
         return self.format == "wide"
 
-    def data(self, body: Mapping[str, Any]) -> None:
-        """Print an answer for programs."""
+    def data(self, kind: str, body: Mapping[str, Any]) -> None:
+        """Print an answer for programs, with the version and the kind of its form."""
+        body = {"apiVersion": API_VERSION, "kind": kind, **body}
         if self.format == "json":
             self._print(json.dumps(body, indent=2, ensure_ascii=True))
         else:

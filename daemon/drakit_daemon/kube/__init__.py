@@ -31,7 +31,7 @@ from drakit_daemon.kube.request import (
     UnreadableError,
     resource_path,
 )
-from drakit_daemon.kube.session import ConfigError, Session, connect
+from drakit_daemon.kube.session import ConfigError, Overrides, Session, connect
 
 __all__ = (
     "AlreadyExistsError",
@@ -43,6 +43,7 @@ __all__ = (
     "InvalidError",
     "Listing",
     "NotFoundError",
+    "Overrides",
     "Session",
     "Skipped",
     "TooManyRequestsError",

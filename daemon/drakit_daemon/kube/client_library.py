@@ -17,13 +17,14 @@ import asyncio
 import importlib
 import importlib.util
 import logging
+import os
 import sys
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,47 @@ class ConfigError(Exception):
     """There is no usable configuration of the API server; the text names the places."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overrides:
+    """Replacements for parts of a kubeconfig, as kubectl's options; empty ones replace nothing."""
+
+    cluster: str = ""
+    """The name of a cluster of the kubeconfig, instead of the context's; so is the next one."""
+
+    user: str = ""
+    server: str = ""
+    token: str = field(default="", repr=False)
+    certificate_authority: str = ""
+    insecure_skip_tls_verify: bool = False
+    tls_server_name: str = ""
+    as_user: str = ""
+    as_uid: str = ""
+    as_groups: tuple[str, ...] = ()
+
+    @property
+    def of_cluster(self) -> dict[str, Any]:
+        """The fields of the kubeconfig's cluster that are replaced."""
+        fields = {
+            "server": self.server,
+            "certificate-authority": self.certificate_authority
+            and os.path.abspath(self.certificate_authority),
+            "insecure-skip-tls-verify": self.insecure_skip_tls_verify,
+            "tls-server-name": self.tls_server_name,
+        }
+        return {name: value for name, value in fields.items() if value}
+
+    @property
+    def of_user(self) -> dict[str, Any]:
+        """The fields of the kubeconfig's user that are replaced."""
+        fields = {
+            "as": self.as_user,
+            "as-uid": self.as_uid,
+            "as-groups": list(self.as_groups),
+            "token": self.token,
+        }
+        return {name: value for name, value in fields.items() if value}
+
+
 @dataclass(kw_only=True)
 class ClusterAccess:
     """The API server's address and credentials, from one configuration."""
@@ -59,6 +101,9 @@ class ClusterAccess:
     configuration: Any
     loader: Any = None
     """The library's kubeconfig loader; None in a cluster."""
+
+    impersonation: tuple[tuple[str, str], ...] = ()
+    """The headers by which the user acts as another one."""
 
     @property
     def namespace(self) -> str:
@@ -101,7 +146,7 @@ class Connection:
         self.http: aiohttp.ClientSession = aiohttp.ClientSession(
             connector=self._pool.pool_manager.connector,
             connector_owner=False,
-            headers=dict(headers),
+            headers=[*headers.items(), *access.impersonation],
             middlewares=middlewares,
             # Not `trust_env`: that would read the environment, and a .netrc, in threads, at
             # each request; half of what a request costs.
@@ -119,20 +164,30 @@ async def load_in_cluster(token: Path, ca: Path, environ: Mapping[str, str]) -> 
     return await asyncio.to_thread(_load_in_cluster, token, ca, environ)
 
 
-async def load_kubeconfig(path: str, *, context: str | None = None) -> ClusterAccess:
+async def load_kubeconfig(
+    path: str, *, context: str | None = None, overrides: Overrides | None = None
+) -> ClusterAccess:
     """
     Use a kubeconfig's current context, or the given one.
 
-    ``path`` may be a list, as in ``$KUBECONFIG``.
+    ``path`` may be a list, as in ``$KUBECONFIG``: the first file that has something counts.
     """
     library = await asyncio.to_thread(_library)
     kube_config = await asyncio.to_thread(library.import_config, "kube_config")
     configuration = _configuration(library)
 
     async def load() -> Any:
-        return await kube_config.load_kube_config(
-            config_file=path, context=context, client_configuration=configuration
+        merged = kube_config.KubeConfigMerger(path)
+        _use_first_context(merged)
+        loader = kube_config.KubeConfigLoader(
+            config_dict=merged.config,
+            config_base_path=None,
+            active_context=context,
+            config_persister=merged.save_changes,
         )
+        _override(loader, overrides or Overrides())
+        await loader.load_and_set(configuration)
+        return loader
 
     try:
         loader = await _in_thread(load)
@@ -148,7 +203,56 @@ async def load_kubeconfig(path: str, *, context: str | None = None) -> ClusterAc
         authorization=getattr(loader, "token", None),
         configuration=configuration,
         loader=loader,
+        impersonation=tuple(_impersonation(loader)),
     )
+
+
+def _use_first_context(merged: Any) -> None:
+    """Use the current context of the first file that has one, as kubectl does; the library uses
+    that of the last."""
+    for path in merged.paths:
+        if current := merged.config_files[path].get("current-context"):
+            merged.config.value["current-context"] = current
+            return
+
+
+def _override(loader: Any, overrides: Overrides) -> None:
+    """Replace parts of the cluster and the user, in copies: the library can save the files."""
+    if name := overrides.cluster:
+        loader._cluster = loader._config["clusters"].get_with_name(name)["cluster"]
+    if name := overrides.user:
+        loader._user = loader._config["users"].get_with_name(name)["user"]
+        loader.provider = loader._user.safe_get("auth-provider") and loader._user[
+            "auth-provider"
+        ].safe_get("name")
+    node: Any = type(loader._cluster)
+    if fields := overrides.of_cluster:
+        kept = dict(loader._cluster.value)
+        if overrides.certificate_authority:
+            kept.pop("certificate-authority-data", None)
+        loader._cluster = node("cluster", {**kept, **fields}, loader._cluster.path)
+    if fields := overrides.of_user:
+        user = loader._user
+        kept = dict(user.value) if user is not None else {}
+        if overrides.token:
+            loader.provider = None
+            for name in ("auth-provider", "exec", "tokenFile", "username", "password"):
+                kept.pop(name, None)
+        loader._user = node("user", {**kept, **fields}, user and user.path)
+
+
+def _impersonation(loader: Any) -> Iterator[tuple[str, str]]:
+    user: dict[str, Any] = dict(loader._user.value) if loader._user is not None else {}
+    extra: dict[str, list[str]] = user.get("as-user-extra") or {}
+    if user.get("as"):
+        yield "Impersonate-User", str(user["as"])
+    if user.get("as-uid"):
+        yield "Impersonate-Uid", str(user["as-uid"])
+    for group in user.get("as-groups") or ():
+        yield "Impersonate-Group", str(group)
+    for key, values in extra.items():
+        for value in values:
+            yield f"Impersonate-Extra-{urllib.parse.quote(key, safe='')}", value
 
 
 def _load_in_cluster(token: Path, ca: Path, environ: Mapping[str, str]) -> ClusterAccess:

@@ -31,6 +31,7 @@ from drakit_daemon.kube.client_library import (
     ClusterAccess,
     ConfigError,
     Connection,
+    Overrides,
     load_in_cluster,
     load_kubeconfig,
 )
@@ -40,6 +41,7 @@ from drakit_daemon.kube.request import Answer, UnavailableError, error_of_respon
 __all__ = (
     "ConfigError",
     "Credentials",
+    "Overrides",
     "ServiceAccount",
     "Session",
     "Timeouts",
@@ -118,16 +120,17 @@ async def find_cluster(
     kubeconfig: Path | None,
     *,
     context: str | None = None,
+    overrides: Overrides | None = None,
     environ: Mapping[str, str] = os.environ,
     account: ServiceAccount | None = None,
 ) -> tuple[ClusterAccess, Credentials]:
     """
     Use the given kubeconfig, else the pod's service account, else the user's kubeconfig.
 
-    A context is one of a kubeconfig: with it, the service account is not used.
+    Contexts and overrides are those of a kubeconfig: with them, the service account is not used.
     """
     account = account or ServiceAccount()
-    in_pod = kubeconfig is None and context is None
+    in_pod = kubeconfig is None and context is None and overrides in (None, Overrides())
     if in_pod and await asyncio.to_thread(account.usable, environ):
         access = await load_in_cluster(account.token, account.ca, environ)
 
@@ -136,7 +139,7 @@ async def find_cluster(
 
         return access, Credentials(read)
     paths = await asyncio.to_thread(_locate, kubeconfig, environ)
-    access = await load_kubeconfig(paths, context=context)
+    access = await load_kubeconfig(paths, context=context, overrides=overrides)
 
     async def renew(refused: bool) -> str | None:
         return await access.renew(refused=refused)
@@ -207,6 +210,7 @@ async def connect(
     *,
     user_agent: str,
     context: str | None = None,
+    overrides: Overrides | None = None,
     timeouts: Timeouts | None = None,
 ) -> Session:
     """
@@ -214,7 +218,7 @@ async def connect(
 
     Nothing is sent yet. Raises ConfigError if there is no usable configuration.
     """
-    access, credentials = await find_cluster(kubeconfig, context=context)
+    access, credentials = await find_cluster(kubeconfig, context=context, overrides=overrides)
     return Session(access, credentials, user_agent=user_agent, timeouts=timeouts)
 
 

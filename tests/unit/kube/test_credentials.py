@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from blockbuster import BlockingError
 
-from drakit_daemon.kube import ApiError, UnauthorizedError, connect
+from drakit_daemon.kube import ApiError, ConfigError, Overrides, UnauthorizedError, connect
 from drakit_daemon.kube.session import (
     Credentials,
     ServiceAccount,
@@ -245,3 +246,71 @@ async def test_the_detector_would_notice_a_token_that_is_read_in_the_loop(tmp_pa
     (tmp_path / "token").write_text("one")
     with pytest.raises(BlockingError):
         _read_token(tmp_path / "token")
+
+
+# ---------------------------------------------------------------- kubectl's options
+
+
+def files_of(api_server, folder):
+    """Write two kubeconfigs; the second one has other names, and a dead server for a used one."""
+    first = {
+        "current-context": "lab",
+        "clusters": [{"name": "main", "cluster": {"server": api_server.url}}],
+        "contexts": [{"name": "lab", "context": {"cluster": "main", "user": "a"}}],
+        "users": [{"name": "a", "user": {"token": "of-a", "as": "boss", "as-groups": ["g", "h"]}}],
+    }
+    dead = {"server": "http://127.0.0.1:1"}
+    second = {
+        "current-context": "other",
+        "clusters": [{"name": "main", "cluster": dead}, {"name": "dead", "cluster": dead}],
+        "contexts": [{"name": "other", "context": {"cluster": "dead", "user": "b"}}],
+        "users": [{"name": "b", "user": {"token": "of-b"}}],
+    }
+    paths = folder / "first", folder / "second"
+    for path, body in zip(paths, (first, second), strict=True):
+        path.write_text(json.dumps(body))
+    return Path(":".join(map(str, (*paths, folder / "absent"))))
+
+
+async def test_of_several_kubeconfigs_the_first_that_has_a_name_counts(api_server, tmp_path):
+    paths = files_of(api_server, tmp_path)
+    access, _ = await find_cluster(paths)
+    assert (access.server, access.authorization) == (api_server.url, "Bearer of-a")
+    access, _ = await find_cluster(paths, context="other")
+    assert (access.server, access.authorization) == ("http://127.0.0.1:1", "Bearer of-b")
+
+
+async def test_cluster_user_and_server_of_a_context_can_be_replaced(api_server, tmp_path):
+    paths = files_of(api_server, tmp_path)
+    access, _ = await find_cluster(paths, overrides=Overrides(cluster="dead", user="b"))
+    assert (access.server, access.authorization) == ("http://127.0.0.1:1", "Bearer of-b")
+    overrides = Overrides(server=api_server.url, token="given")
+    access, _ = await find_cluster(paths, context="other", overrides=overrides)
+    assert (access.server, access.authorization) == (api_server.url, "Bearer given")
+    with pytest.raises(ConfigError, match="absent"):
+        await find_cluster(paths, overrides=Overrides(user="absent"))
+
+
+async def test_a_user_can_act_as_another_one(api_server, tmp_path):
+    """Both as the kubeconfig says it, and by an option, which replaces the name."""
+    paths = files_of(api_server, tmp_path)
+    groups = [("Impersonate-Group", "g"), ("Impersonate-Group", "h")]
+    access, _ = await find_cluster(paths)
+    assert [*access.impersonation] == [("Impersonate-User", "boss"), *groups]
+    overrides = Overrides(as_user="me", as_uid="1", as_groups=("x",))
+    async with await connect(paths, overrides=overrides, user_agent="test") as session:
+        await session.get(PATH)
+    sent = {key: value for key, value in api_server.headers[-1].items() if "Imp" in key}
+    assert sent == {
+        "Impersonate-User": "me",
+        "Impersonate-Uid": "1",
+        "Impersonate-Group": "x",
+    }
+
+
+async def test_an_option_changes_no_file(api_server, tmp_path):
+    paths = files_of(api_server, tmp_path)
+    before = (tmp_path / "first").read_text()
+    access, _ = await find_cluster(paths, overrides=Overrides(server="http://x", as_user="me"))
+    access.loader._config_persister()
+    assert (tmp_path / "first").read_text() == before

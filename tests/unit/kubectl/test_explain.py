@@ -105,7 +105,7 @@ async def test_the_rules_are_those_of_the_cluster(stuck, run, kubernetes, verdic
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 2}
     stuck.slice("s1", "gpu-0", pool=pool)
     code, body = await run.json("explain", "pod/waiting")
-    assert (code, body["verdict"]) == (1, verdict)
+    assert (code, body["verdict"]) == (4 if verdict == "undecided" else 1, verdict)
     assert ("(not counted: pool n1 on node n1, 1 of 2 slices)" in body["message"]) is (
         verdict == "blocked"
     )
@@ -168,7 +168,7 @@ async def test_a_v1beta1_server_gives_the_same_answer(site, run):
 async def test_a_kind_that_may_not_be_listed_is_named(stuck, run, path, verdict, named):
     stuck.forbid(path)
     code, body = await run.json("explain", "pod/waiting")
-    assert (code, body["verdict"]) == (1, verdict)
+    assert (code, body["verdict"]) == (4 if verdict == "undecided" else 1, verdict)
     assert named in body["notEvaluated"]
     if verdict == "undecided":
         assert body["reasons"] == []
@@ -264,10 +264,10 @@ async def test_a_cluster_without_the_api_is_named(site, run):
 @pytest.mark.parametrize(
     ("target", "code", "text"),
     [
-        pytest.param("waiting", 2, "neither pod/NAME nor claim/NAME", id="no-kind"),
-        pytest.param("node/n1", 2, "neither pod/NAME nor claim/NAME", id="another-kind"),
-        pytest.param("pod/absent", 1, 'pod "absent" does not exist', id="no-such-pod"),
-        pytest.param("claim/absent", 1, 'claim "absent" does not exist', id="no-such-claim"),
+        pytest.param("pod/", 2, "neither KIND NAME nor KIND/NAME", id="no-name"),
+        pytest.param("secret/a", 2, "'secret' is none of the kinds pod, ", id="another-kind"),
+        pytest.param("absent", 5, 'pod "absent" does not exist', id="no-such-pod"),
+        pytest.param("claim/absent", 5, 'claim "absent" does not exist', id="no-such-claim"),
     ],
 )
 async def test_wrong_targets(stuck, run, target, code, text):
@@ -444,7 +444,11 @@ async def test_an_error_on_a_node_of_which_too_little_is_known_needs_the_word_of
     failing.forbid(path)
     code, out, _ = await run("explain", "pod/waiting", "-o", "json")
     body = json.loads(out)
-    assert (code, body["verdict"], body["fitsOn"]) == (1, verdict, "n2")
+    assert (code, body["verdict"], body["fitsOn"]) == (
+        4 if verdict == "undecided" else 1,
+        verdict,
+        "n2",
+    )
     assert [each["code"] for each in body["reasons"]] == (
         ["SelectorFailed"] if verdict == "blocked" else []
     )
@@ -576,7 +580,7 @@ async def test_the_schedulers_own_counts_are_joined(free, run):
 async def test_what_others_decide_makes_the_answer_undecided(free, run, spec, unknown):
     free.pod("waiting", "mine", **spec)
     code, body = await run.json("explain", "pod/waiting")
-    assert (code, body["verdict"], body["fitsOn"]) == (1, "undecided", "n1")
+    assert (code, body["verdict"], body["fitsOn"]) == (4, "undecided", "n1")
     assert body["notEvaluated"] == [unknown]
 
 
@@ -746,7 +750,7 @@ async def test_a_pod_that_cannot_start_because_no_driver_is_registered_is_told_s
 async def test_without_slices_no_device_is_gone(placed, run, target):
     placed.forbid(f"{API}/resourceslices")
     code, body = await run.json("explain", target)
-    assert (code, body["verdict"], body["reasons"]) == (1, "undecided", [])
+    assert (code, body["verdict"], body["reasons"]) == (4, "undecided", [])
     assert "have a problem" in body["message"]
 
 
@@ -774,7 +778,7 @@ async def test_hostile_text_reaches_no_terminal(stuck, run):
 async def test_an_unreadable_slice_is_named_and_costs_only_certainty(stuck, run):
     stuck.resource("resourceslices", "odd", {"spec": {"devices": [{"name": 7, "taints": [3]}]}})
     code, body = await run.json("explain", "pod/waiting")
-    assert (code, body["verdict"]) == (1, "undecided")
+    assert (code, body["verdict"]) == (4, "undecided")
     assert "ResourceSlice odd cannot be read: it is not checked" in body["notEvaluated"]
 
 
@@ -831,7 +835,7 @@ async def test_an_answer_that_the_allocator_refutes_is_undecided(
         assert (code, body["verdict"]) == ((0, "fits") if free else (1, "blocked"))
         assert (body["notEvaluated"], body["notVerified"]) == ([], "")
         return
-    assert (code, body["verdict"], body["reasons"]) == (1, "undecided", [])
+    assert (code, body["verdict"], body["reasons"]) == (4, "undecided", [])
     assert (body["remedy"], body["fitsOn"], body["notVerified"]) == ("", "", "")
     (why,) = body["notEvaluated"]
     assert why.startswith("drakit finds that the claims can")
@@ -840,7 +844,7 @@ async def test_an_answer_that_the_allocator_refutes_is_undecided(
 async def test_the_allocators_words_do_not_reach_the_terminal_as_they_are(stuck, run, allocator):
     allocator("fatal", "a\x1b[31m\u202eb\nc")
     code, out, _ = await run("explain", "pod/waiting")
-    assert code == 1
+    assert code == 4
     assert out.splitlines()[-1].endswith(r"fails: a\x1b[31m\u202eb c")
     assert "\x1b" not in out
 

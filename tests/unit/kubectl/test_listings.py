@@ -94,7 +94,9 @@ async def test_nothing_is_free_in_a_broken_pool(site, run, spec, state):
     site.slice("s1", "a", **spec)
     code, body = await run.json("devices")
     (pool,) = body["pools"]
-    assert (code, pool["state"], pool["free"]) == (1, state, 0)
+    assert (code, pool["state"], pool["free"]) == (0, state, 0)
+    assert (await run("devices", "--fail-on", "problem"))[0] == 1
+    assert (await run("devices", "--fail-on", "tainted", "--fail-on", "unhealthy"))[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -169,6 +171,15 @@ async def test_all_namespaces_without_the_permission_shows_the_own_one(site, run
     assert code == 0
     assert table(out)[1] == ["lab", "mine", "pending", "-", "-", "-", "gpu"]
     assert "no permission to list ResourceClaims of other namespaces" in out
+
+
+@pytest.mark.parametrize(
+    ("states", "code"), [(["pending"], 1), (["deleting"], 0), (["deleting", "pending"], 1)]
+)
+async def test_claims_in_a_state_can_be_a_failure(site, run, states, code):
+    site.claim("free", device="a")
+    site.claim("waiting")
+    assert (await run("claims", *(f"--fail-on={each}" for each in states)))[0] == code
 
 
 async def test_no_claims(site, run):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
-from drakit_cli.kubectl import commands
-from drakit_cli.kubectl.completion import main as complete
-from drakit_cli.kubectl.completion import script
-from drakit_cli.kubectl.main import _parser, main
+from drakit_cli.kubectl.arguments import duration
+from drakit_cli.kubectl.connection import find_kubeconfig
+from drakit_cli.kubectl.main import main
 from drakit_cli.kubectl.output import Output
 from drakit_explain import cel
 
@@ -112,16 +111,16 @@ def test_without_an_evaluator_of_selectors_every_command_names_the_extra(
 
 def test_the_users_kubeconfig_comes_before_a_service_account(tmp_path):
     home = {"HOME": str(tmp_path)}
-    assert commands._kubeconfig(None, home) is None
+    assert find_kubeconfig(None, home) is None
     file = tmp_path / ".kube" / "config"
     file.parent.mkdir()
     file.write_text("{}")
-    assert commands._kubeconfig(None, home) == file
-    assert str(commands._kubeconfig(None, {"KUBECONFIG": "a:b"})) == "a:b"
-    assert commands._kubeconfig(tmp_path, {"KUBECONFIG": "a:b"}) == tmp_path
+    assert find_kubeconfig(None, home) == file
+    assert str(find_kubeconfig(None, {"KUBECONFIG": "a:b"})) == "a:b"
+    assert find_kubeconfig(tmp_path, {"KUBECONFIG": "a:b"}) == tmp_path
 
 
-@pytest.mark.parametrize("arguments", [[], ["absent"], ["explain"], ["devices", "-o", "xml"]])
+@pytest.mark.parametrize("arguments", [[], ["absent"], ["completion"], ["devices", "-o", "xml"]])
 def test_wrong_arguments(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -129,39 +128,18 @@ def test_wrong_arguments(arguments, capsys):
     assert "usage: kubectl drakit" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_the_completion_knows_every_command_and_option(shell, capsys):
-    assert main(["completion", shell]) == 0
-    text = capsys.readouterr().out
-    assert text == script(shell) + "\n"
-    (commands_of,) = [each for each in _parser()._actions if each.choices]
-    assert commands_of.choices is not None
-    for name, parser in commands_of.choices.items():
-        assert f"{name}" in text
-        for action in parser._actions:
-            assert any(option in text for option in action.option_strings[-1:] or [""])
-
-
-def test_bash_completes(tmp_path):
-    text = f"{script('bash')}\nCOMP_WORDS=(kubectl-drakit d); COMP_CWORD=1; _kubectl_drakit\n"
-    result = subprocess.run(
-        ["bash", "-c", text + 'echo "${COMPREPLY[@]}"'], capture_output=True, text=True, check=True
-    )
-    assert result.stdout == "devices doctor\n"
-
-
 @pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        pytest.param(["d"], ["devices", "doctor"], id="a-command"),
-        pytest.param(["explain", "p"], ["pod/"], id="a-kind"),
-        pytest.param(["devices", "-o", ""], ["wide", "json", "yaml"], id="a-format"),
-        pytest.param(["devices", "--na"], ["--namespace"], id="an-option"),
-    ],
+    ("text", "seconds"),
+    [("30", 30), ("30s", 30), ("1m30s", 90), ("1.5h", 5400), ("500ms", 0.5), ("0", 0)],
 )
-def test_the_completion_of_kubectl_is_answered(words, found, capsys):
-    assert complete(words) == 0
-    assert capsys.readouterr().out.splitlines() == [*found, ":4"]
+def test_a_duration_is_read_as_kubectl_reads_it(text, seconds):
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "5 m", "1d", "-3"])
+def test_other_words_are_no_duration(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        duration(text)
 
 
 class Terminal:

@@ -1,0 +1,226 @@
+"""
+The commands of ``kubectl drakit`` and their options.
+
+It must not know what the commands compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TypeAlias
+
+_Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
+
+_FORMATS = ("wide", "json", "yaml")
+SHELLS = ("bash", "fish", "zsh")
+
+COMPLETE = "__complete"
+"""The command of the completion scripts, which is not shown."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    root = argparse.ArgumentParser(
+        prog="kubectl drakit",
+        description="Explains pods that wait for devices, and shows the devices in the cluster. "
+        "Uses your kubeconfig and your permissions, and stores nothing in the cluster.",
+        epilog="Exit codes: 0 no problem, 1 a pod is blocked or a problem was found, 2 invalid "
+        "arguments or kubeconfig, 3 the API server is unavailable or denies all requests, 4 drakit "
+        "cannot decide, 5 the object does not exist.",
+    )
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+    _add_explain(commands)
+    _add_listings(commands)
+    _add_version(commands)
+    completion = commands.add_parser(
+        "completion",
+        help="print a shell completion script",
+        description="Prints a shell completion script for the program `kubectl-drakit`. You do not "
+        "need it for `kubectl drakit`: kubectl's own completion already supports the plugin.",
+    )
+    completion.add_argument("shell", choices=SHELLS, help="the shell")
+    completion.set_defaults(command="completion")
+    return root
+
+
+def _add_explain(commands: _Group) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="explain why a pod or another object waits, or has a problem",
+        description="Explains why a pod waits for its devices. Shows the devices that match each "
+        "request, the reasons why they cannot be allocated, and the remedy. Also explains why a "
+        "pod does not start on its node, or why Kubernetes has not yet deleted a pod or claim. "
+        "Without an object, the command explains all pods of the namespace that wait. For a "
+        "claim, template or class, it assumes a pod without a node selector, affinity or resource "
+        "requests.",
+    )
+    explain.add_argument(
+        "target",
+        nargs="*",
+        metavar="[KIND] NAME",
+        help="the object, as KIND NAME or KIND/NAME; without a kind, a pod. The kinds: pod, "
+        "resourceclaim, resourceclaimtemplate, deviceclass, resourceslice, node, job, deployment, "
+        "statefulset, daemonset, replicaset and podgroup, with the short names of kubectl",
+    )
+    explain.add_argument(
+        "-A",
+        "--all-namespaces",
+        action="store_true",
+        help="explain the pods that wait in all namespaces, one line each",
+    )
+    explain.add_argument(
+        "-f",
+        "--filename",
+        metavar="FILE",
+        help="explain whether the pods and workloads of a manifest would fit; - reads the standard "
+        "input",
+    )
+    again = explain.add_mutually_exclusive_group()
+    again.add_argument(
+        "-w",
+        "--watch",
+        action="store_true",
+        help="print the explanation again when it changes, until you interrupt the command",
+    )
+    again.add_argument(
+        "--wait", action="store_true", help="return when nothing is blocked or undecided any more"
+    )
+    explain.add_argument(
+        "--timeout",
+        type=duration,
+        metavar="DURATION",
+        help="end --wait after this time, such as 30s or 5m (default: never)",
+    )
+    explain.set_defaults(command="explain")
+    _add_connection(explain)
+
+
+def _add_listings(commands: _Group) -> None:
+    devices = commands.add_parser(
+        "devices",
+        help="show the pools of devices, and the free devices",
+        description="Shows the free, allocated, tainted and unhealthy devices of each pool, and "
+        "the claims to which devices are allocated.",
+    )
+    claims = commands.add_parser(
+        "claims",
+        help="show claims with their devices and pods",
+        description="Shows claims with their state, node, devices, and pods.",
+    )
+    doctor = commands.add_parser(
+        "doctor",
+        help="check the cluster, and your permissions",
+        description="Checks API versions and feature gates, pools, nodes, classes, your "
+        "permissions, and drakit's releases with their values and permissions. Each finding "
+        "has a remedy.",
+    )
+    devices.add_argument(
+        "--fail-on",
+        action="append",
+        choices=("problem", "tainted", "unhealthy"),
+        default=[],
+        help="exit with 1 if a pool has a problem, or a device is tainted or unhealthy; you can "
+        "repeat the option",
+    )
+    claims.add_argument(
+        "-A", "--all-namespaces", action="store_true", help="show the claims in all namespaces"
+    )
+    claims.add_argument(
+        "--fail-on",
+        action="append",
+        choices=("pending", "deleting"),
+        default=[],
+        help="exit with 1 if a claim is in this state; you can repeat the option",
+    )
+    for name, each in (("devices", devices), ("claims", claims), ("doctor", doctor)):
+        each.set_defaults(command=name)
+        _add_connection(each)
+
+
+def _add_version(commands: _Group) -> None:
+    version = commands.add_parser(
+        "version",
+        help="show the versions of the plugin, the cluster and drakit's releases",
+        description="Shows the versions of the plugin, of Kubernetes' compilers and allocators "
+        "that are installed with it, of the cluster, and of drakit's releases in the cluster. "
+        "Warns if the plugin and a release are more than one minor version apart.",
+    )
+    version.add_argument(
+        "--client", action="store_true", help="show only what is installed on this machine"
+    )
+    version.set_defaults(command="version")
+    _add_connection(version)
+
+
+def _add_connection(parser: argparse.ArgumentParser) -> None:
+    connection = parser.add_argument_group("connection and output")
+    connection.add_argument(
+        "-n",
+        "--namespace",
+        metavar="NAME",
+        help="namespace (default: the namespace of the context)",
+    )
+    connection.add_argument(
+        "-o", "--output", choices=_FORMATS, default="", help="output format; wide adds columns"
+    )
+    connection.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="kubeconfig file (default: the files of $KUBECONFIG, then ~/.kube/config)",
+    )
+    for option, metavar, text in (
+        ("--context", "NAME", "kubeconfig context (default: the current context)"),
+        ("--cluster", "NAME", "cluster of the kubeconfig (default: the cluster of the context)"),
+        ("--user", "NAME", "user of the kubeconfig (default: the user of the context)"),
+        ("--as", "NAME", "user to impersonate"),
+        ("--as-uid", "UID", "UID of the user to impersonate"),
+        ("-s --server", "URL", "URL of the API server"),
+        ("--token", "TOKEN", "bearer token for the API server"),
+        ("--certificate-authority", "FILE", "certificates that may sign the API server's"),
+        ("--tls-server-name", "NAME", "host name in the API server's certificate"),
+    ):
+        connection.add_argument(
+            *option.split(),
+            dest=option.split()[-1].strip("-").replace("-", "_") + "_" * (option == "--as"),
+            metavar=metavar,
+            help=text,
+        )
+    connection.add_argument(
+        "--as-group",
+        action="append",
+        default=[],
+        metavar="GROUP",
+        help="group to impersonate; you can repeat the option",
+    )
+    connection.add_argument(
+        "--insecure-skip-tls-verify",
+        action="store_true",
+        help="do not check the API server's certificate",
+    )
+    connection.add_argument(
+        "--request-timeout",
+        type=duration,
+        metavar="DURATION",
+        help="time limit of a request, such as 30s or 2m (default: 30s)",
+    )
+
+
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "": 1.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
+
+
+def duration(text: str) -> float:
+    """
+    Return the seconds of a duration as kubectl reads it, such as 1m30s; a plain number is seconds.
+
+    :raises argparse.ArgumentTypeError: it is no duration.
+    """
+    if text.isdecimal():
+        return float(text)
+    parts = _PART.findall(text)
+    if not parts or "".join(map("".join, parts)) != text:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration such as 30s or 5m")
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
