@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bench.apiserver import Body
+from drakit_formats import crds
 
 GPUS = "gpu.hostile.drakit.dev"
 NICS = "nic.hostile.drakit.dev"
@@ -361,7 +362,7 @@ def _pod(namespace: str, name: str, *claims: str, **spec: Any) -> Item:
 
 
 def _item(resource: str, namespace: str, name: str, body: Body) -> Item:
-    versions = {"pods": "v1", "nodes": "v1", "nodedevicereports": "drakit.dev/v1alpha1"}
+    versions = {"pods": "v1", "nodes": "v1", "nodedevicereports": crds.API_VERSION}
     metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
     whole = {
         **body,

@@ -43,6 +43,7 @@ from bench.operator import OperatorProcess, frozen, running_operator
 from bench.rows import Row
 from drakit_daemon.kube import ApiError, Session, connect, resource_path
 from drakit_daemon.kube.session import Timeouts
+from drakit_formats import crds
 from e2e.cluster.api import Cluster, Options
 from e2e.cluster.choice import cluster as find_cluster
 from e2e.images.go import cel_program
@@ -445,7 +446,7 @@ def _collection(item: Item) -> str:
 
 
 def _path(resource: str, namespace: str) -> str:
-    versions = {"pods": "v1", "nodes": "v1", "nodedevicereports": "drakit.dev/v1alpha1"}
+    versions = {"pods": "v1", "nodes": "v1", "nodedevicereports": crds.API_VERSION}
     version = versions.get(resource, "resource.k8s.io/v1")
     return resource_path(version, resource, namespace=namespace or None)
 

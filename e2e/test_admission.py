@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from drakit_formats import crds
 from e2e.cluster.api import Cluster, CommandError
 from e2e.kit import write_kubeconfig
 from e2e.release import NAMESPACE
@@ -19,7 +20,7 @@ Object = dict[str, Any]
 Kubectl = Callable[..., str]
 
 POLICY = {
-    "apiVersion": "drakit.dev/v1alpha1",
+    "apiVersion": crds.API_VERSION,
     "kind": "HostDevicePolicy",
     "metadata": {"name": "admission"},
     "spec": {

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from drakit_formats import crds
 from e2e.cluster.api import Cluster, CommandError
 from e2e.fixtures import HOTPLUGGED
 from e2e.kit import (
@@ -37,7 +38,7 @@ LAMP, SPARE = HOTPLUGGED + 1, HOTPLUGGED + 2
 def policy(name: str, cluster: Cluster, *paths: str, **spec: Any) -> dict[str, Any]:
     """A policy of the first node for block devices."""
     return {
-        "apiVersion": "drakit.dev/v1alpha1",
+        "apiVersion": crds.API_VERSION,
         "kind": "HostDevicePolicy",
         "metadata": {"name": name},
         "spec": {

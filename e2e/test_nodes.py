@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from drakit_formats import crds
 from drakit_nodeplugin.slices.plan import PoolIdentity, slice_name
 from e2e.kit import (
     DRIVER,
@@ -147,7 +148,7 @@ def test_a_report_of_a_plugin_is_named_after_its_node_and_driver(release, as_fir
 
     def report_of(node: str, *, name: str) -> dict[str, Any]:
         return {
-            "apiVersion": "drakit.dev/v1alpha1",
+            "apiVersion": crds.API_VERSION,
             "kind": "NodeDeviceReport",
             "metadata": {"name": name},
             "spec": {"nodeName": node, "driver": "test.drakit.dev"},
@@ -306,7 +307,7 @@ def other_nodes(release, reports) -> Iterator[dict[str, list[Target]]]:
     for node in release.nodes[:2]:
         report = f"{node}.tokens.test.drakit.dev"
         spec = {"nodeName": node, "driver": "tokens.test.drakit.dev"}
-        kind = {"apiVersion": "drakit.dev/v1alpha1", "kind": "NodeDeviceReport"}
+        kind = {"apiVersion": crds.API_VERSION, "kind": "NodeDeviceReport"}
         bodies = [
             {**kind, "metadata": {"name": report}, "spec": spec},
             event_of(node, name=f"tokens-{node}"),
@@ -340,7 +341,7 @@ def test_no_verb_changes_an_object_of_the_other_node_in_any_version(
     client = ApiClient(release, token_of(release, release.nodes[own]))
     targets = other_nodes[release.nodes[other]]
     versions = {target.collection.split("/")[3] for target in targets}
-    assert {"v1", "v1beta1", "v1beta2", "v1alpha1"} <= versions, "more than one version is served"
+    assert {"v1", "v1beta1", "v1beta2"} <= versions, "more than one version is served"
     for target in targets:
         for verb, status, answer in target.attempts(client):
             expected = 200 if verb in target.may_read else 403

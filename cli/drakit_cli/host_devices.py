@@ -19,6 +19,7 @@ import yaml
 
 from drakit_cli.answers import CommandError, UsageError, table, visible
 from drakit_cli.place import find_place
+from drakit_formats import crds
 
 if TYPE_CHECKING:
     from drakit_drivers.hostdev.candidates import Candidate
@@ -113,7 +114,7 @@ def policies_text(policies: Mapping[str, Mapping[str, Any]]) -> str:
     """Write specs of policies, by their names."""
     manifests = [
         {
-            "apiVersion": "drakit.dev/v1alpha1",
+            "apiVersion": crds.API_VERSION,
             "kind": "HostDevicePolicy",
             "metadata": {"name": name},
             "spec": dict(spec),

@@ -202,13 +202,14 @@ def _reports(place: NodePluginConfig) -> str:
 
 async def _reports_of(node: str, names: Sequence[str]) -> str:
     from drakit_daemon.kube import ApiError, connect, resource_path
-    from drakit_nodeplugin.host.report import PLURAL, report_name
+    from drakit_formats import crds
+    from drakit_nodeplugin.host.report import report_name
 
     texts: list[str] = []
     async with asyncio.timeout(_API_SECONDS), await connect(user_agent="drakit-report") as session:
         for name in filter(None, (report_name(node, driver) for driver in names)):
             try:
-                body = await session.get(resource_path("drakit.dev/v1alpha1", PLURAL, name=name))
+                body = await session.get(resource_path(crds.API_VERSION, crds.REPORTS, name=name))
             except ApiError as error:
                 texts.append(f"# {name}: {' '.join(str(error).split())}\n")
                 continue

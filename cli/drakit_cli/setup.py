@@ -25,10 +25,11 @@ import yaml
 
 from drakit_cli.answers import CommandError, UsageError
 from drakit_daemon.kube import ApiError, ConfigError, NotFoundError, Session, connect, resource_path
+from drakit_formats import crds
 
 FIELD_MANAGER = "drakit-setup"
 CRDS = ("apiextensions.k8s.io/v1", "customresourcedefinitions")
-POLICIES = ("drakit.dev/v1alpha1", "hostdevicepolicies")
+POLICIES = (crds.API_VERSION, crds.POLICIES)
 
 _NAME_LABEL = "drakit.dev/release-name"
 _NAMESPACE_LABEL = "drakit.dev/release-namespace"

@@ -40,6 +40,7 @@ from drakit_explain.projection import (
 )
 from drakit_explain.reports import project_policy, project_report
 from drakit_explain.world import Fact, Name
+from drakit_formats import crds
 from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object, child
 
 
@@ -163,18 +164,18 @@ RULES = Kind(
 )
 
 POLICIES = Kind(
-    group="drakit.dev",
-    plural="hostdevicepolicies",
+    group=crds.GROUP,
+    plural=crds.POLICIES,
     type=PolicyFacts,
     project=lambda body, _: project_policy(body),
-    versions=("v1alpha1",),
+    versions=(crds.VERSION,),
 )
 REPORTS = Kind(
-    group="drakit.dev",
-    plural="nodedevicereports",
+    group=crds.GROUP,
+    plural=crds.REPORTS,
     type=ReportFacts,
     project=lambda body, _: project_report(body),
-    versions=("v1alpha1",),
+    versions=(crds.VERSION,),
     required=False,
 )
 

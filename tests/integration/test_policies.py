@@ -10,12 +10,13 @@ from contextlib import closing
 import pytest
 
 from drakit.layout import driver_directory
+from drakit_formats import crds
 from tests.fakes.kubelet import FakeKubelet, reference
 from tests.fakes.lamps import LAMPS, POLICIES
 from tests.fakes.podresources import FakePodResources
 from tests.integration.test_node_plugin import CLAIMS, NODE, SLICES, rig, stop  # noqa: F401
 
-REPORTS = "/apis/drakit.dev/v1alpha1/nodedevicereports"
+REPORTS = f"/apis/{crds.API_VERSION}/nodedevicereports"
 REPORT = f"{REPORTS}/{NODE}.{LAMPS}"
 SECONDS = 30
 """Time limit of each wait. A report is written at most once in 10 s."""

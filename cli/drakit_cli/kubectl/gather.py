@@ -56,6 +56,7 @@ from drakit_explain.projection import (
 from drakit_explain.reports import project_policy, project_report
 from drakit_explain.selectors import FeatureGates
 from drakit_explain.world import Fact, World
+from drakit_formats import crds
 from drakit_formats.resource.objects import (
     GROUP,
     RULE_VERSIONS,
@@ -151,21 +152,21 @@ RULES = Kind(
     effect="taints that they add are not checked",
 )
 REPORTS = Kind(
-    plural="nodedevicereports",
+    plural=crds.REPORTS,
     word="NodeDeviceReports",
     type=ReportFacts,
     project=lambda body, _: project_report(body),
-    group="drakit.dev",
-    version="v1alpha1",
+    group=crds.GROUP,
+    version=crds.VERSION,
     effect="the words of drivers, and drivers that are not registered, are unknown",
 )
 POLICIES = Kind(
-    plural="hostdevicepolicies",
+    plural=crds.POLICIES,
     word="HostDevicePolicies",
     type=PolicyFacts,
     project=lambda body, _: project_policy(body),
-    group="drakit.dev",
-    version="v1alpha1",
+    group=crds.GROUP,
+    version=crds.VERSION,
     effect="",
 )
 NAMESPACES = Kind(

@@ -77,7 +77,7 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
     side_effects: ClassVar[bool] = False
     reports_health: ClassVar[bool] = True
     policy_resource: ClassVar[PolicyResource | None] = PolicyResource(
-        group="drakit.dev", version="v1alpha1", plural="hostdevicepolicies"
+        group="drakit.dev", version="v1beta1", plural="hostdevicepolicies"
     )
 
     def __init__(self, config: HostDevicesConfig, node: Node) -> None:

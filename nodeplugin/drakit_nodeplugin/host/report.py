@@ -28,6 +28,8 @@ from drakit.device import LeftOut, PolicyOutcome
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
 from drakit_daemon.logs import ProblemLog, escaped
+from drakit_formats import crds
+from drakit_formats.crds import API_VERSION
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import DeviceHealth, EndpointStatus
@@ -42,9 +44,7 @@ logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- content
 
-API_VERSION = "drakit.dev/v1alpha1"
 KIND = "NodeDeviceReport"
-PLURAL = "nodedevicereports"
 
 MAX_NAME = 253
 """Characters of an object's name."""
@@ -355,7 +355,7 @@ class DriverReport:
             facts = {"driver": self._driver, "limit": MAX_NAME}
             logger.warning("no report: the names of node and driver are too long", extra=facts)
             await asyncio.Event().wait()
-        path = resource_path(API_VERSION, PLURAL, name=name)
+        path = resource_path(API_VERSION, crds.REPORTS, name=name)
         session = await asyncio.shield(self._session)
         log = ProblemLog(
             logger,
@@ -489,7 +489,7 @@ async def remove_report(session: Session, *, node: str, driver: str) -> bool:
     if name is None:
         return True
     try:
-        await session.delete(resource_path(API_VERSION, PLURAL, name=name))
+        await session.delete(resource_path(API_VERSION, crds.REPORTS, name=name))
     except NotFoundError:
         return True
     except ApiError as error:

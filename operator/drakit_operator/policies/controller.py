@@ -24,8 +24,9 @@ from drakit_daemon.kube import (
 )
 from drakit_explain.model import PolicyFacts
 from drakit_explain.world import Name, World
+from drakit_formats import crds
+from drakit_formats.crds import API_VERSION
 from drakit_operator.policies.status import (
-    API_VERSION,
     POLICY_LABEL,
     Status,
     desired_class,
@@ -80,7 +81,7 @@ class PolicyController:
         policy = self._world.of(PolicyFacts).get(Name("", name))
         if policy is None or policy.deleting:
             return  # the garbage collector deletes its DeviceClass
-        path = resource_path(API_VERSION, "hostdevicepolicies", name=name)
+        path = resource_path(API_VERSION, crds.POLICIES, name=name)
         with suppress(NotFoundError):
             found = await self._session.get(path)
             metadata = found["metadata"]

@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from drakit_explain.model import DeviceID, PolicyFacts, PolicyReport, ReportFacts, SliceFacts
 from drakit_explain.world import World
+from drakit_formats.crds import API_VERSION
 
 DRIVER = "hostdev.drakit.dev"
 """The driver of HostDevicePolicies."""
 
-API_VERSION = "drakit.dev/v1alpha1"
 POLICY_LABEL = "drakit.dev/policy"
 MANAGER = "drakit-operator"
 

@@ -11,11 +11,12 @@ from drakit_cli import setup
 from drakit_cli.answers import UsageError
 from drakit_cli.setup import Owner, apply_crds, apply_policies
 from drakit_daemon.kube import connect
+from drakit_formats import crds
 
 DEFINITIONS = tuple(setup.read_definitions())
 OURS = Owner(namespace="drakit-system", name="drakit")
 OTHER = Owner(namespace="lab", name="second")
-POLICIES = "/apis/drakit.dev/v1alpha1/hostdevicepolicies"
+POLICIES = f"/apis/{crds.API_VERSION}/hostdevicepolicies"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 CRD = f"{CRDS}/hostdevicepolicies.drakit.dev"
 SPEC = {"match": [{"subsystem": "misc", "paths": ["/dev/kvm"]}]}

@@ -9,6 +9,7 @@ import yaml
 
 from drakit import AllocatedDevice, Device, DeviceNode, Edits
 from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevices
+from drakit_formats import crds
 from tests.fakes.hostdev import inventory
 from tests.fakes.node import StaticNode
 from tests.fakes.recordings import plug, unplug
@@ -21,7 +22,7 @@ PODS = [pytest.param(path, id=path.stem) for path in sorted(EXAMPLES.glob("*-pod
 def example(file: str) -> dict[str, dict]:
     """The policy of an example, by its name."""
     body = yaml.safe_load((EXAMPLES / f"{file}.yaml").read_text())
-    assert (body["apiVersion"], body["kind"]) == ("drakit.dev/v1alpha1", "HostDevicePolicy")
+    assert (body["apiVersion"], body["kind"]) == (crds.API_VERSION, "HostDevicePolicy")
     spec = HostDevicePolicySpec.model_validate(body["spec"])
     return {body["metadata"]["name"]: spec.model_dump(mode="json", by_alias=True)}
 

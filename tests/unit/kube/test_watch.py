@@ -78,7 +78,7 @@ def report_line(fields, spec="{}"):
     """A NodeDeviceReport, as the API server writes custom resources: with sorted fields."""
     managers = f'[{{"fieldsType":"FieldsV1","fieldsV1":{fields},"manager":"m","name":"other"}}]'
     return (
-        '{"type":"MODIFIED","object":{"apiVersion":"drakit.dev/v1alpha1","kind":"NodeDeviceReport",'
+        '{"type":"MODIFIED","object":{"apiVersion":"drakit.dev/v1beta1","kind":"NodeDeviceReport",'
         '"metadata":{"annotations":{"name":"note","n":"\\",\\"name\\":\\"x"},"generation":1,'
         f'"managedFields":{managers},"name":"n1","resourceVersion":"7","uid":"u1"}},'
         f'"spec":{spec},"status":{{"name":"last"}}}}}}\n'

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from drakit.testing.cluster import StatusError, merge
 from drakit_cli.kubectl.main import main
+from drakit_formats import crds
 from tests.fakes.objects import Objects
 
 DRIVER = Objects.driver
@@ -64,7 +65,7 @@ class Site(Objects):
         unhealthy = [{"pool": node, "device": name, "message": text} for name, text in said.items()]
         status = {"registration": {"state": state}, "unhealthyDevices": unhealthy}
         self.store(
-            f"/apis/drakit.dev/v1alpha1/nodedevicereports/{node}.{driver}",
+            f"/apis/{crds.API_VERSION}/nodedevicereports/{node}.{driver}",
             {"spec": {"nodeName": node, "driver": driver}, "status": status},
         )
 

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from drakit_formats import crds
+
 API = "/apis/resource.k8s.io/v1"
 
 
@@ -690,7 +692,7 @@ async def test_the_taint_that_a_foreign_driver_sets_is_named(placed, run):
     assert "has the taint gpu.example.com/xid=79 with effect NoSchedule: new" in body["message"]
 
 
-REPORTS = "/apis/drakit.dev/v1alpha1/nodedevicereports"
+REPORTS = f"/apis/{crds.API_VERSION}/nodedevicereports"
 
 
 @pytest.mark.parametrize("target", ["pod/placed", "claim/mine"])

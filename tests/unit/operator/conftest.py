@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
+from drakit_formats import crds
 from drakit_operator.kinds import KINDS
 from tests.fakes.kube import Target
 from tests.fakes.objects import Objects
@@ -56,11 +57,11 @@ def _discovered(path: str, versions: list[str], *, ours: bool) -> dict | None:
             return {"kind": "APIResourceList", "groupVersion": "v1", "resources": CORE}
         case ["apis"]:
             group = {"name": GROUP, "versions": named, "preferredVersion": named[0]}
-            version = {"groupVersion": "drakit.dev/v1alpha1", "version": "v1alpha1"}
+            version = {"groupVersion": crds.API_VERSION, "version": crds.VERSION}
             drakit = {"name": "drakit.dev", "versions": [version], "preferredVersion": version}
             return {"kind": "APIGroupList", "groups": [group, *([drakit] if ours else [])]}
-        case ["apis", "drakit.dev", "v1alpha1"] if ours:
-            of = "drakit.dev/v1alpha1"
+        case ["apis", "drakit.dev", crds.VERSION] if ours:
+            of = crds.API_VERSION
             return {"kind": "APIResourceList", "groupVersion": of, "resources": OF_DRAKIT}
         case ["apis", group, version] if group == GROUP and version in versions:
             resources = [RULES] if version in ("v1beta2", "v1alpha3") else []
@@ -82,7 +83,7 @@ class Cluster(Objects):
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         versions = self.served.setdefault(GROUP, ["v1", "v1beta2"])
-        ours = bool(self.served.setdefault("drakit.dev", ["v1alpha1"]))
+        ours = bool(self.served.setdefault("drakit.dev", [crds.VERSION]))
         if request.path == "/apis":
             ours = ours and self.listings_of_our_group > 0
             self.listings_of_our_group -= 1
@@ -96,8 +97,8 @@ class Cluster(Objects):
 
     def add_policy(self, name: str) -> None:
         self.store(
-            f"/apis/drakit.dev/v1alpha1/hostdevicepolicies/{name}",
-            {"apiVersion": "drakit.dev/v1alpha1", "kind": "HostDevicePolicy", "spec": {}},
+            f"/apis/{crds.API_VERSION}/hostdevicepolicies/{name}",
+            {"apiVersion": crds.API_VERSION, "kind": "HostDevicePolicy", "spec": {}},
         )
 
     def add_report(self, node: str, *policies: str, generation: int = 1) -> None:
@@ -107,9 +108,9 @@ class Cluster(Objects):
         ]
         driver = "hostdev.drakit.dev"
         self.store(
-            f"/apis/drakit.dev/v1alpha1/nodedevicereports/{node}.{driver}",
+            f"/apis/{crds.API_VERSION}/nodedevicereports/{node}.{driver}",
             {
-                "apiVersion": "drakit.dev/v1alpha1",
+                "apiVersion": crds.API_VERSION,
                 "kind": "NodeDeviceReport",
                 "spec": {"nodeName": node, "driver": driver},
                 "status": {"policies": outcomes},

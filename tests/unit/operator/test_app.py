@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from drakit_formats import crds
 from drakit_operator.policies import handlers
 from drakit_operator.sources import LoadWatch
 from tests.unit.operator.replicas import LEASE, SHORT_LEASE, config, holder, probe, replica, until
@@ -256,14 +257,14 @@ async def test_policies_are_served_as_soon_as_they_can_be(cluster, tmp_path, mis
     else:
         cluster.forbidden.add(("list", "hostdevicepolicies"))
     cluster.pod("waits", "gone")
-    path = "/apis/drakit.dev/v1alpha1/hostdevicepolicies/serial"
+    path = f"/apis/{crds.API_VERSION}/hostdevicepolicies/serial"
     async with replica(cluster, tmp_path, "one", resyncPeriod=0.3) as app:
         await until(lambda: cluster.told() == {("Pod", "waits", "ResourceClaimMissing")})
         cluster.add_policy("serial")
         await asyncio.sleep(1)
         assert "status" not in cluster.object(path)
         assert (await probe(app, "/readyz"))[0] == 200
-        cluster.served["drakit.dev"] = ["v1alpha1"]
+        cluster.served["drakit.dev"] = [crds.VERSION]
         cluster.listings_of_our_group = 1_000_000
         cluster.forbidden.clear()
         await until(lambda: cluster.object(path).get("status"))
@@ -320,7 +321,7 @@ async def test_a_policy_gets_its_class_and_its_status_after_a_failure(
     cluster, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(handlers, "RETRY_SECONDS", 0.3)
-    path = "/apis/drakit.dev/v1alpha1/hostdevicepolicies/serial"
+    path = f"/apis/{crds.API_VERSION}/hostdevicepolicies/serial"
     device_class = "/apis/resource.k8s.io/v1/deviceclasses/serial.drakit.dev"
 
     def status() -> dict:

@@ -18,6 +18,7 @@ from drakit_explain.devices import TaintFacts
 from drakit_explain.model import DeviceConflict, DeviceID, PolicyFacts, PolicyReport, ReportFacts
 from drakit_explain.reports import project_policy
 from drakit_explain.world import Fact, name_of_fact
+from drakit_formats import crds
 from drakit_operator.affected import policies_affected
 from drakit_operator.kinds import CLASSES, REPORTS
 from drakit_operator.policies import handlers
@@ -29,7 +30,7 @@ from tests.fakes.world import device, holding, slice_on
 
 POLICY = PolicyFacts(name="serial", uid="uid-serial", generation=3, class_name="serial.drakit.dev")
 CLASS = "/apis/resource.k8s.io/v1/deviceclasses/serial.drakit.dev"
-PATH = "/apis/drakit.dev/v1alpha1/hostdevicepolicies/serial"
+PATH = f"/apis/{crds.API_VERSION}/hostdevicepolicies/serial"
 THEN = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
 
 
@@ -398,8 +399,8 @@ async def test_policies_are_looked_for_soon_after_an_error(monkeypatch):
     answers = {
         "/api": {},
         "/apis": {"groups": [{"name": "drakit.dev"}]},
-        "/apis/drakit.dev": {"versions": [{"version": "v1alpha1"}]},
-        "/apis/drakit.dev/v1alpha1": {"resources": [{"name": "hostdevicepolicies"}]},
+        "/apis/drakit.dev": {"versions": [{"version": crds.VERSION}]},
+        f"/apis/{crds.API_VERSION}": {"resources": [{"name": "hostdevicepolicies"}]},
     }
     failures = ["/apis/drakit.dev", "/apis"]
 

@@ -11,6 +11,7 @@ from drakit_daemon.kube import connect
 from drakit_daemon.metrics import text_of
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit_explain.pending import Verdict
+from drakit_formats import crds
 from drakit_operator import sources
 from drakit_operator.budgets import ContentBudgets
 from drakit_operator.kinds import (
@@ -98,7 +99,7 @@ async def test_everything_is_known_then_every_change(cluster, follow, streams):
         assert len(followed.changed()) == followed.store.size(CLAIMS) == 5
         versions = {kind: followed.sources.version_of(kind).rpartition("/")[2] for kind in KINDS}
         assert versions == {
-            kind: {RULES: "v1beta2", REPORTS: "v1alpha1"}.get(kind, "v1") for kind in KINDS
+            kind: {RULES: "v1beta2", REPORTS: crds.VERSION}.get(kind, "v1") for kind in KINDS
         }
         cluster.claim("new")
         cluster.remove(f"{CLAIM_PATH}/c0")
@@ -204,7 +205,7 @@ async def test_managed_fields_that_are_nested_too_deep_cost_nothing_in_any_kind(
             f"{V1}/deviceclasses/gpu",
             f"{V1}/resourceslices/s1",
             "/apis/resource.k8s.io/v1beta2/devicetaintrules/r1",
-            "/apis/drakit.dev/v1alpha1/nodedevicereports/n1.hostdev.drakit.dev",
+            f"/apis/{crds.API_VERSION}/nodedevicereports/n1.hostdev.drakit.dev",
         ):
             body = cluster.object(path)
             managers = [{"manager": "m", "fieldsV1": {"name": "other", "x": "@deep"}}]

@@ -1,0 +1,19 @@
+"""
+Group, version and names of drakit's custom resources.
+
+All that read or write them use this module. The definitions are in ``charts/drakit/crds/``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUP: Final = "drakit.dev"
+
+VERSION: Final = "v1beta1"
+"""The only version that is served and stored."""
+
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+POLICIES: Final = "hostdevicepolicies"
+REPORTS: Final = "nodedevicereports"
