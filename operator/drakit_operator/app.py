@@ -297,9 +297,9 @@ class _Leader:
         self._release_read = asyncio.Event()
         self._allocator = Allocator()
         self._queue: WorkQueue[Key] = WorkQueue(
-            capacity=config.queue_size,
             retry_limit_seconds=RETRY_LIMIT_SECONDS,
-            is_urgent=lambda key: key.concern in URGENT,
+            group_of=lambda key: key.concern,
+            urgent=URGENT,
         )
         self._policies = PolicyController(
             session, self._store.world, class_version=lambda: self.sources.version_of(CLASSES)
@@ -423,5 +423,4 @@ class _Leader:
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(self._config.resync_period)
-            self.reconciler.add_dropped()
             self.reconciler.add_waiting()

@@ -86,9 +86,6 @@ class Config(Settings):
     workers: Annotated[int, Field(ge=1, le=64)] = 16
     """The number of objects that the operator reconciles concurrently."""
 
-    queue_size: Annotated[int, Field(ge=1000)] = 100_000
-    """The maximum number of objects that wait for reconciliation."""
-
 
 def read_config(path: Path | None, *, arguments: Mapping[str, Any] | None = None) -> Config:
     """

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from drakit_daemon.kube import ApiError
-from drakit_daemon.kube.queue import QueueFullError, WorkQueue
+from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.logs import new_request_id, request_scope
 from drakit_explain.codes import Reason
 from drakit_explain.model import ClaimFacts, ClassFacts, NodeFacts, SliceFacts, TemplateFacts
@@ -43,7 +43,6 @@ from drakit_operator.kinds import (
     CLASSES,
     NODES,
     PODS,
-    POLICIES,
     SLICES,
     TEMPLATES,
     Kind,
@@ -58,8 +57,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-URGENT = frozenset(["claim"])
-"""Concerns whose checks are cheap: they are made at once, and before all others."""
+URGENT = "claim"
+"""The concern whose checks are cheap: they are made at once, and before all others."""
 
 OUTDATED_SECONDS = 2.0
 """Pause before an object is checked again, if the store does not have all objects."""
@@ -100,7 +99,7 @@ class Concern:
     once: bool = False
     """One Event for each reason is enough."""
 
-    expressions: Callable[[Name], Sequence[str]] = lambda name: ()
+    expressions: Callable[[Name], Sequence[str]] | None = None
     """The selectors that must be evaluated first."""
 
 
@@ -206,53 +205,30 @@ class Reconciler:
         self._announcer = announcer
         self._metrics = metrics
         self._debounce_seconds = debounce_seconds
-        self._dropped = False
 
     def changed(self, changes: Sequence[Change]) -> None:
         """Queue the objects that these changes affect; a batch costs one check per object."""
         for name in policies_affected(changes, self._store):
-            self._add(Key(POLICY, name), POLICY_SECONDS)
+            self._queue.add_after(Key(POLICY, name), POLICY_SECONDS)
         for change in changes:
             self._follow_ages(change)
         for word, concern in self._concerns.items():
             # Not at once: changes come in bursts, and the scheduler may be about to act.
-            seconds = 0.0 if word in URGENT else self._debounce_seconds
+            seconds = 0.0 if word == URGENT else self._debounce_seconds
             for name in concern.affected(changes, self._store):
-                self._add(Key(word, name), seconds)
+                self._queue.add_after(Key(word, name), seconds)
 
     async def use(self, gates: FeatureGates | None) -> None:
-        """Evaluate selectors with these feature gates; after a change, evaluate everything."""
+        """Evaluate selectors with these feature gates; after a change, check what has selectors."""
         if await self._evaluation.use(gates):
-            self._add_all()
-
-    def add_dropped(self) -> None:
-        """If the queue was full, queue everything again: the dropped objects are unknown."""
-        if self._dropped:
-            self._dropped = False
-            for name in self._store.uids(POLICIES):
-                self._add(Key(POLICY, name), POLICY_SECONDS)
-            self._add_all()
-
-    def _add_all(self) -> None:
-        for word, concern in self._concerns.items():
-            for name in self._store.uids(concern.kind):
-                self._add(Key(word, name), self._debounce_seconds)
+            for word, concern in self._concerns.items():
+                for name in self._store.uids(concern.kind) if concern.expressions else ():
+                    self._queue.add_after(Key(word, name), self._debounce_seconds)
 
     def add_waiting(self) -> None:
         """Queue the pods that wait: what pods request of nodes changes too often to queue them."""
         for name in self._store.world.waiting_pods():
-            self._add(Key("pod", name), self._debounce_seconds)
-
-    def _add(self, key: Key, seconds: float) -> None:
-        try:
-            self._queue.add_after(key, seconds)
-        except QueueFullError as error:
-            if not self._dropped:
-                logger.warning(
-                    "queue is full; all objects are checked again later",
-                    extra={"error": str(error)},
-                )
-            self._dropped = True
+            self._queue.add_after(Key("pod", name), self._debounce_seconds)
 
     def _follow_ages(self, change: Change) -> None:
         if all(concern.kind is not change.kind for concern in self._concerns.values()):
@@ -295,7 +271,7 @@ class Reconciler:
         else:
             self._queue.forget(key)
             if again is not None:
-                self._add(key, again)
+                self._queue.add_after(key, again)
         finally:
             self._queue.done(key)
         seconds = asyncio.get_running_loop().time() - began
@@ -308,14 +284,15 @@ class Reconciler:
         if (wait_seconds := self._budgets.wait_seconds(name.namespace)) > 0:
             return wait_seconds
         with self._charged(name.namespace):
-            expressions = concern.expressions(name)
+            expressions = concern.expressions(name) if concern.expressions else ()
         retry = await self._evaluation.prepare(expressions, namespace=name.namespace)
         if retry is not None and retry <= BUSY_SECONDS:
             return retry  # it soon has outcomes, and an explanation without them costs as much
         async with self._turn:
             # One at a time: checking all devices of a large cluster takes a tenth of a second.
             await asyncio.sleep(0)
-            if self._evaluation.lost(expressions) and retry is None:
+            lost = self._evaluation.lost(expressions) and retry is None
+            if lost or not self._is_current():
                 return OUTDATED_SECONDS
             unsettled = self._unsettled_seconds(concern, name)
             with self._charged(name.namespace):

@@ -11,7 +11,7 @@ from drakit_explain.cel.library import Library
 from drakit_operator.announcing import Announcer, Timing
 from drakit_operator.kinds import name_of
 from drakit_operator.metrics import Metrics
-from drakit_operator.reconciler import Reconciler
+from drakit_operator.reconciler import URGENT, Reconciler
 from drakit_operator.store import Store
 
 GPU = {"metadata": {"name": "gpu.example", "uid": "k"}, "spec": {}}
@@ -25,12 +25,12 @@ async def confirmed(asked, namespace):
 class Bench:
     """The reconciler with one worker; ``told`` lists the Events with their times."""
 
-    def __init__(self, *, capacity=100, failures=0, store=None, selectors=None, **options):
+    def __init__(self, *, failures=0, store=None, selectors=None, **options):
         self.told = []
         self.notes = {}
         self.failures = failures
         self.store = store or Store()
-        self.queue = WorkQueue(capacity=capacity)
+        self.queue = WorkQueue(group_of=lambda key: key.concern, urgent=URGENT)
         self.metrics = Metrics()
         self.current = True
         self.refreshed = []

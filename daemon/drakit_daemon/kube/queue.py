@@ -2,7 +2,10 @@
 A work queue of keys: many changes of one object are one piece of work; failures are retried later.
 
 While a worker has a key, no other worker gets it; if the key is added meanwhile, it is queued again
-afterwards. Time is the loop's. The workers decide what a key means.
+afterwards. Groups of keys take turns, so that none waits for all keys of another. Time is the
+loop's. The workers decide what a key means.
+
+A key is in the queue once, so the owner's objects are its bound.
 
 It must not know Kubernetes. It belongs to one loop; from elsewhere use ``call_soon_threadsafe``.
 """
@@ -12,7 +15,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from typing import Generic, TypeVar
 
 from drakit_daemon.backoff import Backoff
@@ -21,21 +25,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 URGENT_IN_A_ROW = 4
-"""Urgent keys after which the oldest key is next: anyone can change claims, which are urgent."""
+"""Urgent keys after which another group is next: anyone can change claims, which are urgent."""
 
-
-class QueueFullError(Exception):
-    """The queue is full; the key was not added."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(f"the work queue is full ({capacity} keys)")
-        self.capacity = capacity
-
-
-@dataclass(slots=True)
-class _Waiting:
-    due: float
-    timer: asyncio.TimerHandle
+DUE_AT_ONCE = 1000
+"""Keys that become ready in one turn of the loop: 100,000 can be due at the same time."""
 
 
 class WorkQueue(Generic[Key]):
@@ -57,56 +50,66 @@ class WorkQueue(Generic[Key]):
     def __init__(
         self,
         *,
-        capacity: int = 100_000,
         retry_seconds: float = 0.5,
         retry_limit_seconds: float = 300.0,
-        is_urgent: Callable[[Key], bool] = lambda key: False,
+        group_of: Callable[[Key], str] = lambda key: "",
+        urgent: str | None = None,
     ) -> None:
         """
         Make an empty queue.
 
-        :param capacity: of all keys: waiting, ready and in progress.
-        :param is_urgent: keys that workers get before the others that are ready. Every fifth key
-            is the oldest one nevertheless, so that urgent keys cannot keep the others waiting.
+        :param group_of: returns the group of a key. Groups with ready keys take turns.
+        :param urgent: the group that comes before the others. Every fifth turn is another one's
+            nevertheless, so that urgent keys cannot keep the others waiting.
         """
-        self._capacity = capacity
         self._retry_seconds = retry_seconds
         self._retry_limit_seconds = retry_limit_seconds
-        self._is_urgent = is_urgent
-        self._ready: dict[Key, float] = {}  # in order; the value is the time since when
-        self._urgent: dict[Key, None] = {}  # those of them that are urgent
-        self._waiting: dict[Key, _Waiting] = {}
+        self._group_of = group_of
+        self._urgent = urgent
+        self._ready: dict[str, deque[Key]] = {}  # by group, in the order of their turns
+        self._ready_keys: set[Key] = set()
+        self._waiting: dict[Key, float] = {}  # until when
+        self._due: list[tuple[float, int, Key]] = []  # a heap; outdated if not in `_waiting`
+        self._numbers = count()  # keys of one time are not compared
+        self._timer: asyncio.TimerHandle | None = None  # one for all keys
         self._working: set[Key] = set()
         self._again: set[Key] = set()  # added while they were in progress
         self._backoffs: dict[Key, Backoff] = {}
         self._getters: deque[asyncio.Future[None]] = deque()
-        self._progress_at = float("-inf")  # when a worker last took a key, or was done with one
+        self._progress_at = float("-inf")
+        """When a worker last took a key or was done with one, or the first key became ready."""
+
         self._urgent_row = 0  # urgent keys since the last other one
 
     def __len__(self) -> int:
         """The number of keys that are ready or waiting."""
-        return len(self._ready) + len(self._waiting) + len(self._again)
+        return len(self._ready_keys) + len(self._waiting) + len(self._again)
 
     def add(self, key: Key) -> None:
-        """Queue a key. Raises QueueFullError if there is no room for another."""
-        self._check_room(key)
-        self._make_ready(key)
+        """Queue a key."""
+        self._waiting.pop(key, None)
+        if key in self._working:
+            self._again.add(key)
+        elif key not in self._ready_keys:
+            if not self._ready:
+                self._progress_at = asyncio.get_running_loop().time()
+            self._ready_keys.add(key)
+            self._ready.setdefault(self._group_of(key), deque()).append(key)
+            self._wake_getter()
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Queue a key after some time, or before if it is added otherwise."""
         if seconds <= 0:
             self.add(key)
             return
-        if key in self._ready or key in self._again:
+        if key in self._ready_keys or key in self._again:
             return
-        self._check_room(key)
-        loop = asyncio.get_running_loop()
-        due = loop.time() + seconds
-        old = self._waiting.get(key)
-        if old is not None and old.due <= due:
+        due = asyncio.get_running_loop().time() + seconds
+        if self._waiting.get(key, due + 1) <= due:
             return
-        self._cancel_timer(key)
-        self._waiting[key] = _Waiting(due, loop.call_at(due, self.add, key))
+        self._waiting[key] = due
+        heappush(self._due, (due, next(self._numbers), key))
+        self._set_timer()
 
     def retry(self, key: Key) -> float:
         """Queue a key again after a failure; return the delay in seconds."""
@@ -139,11 +142,15 @@ class WorkQueue(Generic[Key]):
                 if getter.done() and not getter.cancelled() and self._ready:
                     self._wake_getter()
                 raise
-        urgent = self._urgent if self._urgent_row < URGENT_IN_A_ROW else {}
-        key = next(iter(urgent or self._ready))
-        self._urgent_row = self._urgent_row + 1 if urgent else 0
-        self._urgent.pop(key, None)
-        del self._ready[key]
+        group = next(iter(self._ready))
+        if self._urgent in self._ready and self._urgent_row < URGENT_IN_A_ROW:
+            group = self._urgent
+        self._urgent_row = self._urgent_row + 1 if group == self._urgent else 0
+        keys = self._ready.pop(group)
+        key = keys.popleft()
+        if keys:
+            self._ready[group] = keys  # behind the others
+        self._ready_keys.discard(key)
         self._working.add(key)
         self._progress_at = asyncio.get_running_loop().time()
         return key
@@ -154,7 +161,7 @@ class WorkQueue(Generic[Key]):
         self._progress_at = asyncio.get_running_loop().time()
         if key in self._again:
             self._again.discard(key)
-            self._make_ready(key)  # it already had its room
+            self.add(key)
 
     def stalled_seconds(self) -> float:
         """
@@ -164,36 +171,36 @@ class WorkQueue(Generic[Key]):
         """
         if not self._ready:
             return 0.0
-        since = max(self._progress_at, next(iter(self._ready.values())))
-        return asyncio.get_running_loop().time() - since
+        return asyncio.get_running_loop().time() - self._progress_at
 
     def close(self) -> None:
-        """Drop all keys and timers. The owner of the workers cancels them."""
-        for waiting in self._waiting.values():
-            waiting.timer.cancel()
-        for keys in (self._ready, self._urgent, self._waiting, self._again, self._backoffs):
+        """Drop all keys and the timer. The owner of the workers cancels them."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for keys in (self._ready, self._ready_keys, self._waiting, self._due, self._again):
             keys.clear()
+        self._backoffs.clear()
 
-    def _check_room(self, key: Key) -> None:
-        if any(key in keys for keys in (self._ready, self._waiting, self._working)):
+    def _set_timer(self) -> None:
+        if not self._due:
             return
-        if len(self._ready) + len(self._waiting) + len(self._working) >= self._capacity:
-            raise QueueFullError(self._capacity)
+        due, _, _ = self._due[0]
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due, self._add_due, due)
 
-    def _make_ready(self, key: Key) -> None:
-        self._cancel_timer(key)
-        if key in self._working:
-            self._again.add(key)
-        elif key not in self._ready:
-            self._ready[key] = asyncio.get_running_loop().time()
-            if self._is_urgent(key):
-                self._urgent[key] = None
-            self._wake_getter()
-
-    def _cancel_timer(self, key: Key) -> None:
-        waiting = self._waiting.pop(key, None)
-        if waiting is not None:
-            waiting.timer.cancel()
+    def _add_due(self, now: float) -> None:
+        self._timer = None
+        now = max(now, asyncio.get_running_loop().time())
+        for _ in range(DUE_AT_ONCE):
+            if not self._due or self._due[0][0] > now:
+                break
+            due, _, key = heappop(self._due)
+            if self._waiting.get(key) == due:
+                self.add(key)
+        self._set_timer()
 
     def _wake_getter(self) -> None:
         while self._getters:

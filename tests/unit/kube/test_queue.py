@@ -4,9 +4,13 @@ import asyncio
 
 import pytest
 
-from drakit_daemon.kube.queue import QueueFullError, WorkQueue
+from drakit_daemon.kube.queue import WorkQueue
 
 pytestmark = pytest.mark.looptime
+
+
+def kind_of(key):
+    return key.partition("-")[0]
 
 
 async def nothing(queue):
@@ -109,35 +113,6 @@ async def test_failures_wait_longer_each_time_and_success_forgets_them():
     queue.close()
 
 
-async def test_there_is_a_bound():
-    queue = WorkQueue[int](capacity=3)
-    queue.add(1)
-    await queue.get()
-    queue.add(2)
-    queue.add_after(3, 5)
-    with pytest.raises(QueueFullError, match="3 keys"):
-        queue.add(4)
-    with pytest.raises(QueueFullError):
-        queue.add_after(4, 1)
-    for key in (1, 2, 3):  # what it holds may change
-        queue.add(key)
-    queue.done(1)
-    assert len(queue) == 3
-
-
-async def test_what_was_added_during_the_work_comes_again_however_full_it_is():
-    queue = WorkQueue[int](capacity=3)
-    for key in (1, 2):
-        queue.add(key)
-        await queue.get()
-    queue.add_after(3, 60)  # now it is full
-    queue.add_after(2, 60)  # counts twice: it is worked on and waits
-    queue.add(1)
-    queue.done(1)  # a worker must not die of this
-    assert await queue.get() == 1
-    queue.close()
-
-
 async def test_a_queue_without_progress_is_stalled_however_old_its_keys_are():
     queue = WorkQueue[str]()
     assert queue.stalled_seconds() == 0
@@ -159,7 +134,7 @@ async def test_a_queue_without_progress_is_stalled_however_old_its_keys_are():
 
 
 async def test_urgent_keys_that_come_without_end_do_not_keep_others_waiting():
-    queue = WorkQueue[str](is_urgent=lambda key: key.startswith("claim"))
+    queue = WorkQueue[str](group_of=kind_of, urgent="claim")
     queue.add("pod-1")
     queue.add("pod-2")
     found = []
@@ -171,7 +146,7 @@ async def test_urgent_keys_that_come_without_end_do_not_keep_others_waiting():
 
 
 async def test_urgent_keys_come_before_those_that_wait_longer():
-    queue = WorkQueue[str](is_urgent=lambda key: key.startswith("claim"))
+    queue = WorkQueue[str](group_of=kind_of, urgent="claim")
     for key in ("pod-1", "pod-2", "claim-1", "pod-3", "claim-2"):
         queue.add(key)
     assert [await queue.get() for _ in range(5)] == [
@@ -185,10 +160,62 @@ async def test_urgent_keys_come_before_those_that_wait_longer():
 
 
 async def test_an_urgent_key_that_was_added_during_its_work_is_urgent_again():
-    queue = WorkQueue[str](is_urgent=lambda key: key == "claim")
+    queue = WorkQueue[str](group_of=kind_of, urgent="claim")
     queue.add("claim")
     key = await queue.get()
     queue.add("pod")
     queue.add(key)
     queue.done(key)
     assert await queue.get() == "claim"
+
+
+async def test_groups_take_turns_however_many_keys_one_has():
+    queue = WorkQueue[str](group_of=kind_of, urgent="claim")
+    for key in ("pod-1", "pod-2", "pod-3", "node-1", "node-2", "slice-1"):
+        queue.add(key)
+    assert [await queue.get() for _ in range(6)] == [
+        "pod-1",
+        "node-1",
+        "slice-1",
+        "pod-2",
+        "node-2",
+        "pod-3",
+    ]
+
+
+KINDS = {"claim": 100_000, "pod": 35_000, "node": 5_000, "slice": 5_000, "template": 4_000}
+FEW = {"class": 900, "policy": 100}
+
+
+async def test_a_sweep_of_150000_keys_reaches_every_kind_while_new_ones_keep_coming():
+    queue = WorkQueue[str](group_of=kind_of, urgent="claim")
+    kinds = KINDS | FEW
+    for kind, number in kinds.items():
+        for each in range(number):
+            queue.add_after(f"{kind}-{each}", 1.0)
+    left = {f"{kind}-{each}" for kind, number in kinds.items() for each in range(number)}
+    assert len(queue) == len(left) == 150_000
+    await asyncio.sleep(2)  # all are due
+    first, worked = {}, 0
+    while left:
+        key = await queue.get()
+        queue.done(key)
+        left.discard(key)
+        worked += 1
+        if worked % 100 == 0:
+            await asyncio.sleep(0)  # as workers do after each key
+        first.setdefault(kind_of(key), worked)
+        queue.add(key if key.startswith("pod") else f"claim-{worked % 100_000}")
+    assert max(first.values()) < 100, "no kind waits for the many keys of another"
+    assert worked < 400_000
+    assert 0 < len(queue) <= 150_000
+
+
+async def test_many_keys_that_are_due_at_once_do_not_keep_the_loop():
+    queue = WorkQueue[int]()
+    for key in range(10_000):
+        queue.add_after(key, 1.0)
+    assert await queue.get() == 0
+    assert len(queue._ready_keys) < 10_000, "the others follow in later turns of the loop"
+    assert [await queue.get() for _ in range(9_999)] == list(range(1, 10_000))
+    queue.close()

@@ -6,9 +6,8 @@ from collections import defaultdict
 import pytest
 
 from drakit_explain.codes import Code, Reason
-from drakit_explain.model import PolicyFacts
 from drakit_explain.world import World
-from drakit_operator.kinds import CLASSES, PODS, REPORTS, SLICES, TEMPLATES, Name
+from drakit_operator.kinds import CLASSES, PODS, SLICES, TEMPLATES, Name
 from drakit_operator.store import Change, Store
 from tests.fakes.operator_reconciler import GPU, Bench, pod, template
 
@@ -50,34 +49,6 @@ async def test_an_event_that_fails_is_tried_again():
         bench.see(PODS, pod())
         await asyncio.sleep(20)
     assert [told[1:] for told in bench.told] == [("train", "ResourceClaimMissing")]
-
-
-async def test_what_a_full_queue_dropped_is_looked_at_later():
-    async with Bench(capacity=1).running() as bench:
-        for name in ("first", "second"):
-            bench.see(PODS, pod(name))
-        await asyncio.sleep(5)
-        assert [name for _, name, _ in bench.told] == ["first"]
-        bench.see(PODS, pod("first"), gone=True)
-        await asyncio.sleep(1800)  # its last look makes room
-        bench.reconciler.add_dropped()
-        await asyncio.sleep(5)
-    assert [name for _, name, _ in bench.told] == ["first", "second"]
-
-
-async def test_a_policy_that_a_full_queue_dropped_is_reconciled_later():
-    async with Bench(capacity=1).running() as bench:
-        bench.store.world.apply(PolicyFacts(name="serial", uid="s", generation=1))
-        bench.see(PODS, pod("first"))
-        outcome = {"name": "serial", "observedGeneration": 1, "matched": 1}
-        metadata = {"name": "n1", "uid": "n1"}
-        bench.see(REPORTS, {"metadata": metadata, "status": {"policies": [outcome]}})
-        bench.see(PODS, pod("first"), gone=True)
-        await asyncio.sleep(5)
-        assert bench.refreshed == []
-        bench.reconciler.add_dropped()
-        await asyncio.sleep(5)
-    assert [name for _, name in bench.refreshed] == ["serial"]
 
 
 async def test_many_changes_at_once_cost_one_look_at_all_pods():
