@@ -41,7 +41,8 @@ from drakit_cli.kubectl.gather import (
     with_prepare_failure,
 )
 from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
-from drakit_cli.kubectl.releases import find_denied, find_releases
+from drakit_cli.kubectl.permissions import find_denied, find_lacking
+from drakit_cli.kubectl.releases import find_releases
 from drakit_cli.kubectl.targets import CLAIM, POD, parse_target
 from drakit_daemon.kube import Session
 from drakit_explain import cel
@@ -210,9 +211,16 @@ def _doctor(options: argparse.Namespace, output: Output) -> int:
         found = replace(found, gates=capabilities.of_selectors)
         if capabilities.minor is not None:
             found.world.use_release(capabilities.minor[1])
-        denied, gaps = await find_denied(session, releases)
+        (denied, unasked), (lacking, unread) = await asyncio.gather(
+            find_denied(session, releases), find_lacking(session, namespace)
+        )
         return doctor.Examined(
-            found=found, releases=releases, capabilities=capabilities, denied=denied, gaps=gaps
+            found=found,
+            releases=releases,
+            capabilities=capabilities,
+            denied=denied,
+            lacking=lacking,
+            gaps=[*unasked, *unread],
         )
 
     diagnosis = doctor.diagnose(fetch(options, ask))

@@ -19,8 +19,9 @@ from drakit_cli.kubectl.cluster_checks import Finding, check_cluster, check_gaps
 from drakit_cli.kubectl.devices import PoolRow, pool_rows
 from drakit_cli.kubectl.gather import SLICES, Gap, Gathered
 from drakit_cli.kubectl.output import Output
+from drakit_cli.kubectl.permissions import Denied, Lacking, commands_that_grant
 from drakit_cli.kubectl.release_checks import check_releases
-from drakit_cli.kubectl.releases import Denied, Releases, Workload
+from drakit_cli.kubectl.releases import Releases, Workload
 from drakit_explain.reports import not_registered
 
 _OF_WORKLOAD = ("namespace", "release", "kind", "name", "component", "version", "desired", "ready")
@@ -34,6 +35,7 @@ class Examined:
     releases: Releases
     capabilities: Capabilities
     denied: Sequence[Denied]
+    lacking: Sequence[Lacking] = ()
     gaps: Sequence[Gap]
     """Further gaps, beside those of the checks."""
 
@@ -172,13 +174,26 @@ def diagnose(examined: Examined) -> Diagnosis:
         rows=None if found.lacks_all(SLICES) else rows,
     )
     findings += check_kubernetes(examined.capabilities.version, found)
-    findings += check_gaps(examined.all_gaps)
+    findings += [*_lacking(examined.lacking), *check_gaps(examined.all_gaps)]
     return Diagnosis(
         examined=examined,
         drivers=tuple(_drivers(rows)),
         nodes=tuple(_nodes(rows, releases, found)),
         findings=tuple(findings),
     )
+
+
+def _lacking(lacking: Sequence[Lacking]) -> Iterator[Finding]:
+    """Report what the user may not read, of what the other commands need."""
+    if lacking:
+        names = [f"{each.permission} ({each.command})" for each in lacking]
+        yield Finding(
+            object="Your permissions",
+            what=f"in namespace {lacking[0].permission.namespace}, you are not allowed to "
+            + ", ".join(names),
+            fix=commands_that_grant(lacking),
+            problem=False,
+        )
 
 
 def _drivers(rows: Iterable[PoolRow]) -> Iterator[DriverRow]:

@@ -15,10 +15,10 @@ from drakit_cli.kubectl.capabilities import Capabilities
 from drakit_cli.kubectl.cluster_checks import Finding
 from drakit_cli.kubectl.devices import PoolRow
 from drakit_cli.kubectl.output import plural, shortened
+from drakit_cli.kubectl.permissions import Denied, Permission
 from drakit_cli.kubectl.releases import (
     NODEPLUGIN,
     OPERATOR,
-    Denied,
     Release,
     Releases,
     UnpulledImage,
@@ -96,7 +96,7 @@ def check_releases(
                 object="Release",
                 what="no release of drakit is installed",
                 fix="if this cluster should have one, follow https://drakit.github.io/drakit/latest/"
-                "admin/install/: helm install drakit charts/drakit -n drakit-system -f values.yaml",
+                "admin/install/",
                 problem=False,
             )
         )
@@ -120,15 +120,16 @@ def _of(release: Release) -> str:
     return f"Release {release.namespace}/{release.name}"
 
 
-def _upgrade(release: Release, value: str) -> str:
-    return f"{_same_values(release)} --set {value}"
-
-
-def _same_values(release: Release) -> str:
-    return (
-        f"helm upgrade {release.name} charts/drakit -n {release.namespace} "
-        "--reset-then-reuse-values"
-    )
+def _upgrade(release: Release, *options: str) -> str:
+    """Return what changes a release: the command, or without Helm the values."""
+    if release.helm:
+        command = (
+            f"helm upgrade {release.name} charts/drakit -n {release.namespace} "
+            "--reset-then-reuse-values"
+        )
+        return " ".join([command, *options])
+    again = "apply the chart again with the tool that installed it, which is not Helm"
+    return f"{again}, and {' '.join(options)}" if options else again
 
 
 def _pods(release: Release) -> Iterator[Finding]:
@@ -170,7 +171,7 @@ def _images(release: Release) -> Iterator[Finding]:
             f"{image} ({shortened(names)}): {first.reason}{answer}",
             fix="check that the image exists, that the nodes can reach the registry, and that "
             "imagePullSecrets has the registry's credentials. To use another image: "
-            + _upgrade(release, "image.repository=REPOSITORY --set image.tag=TAG")
+            + _upgrade(release, "--set image.repository=REPOSITORY", "--set image.tag=TAG")
             + ". If helm install still waits, stop it first with Ctrl+C",
         )
 
@@ -182,7 +183,7 @@ def _versions(release: Release) -> Iterator[Finding]:
             object=_of(release),
             what=f"release {release.name} in namespace {release.namespace} has components of "
             f"versions {', '.join(versions)}",
-            fix=f"complete the upgrade: {_same_values(release)}",
+            fix=f"complete the upgrade: {_upgrade(release)}",
         )
 
 
@@ -206,7 +207,7 @@ def _gates(release: Release, capabilities: Capabilities) -> Iterator[Finding]:
             known = since is not None and capabilities.minor >= (1, since)
         if known is False and gate.needed(release):
             how = "is disabled" if gate.name in capabilities.gates else "is disabled by default"
-            instead = f", or {_same_values(release)} {gate.option}" if gate.option else ""
+            instead = f", or {_upgrade(release, gate.option)}" if gate.option else ""
             yield Finding(
                 object=_of(release),
                 what=f"release {release.name} in namespace {release.namespace} uses the feature "
@@ -246,14 +247,22 @@ def _unpublished(release: Release, rows: Sequence[PoolRow]) -> Iterator[Finding]
 
 def _permissions(denied: Iterable[Denied]) -> Iterator[Finding]:
     for each in denied:
-        workload, release = each.workload, each.release
-        names = [str(permission) for permission in each.permissions]
-        yield Finding(
-            object=_subject(workload),
-            what=f"the service account {workload.namespace}/{workload.service_account} of the "
-            f"{workload.component} is not allowed to {shortened(names)}",
-            fix=f"restore the chart's roles: {_same_values(release)}",
-        )
+        for essential in (True, False):
+            missing = [one for one in each.permissions if one.essential is essential]
+            if missing:
+                yield _missing(each, missing, essential=essential)
+
+
+def _missing(denied: Denied, permissions: Sequence[Permission], *, essential: bool) -> Finding:
+    workload = denied.workload
+    names = [str(permission) for permission in permissions]
+    return Finding(
+        object=_subject(workload),
+        what=f"the service account {workload.namespace}/{workload.service_account} of the "
+        f"{workload.component} is not allowed to {shortened(names, most=8)}",
+        fix=f"restore the chart's roles: {_upgrade(denied.release)}",
+        problem=essential,
+    )
 
 
 _UNSET = {"hostdev": "false", "backends": "null"}
@@ -268,7 +277,7 @@ def _conflicts(installed: Releases) -> Iterator[Finding]:
             yield Finding(
                 object=_of(other),
                 what=f"{names} both run an operator, so Events are written twice",
-                fix=_upgrade(other, "operator.enabled=false"),
+                fix=_upgrade(other, "--set operator.enabled=false"),
                 problem=False,
             )
         if not (shared := sorted(one.nodes & other.nodes)):
@@ -276,7 +285,7 @@ def _conflicts(installed: Releases) -> Iterator[Finding]:
         on = f"node{'s' if len(shared) > 1 else ''} {shortened(shared)}"
         for name, value in sorted(other.values.claimed.items()):
             if name in one.values.claimed:
-                setting = f"{value}={_UNSET.get(value.partition('.')[0], 'NAME')}"
+                setting = f"--set {value}={_UNSET.get(value.partition('.')[0], 'NAME')}"
                 yield Finding(
                     object=_of(other),
                     what=f"{names} both run driver {name} on {on}: only one of them can serve it",
@@ -287,7 +296,7 @@ def _conflicts(installed: Releases) -> Iterator[Finding]:
                 yield Finding(
                     object=_of(other),
                     what=f"{names} both use the directory {path} on {on}",
-                    fix=_upgrade(other, f"{value}=DIRECTORY"),
+                    fix=_upgrade(other, f"--set {value}=DIRECTORY"),
                 )
 
 
@@ -308,6 +317,6 @@ def _kubelets(installed: Releases) -> Iterator[Finding]:
                 f"directory {plugin.kubelet_root}, but {shortened(names)} "
                 f"{'uses' if len(names) == 1 else 'use'} {root}",
                 fix="if that is the --root-dir of the kubelet: "
-                + _upgrade(release, f"nodeplugin.kubeletRoot={root}"),
+                + _upgrade(release, f"--set nodeplugin.kubeletRoot={root}"),
                 problem=False,
             )

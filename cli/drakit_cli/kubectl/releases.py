@@ -1,10 +1,6 @@
 """
-The releases of drakit in a cluster: their workloads, the node plugin's pods, their values, read
-from the configuration files that the chart makes of them, and the permissions that their service
-accounts lack.
-
-The API server decides about permissions: one SubjectAccessReview for each. A review stores nothing,
-but only administrators may create one.
+The releases of drakit in a cluster: their workloads, the node plugin's pods, and their values, read
+from the configuration files that the chart makes of them.
 
 It must not know what is right or wrong with them.
 """
@@ -12,7 +8,7 @@ It must not know what is right or wrong with them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -122,6 +118,9 @@ _PULL_REASONS = frozenset(
 _CHECKSUM = "checksum/config"
 """The annotation of pods by which the chart restarts them when their configuration changes."""
 
+_HELM = "meta.helm.sh/release-name"
+"""The annotation of all objects of a release of Helm."""
+
 Fact = TypeVar("Fact")
 
 
@@ -145,6 +144,9 @@ class Workload:
 
     configuration: str = ""
     """The checksum of its configuration file."""
+
+    helm: bool = False
+    """Whether Helm has installed it, so that `helm upgrade` can change it."""
 
     @property
     def ref(self) -> str:
@@ -194,6 +196,11 @@ class Release:
     def workload(self, component: str) -> Workload | None:
         """Return the workload of a component."""
         return next((each for each in self.workloads if each.component == component), None)
+
+    @property
+    def helm(self) -> bool:
+        """Whether Helm has installed it."""
+        return any(each.helm for each in self.workloads)
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -357,6 +364,7 @@ def _workload(body: Object, kind: str, *, desired: int, ready: int) -> Workload:
         service_account=text(pod, "serviceAccountName") or "default",
         kubelet_root=_kubelet_root(pod),
         configuration=text(body, "spec", "template", "metadata", "annotations", _CHECKSUM),
+        helm=bool(text(metadata, "annotations", _HELM)),
     )
 
 
@@ -415,126 +423,3 @@ def _configuration(body: Object) -> _Configuration | None:
         return replace(known, values=nodeplugin_values(content))
     except (yaml.YAMLError, AttributeError, TypeError, RecursionError):
         return None  # the daemon cannot read it either: its pods are not ready, which is reported
-
-
-# ---------------------------------------------------------------- permissions
-
-_REVIEWS = resource_path("authorization.k8s.io/v1", "subjectaccessreviews")
-
-_READ = ("list", "watch")
-_RESOURCE = "resource.k8s.io"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Permission:
-    """A verb on a resource, in all namespaces or in one."""
-
-    verb: str
-    group: str
-    resource: str
-    namespace: str = ""
-    name: str = ""
-
-    def __str__(self) -> str:
-        of = f"{self.resource}.{self.group}" if self.group else self.resource
-        return f"{self.verb} {of}"
-
-    def attributes(self) -> dict[str, str]:
-        """Write it as a SubjectAccessReview has it."""
-        found = {"verb": self.verb, "group": self.group, "resource": self.resource}
-        return found | {"namespace": self.namespace, "name": self.name}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Denied:
-    """The permissions that a workload needs and does not have."""
-
-    release: Release
-    workload: Workload
-    permissions: tuple[Permission, ...]
-
-
-NEEDED: Mapping[str, Sequence[tuple[str, str, Sequence[str]]]] = {
-    OPERATOR: (
-        (_RESOURCE, "resourceclaims", _READ),
-        (_RESOURCE, "resourceclaimtemplates", _READ),
-        (_RESOURCE, "resourceslices", _READ),
-        (_RESOURCE, "deviceclasses", _READ),
-        ("", "pods", _READ),
-        ("", "nodes", _READ),
-        ("events.k8s.io", "events", ("create",)),
-    ),
-    NODEPLUGIN: (
-        (_RESOURCE, "resourceslices", (*_READ, "create", "update", "delete")),
-        (_RESOURCE, "resourceclaims", ("get",)),
-        ("", "nodes", ("get",)),
-        ("events.k8s.io", "events", ("create",)),
-    ),
-}
-"""Group, resource and verbs that a component cannot do without, in all namespaces."""
-
-
-async def find_denied(session: Session, releases: Releases) -> tuple[list[Denied], list[Gap]]:
-    """Return what the workloads of releases may not do, and what could not be asked."""
-    pairs = [(release, each) for release in releases.releases for each in release.workloads]
-    try:
-        found = await asyncio.gather(*(_denied(session, *pair) for pair in pairs))
-    except ApiError as error:
-        forbidden = isinstance(error, ForbiddenError)
-        gap = Gap(
-            kind="subjectaccessreviews",
-            group="authorization.k8s.io",
-            what="no permission to create SubjectAccessReviews" if forbidden else str(error),
-            effect="the permissions of drakit's service accounts are not checked",
-            forbidden=forbidden,
-        )
-        return [], [gap]
-    return [each for each in found if each.permissions], []
-
-
-async def _denied(session: Session, release: Release, workload: Workload) -> Denied:
-    async def denied(permission: Permission) -> bool:
-        answer = await session.create(_REVIEWS, _review(workload, permission))
-        return child(answer, "status").get("allowed") is False
-
-    needed = list(_needed(release, workload))
-    answers = await asyncio.gather(*map(denied, needed))
-    missing = tuple(each for each, no in zip(needed, answers, strict=True) if no)
-    return Denied(release=release, workload=workload, permissions=missing)
-
-
-def _needed(release: Release, workload: Workload) -> Iterator[Permission]:
-    for group, resource, verbs in NEEDED.get(workload.component, ()):
-        yield from _of(verbs, group, resource)
-    if workload.component == OPERATOR and release.lease:
-        yield from _of(
-            ("get", "update"),
-            "coordination.k8s.io",
-            "leases",
-            namespace=workload.namespace,
-            name=release.lease,
-        )
-
-
-def _of(
-    verbs: Iterable[str], group: str, resource: str, *, namespace: str = "", name: str = ""
-) -> Iterator[Permission]:
-    for verb in verbs:
-        yield Permission(verb=verb, group=group, resource=resource, namespace=namespace, name=name)
-
-
-def _review(workload: Workload, permission: Permission) -> dict[str, Any]:
-    namespace = workload.namespace
-    return {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SubjectAccessReview",
-        "spec": {
-            "user": f"system:serviceaccount:{namespace}:{workload.service_account}",
-            "groups": [
-                "system:authenticated",
-                "system:serviceaccounts",
-                f"system:serviceaccounts:{namespace}",
-            ],
-            "resourceAttributes": permission.attributes(),
-        },
-    }

@@ -24,7 +24,8 @@ class Site(Objects):
     """A cluster as a user sees it."""
 
     denied: tuple[str, ...] = ()
-    """Service accounts, verbs and resources that reviews deny, as in ``NAME list nodes``."""
+    """Accounts, verbs and resources or paths that reviews deny, as in ``NAME list nodes``; the user
+    is ``me``."""
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         """Also answer reviews, which store nothing."""
@@ -35,9 +36,10 @@ class Site(Objects):
         except StatusError as error:
             return web.json_response(error.body, status=error.code)
         spec = (await request.json())["spec"]
-        asked = spec["resourceAttributes"]
-        account = spec["user"].rpartition(":")[2]
-        allowed = f"{account} {asked['verb']} {asked['resource']}" not in self.denied
+        asked = spec.get("resourceAttributes") or spec["nonResourceAttributes"]
+        account = spec.get("user", "me").rpartition(":")[2]
+        of = asked.get("path") or "/".join(filter(None, (asked["resource"], asked["subresource"])))
+        allowed = f"{account} {asked['verb']} {of}" not in self.denied
         return web.json_response({"spec": spec, "status": {"allowed": allowed}}, status=201)
 
     def runs(self, kubernetes: str = "v1.36.3", **gates: bool) -> None:
@@ -144,7 +146,8 @@ def labels(release: str, component: str, version: str) -> dict:
             "app.kubernetes.io/instance": release,
             "app.kubernetes.io/component": component,
             "app.kubernetes.io/version": version,
-        }
+        },
+        "annotations": {"meta.helm.sh/release-name": release},
     }
 
 

@@ -303,3 +303,15 @@ async def test_a_user_who_may_list_only_own_claims_gets_what_there_is(healthy, r
         *("ResourceSlices", "DeviceClasses", "nodes", "deployments", "daemonsets", "configmaps"),
     ):
         assert f"no permission to list {kind}" in named
+
+
+async def test_what_the_other_commands_may_not_read_is_granted_by_one_command(healthy, run):
+    healthy.denied = ("me list events", "me get pods")
+    code, body = await run.json("doctor")
+    (found,) = [each for each in body["findings"] if "you are not allowed" in each["finding"]]
+    assert (code, found["severity"], found["object"]) == (0, "note", "Your permissions")
+    assert "get pods (explain pod/NAME), list events (explain" in found["finding"]
+    assert (
+        "kubectl -n lab create role drakit-user --verb=get,list --resource=events,pods"
+        in (found["fix"])
+    )

@@ -56,7 +56,7 @@ async def test_no_release_is_a_note(cluster, findings):
     (found,) = await findings()
     assert found["finding"] == "no release of drakit is installed"
     assert found["severity"] == "note"
-    assert "helm install drakit" in found["fix"]
+    assert "admin/install/" in found["fix"]
 
 
 def pods_not_ready(site):
@@ -381,3 +381,42 @@ async def test_a_malformed_configuration_costs_only_itself(cluster, findings):
             {"data": {"nodeplugin.yaml": text}},
         )
         assert [each for each in await findings() if each["severity"] == "problem"] == []
+
+
+async def test_a_release_that_helm_did_not_install_has_no_command_of_helm(site, run):
+    site.release("drakit", "n1", drivers=DRIVERS)
+    site.denied = ("drakit-operator list nodes",)
+    path = "/apis/apps/v1/namespaces/drakit-system/{}/drakit-{}"
+    for plural, component in (("deployments", "operator"), ("daemonsets", "nodeplugin")):
+        change = {"metadata": {"annotations": {"meta.helm.sh/release-name": None}}}
+        site.change(path.format(plural, component), change)
+    _, body = await run.json("doctor")
+    (found,) = [each for each in body["findings"] if "list nodes" in each["finding"]]
+    assert "helm upgrade" not in found["fix"]
+    assert "apply the chart again with the tool that installed it" in found["fix"]
+
+
+async def test_a_permission_that_only_adds_to_answers_is_a_note(site, run):
+    site.release("drakit", "n1", drivers=DRIVERS)
+    site.release("other", "n2", drivers=DRIVERS)
+    site.denied = (
+        "drakit-operator get /metrics",
+        "drakit-operator patch hostdevicepolicies/status",
+        "other-nodeplugin delete nodedevicereports",
+    )
+    _, body = await run.json("doctor")
+    found = {
+        each["object"]: (each["severity"], each["finding"].partition("is not allowed to ")[2])
+        for each in body["findings"]
+        if "is not allowed to" in each["finding"]
+    }
+    assert found == {
+        "Deployment drakit-system/drakit-operator": ("note", "get /metrics"),
+        "DaemonSet other-system/other-nodeplugin": (
+            "note",
+            "delete nodedevicereports.drakit.dev",
+        ),
+    }
+    site.release("drakit", "n1", drivers=[{"driver": "hostdev"}])
+    _, body = await run.json("doctor")
+    assert any("patch hostdevicepolicies/status" in each["finding"] for each in body["findings"])

@@ -1,0 +1,268 @@
+"""
+The permissions that are missing: of the service accounts of drakit's releases, and of the user.
+
+The API server decides: one review for each permission. A review stores nothing. Only administrators
+may create one about a service account; every user may create one about himself.
+
+It must not know what a finding is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drakit_cli.kubectl.gather import Gap
+from drakit_cli.kubectl.releases import NODEPLUGIN, OPERATOR, Release, Releases, Workload
+from drakit_daemon.kube import ApiError, ForbiddenError, Session, resource_path
+from drakit_formats.resource.objects import child
+
+_REVIEWS = resource_path("authorization.k8s.io/v1", "subjectaccessreviews")
+_SELF_REVIEWS = resource_path("authorization.k8s.io/v1", "selfsubjectaccessreviews")
+
+_READ = ("get", "list", "watch")
+_DRA = "resource.k8s.io"
+_OURS = "drakit.dev"
+_EVENTS = "events.k8s.io"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Permission:
+    """A verb on a resource, in all namespaces or in one, or on a path of the API server."""
+
+    verb: str
+    group: str = ""
+    resource: str = ""
+    """Empty for a path."""
+
+    namespace: str = ""
+    name: str = ""
+    path: str = ""
+    essential: bool = True
+    """Without it a release does not work; otherwise it does less."""
+
+    @property
+    def of(self) -> str:
+        """The resource, as kubectl names it, or the path."""
+        return self.path or (f"{self.resource}.{self.group}" if self.group else self.resource)
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.of}"
+
+    def attributes(self) -> dict[str, Any]:
+        """Write it as a review has it."""
+        if self.path:
+            return {"nonResourceAttributes": {"path": self.path, "verb": self.verb}}
+        resource, _, part = self.resource.partition("/")
+        found = {"verb": self.verb, "group": self.group, "resource": resource, "subresource": part}
+        return {"resourceAttributes": found | {"namespace": self.namespace, "name": self.name}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Denied:
+    """The permissions of the chart's roles that a workload does not have."""
+
+    release: Release
+    workload: Workload
+    permissions: tuple[Permission, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rule:
+    """Verbs on a resource that the chart's roles allow, in all namespaces."""
+
+    verbs: Sequence[str]
+    group: str = ""
+    resource: str = ""
+    path: str = ""
+    essential: Sequence[str] = ()
+    """The verbs without which the component does not work."""
+
+    hostdev: bool = False
+    """Whether only a release with the driver hostdev has it."""
+
+
+RULES: Mapping[str, Sequence[_Rule]] = {
+    OPERATOR: (
+        _Rule(group=_DRA, resource="resourceclaims", verbs=_READ, essential=_READ[1:]),
+        _Rule(group=_DRA, resource="resourceclaimtemplates", verbs=_READ, essential=_READ[1:]),
+        _Rule(group=_DRA, resource="resourceslices", verbs=_READ, essential=_READ[1:]),
+        _Rule(group=_DRA, resource="deviceclasses", verbs=_READ, essential=_READ[1:]),
+        _Rule(group=_DRA, resource="devicetaintrules", verbs=_READ),
+        _Rule(resource="pods", verbs=_READ, essential=_READ[1:]),
+        _Rule(resource="nodes", verbs=_READ, essential=_READ[1:]),
+        _Rule(group=_OURS, resource="nodedevicereports", verbs=_READ),
+        _Rule(group=_OURS, resource="hostdevicepolicies", verbs=_READ, hostdev=True),
+        _Rule(group=_OURS, resource="hostdevicepolicies/status", verbs=("patch",), hostdev=True),
+        _Rule(
+            group=_DRA, resource="deviceclasses", verbs=("create", "patch", "delete"), hostdev=True
+        ),
+        _Rule(
+            group=_EVENTS,
+            resource="events",
+            verbs=("get", "create", "patch"),
+            essential=("create",),
+        ),
+        _Rule(path="/metrics", verbs=("get",)),
+    ),
+    NODEPLUGIN: (
+        _Rule(
+            group=_DRA,
+            resource="resourceslices",
+            verbs=(*_READ, "create", "update", "delete"),
+            essential=("list", "watch", "create", "update", "delete"),
+        ),
+        _Rule(group=_DRA, resource="resourceclaims", verbs=("get",), essential=("get",)),
+        _Rule(resource="nodes", verbs=("get",), essential=("get",)),
+        _Rule(
+            group=_EVENTS,
+            resource="events",
+            verbs=("get", "create", "patch"),
+            essential=("create",),
+        ),
+        _Rule(
+            group=_OURS,
+            resource="hostdevicepolicies",
+            verbs=_READ,
+            essential=_READ[1:],
+            hostdev=True,
+        ),
+        _Rule(
+            group=_OURS, resource="nodedevicereports", verbs=("get", "create", "patch", "delete")
+        ),
+    ),
+}
+"""What the chart's roles allow each component; a test compares them."""
+
+
+async def find_denied(session: Session, releases: Releases) -> tuple[list[Denied], list[Gap]]:
+    """Return what the workloads of releases may not do, and what could not be asked."""
+    pairs = [(release, each) for release in releases.releases for each in release.workloads]
+    try:
+        found = await asyncio.gather(*(_denied(session, *pair) for pair in pairs))
+    except ApiError as error:
+        forbidden = isinstance(error, ForbiddenError)
+        gap = Gap(
+            kind="subjectaccessreviews",
+            group="authorization.k8s.io",
+            what="no permission to create SubjectAccessReviews" if forbidden else str(error),
+            effect="the permissions of drakit's service accounts are not checked",
+            forbidden=forbidden,
+        )
+        return [], [gap]
+    return [each for each in found if each.permissions], []
+
+
+async def _denied(session: Session, release: Release, workload: Workload) -> Denied:
+    namespace = workload.namespace
+    subject = {
+        "user": f"system:serviceaccount:{namespace}:{workload.service_account}",
+        "groups": [
+            "system:authenticated",
+            "system:serviceaccounts",
+            f"system:serviceaccounts:{namespace}",
+        ],
+    }
+    needed = list(_needed(release, workload))
+    missing = await _missing(session, _REVIEWS, "SubjectAccessReview", subject, needed)
+    return Denied(release=release, workload=workload, permissions=missing)
+
+
+async def _missing(
+    session: Session,
+    path: str,
+    kind: str,
+    subject: Mapping[str, Any],
+    needed: Sequence[Permission],
+) -> tuple[Permission, ...]:
+    async def denied(permission: Permission) -> bool:
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": kind,
+            "spec": {**subject, **permission.attributes()},
+        }
+        return child(await session.create(path, body), "status").get("allowed") is False
+
+    answers = await asyncio.gather(*map(denied, needed))
+    return tuple(each for each, no in zip(needed, answers, strict=True) if no)
+
+
+def _needed(release: Release, workload: Workload) -> Iterator[Permission]:
+    hostdev = "hostdev.drakit.dev" in release.values.claimed
+    for rule in RULES.get(workload.component, ()):
+        if rule.hostdev and not hostdev:
+            continue
+        for verb in rule.verbs:
+            yield Permission(
+                verb=verb,
+                group=rule.group,
+                resource=rule.resource,
+                path=rule.path,
+                essential=verb in rule.essential,
+            )
+    if workload.component == OPERATOR and release.lease:
+        for verb in ("get", "update"):
+            yield Permission(
+                verb=verb,
+                group="coordination.k8s.io",
+                resource="leases",
+                namespace=workload.namespace,
+                name=release.lease,
+            )
+
+
+# ---------------------------------------------------------------- the user
+
+_COMMANDS: Sequence[tuple[str, str, Sequence[str], str]] = (
+    ("", "pods", ("get",), "explain pod/NAME"),
+    (_DRA, "resourceclaims", ("get",), "explain claim/NAME"),
+    ("", "resourcequotas", ("list",), "explain: quotas that prevent the creation of a claim"),
+    ("", "namespaces", ("get",), "explain: whether a namespace allows admin access"),
+    ("", "events", ("list",), "explain: the errors that a kubelet reports"),
+)
+"""What commands read that the doctor does not: group, resource, verbs, and for what."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lacking:
+    """A permission of the user that a command needs."""
+
+    permission: Permission
+    command: str
+
+
+async def find_lacking(session: Session, namespace: str) -> tuple[list[Lacking], list[Gap]]:
+    """Return what the user may not read in a namespace, of what the commands need there."""
+    needed = {
+        Permission(verb=verb, group=group, resource=resource, namespace=namespace): command
+        for group, resource, verbs, command in _COMMANDS
+        for verb in verbs
+    }
+    try:
+        missing = await _missing(
+            session, _SELF_REVIEWS, "SelfSubjectAccessReview", {}, list(needed)
+        )
+    except ApiError as error:
+        gap = Gap(
+            kind="selfsubjectaccessreviews",
+            what=f"your permissions cannot be read: {error}",
+            effect="it is unknown which commands work",
+        )
+        return [], [gap]
+    return [Lacking(permission=each, command=needed[each]) for each in missing], []
+
+
+def commands_that_grant(lacking: Iterable[Lacking]) -> str:
+    """Return the command that lets a user read what he lacks, in one namespace."""
+    all_of = list(lacking)
+    namespace = all_of[0].permission.namespace
+    verbs = sorted({each.permission.verb for each in all_of})
+    resources = sorted({each.permission.of for each in all_of})
+    role = "drakit-user"
+    return (
+        f"ask an administrator: kubectl -n {namespace} create role {role} "
+        f"--verb={','.join(verbs)} --resource={','.join(resources)} && kubectl -n {namespace} "
+        f"create rolebinding {role} --role={role} --user=USER"
+    )

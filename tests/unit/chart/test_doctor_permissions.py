@@ -1,0 +1,29 @@
+"""The permissions that `kubectl drakit doctor` checks are those that the chart's roles give."""
+
+from __future__ import annotations
+
+import pytest
+
+from drakit_cli.kubectl.permissions import RULES
+from tests.unit.chart.reading import the
+
+
+@pytest.mark.parametrize("component", sorted(RULES))
+@pytest.mark.parametrize("hostdev", [True, False])
+def test_the_doctor_checks_all_that_a_role_allows(render, component, hostdev):
+    objects = render({"hostdev": {"enabled": hostdev}, "backends": {"enabled": True}})
+    role = the(objects, "ClusterRole", f"drakit-{component}")
+    allowed = {
+        (verb, group, of)
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for group in rule.get("apiGroups", [""])
+        for of in rule.get("resources") or rule["nonResourceURLs"]
+    }
+    checked = {
+        (verb, rule.group, rule.resource or rule.path)
+        for rule in RULES[component]
+        for verb in rule.verbs
+        if hostdev or not rule.hostdev
+    }
+    assert checked == allowed
