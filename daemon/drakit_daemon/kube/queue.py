@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -26,6 +26,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 URGENT_IN_A_ROW = 4
 """Urgent keys after which another group is next: anyone can change claims, which are urgent."""
+
+OUTDATED = 1000
+"""Outdated entries of the heap that are kept, beside as many as keys wait: a key that is checked
+many times before its time leaves one each time."""
 
 DUE_AT_ONCE = 1000
 """Keys that become ready in one turn of the loop: 100,000 can be due at the same time."""
@@ -109,6 +113,9 @@ class WorkQueue(Generic[Key]):
             return
         self._waiting[key] = due
         heappush(self._due, (due, next(self._numbers), key))
+        if len(self._due) > 2 * len(self._waiting) + OUTDATED:
+            self._due = [each for each in self._due if self._waiting.get(each[2]) == each[0]]
+            heapify(self._due)
         self._set_timer()
 
     def retry(self, key: Key) -> float:

@@ -1,6 +1,7 @@
 """The work queue of keys, on a virtual clock."""
 
 import asyncio
+import weakref
 
 import pytest
 
@@ -219,3 +220,19 @@ async def test_many_keys_that_are_due_at_once_do_not_keep_the_loop():
     assert len(queue._ready_keys) < 10_000, "the others follow in later turns of the loop"
     assert [await queue.get() for _ in range(9_999)] == list(range(1, 10_000))
     queue.close()
+
+
+async def test_a_key_that_is_checked_again_and_again_before_its_time_needs_no_more_room():
+    class Key(str):
+        __slots__ = ("__weakref__",)
+
+    queue = WorkQueue[str]()
+    refs: list[weakref.ref[Key]] = []
+    for number in range(10_000):
+        key = Key(f"a-{number % 2}")
+        refs.append(weakref.ref(key))
+        queue.add_after(key, 1800)
+        queue.add(key)
+        del key
+        queue.done(await queue.get())
+    assert sum(ref() is not None for ref in refs) < 2_000
