@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from drakit.device import Hook as Hook
     from drakit.device import IntelRdt as IntelRdt
     from drakit.device import Inventory as Inventory
-    from drakit.device import LeftOut as LeftOut
-    from drakit.device import LeftOutReason as LeftOutReason
     from drakit.device import Mount as Mount
     from drakit.device import NetDevice as NetDevice
     from drakit.device import PolicyConflict as PolicyConflict
     from drakit.device import PolicyOutcome as PolicyOutcome
+    from drakit.device import RejectedDevice as RejectedDevice
+    from drakit.device import RejectionReason as RejectionReason
     from drakit.device import Taint as Taint
     from drakit.device import TaintEffect as TaintEffect
     from drakit.device import Topology as Topology
@@ -75,8 +75,6 @@ _HOMES = {
     "Hook": "drakit.device",
     "IntelRdt": "drakit.device",
     "Inventory": "drakit.device",
-    "LeftOut": "drakit.device",
-    "LeftOutReason": "drakit.device",
     "Mount": "drakit.device",
     "NetDevice": "drakit.device",
     "NoParameters": "drakit.driver",
@@ -85,6 +83,8 @@ _HOMES = {
     "PolicyConflict": "drakit.device",
     "PolicyOutcome": "drakit.device",
     "PolicyResource": "drakit.driver",
+    "RejectedDevice": "drakit.device",
+    "RejectionReason": "drakit.device",
     "ReleasePendingError": "drakit.driver",
     "Taint": "drakit.device",
     "TaintEffect": "drakit.device",
@@ -116,8 +116,6 @@ __all__ = (
     "Hook",
     "IntelRdt",
     "Inventory",
-    "LeftOut",
-    "LeftOutReason",
     "Mount",
     "NetDevice",
     "NoParameters",
@@ -126,6 +124,8 @@ __all__ = (
     "PolicyConflict",
     "PolicyOutcome",
     "PolicyResource",
+    "RejectedDevice",
+    "RejectionReason",
     "ReleasePendingError",
     "Taint",
     "TaintEffect",

@@ -33,12 +33,12 @@ __all__ = (
     "Hook",
     "IntelRdt",
     "Inventory",
-    "LeftOut",
-    "LeftOutReason",
     "Mount",
     "NetDevice",
     "PolicyConflict",
     "PolicyOutcome",
+    "RejectedDevice",
+    "RejectionReason",
     "Taint",
     "TaintEffect",
     "Topology",
@@ -385,7 +385,7 @@ class CounterSet:
     """The pool whose devices consume the counters, as in `Device.pool`."""
 
 
-LeftOutReason = Literal[
+RejectionReason = Literal[
     "Dangerous",
     "InUse",
     "Invalid",
@@ -398,18 +398,18 @@ LeftOutReason = Literal[
     "WrongKind",
 ]
 """The reason why a driver does not publish a device.
-docs/reference/slices.md#devices-that-are-left-out describes each. The node plugin sets ``Invalid``
+docs/reference/slices.md#rejected-devices describes each. The node plugin sets ``Invalid``
 and ``Refused``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeftOut:
+class RejectedDevice:
     """A device of the node that the driver does not publish, with the reason."""
 
     device: str
     """A name that users recognize, such as the path of the device. At most 256 characters."""
 
-    reason: LeftOutReason
+    reason: RejectionReason
 
     message: str = ""
     """The reason and the remedy, as a sentence of at most 512 characters, without times or
@@ -451,7 +451,7 @@ class PolicyOutcome:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
     """All devices of a driver, with the counter sets of its partitions. The node plugin shows
-    `left_out` and `policies` in the driver's NodeDeviceReport, and truncates long texts and
+    `rejected` and `policies` in the driver's NodeDeviceReport, and truncates long texts and
     lists."""
 
     devices: Collection[Device]
@@ -463,7 +463,7 @@ class Inventory:
     example whole devices instead of partitions. Use the same name for the same hardware. Without a
     fallback, the node plugin omits the devices that are unsafe without the field."""
 
-    left_out: Collection[LeftOut] = ()
+    rejected: Collection[RejectedDevice] = ()
 
     policies: Collection[PolicyOutcome] = ()
 

@@ -245,7 +245,7 @@ def test_a_restart_continues_the_grace_period_and_finishes_a_removal(stage):
 # ------------------------------------------------------------ drivers that misbehave
 
 
-def test_a_device_whose_capacity_the_api_server_rejects_is_left_out_of_a_new_layout(stage):
+def test_a_device_whose_capacity_the_api_server_rejects_is_not_in_a_new_layout(stage):
     def names() -> set[str]:
         return set(devices(stage.cluster, stage.node, driver=LAMPS))
 
@@ -264,7 +264,7 @@ def test_a_device_whose_capacity_the_api_server_rejects_is_left_out_of_a_new_lay
     (reason,) = {
         line["error"]
         for line in stage.log()
-        if line["msg"] == "device is left out" and line["device"] == "shared-0"
+        if line["msg"] == "device is rejected" and line["device"] == "shared-0"
     }
     assert "capacity[light].requestPolicy.validRange.step: Invalid value" in reason
     stage.with_lamp("user", 0)

@@ -230,7 +230,7 @@ def refused(cluster: Cluster) -> dict[str, tuple[str, str]]:
     """Return reason and message of each device of the first node that is not published."""
     report = f"{cluster.nodes[0]}.{DRIVER}"
     output = cluster.kubectl("get", "ndr", report, "-o", "json", check=False).stdout
-    listed = json.loads(output or "{}").get("status", {}).get("leftOut", [])
+    listed = json.loads(output or "{}").get("status", {}).get("rejectedDevices", [])
     return {each["device"]: (each["reason"], each["message"]) for each in listed}
 
 

@@ -528,8 +528,8 @@ class ReportFacts:
     """The first of the unhealthy devices."""
 
     dropped: tuple[DroppedField, ...] = ()
-    left_out: int = 0
+    rejected: int = 0
     """Devices that are not published."""
 
-    left_out_example: str = ""
+    rejected_example: str = ""
     """One of them, and the reason."""

@@ -331,10 +331,10 @@ def what_to_check(request: Request, world: World, *, owners: str = "class and re
     if absent := sorted(each for each in drivers - published if each):
         reports = world.of(ReportFacts).values()
         for report in sorted(reports, key=lambda each: each.name):
-            if report.driver == absent[0] and report.left_out:
+            if report.driver == absent[0] and report.rejected:
                 return (
-                    f"driver {report.driver} publishes no device, and leaves out "
-                    f"{report.left_out} on node {report.node}, such as {report.left_out_example}"
+                    f"driver {report.driver} publishes no device, and rejects "
+                    f"{report.rejected} on node {report.node}, such as {report.rejected_example}"
                 )
         return f"no slice of driver {absent[0]} has devices, so check that the driver is running"
     if not published:

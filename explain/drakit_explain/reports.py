@@ -79,11 +79,11 @@ def project_report(body: Object) -> ReportFacts:
             DroppedField(intern(text(each, "feature")), intern(words(each, "message")))
             for each in children(status, "droppedFields")[:MAX_DROPPED]
         ),
-        left_out=int(child(status, "devices").get("leftOut") or 0),
-        left_out_example=next(
+        rejected=int(child(status, "devices").get("rejected") or 0),
+        rejected_example=next(
             (
                 f"{words(each, 'device')}: {words(each, 'message') or text(each, 'reason')}"
-                for each in children(status, "leftOut")
+                for each in children(status, "rejectedDevices")
             ),
             "",
         ),

@@ -32,7 +32,7 @@ one."""
 _GAUGES = {
     "checkpoint_damaged": "1 if the checkpoint has lost entries since this process started",
     "checkpoint_unusable": "1 if the checkpoint is unusable, so that no claim can be prepared",
-    "devices_left_out": (
+    "rejected_devices": (
         "Devices that cannot be published; their names are in Events about the Node"
     ),
     "pools_inactive": "Pools that are being removed, because their driver was stopped for too long",

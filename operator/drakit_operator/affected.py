@@ -69,7 +69,7 @@ def _quoted(report: object) -> object:
     if not isinstance(report, ReportFacts):
         return "", frozenset[object](), (), False
     unhealthy = frozenset[object]((each.pool, each.device) for each in report.unhealthy)
-    return report.registration, unhealthy, report.dropped, bool(report.left_out)
+    return report.registration, unhealthy, report.dropped, bool(report.rejected)
 
 
 def claims_affected(changes: Iterable[Change], store: Store) -> set[Name]:

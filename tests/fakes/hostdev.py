@@ -74,8 +74,8 @@ class Rig:
         self.holds[name] = HeldDevice(claims=(claim,), nodes=(*nodes, *former))
         return edits
 
-    async def left_out(self) -> dict[str, tuple[str, str]]:
-        return {each.device: (each.reason, each.message) for each in (await self.scan()).left_out}
+    async def rejected(self) -> dict[str, tuple[str, str]]:
+        return {each.device: (each.reason, each.message) for each in (await self.scan()).rejected}
 
 
 def taints(device: Device) -> dict[str, str]:

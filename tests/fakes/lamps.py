@@ -16,12 +16,12 @@ from drakit import (
     DriverError,
     Edits,
     Inventory,
-    LeftOut,
     NoParameters,
     Policy,
     PolicyConflict,
     PolicyOutcome,
     PolicyResource,
+    RejectedDevice,
 )
 
 LAMPS = "lamps.example.com"
@@ -68,7 +68,7 @@ class Lamps(Driver[DriverConfig, NoParameters, LampPolicy]):
 
     def inventory(self) -> Inventory:
         devices: list[Device] = []
-        left_out: list[LeftOut] = []
+        rejected: list[RejectedDevice] = []
         outcomes: list[PolicyOutcome] = []
         rooms: dict[str, str] = {}
         labels = self.node.labels or {}
@@ -89,8 +89,8 @@ class Lamps(Driver[DriverConfig, NoParameters, LampPolicy]):
                 Device(name=f"{policy.name}-{n}", edits=Edits(env={"LAMP": f"{policy.name}-{n}"}))
                 for n in range(published)
             ]
-            left_out += [
-                LeftOut(
+            rejected += [
+                RejectedDevice(
                     device=f"/lamps/{policy.name}/{n}",
                     policy=policy.name,
                     reason="TooMany",
@@ -101,4 +101,4 @@ class Lamps(Driver[DriverConfig, NoParameters, LampPolicy]):
             outcomes.append(
                 PolicyOutcome(policy=policy.name, matched=spec.lamps, published=published)
             )
-        return Inventory(devices=devices, left_out=left_out, policies=outcomes)
+        return Inventory(devices=devices, rejected=rejected, policies=outcomes)

@@ -223,8 +223,8 @@ def test_programs_of_the_target_find_the_modules_beside_them(tmp_path, monkeypat
             PythonTarget(
                 reference="tests.fakes.broken.publishing:WrongCapacity", values={"root": "{root}"}
             ),
-            r"device lamp-0 is left out: .*'2 GB' is not a quantity.*; the driver has no devices",
-            id="all-devices-left-out",
+            r"device lamp-0 is rejected: .*'2 GB' is not a quantity.*; the driver has no devices",
+            id="all-devices-rejected",
         ),
         pytest.param(
             BackendTarget(line="echo the lamp is dark >&2; exit 3", entry=GPU),

@@ -98,7 +98,7 @@ async def test_policies_are_applied_changed_broken_mended_and_deleted(lamps):
         hall = by_name(status)["hall"]
         assert (hall["observedGeneration"], hall["generation"]) == (3, 2)
         assert hall["problem"].startswith("spec.lamps: Input should be a valid integer")
-        assert status["leftOut"] == [
+        assert status["rejectedDevices"] == [
             {
                 "device": "/lamps/hall/4",
                 "policy": "hall",

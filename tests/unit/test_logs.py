@@ -33,8 +33,8 @@ def record(message: str, *, error: BaseException | None = None, **facts) -> logg
 
 @pytest.mark.parametrize(("text", "shown"), HOSTILE)
 def test_text_escapes_what_is_not_printable(text, shown):
-    line = TextFormatter().format(record("device is left out", device=text))
-    assert line.endswith(f"ERROR   device is left out  device={shown}")
+    line = TextFormatter().format(record("device is rejected", device=text))
+    assert line.endswith(f"ERROR   device is rejected  device={shown}")
     assert TextFormatter().format(record(text)).endswith(f"ERROR   {shown}")
 
 

@@ -45,7 +45,7 @@ NODE_PLUGIN: Mapping[str, Collection[str]] = {
     ),
     "Devices and ResourceSlices": (
         "drakit_devices",
-        "drakit_devices_left_out",
+        "drakit_rejected_devices",
         "drakit_pools_inactive",
         "drakit_slice_writes_total",
         "drakit_slices_failing",

@@ -34,8 +34,8 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "Policy",
         "PolicyOutcome",
         "PolicyConflict",
-        "LeftOut",
-        "LeftOutReason",
+        "RejectedDevice",
+        "RejectionReason",
     ),
     "Devices": (
         "Device",

@@ -46,7 +46,7 @@ START_SECONDS = 30.0
 """Time limit until a driver is registered and its devices can be used."""
 
 HOPELESS_SECONDS = 5.0
-"""How long to wait for a driver that is refused, or all of whose devices are left out: the next
+"""How long to wait for a driver that is refused, or all of whose devices are rejected: the next
 attempt may succeed."""
 
 HOPELESS_ENDS = 3
@@ -73,7 +73,7 @@ _HEALTH = {"recoveryPeriod": "500ms", "evictionDelay": "500ms", "timeout": "3s"}
 MAX_CHARACTERS = 1000
 """The length limit of a problem; longer ones come from the driver."""
 
-_LEFT_OUT = re.compile(r"device is left out .*?device=(?P<device>\S+) error=(?P<reason>.*)$", re.M)
+_REJECTED = re.compile(r"device is rejected .*?device=(?P<device>\S+) error=(?P<reason>.*)$", re.M)
 _REFUSED = re.compile(r"backend needs attention .*?reason=BackendRefused note=(?P<note>.*)$", re.M)
 _STOPPED = re.compile(r"^\S+ ERROR +endpoint stopped .*?reason=(?P<reason>.*)$", re.M)
 _UNREADY = re.compile(r"probe fails .*?probe=/readyz reason=(?P<reason>.*)$", re.M)
@@ -313,7 +313,7 @@ class FakeNode:
     async def _hopeless(self) -> str | None:
         """Return why the driver will not become usable, as far as is known now."""
         log = self.plugin.text()[self._begun :]
-        if why := left_out(log):
+        if why := rejected(log):
             gauges = await self._gauges()
             if not gauges.get("healthy") and not gauges.get("unhealthy"):
                 return why
@@ -326,7 +326,7 @@ class FakeNode:
             ended = f"the target's program ended with exit code {program.exit_code}"
             line = last_line(program.text())
             return f"{ended}: {line}" if line else ended
-        return left_out(log) or refused(log) or stopped(log)
+        return rejected(log) or refused(log) or stopped(log)
 
     def _exit_sentence(self) -> str:
         """Describe how the node plugin ended: its last line has the reason."""
@@ -338,12 +338,12 @@ class FakeNode:
 # ------------------------------------------------------------ problems, from the log
 
 
-def left_out(log: str) -> str | None:
-    """Return which device was left out last, and why."""
-    found = [*_LEFT_OUT.finditer(log)]
+def rejected(log: str) -> str | None:
+    """Return which device was rejected last, and why."""
+    found = [*_REJECTED.finditer(log)]
     if not found:
         return None
-    return f"device {found[-1]['device']} is left out: {found[-1]['reason']}"[:MAX_CHARACTERS]
+    return f"device {found[-1]['device']} is rejected: {found[-1]['reason']}"[:MAX_CHARACTERS]
 
 
 def refused(log: str) -> str | None:

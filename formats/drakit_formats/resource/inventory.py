@@ -5,7 +5,7 @@ Devices come from vendors, some of them hostile: a value of a wrong type gives a
 exception, and what passes has a bounded size. The amounts of a capacity are not compared with each
 other: the API server does that, and names the devices that it rejects.
 
-A device that is malformed, that has another's name, or that consumes missing counters is left out
+A device that is malformed, that has another's name, or that consumes missing counters is rejected
 with a reason; the rest is published. A driver lists all of its devices at each change: a
 device that is the same object as before is not checked again.
 
@@ -404,7 +404,7 @@ def _edits_problems(edits: object) -> Iterator[str]:
 
 # ---------------------------------------------------------------- all devices
 
-MAX_LEFT_OUT = 100
+MAX_REJECTED = 100
 """Devices that are reported with a reason: this many suffice to find a driver's bug."""
 
 _Pools = dict[str, dict[str, Device]]
@@ -420,12 +420,12 @@ class CheckedInventory:
 
     counter_sets: tuple[CounterSet, ...] = ()
     fallback: tuple[Device, ...] | None = None
-    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    rejected: Mapping[str, str] = field(default_factory=dict[str, str])
     """Reasons in sentences, by ``pool/name``, or the name alone in the pool without a name. At
     most 100 of them."""
 
-    left_out_count: int = 0
-    """All that were left out, those without a reason included."""
+    rejected_count: int = 0
+    """All that were rejected, those without a reason included."""
 
     known: _Pools = field(default_factory=dict[str, dict[str, Device]], repr=False, compare=False)
     """Only for the next check: the devices whose own values are valid."""
@@ -451,8 +451,8 @@ def check_inventory(
         devices=devices,
         counter_sets=tuple(each for pool in check.sets.values() for each in pool.values()),
         fallback=fallback,
-        left_out=check.reasons,
-        left_out_count=check.count,
+        rejected=check.reasons,
+        rejected_count=check.count,
         known=known,
     )
 
@@ -470,7 +470,7 @@ def _word(given: object) -> str:
 
 @dataclass(kw_only=True, slots=True)
 class _Check:
-    """The check of one inventory: its valid counter sets, and what is left out."""
+    """The check of one inventory: its valid counter sets, and what is rejected."""
 
     node: str
     before: _Pools
@@ -480,7 +480,7 @@ class _Check:
 
     def _refuse(self, pool: object, name: object, problems: Collection[str]) -> None:
         self.count += 1
-        if len(self.reasons) < MAX_LEFT_OUT:
+        if len(self.reasons) < MAX_REJECTED:
             # Of two with one name the first was kept, or its reason is as good.
             self.reasons.setdefault(_place(pool, name), "; ".join(problems))
 

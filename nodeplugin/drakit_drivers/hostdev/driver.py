@@ -5,7 +5,7 @@ A claim is prepared from a new scan, never from the last one: in between a stick
 replugged under a different number, or a zram device mounted. That scan reads only what the devices
 of the batch need.
 
-Besides the devices, it reports the devices that are left out, the outcomes of policies, and log
+Besides the devices, it reports the rejected devices, the outcomes of policies, and log
 lines. A log line that the last scan caused as well is not repeated.
 
 It must not depend on the rules that find, name or describe devices.
@@ -30,12 +30,12 @@ from drakit import (
     Health,
     HeldDevice,
     Inventory,
-    LeftOut,
     Node,
     NoParameters,
     PolicyConflict,
     PolicyOutcome,
     PolicyResource,
+    RejectedDevice,
     Taint,
 )
 from drakit_drivers.hostdev.container import container_edits, shared_path
@@ -130,7 +130,7 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         return Inventory(
             devices=[_described(each) for each in selection.devices.values()],
             fallback=fallback,
-            left_out=_left_out(scan),
+            rejected=_rejected(scan),
             policies=_outcomes(policies, scan),
             withdrawn=scan.withdrawn,
         )
@@ -268,20 +268,20 @@ def _described(published: Published, *, is_copy: bool = False) -> Device:
 # ------------------------------------------------------------ reports
 
 
-def _left_out(scan: Scan) -> list[LeftOut]:
+def _rejected(scan: Scan) -> list[RejectedDevice]:
     """Return the devices that a policy matches, and that are not published."""
-    found: dict[tuple[str, str], LeftOut] = {}
+    found: dict[tuple[str, str], RejectedDevice] = {}
     for refused in scan.selection.refused.values():
         published, refusal = refused.published, refused.refusal
         # Copies of one device count as one.
-        found[published.policy.name, published.host.path] = LeftOut(
+        found[published.policy.name, published.host.path] = RejectedDevice(
             device=published.host.path,
             reason=refusal.reason,
             message=refusal.message,
             policy=published.policy.name,
         )
     for place in scan.misplaced:
-        found[place.policy, place.path] = LeftOut(
+        found[place.policy, place.path] = RejectedDevice(
             device=place.path,
             reason="WrongKind",
             message=f"its subsystem is {place.subsystem}; correct match.subsystem of the policy",

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from drakit import AttributeValue, Capacity, CapacityRange, LeftOutReason
+from drakit import AttributeValue, Capacity, CapacityRange, RejectionReason
 from drakit_drivers.hostdev.hardware import (
     HostDevice,
     Identity,
@@ -46,7 +46,7 @@ _MAX_DEVICES = 2048
 class Refusal:
     """The reason for not publishing a device: a code for programs and a message for users."""
 
-    reason: LeftOutReason
+    reason: RejectionReason
     message: str
     """A clause without times and counters: ``it is mounted at /``."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar, cast
 
-from drakit.device import CounterSet, Device, Health, Inventory, LeftOut, PolicyOutcome
+from drakit.device import CounterSet, Device, Health, Inventory, PolicyOutcome, RejectedDevice
 from drakit_formats.resource.inventory import CheckedInventory, check_inventory
 from drakit_formats.resource.nodes import pool_name
 from drakit_nodeplugin.devices.model import DeviceHealth, PublishedTaints
@@ -31,11 +31,11 @@ SILENT = "it has not listed its devices since the node plugin was started"
 _T = TypeVar("_T")
 
 MAX_REPORTED = 1000
-"""Left-out devices that are reported for an endpoint, in total. An endpoint may invent any
+"""Rejected devices that are reported for an endpoint, in total. An endpoint may invent any
 number."""
 
 MAX_REPORTED_AT_ONCE = 100
-"""Left-out devices that are reported for one inventory. A check returns no more reasons than
+"""Rejected devices that are reported for one inventory. A check returns no more reasons than
 this."""
 
 
@@ -151,21 +151,21 @@ class EndpointState:
         self.pools: dict[str, PoolState] = {}
         self.checked = CheckedInventory()
         """Its last inventory, without devices that cannot be published."""
-        self.left_out_by_driver: Collection[LeftOut] = ()
-        """The devices that its driver itself leaves out, in its last inventory."""
+        self.rejected_by_driver: Collection[RejectedDevice] = ()
+        """The devices that its driver itself rejects, in its last inventory."""
         self.outcomes: Collection[PolicyOutcome] = ()
         """The effects of policies, in its last inventory."""
         self.marked: frozenset[DeviceKey] = frozenset()
         """The devices that are marked to be prepared again, while it is available."""
         self.refused: dict[str, str] = {}
-        """The reasons for left-out pools, which another endpoint already has; by pool."""
-        self.left_out: Mapping[str, str] = {}
+        """The reasons for rejected pools, which another endpoint already has; by pool."""
+        self.rejected: Mapping[str, str] = {}
         """The reasons why parts of its inventory are not published, by name."""
         self._driver = driver
         self._grace_periods = grace_periods
         self._listed_pools: Collection[str] = frozenset()
         """The pools of its last inventory."""
-        self._reported_left_out: set[tuple[str, str]] = set()
+        self._reported_rejected: set[tuple[str, str]] = set()
         self.unlisted: Mapping[DeviceKey, DeviceHealth] = {}
         """The health of devices of pools that no node owns, since it became available."""
 
@@ -177,10 +177,10 @@ class EndpointState:
         subject = f"endpoint {self.name}" if self._driver.open_ended else "the driver"
         return f"{subject} is stopped: {self.reason}"
 
-    def newly_left_out(self) -> Mapping[str, str]:
-        """Return what of `left_out` was not returned before; bounded."""
-        reported = self._reported_left_out
-        new = [item for item in self.left_out.items() if item not in reported]
+    def newly_rejected(self) -> Mapping[str, str]:
+        """Return what of `rejected` was not returned before; bounded."""
+        reported = self._reported_rejected
+        new = [item for item in self.rejected.items() if item not in reported]
         new = new[: min(MAX_REPORTED_AT_ONCE, MAX_REPORTED - len(reported))]
         reported.update(new)
         return dict(new)
@@ -220,7 +220,7 @@ class EndpointState:
 
     def replace(self, inventory: Inventory, *, taken: Collection[str]) -> None:
         """Replace its devices by those of an inventory, whether it was available or not. The pools
-        `taken` by other endpoints are left out."""
+        `taken` by other endpoints are rejected."""
         returned = self.life.stopped_since is not None
         self.checked = check_inventory(inventory, node=self._driver.node, previous=self.checked)
         contents = self._contents()
@@ -229,8 +229,8 @@ class EndpointState:
             for name, content in contents.items()
             if name in taken and content.devices
         }
-        self.left_out = {**self.checked.left_out, **self.refused}
-        self.left_out_by_driver, self.outcomes = inventory.left_out, inventory.policies
+        self.rejected = {**self.checked.rejected, **self.refused}
+        self.rejected_by_driver, self.outcomes = inventory.rejected, inventory.policies
         # Drivers make these objects.
         named = [
             each
@@ -248,7 +248,7 @@ class EndpointState:
         self._listed_pools = contents.keys() - taken
         kept = {name: content for name, content in contents.items() if name not in taken}
         withdrawn = frozenset(inventory.withdrawn)
-        if self.checked.left_out_count:
+        if self.checked.rejected_count:
             # Devices that cannot be published are still there: their pods must not be evicted.
             withdrawn |= {each.name for each in named}
         has_fallback = self.checked.fallback is not None
@@ -386,8 +386,8 @@ class EndpointState:
         self.pools = {}
         self.checked = CheckedInventory()
         self.refused = {}
-        self.left_out = {}
-        self._reported_left_out.clear()
+        self.rejected = {}
+        self._reported_rejected.clear()
         self._driver.changed()
 
     def refresh(self) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Literal
 
-from drakit.device import Inventory, LeftOut, PolicyOutcome
+from drakit.device import Inventory, PolicyOutcome, RejectedDevice
 from drakit_formats.resource.nodes import pool_name
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.config import Devices
@@ -72,7 +72,7 @@ class DeviceManager:
         settings: Devices,
         store: Checkpoint,
         reports_health: bool,
-        on_left_out: Callable[[Mapping[str, str]], None],
+        on_rejected: Callable[[Mapping[str, str]], None],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """
@@ -80,7 +80,7 @@ class DeviceManager:
         any number may come, each with pools of its own.
 
         Pools are removed only after `set_sources_ready`. `reports_health`: the driver reports the
-        health of its devices. `on_left_out` receives the reasons why devices are newly not
+        health of its devices. `on_rejected` receives the reasons why devices are newly not
         published, by name.
         """
         self.driver = driver
@@ -108,7 +108,7 @@ class DeviceManager:
         self._expected = frozenset(endpoints)
         self._sources_ready = False
         self._reports_health = reports_health
-        self._on_left_out = on_left_out
+        self._on_rejected = on_rejected
         self._state = DriverState(
             node=node,
             open_ended=not endpoints,
@@ -234,24 +234,24 @@ class DeviceManager:
         return any(state.pools or state.phase is not Phase.STOPPED for state in states)
 
     @property
-    def left_out_count(self) -> int:
+    def rejected_count(self) -> int:
         """The number of devices that cannot be published."""
         states = self._endpoints.values()
-        return sum(state.checked.left_out_count + len(state.refused) for state in states)
+        return sum(state.checked.rejected_count + len(state.refused) for state in states)
 
     @property
-    def left_out(self) -> Mapping[str, str]:
+    def rejected(self) -> Mapping[str, str]:
         """The reasons why devices cannot be published, by name, without devices that are only
         counted."""
-        left_out: dict[str, str] = {}
+        rejected: dict[str, str] = {}
         for state in self._endpoints.values():
-            left_out |= state.left_out
-        return left_out
+            rejected |= state.rejected
+        return rejected
 
     @property
-    def left_out_by_drivers(self) -> Sequence[LeftOut]:
-        """The devices that drivers themselves leave out, with their reasons."""
-        return [each for state in self._endpoints.values() for each in state.left_out_by_driver]
+    def rejected_by_drivers(self) -> Sequence[RejectedDevice]:
+        """The devices that drivers themselves reject, with their reasons."""
+        return [each for state in self._endpoints.values() for each in state.rejected_by_driver]
 
     @property
     def policy_outcomes(self) -> Sequence[PolicyOutcome]:
@@ -316,10 +316,10 @@ class DeviceManager:
         if self._state.stored_changed:
             size = len(state.checked.devices)
             logger.info("devices changed", extra=facts | {"devices": size})
-        if state.left_out and (left_out := state.newly_left_out()):
-            for name, why in left_out.items():
-                logger.error("device is left out", extra=facts | {"device": name, "error": why})
-            self._on_left_out(left_out)
+        if state.rejected and (rejected := state.newly_rejected()):
+            for name, why in rejected.items():
+                logger.error("device is rejected", extra=facts | {"device": name, "error": why})
+            self._on_rejected(rejected)
         self._notify()
         if self._stops.pop(endpoint, None) is not None:
             self.stop_changes.advance()

@@ -33,12 +33,12 @@ from drakit.device import (
     Hook,
     IntelRdt,
     Inventory,
-    LeftOut,
-    LeftOutReason,
     Mount,
     NetDevice,
     PolicyConflict,
     PolicyOutcome,
+    RejectedDevice,
+    RejectionReason,
     Taint,
     Topology,
     Version,
@@ -63,7 +63,7 @@ PAUSE_SECONDS = 0.001
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
 AnyT = TypeVar("AnyT")
-ReportT = TypeVar("ReportT", LeftOut, PolicyOutcome)
+ReportT = TypeVar("ReportT", RejectedDevice, PolicyOutcome)
 
 _SCALARS: frozenset[type] = frozenset({type(None), bool, int, str, float})
 
@@ -72,7 +72,7 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
     for kind in (
         *(Device, Capacity, CapacityRange, CounterSet, Taint, Topology, Health, Version),
         *(Edits, DeviceNode, Mount, Hook, NetDevice, IntelRdt),
-        *(LeftOut, PolicyConflict, PolicyOutcome),
+        *(RejectedDevice, PolicyConflict, PolicyOutcome),
     )
 }
 
@@ -167,7 +167,7 @@ def inventory_of(listed: object) -> Inventory:
         devices=_all_of(listed.devices, Device, "devices"),
         counter_sets=_all_of(listed.counter_sets, CounterSet, "counter sets"),
         fallback=None if fallback is None else _all_of(fallback, Device, "devices"),
-        left_out=_all_of(listed.left_out, LeftOut, "left-out devices"),
+        rejected=_all_of(listed.rejected, RejectedDevice, "rejected devices"),
         policies=_all_of(listed.policies, PolicyOutcome, "outcomes of policies"),
         withdrawn=_names(listed.withdrawn),
     )
@@ -226,7 +226,7 @@ class InventorySnapshots:
             devices=await self._snapshots("devices", given.devices),
             counter_sets=await self._snapshots("counter sets", given.counter_sets),
             fallback=None if fallback is None else await self._snapshots("fallback", fallback),
-            left_out=_reports(given.left_out),
+            rejected=_reports(given.rejected),
             policies=_reports(given.policies),
             withdrawn=given.withdrawn,
         )
@@ -255,7 +255,7 @@ class InventorySnapshots:
 
 _TEXTS = ("device", "policy", "reason", "message", "problem")
 _NUMBERS = ("matched", "published")
-_REASONS = frozenset(get_args(LeftOutReason))
+_REASONS = frozenset(get_args(RejectionReason))
 
 
 def _reports(given: Collection[ReportT]) -> tuple[ReportT, ...]:
@@ -264,9 +264,9 @@ def _reports(given: Collection[ReportT]) -> tuple[ReportT, ...]:
     reports = tuple([cast("ReportT", snapshot_of(each)) for each in given])
     for each in reports:
         _check_report(each)
-        if isinstance(each, LeftOut) and each.reason not in _REASONS:
+        if isinstance(each, RejectedDevice) and each.reason not in _REASONS:
             raise DriverError(
-                f"it listed a LeftOut with reason {each.reason!r}, which is none of "
+                f"it listed a RejectedDevice with reason {each.reason!r}, which is none of "
                 f"{', '.join(sorted(_REASONS))}; this is a bug in the driver"
             )
         if isinstance(each, PolicyOutcome):
@@ -275,7 +275,7 @@ def _reports(given: Collection[ReportT]) -> tuple[ReportT, ...]:
     return reports
 
 
-def _check_report(report: LeftOut | PolicyConflict | PolicyOutcome) -> None:
+def _check_report(report: RejectedDevice | PolicyConflict | PolicyOutcome) -> None:
     for name, kind in (*((text, str) for text in _TEXTS), *((number, int) for number in _NUMBERS)):
         value = getattr(report, name, kind())
         if not isinstance(value, kind):

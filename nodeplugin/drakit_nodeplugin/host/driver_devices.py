@@ -1,7 +1,7 @@
 """
 The devices of one hosted driver: device manager, publisher, and the facts that both need.
 
-Endpoints that stop, devices that are left out, names of slices that are taken, and fields that the
+Endpoints that stop, rejected devices, names of slices that are taken, and fields that the
 API server drops, become Events of the Node. A claim whose unprepare does not end taints the
 hardware that it holds. :mod:`.active_driver` assembles the other parts of a driver.
 
@@ -92,13 +92,13 @@ class DriverDevices:
             settings=environment.config.devices,
             store=checkpoint,
             reports_health=traits.health,
-            on_left_out=self._left_out,
+            on_rejected=self._rejected,
         )
         self.publisher = SlicePublisher(
             manager=self.manager,
             session=environment.session,
             node=environment.node.name,
-            on_left_out=self._left_out,
+            on_rejected=self._rejected,
             on_name_taken=self._name_taken,
             on_dropped=self._dropped,
             on_write=metrics.wrote_slice,
@@ -123,7 +123,7 @@ class DriverDevices:
         self._metrics.set(
             slices_failing=self.publisher.last_error is not None,
             slice_fields_dropped=bool(self.publisher.dropped),
-            devices_left_out=self.manager.left_out_count + len(self.publisher.left_out),
+            rejected_devices=self.manager.rejected_count + len(self.publisher.rejected),
         )
         try:
             counts = await self.counts()
@@ -182,10 +182,10 @@ class DriverDevices:
             f"devices",
         )
 
-    def _left_out(self, devices: Mapping[str, str]) -> None:
+    def _rejected(self, devices: Mapping[str, str]) -> None:
         for name, problem in devices.items():
             self._events.emit(
-                reason="DeviceLeftOut",
+                reason="DeviceRejected",
                 action="Publish",
                 note=f"driver {self._driver}: device {name} is not published: {problem}",
             )

@@ -2,7 +2,7 @@
 The node that the plugin runs on, and the environment that all drivers of the process share.
 
 This module contains the node's name, its labels as last read, its boot ID, and Events about it that
-concern no claim: left-out devices, damage, dropped fields. Events of claims belong to
+concern no claim: rejected devices, damage, dropped fields. Events of claims belong to
 :mod:`drakit_nodeplugin.claims.events`.
 
 It must not know drivers, claims or slices.

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from drakit.device import LeftOut, PolicyOutcome
+from drakit.device import PolicyOutcome, RejectedDevice
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
 from drakit_daemon.logs import ProblemLog, escaped
@@ -107,8 +107,8 @@ class ReportFacts:
     dropped: Mapping[str, str]
     """A sentence on each feature of devices that the API server does not support."""
 
-    left_out: Collection[LeftOut]
-    left_out_count: int
+    rejected: Collection[RejectedDevice]
+    rejected_count: int
     """The number in total, including those that are not listed."""
 
     claims: Mapping[str, int]
@@ -147,8 +147,8 @@ def status_of(facts: ReportFacts) -> dict[str, Any]:
     registration = {"state": facts.registration}
     if facts.registration_message:
         registration["message"] = _cut(facts.registration_message, MAX_MESSAGE)
-    left_out, _ = _first(
-        facts.left_out, MAX_LISTED, key=lambda each: (each.device, each.policy, each.reason)
+    rejected, _ = _first(
+        facts.rejected, MAX_LISTED, key=lambda each: (each.device, each.policy, each.reason)
     )
     unhealthy, _ = _first(facts.unhealthy, MAX_UNHEALTHY, key=lambda each: (each.pool, each.device))
     endpoints, more_endpoints = _first(facts.endpoints, MAX_LISTED, key=lambda each: each.name)
@@ -162,14 +162,14 @@ def status_of(facts: ReportFacts) -> dict[str, Any]:
             "unhealthy": facts.devices.unhealthy,
             "gone": facts.devices.gone,
             "allocated": facts.devices.allocated,
-            "leftOut": facts.left_out_count,
+            "rejected": facts.rejected_count,
         },
         "unhealthyDevices": [_unhealthy(each) for each in unhealthy],
         "droppedFields": [
             {"feature": feature, "message": _cut(facts.dropped[feature], MAX_MESSAGE)}
             for feature in sorted(facts.dropped)
         ],
-        "leftOut": [_left_out(each) for each in left_out],
+        "rejectedDevices": [_rejected(each) for each in rejected],
         "claims": {
             "prepared": facts.claims.get("prepared", 0),
             "preparing": facts.claims.get("preparing", 0),
@@ -184,7 +184,7 @@ def status_of(facts: ReportFacts) -> dict[str, Any]:
     policies, more_policies = _policies(facts)
     status["policies"] = policies
     omitted = {
-        "leftOutOmitted": facts.left_out_count - len(left_out),
+        "rejectedDevicesOmitted": facts.rejected_count - len(rejected),
         "endpointsOmitted": more_endpoints,
         "stuckClaimsOmitted": facts.stuck_count - len(stuck),
         "policiesOmitted": more_policies,
@@ -210,12 +210,12 @@ def _unhealthy(health: DeviceHealth) -> dict[str, Any]:
     return body
 
 
-def _left_out(left_out: LeftOut) -> dict[str, Any]:
-    body = {"device": _cut(left_out.device, MAX_LABEL), "reason": left_out.reason}
-    if left_out.policy:
-        body["policy"] = _cut(left_out.policy, MAX_NAME)
-    if left_out.message:
-        body["message"] = _cut(left_out.message, MAX_MESSAGE)
+def _rejected(rejected: RejectedDevice) -> dict[str, Any]:
+    body = {"device": _cut(rejected.device, MAX_LABEL), "reason": rejected.reason}
+    if rejected.policy:
+        body["policy"] = _cut(rejected.policy, MAX_NAME)
+    if rejected.message:
+        body["message"] = _cut(rejected.message, MAX_MESSAGE)
     return body
 
 
@@ -422,14 +422,14 @@ class DriverReport:
         sources = self._sources
         registration = sources.registration.status
         states = await sources.checkpoint.states()
-        by_drivers = sources.manager.left_out_by_drivers
-        left_out = [
+        by_drivers = sources.manager.rejected_by_drivers
+        rejected = [
             *by_drivers,
-            *_as_left_out(sources.manager.left_out, "Invalid"),
-            *_as_left_out(sources.publisher.left_out, "Refused"),
+            *_as_rejected(sources.manager.rejected, "Invalid"),
+            *_as_rejected(sources.publisher.rejected, "Refused"),
         ]
         stuck = await self._stuck(states)
-        counted = len(by_drivers) + len(sources.publisher.left_out)
+        counted = len(by_drivers) + len(sources.publisher.rejected)
         policies = sources.policies
         return ReportFacts(
             registration=_STATES[registration.state],
@@ -443,8 +443,8 @@ class DriverReport:
                 and not sources.manager.is_gone(each.pool, each.device)
             ],
             dropped=sources.publisher.explain_dropped(),
-            left_out=left_out,
-            left_out_count=counted + sources.manager.left_out_count,
+            rejected=rejected,
+            rejected_count=counted + sources.manager.rejected_count,
             claims=states,
             stuck=await self._named(stuck),
             stuck_count=len(stuck),
@@ -477,9 +477,10 @@ class DriverReport:
         )
 
 
-def _as_left_out(left_out: Mapping[str, str], reason: Any) -> list[LeftOut]:
+def _as_rejected(rejected: Mapping[str, str], reason: Any) -> list[RejectedDevice]:
     return [
-        LeftOut(device=name, reason=reason, message=message) for name, message in left_out.items()
+        RejectedDevice(device=name, reason=reason, message=message)
+        for name, message in rejected.items()
     ]
 
 

@@ -292,7 +292,7 @@ class PoolContext:
     on_name_taken: Callable[[str], None]
     """Receives a sentence on an object that has the name of a slice."""
 
-    on_left_out: Callable[[Mapping[str, str]], None]
+    on_rejected: Callable[[Mapping[str, str]], None]
     """Receives the reasons why devices are not published, by ``pool/device`` with the driver's pool
     names."""
 
@@ -324,7 +324,7 @@ class PoolWriter:
 
     * Another client may have created a slice of another driver or node under the name of ours. Our
       slices then get names that nobody can guess.
-    * A device that a rejection names is left out until it changes.
+    * A device that a rejection names is rejected until it changes.
     * A slice that it rejects otherwise is retried later, since a policy of the cluster may have
       rejected it. The other slices are still written, unless the pool would be incomplete.
     * An API server that does not know taints drops them silently.
@@ -481,7 +481,7 @@ class PoolWriter:
             raise DroppedError
 
     def _note_refusal(self, write: SliceWrite, error: ApiError) -> bool:
-        """Return whether the rejection names devices; those are left out from now on."""
+        """Return whether the rejection names devices; those are rejected from now on."""
         found = refusal(error.details, write.body())
         if self._context.on_dropped(found.features):
             raise DroppedError from error

@@ -178,7 +178,7 @@ class Chosen:
     keeps_counter_sets: bool
     """Whether other published counter sets stay."""
 
-    left_out: Mapping[str, str]
+    rejected: Mapping[str, str]
     """The reasons why devices are not published, as sentences, by their names."""
 
 
@@ -189,24 +189,24 @@ def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
     devices = {device.name: device for device in pool.devices}
     if not dropped:
         return Chosen(
-            devices=devices, counter_sets=sets, keeps_counter_sets=keeps_sets, left_out={}
+            devices=devices, counter_sets=sets, keeps_counter_sets=keeps_sets, rejected={}
         )
     if pool.fallback is not None and _uses(devices.values(), dropped):
         devices = {device.name: device for device in pool.fallback}
     if Feature.COUNTERS in dropped:
         sets, keeps_sets = {}, False
     kept: dict[str, DesiredDevice] = {}
-    left_out: dict[str, str] = {}
+    rejected: dict[str, str] = {}
     for name, device in devices.items():
         if (safe := _without(device, dropped)) is not None:
             kept[name] = safe
         else:
             needed = [feature for feature in dropped if _without(device, {feature}) is None]
-            left_out[name] = (
+            rejected[name] = (
                 f"the device cannot be published safely without its {_listed(needed)}, which the "
                 f"API server does not support"
             )
-    return Chosen(devices=kept, counter_sets=sets, keeps_counter_sets=keeps_sets, left_out=left_out)
+    return Chosen(devices=kept, counter_sets=sets, keeps_counter_sets=keeps_sets, rejected=rejected)
 
 
 def describe(dropped: Collection[Feature]) -> str:

@@ -185,7 +185,7 @@ class Plan:
     known: Mapping[str, KnownSlice] = field(default_factory=dict[str, KnownSlice])
     """The slices that are correct, by name."""
 
-    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+    rejected: Mapping[str, str] = field(default_factory=dict[str, str])
     """The reasons why devices are not published, by their names."""
 
     changes_layout: bool = False
@@ -224,11 +224,11 @@ def planning(
     """
     left = left or {}
     chosen = choose(pool, dropped)
-    left_out = {**chosen.left_out}
+    rejected = {**chosen.rejected}
     for name, (device, why) in (refused or {}).items():
         if name in chosen.devices and same_desired(device, chosen.devices[name]):
-            left_out[name] = why
-    devices = {name: each for name, each in chosen.devices.items() if name not in left_out}
+            rejected[name] = why
+    devices = {name: each for name, each in chosen.devices.items() if name not in rejected}
     held = _HeldSlices(stored, identity=identity, known=known or {}, left=left)
     sets: dict[str, CounterSet | None] = {}
     if chosen.keeps_counter_sets:
@@ -252,7 +252,7 @@ def planning(
     )
     packing = pack(devices, counter_sets=sets, current=current, limits=limits)
     yield
-    return planner.plan(packing, left_out=left_out)
+    return planner.plan(packing, rejected=rejected)
 
 
 class _HeldSlices:
@@ -345,7 +345,7 @@ class _Planner:
             difference = Difference.NONE
         self.differences[index] = difference
 
-    def plan(self, packing: Packing, *, left_out: Mapping[str, str]) -> Plan:
+    def plan(self, packing: Packing, *, rejected: Mapping[str, str]) -> Plan:
         """Return the writes that put devices and counter sets into their slices."""
         held, count = self.held, packing.count
         devices: list[dict[str, DesiredDevice]] = [{} for _ in range(count)]
@@ -401,7 +401,7 @@ class _Planner:
             replace=[write(index) for index in kept],
             create=creates,
             known=self.known,
-            left_out=left_out,
+            rejected=rejected,
             changes_layout=not same_generation and len(deletes) + len(kept) + len(creates) > 1,
         )
 

@@ -85,20 +85,20 @@ class SlicePublisher:
         manager: DeviceManager,
         session: asyncio.Future[Session],
         node: str,
-        on_left_out: Callable[[Mapping[str, str]], None],
+        on_rejected: Callable[[Mapping[str, str]], None],
         on_name_taken: Callable[[str], None],
         on_dropped: Callable[[str], None],
         on_write: OnWrite,
     ) -> None:
         """
-        `on_left_out` receives the reasons for devices that are newly not published, as in
-        `left_out`; `on_name_taken` a sentence on an object that has the name of one of our slices;
+        `on_rejected` receives the reasons for devices that are newly not published, as in
+        `rejected`; `on_name_taken` a sentence on an object that has the name of one of our slices;
         `on_dropped` a sentence on the fields that the API server drops, once.
         """
         self._manager = manager
         self._session = session
         self._node = node
-        self._on_left_out = on_left_out
+        self._on_rejected = on_rejected
         self._on_name_taken = on_name_taken
         self._on_dropped = on_dropped
         self._on_write = on_write
@@ -133,13 +133,13 @@ class SlicePublisher:
         return self._store.device_count
 
     @property
-    def left_out(self) -> Mapping[str, str]:
+    def rejected(self) -> Mapping[str, str]:
         """The reasons why desired devices are not published, by ``pool/device`` with the driver's
         pool names; devices of the pool with the node's name by their names alone."""
-        left_out: dict[str, str] = {}
+        rejected: dict[str, str] = {}
         for pool in self._pools.values():
-            left_out |= qualified(short_pool(self._node, pool.name), pool.left_out)
-        return left_out
+            rejected |= qualified(short_pool(self._node, pool.name), pool.rejected)
+        return rejected
 
     @property
     def last_error(self) -> str | None:
@@ -169,7 +169,7 @@ class SlicePublisher:
             on_dropped=self._drops,
             taints_kept=self._taints_kept,
             on_name_taken=self._on_name_taken,
-            on_left_out=self._on_left_out,
+            on_rejected=self._on_rejected,
         )
         async with asyncio.TaskGroup() as group:
 
@@ -282,7 +282,7 @@ class PoolPublisher:
         self.last_error: str | None = None
         """The error of the last round, or of one of its slices; None if nothing failed."""
 
-        self.left_out: Mapping[str, str] = {}
+        self.rejected: Mapping[str, str] = {}
         """The reasons why desired devices are not published, by name."""
 
         self._context = context
@@ -399,10 +399,10 @@ class PoolPublisher:
         for _ in range(MAX_CHECKS):
             plan = await self._plan(pool, identity)
             writer.refused_devices = {
-                name: each for name, each in writer.refused_devices.items() if name in plan.left_out
+                name: each for name, each in writer.refused_devices.items() if name in plan.rejected
             }
-            if plan.left_out != self.left_out:
-                self._report(plan.left_out)
+            if plan.rejected != self.rejected:
+                self._report(plan.rejected)
             verdict = await writer.check(plan)
             if verdict is Verdict.ACCEPTED:
                 writer.refused_layout.clear()
@@ -490,17 +490,17 @@ class PoolPublisher:
             if each.name not in known or known[each.name].version != each.version
         }
 
-    def _report(self, left_out: Mapping[str, str]) -> None:
-        new = {name: why for name, why in left_out.items() if self.left_out.get(name) != why}
-        self.left_out = left_out
+    def _report(self, rejected: Mapping[str, str]) -> None:
+        new = {name: why for name, why in rejected.items() if self.rejected.get(name) != why}
+        self.rejected = rejected
         for name, why in new.items():
-            logger.error("device is left out", extra=self._facts | {"device": name, "error": why})
+            logger.error("device is rejected", extra=self._facts | {"device": name, "error": why})
         if new:
             pool = short_pool(self._context.node, self.name)
-            self._context.on_left_out(qualified(pool, new))
+            self._context.on_rejected(qualified(pool, new))
 
 
-def qualified(pool: str, left_out: Mapping[str, str]) -> dict[str, str]:
+def qualified(pool: str, rejected: Mapping[str, str]) -> dict[str, str]:
     """Prefix devices with the driver's name of their pool; the pool with the node's name has
     none."""
-    return {f"{pool}/{device}".lstrip("/"): why for device, why in left_out.items()}
+    return {f"{pool}/{device}".lstrip("/"): why for device, why in rejected.items()}

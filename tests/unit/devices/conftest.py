@@ -69,7 +69,7 @@ class Node:
         self.store = FakeStore()
         self.ready = True
         """Whether the sources of a plugin are ready when it starts."""
-        self.left_out: list[Mapping[str, str]] = []
+        self.rejected: list[Mapping[str, str]] = []
         self.epoch = 1_700_000_000.0
 
     def wall_clock(self) -> float:
@@ -82,7 +82,7 @@ class Node:
             "settings": SETTINGS,
             "store": self.store,
             "reports_health": True,
-            "on_left_out": self.left_out.append,
+            "on_rejected": self.rejected.append,
             "wall_clock": self.wall_clock,
         }
         manager = DeviceManager(DRIVER, **(arguments | changes))

@@ -415,7 +415,7 @@ async def test_people_see_the_state_of_an_endpoint_with_its_reason(node: Node):
         assert status()[0] == "Waiting"
         manager.replaced(DRIVER, inventory("a", "B_"))
         assert status() == ("Running", "")
-        assert list(manager.left_out) == ["B_"]
+        assert list(manager.rejected) == ["B_"]
         manager.stopped(DRIVER, "it ended")
         assert status() == ("Stopped", "it ended")
         await pass_time(301)

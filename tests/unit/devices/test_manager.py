@@ -480,23 +480,23 @@ async def test_a_driver_without_devices_has_an_empty_pool(node: Node):
         assert manager.publication().complete
 
 
-async def test_bad_devices_are_left_out_and_reported_once(node: Node, caplog):
+async def test_bad_devices_are_rejected_and_reported_once(node: Node, caplog):
     caplog.set_level(logging.ERROR)
     async with node.plugin() as manager:
         bad = [Device(name="No_Name"), Device(name="a", attributes={"1 2": 3}), Device(name="b")]
         manager.replaced(DRIVER, Inventory(devices=[*cameras("b"), *bad]))
         assert shown(manager.publication()) == {NODE: {"b": []}}
-        assert manager.left_out_count == 3
+        assert manager.rejected_count == 3
         await pass_time(1)
         manager.replaced(DRIVER, Inventory(devices=[*cameras("b", "c"), *bad]))
         assert shown(manager.publication()) == {NODE: {"b": [], "c": []}}
         await pass_time(1)
         manager.replaced(DRIVER, inventory("a", "b"))
-        assert manager.left_out_count == 0
-    assert len(node.left_out) == 1
-    assert node.left_out[0].keys() == {"No_Name", "a", "b"}
-    left_out = [record for record in caplog.records if record.msg == "device is left out"]
-    assert [record.__dict__["device"] for record in left_out] == ["No_Name", "a", "b"]
+        assert manager.rejected_count == 0
+    assert len(node.rejected) == 1
+    assert node.rejected[0].keys() == {"No_Name", "a", "b"}
+    rejected = [record for record in caplog.records if record.msg == "device is rejected"]
+    assert [record.__dict__["device"] for record in rejected] == ["No_Name", "a", "b"]
 
 
 async def test_two_endpoints_cannot_have_one_pool(node: Node):
@@ -504,7 +504,7 @@ async def test_two_endpoints_cannot_have_one_pool(node: Node):
         manager.replaced("one", inventory("a"))
         manager.replaced("two", Inventory(devices=[*cameras("b"), *cameras("c", pool="cs")]))
         assert shown(manager.publication()) == {NODE: {"a": []}, f"{NODE}/cs": {"c": []}}
-        assert [*map(list, node.left_out)] == [[NODE]]
+        assert [*map(list, node.rejected)] == [[NODE]]
         manager.stopped("two", "it ended")
         assert manager.stop_reason == "it ended"
         assert shown(manager.publication()) == {NODE: {"a": []}, f"{NODE}/cs": {"c": ["stopped"]}}

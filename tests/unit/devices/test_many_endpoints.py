@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from drakit import Health
-from drakit.device import Device, Inventory, LeftOut, PolicyOutcome
+from drakit.device import Device, Inventory, PolicyOutcome, RejectedDevice
 from drakit_nodeplugin.devices.endpoint_state import MAX_REPORTED
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.endpoints.contract import HealthReport
@@ -63,7 +63,7 @@ async def test_what_endpoints_list_besides_devices_is_kept_together(node: Node):
     def listed(resource: str, *, marked: bool) -> Inventory:
         return Inventory(
             devices=[Device(name="dev-0", pool=short(resource), prepare_again=marked)],
-            left_out=[LeftOut(device=f"{resource}-1", reason="InUse")],
+            rejected=[RejectedDevice(device=f"{resource}-1", reason="InUse")],
             policies=[PolicyOutcome(policy=resource)],
         )
 
@@ -77,7 +77,7 @@ async def test_what_endpoints_list_besides_devices_is_kept_together(node: Node):
         assert manager.marked == {(pool(A), "dev-0")}
         manager.stopped(A, "it ended")
         assert manager.marked == set(), "it cannot be called"
-        assert [each.device for each in manager.left_out_by_drivers] == [f"{A}-1", f"{B}-1"]
+        assert [each.device for each in manager.rejected_by_drivers] == [f"{A}-1", f"{B}-1"]
         assert [each.policy for each in manager.policy_outcomes] == [A, B]
         manager.replaced(B, listed(B, marked=False))
         changes = [each.number - before for each, before in zip(revisions, seen, strict=True)]
@@ -199,8 +199,8 @@ async def test_a_name_of_anothers_pool_is_refused_until_that_one_is_gone(node: N
         manager.replaced(A, things(A))
         manager.replaced(B, things(A, "dev-9"))
         assert shown(manager.publication()) == {pool(A): {"dev-0": []}}
-        assert [*node.left_out[-1]] == [pool(A)]
-        assert manager.left_out_count == 1
+        assert [*node.rejected[-1]] == [pool(A)]
+        assert manager.rejected_count == 1
         await pass_time(1)
         manager.replaced(A, NOTHING)
         manager.replaced(B, things(A, "dev-9"))
@@ -210,15 +210,15 @@ async def test_a_name_of_anothers_pool_is_refused_until_that_one_is_gone(node: N
         assert shown(manager.publication()) == {pool(A): {"dev-9": []}}
 
 
-async def test_left_out_devices_of_one_endpoint_do_not_hide_those_of_another(node: Node):
+async def test_rejected_devices_of_one_endpoint_do_not_hide_those_of_another(node: Node):
     async with plugin(node) as manager:
         for round_ in range(MAX_REPORTED // 100 + 5):
             bad = [Device(name=f"BAD-{round_}-{n}", pool="flood") for n in range(100)]
             manager.replaced(A, Inventory(devices=bad))
             await pass_time(1)
-        assert sum(map(len, node.left_out)) == MAX_REPORTED
+        assert sum(map(len, node.rejected)) == MAX_REPORTED
         manager.replaced(B, Inventory(devices=cameras("BAD", pool=short(B))))
-        assert [*node.left_out[-1]] == [f"{short(B)}/BAD"]
+        assert [*node.rejected[-1]] == [f"{short(B)}/BAD"]
 
 
 # ------------------------------------------------------------ restart

@@ -107,7 +107,7 @@ async def test_the_partitions_of_the_page_are_devices_that_can_be_published(monk
     inventory = await anext(stream)
     await stream.aclose()
     checked = check_inventory(inventory)
-    assert (len(checked.devices), len(checked.counter_sets), checked.left_out) == (3, 1, {})
+    assert (len(checked.devices), len(checked.counter_sets), checked.rejected) == (3, 1, {})
     assert [device.name for device in checked.fallback] == ["card-0"]
 
 
@@ -130,7 +130,7 @@ async def test_the_driver_with_policies_of_the_page_publishes_what_they_ask_for(
     inventory = await anext(stream)
     await stream.aclose()
     assert [device.name for device in inventory.devices] == ["hall-0", "hall-1", "hall-2"]
-    assert [each.device for each in inventory.left_out] == ["hall/3"]
+    assert [each.device for each in inventory.rejected] == ["hall/3"]
     outcomes = {each.policy: (each.matched, each.published) for each in inventory.policies}
     assert outcomes == {"early": (4, 3), "late": (1, 0)}
     assert inventory_of(inventory).policies == tuple(inventory.policies)
@@ -215,7 +215,7 @@ def test_the_capacity_that_the_page_selects_by_is_of_its_card(monkeypatch):
 
 def test_a_card_of_the_page_can_be_published_and_shared(monkeypatch):
     card = module("devices", listing(PAGE, "devices.py"), monkeypatch).CARD
-    assert check_inventory(Inventory(devices=[card])).left_out == {}
+    assert check_inventory(Inventory(devices=[card])).rejected == {}
     assert all(getattr(card, field.name) for field in fields(Device) if field.name != "consumes")
     whole = without(card, {Feature.MULTIPLE_ALLOCATIONS})
     assert whole is not None

@@ -41,7 +41,7 @@ SENTENCES = {
         {0.5: "at most twice a second"}[thread.POLICIES_PACE_SECONDS],
         f"or after {minutes(thread.POLICIES_RETRY_SECONDS)} minute, and reports the reason",
         f"The plugin retries within {minutes(policies.RETRY_SECONDS[1])} minute",
-        f"the first {report.MAX_LISTED} [devices",
+        f"the first {report.MAX_LISTED} [rejected devices]",
         f"up to {report.MAX_LISTED} policies",
         f"the first {report.MAX_STUCK} claims that have been preparing or unpreparing for more "
         f"than {minutes(report.STUCK_SECONDS)} minute",

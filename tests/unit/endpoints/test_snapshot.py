@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from drakit import Device, DriverError, LeftOut, PolicyConflict, PolicyOutcome, Version
+from drakit import Device, DriverError, PolicyConflict, PolicyOutcome, RejectedDevice, Version
 from drakit.device import Capacity, CounterSet, Health, Inventory, Taint, Topology
 from drakit_formats.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints import snapshot as snapshot
@@ -150,7 +150,7 @@ async def test_the_check_names_values_of_a_wrong_type(device, sentence):
     assert_plain(given)
     checked = check_inventory(given)
     assert checked.devices == ()
-    assert sentence in str(checked.left_out)
+    assert sentence in str(checked.rejected)
 
 
 async def test_changes_after_the_yield_do_not_affect_the_snapshot():
@@ -166,7 +166,7 @@ async def test_changes_after_the_yield_do_not_affect_the_snapshot():
     second = await taken(device, snapshots=snapshots, counter_sets=sets)
     after = check_inventory(second, previous=checked)
     assert after.devices == ()
-    assert "is of type int, not a quantity as text" in after.left_out["a"]
+    assert "is of type int, not a quantity as text" in after.rejected["a"]
 
 
 async def test_a_dict_that_a_driver_changes_and_yields_again_is_a_change():
@@ -276,22 +276,22 @@ async def test_a_value_that_raises_when_read_stops_its_driver_with_a_sentence(
 
 
 async def test_reports_other_than_devices_are_copied_too():
-    left_out = [LeftOut(device="/dev/sda", reason="InUse")]
+    rejected = [RejectedDevice(device="/dev/sda", reason="InUse")]
     withdrawn = ["cam-0", Word.GPUS]
     conflicts = [PolicyConflict(device="/dev/sda", policy="other")]
     listed = Inventory(
         devices=(),
-        left_out=left_out,
+        rejected=rejected,
         policies=(PolicyOutcome(policy=Word.GPUS, matched=Number.TWO, conflicts=conflicts),),
         withdrawn=withdrawn,
     )
     ours = await InventorySnapshots().of(inventory_of(listed))
-    left_out.clear()
+    rejected.clear()
     conflicts.clear()
     withdrawn.clear()
     assert ours.withdrawn == ("cam-0", "gpus")
     assert {*map(type, ours.withdrawn)} == {str}
-    assert [each.device for each in ours.left_out] == ["/dev/sda"]
+    assert [each.device for each in ours.rejected] == ["/dev/sda"]
     (outcome,) = ours.policies
     assert (outcome.policy, outcome.matched, len(outcome.conflicts)) == ("gpus", 2, 1)
     assert type(outcome.policy) is str
@@ -300,13 +300,13 @@ async def test_reports_other_than_devices_are_copied_too():
 @pytest.mark.parametrize(
     ("reports", "text"),
     [
-        pytest.param({"left_out": 3}, "it listed int, which is not a collection", id="no-list"),
+        pytest.param({"rejected": 3}, "it listed int, which is not a collection", id="no-list"),
         pytest.param(
-            {"left_out": ["/dev/sda"]}, "it listed str, which is not a LeftOut", id="text"
+            {"rejected": ["/dev/sda"]}, "it listed str, which is not a RejectedDevice", id="text"
         ),
         pytest.param(
-            {"left_out": [LeftOut(device="x", reason="Broken")]},
-            "a LeftOut with reason 'Broken', which is none of Dangerous, InUse",
+            {"rejected": [RejectedDevice(device="x", reason="Broken")]},
+            "a RejectedDevice with reason 'Broken', which is none of Dangerous, InUse",
             id="unknown-reason",
         ),
         pytest.param(

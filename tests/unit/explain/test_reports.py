@@ -46,13 +46,15 @@ def test_a_report_with_what_an_answer_needs():
             "spec": {"nodeName": "n1", "driver": "d"},
             "status": {
                 "registration": {"state": "Rejected", "message": "no"},
-                "devices": {"leftOut": 3},
-                "leftOut": [{"device": "g0", "reason": "Other", "message": "it needs counters"}],
+                "devices": {"rejected": 3},
+                "rejectedDevices": [
+                    {"device": "g0", "reason": "Other", "message": "it needs counters"}
+                ],
             },
         }
     )
     assert found.registration == "Rejected: no"
-    assert (found.left_out, found.left_out_example) == (3, "g0: it needs counters")
+    assert (found.rejected, found.rejected_example) == (3, "g0: it needs counters")
 
 
 @pytest.mark.parametrize(
@@ -129,14 +131,13 @@ OTHER_MODEL = slice_on("n1", device("g0", attributes={"model": "x"}))
             id="the-driver-publishes-nothing",
         ),
         pytest.param(
-            [report("d", left_out=2, left_out_example="g0: it needs counters")],
+            [report("d", rejected=2, rejected_example="g0: it needs counters")],
             [OF_D],
-            "driver d publishes no device, and leaves out 2 on node n1, such as g0: it needs "
-            "counters",
+            "driver d publishes no device, and rejects 2 on node n1, such as g0: it needs counters",
             id="the-driver-leaves-its-devices-out",
         ),
         pytest.param(
-            [report("e", left_out=2, left_out_example="g0: it needs counters")],
+            [report("e", rejected=2, rejected_example="g0: it needs counters")],
             [OF_D],
             "no slice of driver d has devices, so check that the driver is running",
             id="another-driver-leaves-devices-out",

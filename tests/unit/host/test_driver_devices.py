@@ -309,13 +309,13 @@ async def test_devices_that_an_earlier_process_began_to_unprepare_are_tainted_fr
     assert tainted(devices) == {"cam-0"}
 
 
-async def test_all_devices_that_are_left_out_are_counted_and_not_the_named_ones_alone():
+async def test_all_devices_that_are_rejected_are_counted_and_not_the_named_ones_alone():
     metrics = Metrics()
     devices = hosted(Rows(), metrics=metrics)
     bad = [Device(name=f"No_Name_{number}") for number in range(150)]
     devices.manager.replaced(DRIVER, Inventory(devices=bad))
     await devices.measure()
-    assert gauge(metrics, "drakit_devices_left_out") == 150
+    assert gauge(metrics, "drakit_rejected_devices") == 150
 
 
 async def test_devices_are_counted_by_state():
@@ -357,7 +357,7 @@ async def test_an_event_that_cannot_be_written_does_not_end_the_others():
     session.set_result(Session())
     events = NodeEvents(NODE, session)
     for note in ("the first", "device usb-\udcff is not published"):
-        events.emit(reason="DeviceLeftOut", action="Publish", note=note)
+        events.emit(reason="DeviceRejected", action="Publish", note=note)
     run = asyncio.create_task(events.run())
     async with asyncio.timeout(5):
         while not written:

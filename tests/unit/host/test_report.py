@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
-from drakit import LeftOut, LeftOutReason, PolicyConflict, PolicyOutcome
+from drakit import PolicyConflict, PolicyOutcome, RejectedDevice, RejectionReason
 from drakit_formats.resource.device import Feature
 from drakit_nodeplugin.devices.model import DeviceHealth, EndpointStatus
 from drakit_nodeplugin.host.policies import PolicyState
@@ -41,8 +41,8 @@ FACTS = ReportFacts(
     devices=DeviceCounts(published=4, healthy=2, unhealthy=2, allocated=1),
     unhealthy=[],
     dropped={},
-    left_out=[LeftOut(device="/dev/sda", reason="InUse", policy="disks", message="in use")],
-    left_out_count=1,
+    rejected=[RejectedDevice(device="/dev/sda", reason="InUse", policy="disks", message="in use")],
+    rejected_count=1,
     claims={"prepared": 1},
     stuck=[],
     stuck_count=0,
@@ -79,10 +79,11 @@ def full(size: int) -> ReportFacts:
         devices=DeviceCounts(published=size, healthy=size, unhealthy=0, allocated=0),
         unhealthy=[unhealthy(n + long, long, pool=n + long) for n in names],
         dropped=dict.fromkeys(FEATURES, long),
-        left_out=[
-            LeftOut(device=n + long, reason="Other", policy=n + long, message=long) for n in names
+        rejected=[
+            RejectedDevice(device=n + long, reason="Other", policy=n + long, message=long)
+            for n in names
         ],
-        left_out_count=size + 7,
+        rejected_count=size + 7,
         claims={"prepared": size, "preparing": 1, "unpreparing": size},
         stuck=[StuckClaim(namespace="lab", name=n, uid=n, state="unpreparing") for n in names][:20],
         stuck_count=size,
@@ -125,11 +126,11 @@ def test_entries_beyond_a_limit_are_counted():
     omitted = {key: value for key, value in status.items() if key.endswith("Omitted")}
     assert omitted == {
         "endpointsOmitted": 200,
-        "leftOutOmitted": 207,
+        "rejectedDevicesOmitted": 207,
         "stuckClaimsOmitted": 280,
         "policiesOmitted": 200,
     }
-    assert status["devices"]["leftOut"] == 307
+    assert status["devices"]["rejected"] == 307
     assert status["policies"][0]["conflictsOmitted"] == 290
 
 
@@ -139,7 +140,7 @@ def test_the_order_of_facts_does_not_change_the_report():
         facts,
         **{
             name: random.Random(3).sample(list(getattr(facts, name)), len(getattr(facts, name)))
-            for name in ("endpoints", "unhealthy", "left_out", "stuck", "policies", "outcomes")
+            for name in ("endpoints", "unhealthy", "rejected", "stuck", "policies", "outcomes")
         },
     )
     assert status_of(shuffled) == status_of(facts)
@@ -212,11 +213,11 @@ def test_the_name_of_a_report_is_that_of_node_and_driver_unless_it_is_too_long()
 
 
 def test_the_words_of_reasons_are_the_same_in_contract_schema_and_page():
-    words = set(get_args(LeftOutReason))
+    words = set(get_args(RejectionReason))
     status = SCHEMA["properties"]["status"]["properties"]
-    assert set(status["leftOut"]["items"]["properties"]["reason"]["enum"]) == words
+    assert set(status["rejectedDevices"]["items"]["properties"]["reason"]["enum"]) == words
     page = (ROOT / "docs" / "reference" / "slices.md").read_text()
-    section = page.partition("## Devices that are left out")[2].partition("\n## ")[0]
+    section = page.partition("## Rejected devices")[2].partition("\n## ")[0]
     listed = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
     assert sorted(listed) == sorted(words)
 

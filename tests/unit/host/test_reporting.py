@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drakit import Device, Health, LeftOut
+from drakit import Device, Health, RejectedDevice
 from drakit.device import Inventory
 from drakit_daemon.kube import NotFoundError, UnavailableError
 from drakit_nodeplugin.changes import Revision
@@ -67,15 +67,15 @@ class Sources:
         self.manager = SimpleNamespace(
             revision=Revision(),
             endpoint_changes=Revision(),
-            left_out_by_drivers=[],
+            rejected_by_drivers=[],
             policy_outcomes=[],
-            left_out={},
-            left_out_count=0,
+            rejected={},
+            rejected_count=0,
             health_states=list,
             endpoint_statuses=lambda: [self.endpoint],
         )
         self.policies = SimpleNamespace(revision=Revision(), refusal=None, states=list)
-        self.publisher = SimpleNamespace(listed=asyncio.Event(), left_out={}, explain_dropped=dict)
+        self.publisher = SimpleNamespace(listed=asyncio.Event(), rejected={}, explain_dropped=dict)
         self.publisher.listed.set()
         self.states_: dict[str, int] = {}
         self.uids_: set[str] = set()
@@ -175,10 +175,10 @@ async def test_a_change_without_a_notification_is_found_within_ten_seconds(rig):
 @pytest.mark.looptime
 async def test_reports_other_than_devices_are_written_within_seconds(rig):
     await asyncio.sleep(33)
-    rig.sources.manager.left_out_by_drivers = [LeftOut(device="/dev/sda", reason="InUse")]
+    rig.sources.manager.rejected_by_drivers = [RejectedDevice(device="/dev/sda", reason="InUse")]
     rig.sources.manager.endpoint_changes.advance()
     await asyncio.sleep(2)
-    assert rig.api.applied[-1][1]["status"]["leftOut"][0]["device"] == "/dev/sda"
+    assert rig.api.applied[-1][1]["status"]["rejectedDevices"][0]["device"] == "/dev/sda"
     await asyncio.sleep(30)
     rig.sources.policies.refusal = "it is too old"
     rig.sources.policies.revision.advance()

@@ -129,8 +129,8 @@ def names(made: Inventory) -> set[str]:
 
 
 def reasons(made: Inventory) -> dict[str, str]:
-    assert {each.reason for each in made.left_out} <= {"Dangerous"}
-    return {each.device: each.message for each in made.left_out}
+    assert {each.reason for each in made.rejected} <= {"Dangerous"}
+    return {each.device: each.message for each in made.rejected}
 
 
 async def test_a_glob_does_not_publish_dangerous_devices_among_others(machine):
@@ -215,7 +215,7 @@ async def test_without_the_chart_s_value_a_policy_that_needs_it_publishes_nothin
     text = (
         f"{problem}; to publish its devices, set hostdev.allowDangerous: true in the chart's values"
     )
-    assert {each.message for each in made[False].left_out} == {f"its policy is refused: {text}"}
+    assert {each.message for each in made[False].rejected} == {f"its policy is refused: {text}"}
     problems = {each.policy: each.problem for each in made[False].policies}
     assert problems == {"bad": text, "good": ""}
     assert {each.problem for each in made[True].policies} == {""}

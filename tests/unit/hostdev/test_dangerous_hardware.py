@@ -272,12 +272,12 @@ async def test_the_driver_publishes_only_harmless_usb_devices(host):
         "/dev/bus/usb/001/002",
         "/dev/bus/usb/001/004",
     }
-    assert {each.device: each.reason for each in made.left_out} == {
+    assert {each.device: each.reason for each in made.rejected} == {
         "/dev/bus/usb/001/001": "Dangerous",
         "/dev/bus/usb/001/003": "Dangerous",
         "/dev/bus/usb/001/005": "Unreadable",
     }
-    (unreadable,) = (each for each in made.left_out if each.reason == "Unreadable")
+    (unreadable,) = (each for each in made.rejected if each.reason == "Unreadable")
     assert "cannot determine whether it is dangerous" in unreadable.message
 
 

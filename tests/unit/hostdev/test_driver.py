@@ -178,10 +178,10 @@ async def test_each_disk_that_a_policy_names_is_refused_and_its_zram_devices_are
     made = driver(host, {"mixed": policy("block", "/dev/sd*", "/dev/zram*")})
     listed = await inventory(made)
     assert [each.name for each in listed.devices] == ["mixed-zram0", "mixed-zram1"]
-    found = [(each.device, each.reason, each.policy) for each in listed.left_out]
+    found = [(each.device, each.reason, each.policy) for each in listed.rejected]
     assert found == [(path, "NotSupported", "mixed") for path in ("/dev/sda", "/dev/sdb")]
-    for left_out in listed.left_out:
-        assert "use a CSI driver: see 'Disks: use CSI'" in left_out.message
+    for rejected in listed.rejected:
+        assert "use a CSI driver: see 'Disks: use CSI'" in rejected.message
     with pytest.raises(DriverError, match="hostdev publishes no disk; use a CSI driver"):
         await prepared(made, allocated("mixed-sdb"))
 

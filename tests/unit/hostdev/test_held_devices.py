@@ -48,10 +48,10 @@ async def test_another_adapter_with_the_number_of_a_held_one_is_not_published(ho
         inventory = await rig.scan()
         assert inventory.devices == []
         assert inventory.withdrawn == (), "it is unplugged"
-        (left_out,) = inventory.left_out
-        assert (left_out.device, left_out.reason) == ("/dev/ttyUSB0", "InUse")
-        assert "number 188:0, which claim default/one still holds" in left_out.message
-        assert "delete the pod" in left_out.message
+        (rejected,) = inventory.rejected
+        assert (rejected.device, rejected.reason) == ("/dev/ttyUSB0", "InUse")
+        assert "number 188:0, which claim default/one still holds" in rejected.message
+        assert "delete the pod" in rejected.message
         rig.restart({"serial": TTY})
     with pytest.raises(DriverError, match=r"cannot be allocated|no longer on node"):
         await rig.prepare(held)
@@ -70,7 +70,7 @@ async def test_a_container_keeps_a_former_number_until_its_claim_is_released(hos
     assert number(await rig.prepare(held)) == (188, 1)
     host.adapter("2", "ttyUSB0", serial="B2")
     assert list(await rig.paths()) == [held]
-    assert (await rig.left_out())["/dev/ttyUSB0"][0] == "InUse"
+    assert (await rig.rejected())["/dev/ttyUSB0"][0] == "InUse"
     rig.holds.clear()
     assert list((await rig.paths()).values()) == ["/dev/ttyUSB0", "/dev/ttyUSB1"]
 
@@ -268,9 +268,9 @@ async def test_a_held_device_is_never_free_under_a_second_name(host, changed, re
     assert {each.attributes["path"] for each in inventory.devices} == {"/dev/ttyUSB1"}
     assert other not in {each.name for each in inventory.devices}
     assert inventory.withdrawn == (held,)
-    (left_out,) = inventory.left_out
-    assert (left_out.device, left_out.reason) == ("/dev/ttyUSB0", "InUse")
-    assert f"claim default/one holds it as device {held}" in left_out.message
+    (rejected,) = inventory.rejected
+    assert (rejected.device, rejected.reason) == ("/dev/ttyUSB0", "InUse")
+    assert f"claim default/one holds it as device {held}" in rejected.message
     rig.holds.clear()
     inventory = await rig.scan()
     assert {each.attributes["path"] for each in inventory.devices} == {
@@ -294,7 +294,7 @@ async def test_a_held_unit_is_not_free_as_nodes(host):
     inventory = await rig.scan()
     assert inventory.devices == []
     assert inventory.withdrawn == (held,)
-    assert {each.device for each in inventory.left_out} == {
+    assert {each.device for each in inventory.rejected} == {
         "/dev/snd/controlC0",
         "/dev/snd/controlC1",
     }

@@ -206,7 +206,7 @@ async def test_the_keyboard_of_a_security_key_is_not_published(host):
     every = {"key": {"match": [{"subsystem": "hidraw", "paths": ["/dev/hidraw*"]}]}}
     made = await inventory(driver(host, every))
     assert [each.attributes["path"] for each in made.devices] == ["/dev/hidraw1"]
-    (refused,) = made.left_out
+    (refused,) = made.rejected
     assert (refused.device, refused.reason) == ("/dev/hidraw0", "Dangerous")
     assert "it is a keyboard of the node" in refused.message
 

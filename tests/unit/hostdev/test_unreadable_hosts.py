@@ -144,7 +144,7 @@ async def test_other_hardware_in_the_place_of_an_unknown_device_replaces_it(host
         inventory = await rig.scan()
     assert {each.name for each in inventory.devices} == {B2, "zram-zram0", "zram-zram1"}
     assert inventory.withdrawn == (A1,)
-    assert {each.device for each in inventory.left_out} == {"/dev/ttyUSB0"}
+    assert {each.device for each in inventory.rejected} == {"/dev/ttyUSB0"}
 
 
 async def test_after_a_restart_a_held_device_that_is_unknown_is_not_evicted(host, rig):
@@ -156,7 +156,7 @@ async def test_after_a_restart_a_held_device_that_is_unknown_is_not_evicted(host
         inventory = await rig.scan()
     assert {each.name for each in inventory.devices} == {"zram-zram0"}, "it is there, and held"
     assert inventory.withdrawn == (A1,)
-    reasons = {each.device: each.reason for each in inventory.left_out}
+    reasons = {each.device: each.reason for each in inventory.rejected}
     assert reasons == {"/dev/zram1": "Unreadable"}
 
 
@@ -180,7 +180,7 @@ async def test_rules_that_are_known_count_more_than_those_that_are_unknown(host)
         rig.apply({"all": policy("tty", "/dev/tty[0-9]")})
         inventory = await rig.scan()
     assert inventory.devices == []
-    assert [each.reason for each in inventory.left_out] == ["Dangerous"]
+    assert [each.reason for each in inventory.rejected] == ["Dangerous"]
 
 
 @pytest.mark.looptime

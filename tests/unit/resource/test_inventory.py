@@ -33,10 +33,10 @@ def test_of_two_with_one_name_the_first_is_kept():
     first = Device(name="a", attributes={"x": 1})
     checked = check_inventory(inventory(first, Device(name="a"), Device(name="a", pool="p")))
     assert checked.devices == (first, Device(name="a", pool="p"))
-    assert checked.left_out == {"a": "another device of its pool has the same name"}
+    assert checked.rejected == {"a": "another device of its pool has the same name"}
 
 
-LEFT_OUT = {
+REJECTED = {
     "name": (Device(name="A"), "A"),
     "pool-and-name": (Device(name="A", pool="gpus"), "gpus/A"),
     "control-characters": (Device(name="a\n\x1b[31m"), r"'a\n\x1b[31m'"),
@@ -50,24 +50,24 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.parametrize(("device", "key"), LEFT_OUT.values(), ids=LEFT_OUT)
-def test_what_is_left_out_is_named_whatever_it_is(device, key):
+@pytest.mark.parametrize(("device", "key"), REJECTED.values(), ids=REJECTED)
+def test_what_is_rejected_is_named_whatever_it_is(device, key):
     checked = check_inventory(inventory(device, Device(name="b")))
     assert names(checked) == ["b"]
-    assert list(checked.left_out) == [key]
+    assert list(checked.rejected) == [key]
 
 
 def test_a_driver_with_a_bug_in_all_devices_is_named_a_hundred_times():
     checked = check_inventory(inventory(*(Device(name=f"CAM-{n}") for n in range(500))))
     assert checked.devices == ()
-    assert len(checked.left_out) == 100
-    assert checked.left_out_count == 500
+    assert len(checked.rejected) == 100
+    assert checked.rejected_count == 500
 
 
 def test_what_a_pool_is_called_with_the_nodes_name_counts():
     long = Device(name="a", pool="p" * 200)
     assert names(check_inventory(inventory(long))) == ["p" * 200 + "/a"]
-    assert "too long" in str(check_inventory(inventory(long), node="n" * 60).left_out)
+    assert "too long" in str(check_inventory(inventory(long), node="n" * 60).rejected)
 
 
 CONSUMERS = {
@@ -85,7 +85,7 @@ CONSUMERS = {
 def test_what_a_device_consumes_must_be_there(device, problem):
     checked = check_inventory(inventory(device, counter_sets=(CARD,)))
     assert (checked.devices == (device,)) is (problem is None)
-    assert (not checked.left_out) if problem is None else (problem in str(checked.left_out))
+    assert (not checked.rejected) if problem is None else (problem in str(checked.rejected))
 
 
 BAD_COUNTER_SETS = {
@@ -111,8 +111,8 @@ def test_a_bad_counter_set_takes_its_devices_with_it(counter_set, problem):
     checked = check_inventory(given_)
     assert names(checked) == ["b"]
     assert checked.counter_sets == ()
-    assert problem in str(checked.left_out)
-    assert "which its pool does not have" in checked.left_out["a"]
+    assert problem in str(checked.rejected)
+    assert "which its pool does not have" in checked.rejected["a"]
 
 
 def test_of_two_counter_sets_with_one_name_the_first_is_kept():
@@ -132,7 +132,7 @@ def test_a_fallback_is_checked_on_its_own():
     )
     assert checked.devices == (part("a", memory="1"),)
     assert checked.fallback == (whole,)
-    assert checked.left_out["B"].startswith("as a fallback, its name is")
+    assert checked.rejected["B"].startswith("as a fallback, its name is")
 
 
 def test_without_a_fallback_there_is_none_and_an_empty_one_is_one():
@@ -175,7 +175,7 @@ def test_what_python_takes_for_equal_is_checked_again(changed):
     after = check_inventory(inventory(changed), previous=before)
     fresh = check_inventory(inventory(changed))
     assert [id(device) for device in after.devices] == [id(device) for device in fresh.devices]
-    assert after.left_out == fresh.left_out
+    assert after.rejected == fresh.rejected
 
 
 class Unequal:
@@ -190,7 +190,7 @@ def test_a_value_that_refuses_to_be_compared_is_a_bad_one():
     strange = replace(FULL, attributes={**FULL.attributes, "n": Unequal()})
     after = check_inventory(inventory(strange), previous=before)
     assert after.devices == ()
-    assert "of type Unequal" in after.left_out["a"]
+    assert "of type Unequal" in after.rejected["a"]
 
 
 devices = st.builds(
@@ -220,8 +220,8 @@ def test_what_was_checked_before_changes_no_verdict(sequence):
         assert list(map(repr, checked.devices)) == list(map(repr, fresh.devices))
         assert repr(checked.fallback) == repr(fresh.fallback)
         assert checked.counter_sets == fresh.counter_sets
-        assert checked.left_out == fresh.left_out
-        assert checked.left_out_count == len(each.devices) + len(each.fallback or ()) - (
+        assert checked.rejected == fresh.rejected
+        assert checked.rejected_count == len(each.devices) + len(each.fallback or ()) - (
             len(checked.devices) + len(checked.fallback or ())
         )
         assert len({(device.pool, device.name) for device in checked.devices}) == len(

@@ -52,7 +52,7 @@ def test_the_api_server_takes_every_device(config):
     parsed = SimulatedConfig.model_validate(config)
     everything = commanded(all_devices(parsed), Control(), driver=parsed.driver_name)
     checked = check_inventory(everything, node="node-1")
-    assert checked.left_out == {}
+    assert checked.rejected == {}
     assert len(checked.devices) == len(everything.devices)
     assert len(checked.counter_sets) == len(everything.counter_sets)
     assert checked.fallback is not None

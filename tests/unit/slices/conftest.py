@@ -118,7 +118,7 @@ class Published:
         self.source = FakeSource()
         self.dropped: list[str] = []
         self.taken: list[str] = []
-        self.left_out: list[dict[str, str]] = []
+        self.rejected: list[dict[str, str]] = []
         self.measured: list[tuple[str, bool]] = []
         self.task: asyncio.Task[None] | None = None
 
@@ -131,7 +131,7 @@ class Published:
             manager=self.source,
             session=future,
             node=NODE,
-            on_left_out=self.left_out.append,
+            on_rejected=self.rejected.append,
             on_name_taken=self.taken.append,
             on_dropped=self.dropped.append,
             on_write=lambda verb, seconds, ok: self.measured.append((verb, ok)),

@@ -66,7 +66,7 @@ def test_a_safe_device_is_published_without_the_fields():
 def test_a_device_that_is_known_by_name_is_unsafe_without_its_taint():
     chosen = choose(pool("a", named("bad", taint())), set(Feature))
     assert [*chosen.devices] == ["a"]
-    assert "DRADeviceTaints" in chosen.left_out["bad"]
+    assert "DRADeviceTaints" in chosen.rejected["bad"]
 
 
 @pytest.mark.parametrize(
@@ -106,18 +106,18 @@ async def test_a_fallback_follows_the_first_answer_that_lacks_something(publishe
     assert await published.settled(3600) == []
 
 
-async def test_without_a_fallback_what_is_not_safe_is_left_out(published: Published):
+async def test_without_a_fallback_what_is_not_safe_is_rejected(published: Published):
     published.link.change = drops("taints")
     await published.publish(pool("a", "b"))
     await published.publish(pool("a", device("b", taint())))
     assert published.devices() == {"a"}
-    assert published.publisher.left_out == {
+    assert published.publisher.rejected == {
         "b": "the device cannot be published safely without its taints (feature gate "
         "DRADeviceTaints), which the API server does not support"
     }
     await published.publish(pool("a", "b"))
     assert published.devices() == {"a", "b"}
-    assert published.publisher.left_out == {}
+    assert published.publisher.rejected == {}
     (note,) = published.dropped
     assert note.endswith("; devices with a NoSchedule or NoExecute taint are not published")
 
@@ -193,7 +193,7 @@ async def test_a_server_that_refuses_counters_gets_the_fallback(published: Publi
     assert published.devices() == {"a", "whole"}
     assert not any("sharedCounters" in body["spec"] for body in published.slices())
     assert published.publisher.dropped == {Feature.COUNTERS}
-    assert published.publisher.left_out == {}
+    assert published.publisher.rejected == {}
     assert published.publisher.last_error is None
     (note,) = published.dropped
     assert "DRAPartitionableDevices" in note
@@ -208,8 +208,8 @@ async def test_without_a_fallback_refused_counters_cost_all_devices_that_consume
         pool("a", partition("part-0"), partition("part-1"), counter_sets=(counter_set("gpu-0"),))
     )
     assert published.devices() == {"a"}
-    assert published.publisher.left_out.keys() == {"part-0", "part-1"}
-    assert "DRAPartitionableDevices" in published.publisher.left_out["part-0"]
+    assert published.publisher.rejected.keys() == {"part-0", "part-1"}
+    assert "DRAPartitionableDevices" in published.publisher.rejected["part-0"]
     assert await published.settled(3600) == []
 
 
@@ -298,7 +298,7 @@ async def test_a_device_is_not_seen_without_its_taint_at_any_restart(
         await published.start()
         assert await published.settled() == []
         assert len(published.link.dry_runs) == 1
-        assert published.publisher.left_out.keys() == {d.name for d in wanted.devices if d.taints}
+        assert published.publisher.rejected.keys() == {d.name for d in wanted.devices if d.taints}
     assert "a" in published.devices()
     assert "b" not in names_without_taints(published)
 
@@ -322,7 +322,7 @@ async def test_all_pools_learn_of_it_before_they_write(published: Published):
     own, gpus = pool("a", device("b", taint())), pool("x", device("y", taint()))
     assert await published.publish({"node-1": own, "node-1/gpus": gpus}) == ["POST", "POST"]
     assert published.devices() == names_without_taints(published) == {"a", "x"}
-    assert published.publisher.left_out.keys() == {"b", "gpus/y"}
+    assert published.publisher.rejected.keys() == {"b", "gpus/y"}
     assert len(published.dropped) == 1
 
 

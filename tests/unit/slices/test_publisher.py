@@ -349,7 +349,7 @@ async def test_a_slice_that_is_refused_does_not_stop_the_others(published: Publi
     assert published.publisher.last_error is None
 
 
-async def test_a_device_that_the_api_server_names_is_left_out(published: Published):
+async def test_a_device_that_the_api_server_names_is_rejected(published: Published):
     cause = {"field": "spec.devices[1].attributes[x]", "message": "is not liked"}
     published.link.refuse = lambda method, path, body: (
         StatusError(422, "Invalid", "no", details={"causes": [cause]})
@@ -361,12 +361,12 @@ async def test_a_device_that_the_api_server_names_is_left_out(published: Publish
     )
     await published.publish(pool("a", "bad", "c"))
     assert published.devices() == {"a", "c"}
-    assert "is not liked" in published.publisher.left_out["bad"]
+    assert "is not liked" in published.publisher.rejected["bad"]
     assert await published.settled(600) == []
     hot = device("bad", health=Health.unhealthy("too hot"))
     writes = await published.publish(pool("a", hot, "c"), seconds=600)
     assert writes == [], "health alone is no other device"
-    assert published.left_out == [dict(published.publisher.left_out)], "it is reported once"
+    assert published.rejected == [dict(published.publisher.rejected)], "it is reported once"
     other = device("bad", attributes={"model": "y"})
     assert await published.publish(pool("a", other, "c")) == ["PUT"]
 

@@ -110,18 +110,18 @@ def last_error(published: Published) -> str:
 # ------------------------------------------------------------ devices that are named
 
 
-async def test_a_device_whose_capacity_is_refused_is_left_out_of_one_slice(published: Published):
+async def test_a_device_whose_capacity_is_refused_is_not_in_one_slice(published: Published):
     published.link.refuse = checks_options
     writes = await published.publish(pool("a", shared("good"), shared("bad", "9")))
     assert writes == ["POST", "POST"]
     assert published.devices() == {"a", "good"}
-    assert published.left_out == [{"bad": REASON}]
+    assert published.rejected == [{"bad": REASON}]
     assert published.link.dry_runs == [], "a single write that fails changes nothing"
     assert await published.settled(600) == []
     assert published.publisher.last_error is None
 
 
-async def test_devices_whose_capacities_are_refused_are_left_out_of_a_new_layout(
+async def test_devices_whose_capacities_are_refused_are_not_in_a_new_layout(
     published: Published,
 ):
     await published.publish(pool(*many(100)))
@@ -130,7 +130,7 @@ async def test_devices_whose_capacities_are_refused_are_left_out_of_a_new_layout
     writes = await published.publish(pool(*many(150), *bad, shared("good")))
     assert writes == ["PUT", "PUT", "POST"], "each slice once"
     assert published.devices() == {"good", *(each.name for each in many(150))}
-    assert published.publisher.left_out == {each.name: REASON for each in bad}
+    assert published.publisher.rejected == {each.name: REASON for each in bad}
     assert published.publisher.last_error is None
     assert await published.settled(600) == []
     bad[0] = shared("bad-0")
@@ -176,11 +176,11 @@ async def test_a_policy_that_names_one_device_in_each_answer_has_few_answers_in_
     assert "is invalid: spec.devices[" in last_error(published)
     await published.settled(1200)
     assert len(published.devices()) == 100
-    assert published.publisher.left_out.keys() == {each.name for each in bad}
+    assert published.publisher.rejected.keys() == {each.name for each in bad}
     assert published.publisher.last_error is None
 
 
-async def test_a_device_of_the_fallback_whose_capacity_is_refused_is_left_out(
+async def test_a_device_of_the_fallback_whose_capacity_is_refused_is_rejected(
     published: Published,
 ):
     published.link.refuse = checks_options
@@ -188,7 +188,7 @@ async def test_a_device_of_the_fallback_whose_capacity_is_refused_is_left_out(
     fallback = (*many(100), shared("bad", "9"))
     await published.publish(pool(PARTITION, fallback=fallback))
     assert published.devices() == {each.name for each in many(100)}
-    assert published.publisher.left_out == {"bad": REASON}
+    assert published.publisher.rejected == {"bad": REASON}
     assert await published.settled(600) == []
 
 

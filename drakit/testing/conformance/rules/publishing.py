@@ -17,7 +17,7 @@ from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 
 EVENT_SECONDS = 1.0
-"""From a device's publication to the Event about devices that are left out."""
+"""From a device's publication to the Event about rejected devices."""
 
 LISTED_SECONDS = 2.0
 """From the start of the node plugin to the slices of the devices that a driver lists then."""
@@ -34,15 +34,15 @@ WATCHED_SECONDS = 3.0
 )
 async def devices_published(kit: Kit) -> None:
     devices = await kit.devices()
-    await within(EVENT_SECONDS, lambda: bool(_left_out(kit)))
-    if left_out := _left_out(kit):
-        kit.fail(f"{len(left_out)} devices are not published; the first: {left_out[0]}")
+    await within(EVENT_SECONDS, lambda: bool(_rejected(kit)))
+    if rejected := _rejected(kit):
+        kit.fail(f"{len(rejected)} devices are not published; the first: {rejected[0]}")
     keys = [(device.pool, device.name) for device in devices]
     if twice := {key for key in keys if keys.count(key) > 1}:
         kit.fail(f"two devices of one pool have the same name: {sorted(twice)[0][1]}")
 
 
-def _left_out(kit: Kit) -> list[str]:
+def _rejected(kit: Kit) -> list[str]:
     return [note for note in kit.events() if " is not published: " in note]
 
 

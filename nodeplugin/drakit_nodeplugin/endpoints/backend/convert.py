@@ -3,7 +3,7 @@ Converts a backend's messages to the library's plain values and inventories.
 
 The values that the API or CDI refuses are found where devices of any driver are checked. Some
 messages have no equivalent in our types: a taint without an effect, an attribute without a value.
-They become values that those checks name and refuse, so that only their device is left out. Only
+They become values that those checks name and refuse, so that only their device is rejected. Only
 messages that cannot be parsed, more devices than any node has, and too many edits are refused here.
 
 A backend lists all of its devices at each change, and most of them are unchanged: those keep their

@@ -2,10 +2,10 @@
 The messages of a device plugin: its lists, as inventories with names that Kubernetes accepts, and
 its answers to Allocate, as the edits that a container gets by a claim.
 
-A device that cannot be published is left out, with a sentence; the others stay. The edits equal
+A device that cannot be published is rejected, with a sentence; the others stay. The edits equal
 those that a runtime would make from the answer for the kubelet. If several entries have the same
 path in the container, the first one counts. Answers that CDI does not allow are refused, so that
-the sentence names the device plugin. The connection makes the calls, and reports left-out devices.
+the sentence names the device plugin. The connection makes the calls, and reports rejected devices.
 
 The name of a device is a DNS label, its ID is any text. An ID that is a label stays as it is.
 Otherwise, the characters that a label cannot hold are escaped, so that people can still read it:
@@ -57,7 +57,7 @@ from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 MAX_DEVICE_BYTES = 4 * 1024
 """Bytes of a device in a list: ten times the size of a long ID and many NUMA nodes."""
 
-MAX_LEFT_OUT = 5
+MAX_REJECTED = 5
 """Sentences about a list: the first ones show the cause."""
 
 HEALTHY = "Healthy"
@@ -136,8 +136,8 @@ class ListedDevices:
     listed: Mapping[str, ListedDevice] = field(default_factory=dict[str, ListedDevice], repr=False)
     """The devices as the plugin lists them, by their published names."""
 
-    left_out: tuple[str, ...] = ()
-    """Sentences about left-out devices, each once. If there are many, only the first ones."""
+    rejected: tuple[str, ...] = ()
+    """Sentences about rejected devices, each once. If there are many, only the first ones."""
 
 
 def devices_in(raw: bytes) -> Iterator[pb.Device]:
@@ -185,13 +185,13 @@ def list_devices(
     return ListedDevices(
         inventory=Inventory(devices=tuple(made.values())),
         listed=listed,
-        left_out=tuple(problems)[:MAX_LEFT_OUT],
+        rejected=tuple(problems)[:MAX_REJECTED],
     )
 
 
 def _problem(identity: str) -> str | None:
     if not identity:
-        return "without an ID; it is left out"
+        return "without an ID; it is rejected"
     if len(identity) > MAX_DEVICE_ID:
         return (
             f"whose ID is longer than {MAX_DEVICE_ID} characters ({quoted(identity)}); it is left "

@@ -212,8 +212,8 @@ class PluginClient:
         if over is not None:
             raise over
         self._listed = listed
-        for sentence in listed.left_out:
-            self._diagnostics.report("DeviceLeftOut", sentence, once=True)
+        for sentence in listed.rejected:
+            self._diagnostics.report("DeviceRejected", sentence, once=True)
         return listed.inventory
 
     def hold(self, seconds: float) -> None:

@@ -102,7 +102,7 @@ def test_a_device_has_every_field_of_its_message():
     assert type(device.attributes["bool"]) is bool
     sets = (counter_set_of(pb.CounterSet(name="memory", pool="gpus", counters={"slices": "7"})),)
     assert sets == (CounterSet(name="memory", pool="gpus", counters={"slices": "7"}),)
-    assert check_inventory(Inventory(devices=(device,), counter_sets=sets)).left_out == {}
+    assert check_inventory(Inventory(devices=(device,), counter_sets=sets)).rejected == {}
 
 
 def test_a_device_of_a_name_alone_is_one_with_all_defaults():

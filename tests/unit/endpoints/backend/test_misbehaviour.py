@@ -123,7 +123,7 @@ async def test_a_device_that_cannot_be_published_costs_itself_alone(served, back
     checked = check_inventory(listener.told[-1])
     assert [each.name for each in checked.devices] == ["good"]
     taint, effects = "taint 'gpu.example.com/lost'", "None, NoSchedule, NoExecute"
-    assert checked.left_out == {
+    assert checked.rejected == {
         "tainted": f"{taint} has the effect 'unspecified', which is none of {effects}",
         "later": f"{taint} has the effect '77', which is none of {effects}",
         "empty": "attribute 'model' is of type NoneType, which is neither text, an integer, a "

@@ -90,7 +90,7 @@ def test_the_last_device_with_an_id_counts_and_the_others_stay():
         "thing-0": Health.healthy(),
         "b": Health.healthy(),
     }
-    (sentence,) = found.left_out
+    (sentence,) = found.rejected
     assert "lists the device ID 'thing-0' more than once" in sentence
 
 
@@ -127,7 +127,7 @@ def test_any_list_can_be_published():
         [plugin_device(i, "x", 0, 1) for i in identities], resource=THING, before=None
     )
     checked = check_inventory(found.inventory, node="node-1")
-    assert checked.left_out == {}
+    assert checked.rejected == {}
     assert sorted(each.identity for each in found.listed.values()) == sorted(identities)
 
 

@@ -80,10 +80,10 @@ async def test_a_plugin_may_listen_only_after_it_has_registered(world, directory
     await plugin.stop()
 
 
-async def test_bad_devices_are_left_out_alone(world, directory):
+async def test_bad_devices_are_rejected_alone(world, directory):
     async with FakeDevicePlugin(directory, devices=("good", "", "x" * 257, "good")):
         await world.until_listed("good")
-        assert world.reasons() == ["DeviceLeftOut"] * 3
+        assert world.reasons() == ["DeviceRejected"] * 3
 
 
 # ------------------------------------------------------------ ends and returns
