@@ -25,11 +25,12 @@ import yaml
 
 from drakit_cli.answers import CommandError, UsageError
 from drakit_daemon.kube import ApiError, ConfigError, NotFoundError, Session, connect, resource_path
-from drakit_formats import crds
+from drakit_formats.crds import API_VERSION
+from drakit_formats.crds import POLICIES as POLICIES_PLURAL
 
 FIELD_MANAGER = "drakit-setup"
 CRDS = ("apiextensions.k8s.io/v1", "customresourcedefinitions")
-POLICIES = (crds.API_VERSION, crds.POLICIES)
+POLICIES = (API_VERSION, POLICIES_PLURAL)
 
 _NAME_LABEL = "drakit.dev/release-name"
 _NAMESPACE_LABEL = "drakit.dev/release-namespace"
