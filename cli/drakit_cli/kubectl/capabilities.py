@@ -2,8 +2,8 @@
 What the API server and this machine can do: the version and the feature gates of the API server, as
 it reports them, and selectors, evaluated by the evaluator that is installed here.
 
-The gates are in its metrics, which only administrators may read. Scheduler and kubelets have gates
-of their own, which nothing in the API shows.
+The gates are in its metrics, which only administrators may read. Those of other components are read
+in :mod:`.components`.
 
 It must not know what needs a gate or a selector.
 """

@@ -33,8 +33,8 @@ from drakit_explain.reports import UNHEALTHY, words_of
 STOPPED = "drakit.dev/stopped"
 
 _HELPER_FIX = (
-    "go build -o drakit-cel . (in the folder operator/cel of drakit's repository), and put the "
-    "program on the PATH, or set DRAKIT_CEL to its path"
+    "install the plugin with its programs: from krew's archive, or in a clone of drakit, on Linux "
+    'with Go: pip install "$(make -s wheel)[kubectl]"'
 )
 
 
@@ -216,7 +216,9 @@ def _classes(found: Gathered) -> Iterator[Finding]:
             yield Finding(
                 object=subject,
                 what=f"DeviceClass {each.name} is not checked: {error}",
-                fix=_HELPER_FIX,
+                fix=_HELPER_FIX
+                if lacks_helper()
+                else f"kubectl get deviceclass {each.name} -o yaml: check its selectors",
                 problem=False,
             )
             continue
@@ -256,8 +258,8 @@ def check_gaps(gaps: Iterable[Gap]) -> Iterator[Finding]:
     """Report what could not be checked, each with the permission that is missing."""
     for gap in gaps:
         subject, fix = f"{gap.kind} {gap.where}".rstrip(), "run the command again"
-        if gap.kind == "selectors":
-            fix = "pip install 'drakit[kubectl]'"
+        if gap.kind == "selectors" and lacks_helper():
+            fix = _HELPER_FIX
         elif gap.forbidden and gap.kind.startswith("/"):
             fix = _grant(gap.kind.strip("/"), f"--verb=get --non-resource-url={gap.kind}")
         elif gap.forbidden and gap.kind == "subjectaccessreviews":

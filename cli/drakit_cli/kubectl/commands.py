@@ -17,6 +17,7 @@ from drakit_cli.answers import UsageError
 from drakit_cli.kubectl import devices, doctor
 from drakit_cli.kubectl import explain as explaining
 from drakit_cli.kubectl.capabilities import confirm, find_capabilities, with_gates
+from drakit_cli.kubectl.components import find_components
 from drakit_cli.kubectl.connection import fetch
 from drakit_cli.kubectl.gather import (
     CLAIMS,
@@ -211,13 +212,18 @@ def _doctor(options: argparse.Namespace, output: Output) -> int:
         found = replace(found, gates=capabilities.of_selectors)
         if capabilities.minor is not None:
             found.world.use_release(capabilities.minor[1])
-        (denied, unasked), (lacking, unread) = await asyncio.gather(
-            find_denied(session, releases), find_lacking(session, namespace)
+        nodes = {each.node for each in releases.pods if each.ready}
+        nodes |= {each.place.node for each in found.world.slices() if each.place is not None}
+        (denied, unasked), (lacking, unread), components = await asyncio.gather(
+            find_denied(session, releases),
+            find_lacking(session, namespace),
+            find_components(session, nodes - {""}),
         )
         return doctor.Examined(
             found=found,
             releases=releases,
             capabilities=capabilities,
+            components=components,
             denied=denied,
             lacking=lacking,
             gaps=[*unasked, *unread],

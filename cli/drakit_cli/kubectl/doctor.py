@@ -10,17 +10,19 @@ It must not know sessions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from drakit_cli.kubectl.capabilities import Capabilities
 from drakit_cli.kubectl.cluster_checks import Finding, check_cluster, check_gaps, check_kubernetes
+from drakit_cli.kubectl.components import GATES, Components
 from drakit_cli.kubectl.devices import PoolRow, pool_rows
 from drakit_cli.kubectl.gather import SLICES, Gap, Gathered
 from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.permissions import Denied, Lacking, commands_that_grant
-from drakit_cli.kubectl.release_checks import check_releases
+from drakit_cli.kubectl.release_checks import check_components, check_releases
 from drakit_cli.kubectl.releases import Releases, Workload
 from drakit_explain.reports import not_registered
 
@@ -34,6 +36,7 @@ class Examined:
     found: Gathered
     releases: Releases
     capabilities: Capabilities
+    components: Components = field(default_factory=Components)
     denied: Sequence[Denied]
     lacking: Sequence[Lacking] = ()
     gaps: Sequence[Gap]
@@ -86,6 +89,15 @@ class Diagnosis:
             "api": {"served": list(examined.found.served), "used": examined.found.version},
             "kubernetes": examined.capabilities.version,
             "featureGates": dict(examined.capabilities.gates),
+            "components": [
+                {
+                    "component": each.kind,
+                    "name": each.name,
+                    "featureGates": {name: on for name, on in each.gates.items() if name in GATES},
+                }
+                for each in examined.components.checked
+            ],
+            "notChecked": list(examined.components.unchecked),
             "drivers": [asdict(each) for each in self.drivers],
             "nodes": [asdict(each) for each in self.nodes],
             "nodePlugins": [
@@ -147,6 +159,12 @@ class Diagnosis:
             output.line(f"Enabled feature gates of the API server: {', '.join(on) or 'unknown'}")
         if capabilities.gates:
             output.line(f"Disabled feature gates of the API server: {', '.join(off) or 'none'}")
+        kinds = Counter(each.kind for each in self.examined.components.checked)
+        if kinds:
+            checked = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+            output.line(f"Feature gates also checked: {checked}")
+        for each in self.examined.components.unchecked:
+            output.line(f"Feature gates not checked: {each}")
 
     def _show_findings(self, output: Output) -> None:
         for problem, colour in ((True, "bad"), (False, "unsure")):
@@ -173,6 +191,7 @@ def diagnose(examined: Examined) -> Diagnosis:
         denied=examined.denied,
         rows=None if found.lacks_all(SLICES) else rows,
     )
+    findings += check_components(examined.components, examined.capabilities)
     findings += check_kubernetes(examined.capabilities.version, found)
     findings += [*_lacking(examined.lacking), *check_gaps(examined.all_gaps)]
     return Diagnosis(

@@ -471,9 +471,20 @@ class _Reader:
             if not kind.version:  # else the cluster does not have the kind
                 self._fail(kind, error)
         except ForbiddenError as error:
-            await self._narrower(kind, names, error)
+            if not await self._is_unknown(kind):
+                await self._narrower(kind, names, error)
         except ApiError as error:
             self._fail(kind, error)
+
+    async def _is_unknown(self, kind: Kind) -> bool:
+        """Return whether the cluster does not have a kind of drakit. The API server denies a list
+        before it looks for the kind, and nobody can allow what does not exist."""
+        if not kind.version:
+            return False
+        try:
+            return kind.version not in await served_versions(self._session, kind.group)
+        except ApiError:
+            return False
 
     async def _narrower(self, kind: Kind, names: tuple[str, ...], error: ApiError) -> None:
         """Read what the user may read of a kind that may not be listed everywhere."""

@@ -13,6 +13,14 @@ from itertools import combinations
 
 from drakit_cli.kubectl.capabilities import Capabilities
 from drakit_cli.kubectl.cluster_checks import Finding
+from drakit_cli.kubectl.components import (
+    CONTROLLERS,
+    GATES,
+    KUBELET,
+    SCHEDULER,
+    Components,
+    is_default,
+)
 from drakit_cli.kubectl.devices import PoolRow
 from drakit_cli.kubectl.output import plural, shortened
 from drakit_cli.kubectl.permissions import Denied, Permission
@@ -34,9 +42,6 @@ class _Gate:
     """A feature gate that a value needs."""
 
     name: str
-    default_since: int | None
-    """The minor version of Kubernetes 1 that enables it by default; None if none does."""
-
     needed: Callable[[Release], bool]
     without: str
     option: str = ""
@@ -46,34 +51,29 @@ class _Gate:
 _GATES = (
     _Gate(
         name="DRADeviceTaints",
-        default_since=36,
         needed=lambda release: release.workload(NODEPLUGIN) is not None,
         without="unhealthy devices are still allocated",
     ),
     _Gate(
         name="DRAPartitionableDevices",
-        default_since=36,
         needed=lambda release: release.values.partitions,
         without="partitions are not published",
         option="--set-json 'simulated.config.gpu.partitions=[]'",
     ),
     _Gate(
         name="DRAConsumableCapacity",
-        default_since=36,
         needed=lambda release: release.values.shares,
         without="claims cannot share a device",
         option="--set simulated.config.nic.count=0,simulated.config.cpu.grouping=devices",
     ),
     _Gate(
         name="DRAListTypeAttributes",
-        default_since=None,
         needed=lambda release: release.values.lists,
         without="drakit publishes devices without list attributes",
         option="--set simulated.config.nic.listAttributes=false",
     ),
     _Gate(
         name="DRAExtendedResource",
-        default_since=36,
         needed=lambda release: bool(release.values.plugin_driver),
         without="pods can request device plugins' devices only with claims, not in "
         "resources.limits",
@@ -203,8 +203,7 @@ def _gates(release: Release, capabilities: Capabilities) -> Iterator[Finding]:
         known = capabilities.gates.get(gate.name)
         if known is None and capabilities.minor is not None:
             # Gates may not be read, or the API server is older or newer than this one.
-            since = gate.default_since
-            known = since is not None and capabilities.minor >= (1, since)
+            known = is_default(gate.name, capabilities.minor[1])
         if known is False and gate.needed(release):
             how = "is disabled" if gate.name in capabilities.gates else "is disabled by default"
             instead = f", or {_upgrade(release, gate.option)}" if gate.option else ""
@@ -216,6 +215,32 @@ def _gates(release: Release, capabilities: Capabilities) -> Iterator[Finding]:
                 f"--feature-gates={gate.name}=true{instead}",
                 problem=False,
             )
+
+
+_TAKES_PART = {
+    SCHEDULER: "pods that use its feature can stay Pending",
+    CONTROLLERS: "its feature works only in part",
+    KUBELET: "pods on these nodes cannot use its feature",
+}
+
+
+def check_components(components: Components, capabilities: Capabilities) -> Iterator[Finding]:
+    """Find components that lack a gate which the API server has."""
+    for name, gate in GATES.items():
+        enabled = capabilities.gates.get(name)
+        if enabled is None and capabilities.minor is not None:
+            enabled = is_default(name, capabilities.minor[1])
+        for kind in gate.components if enabled else ():
+            if lacking := components.without(name, kind):
+                where = "on node" if kind == KUBELET else "in pod"
+                yield Finding(
+                    object=f"Feature gate {name}",
+                    what=f"the feature gate {name} is enabled in the API server, but not in "
+                    f"{kind} ({where}{'s' if len(lacking) > 1 else ''} {shortened(lacking)}): "
+                    f"{_TAKES_PART[kind]}",
+                    fix=f"start {kind} with --feature-gates={name}=true",
+                    problem=False,
+                )
 
 
 def _unpublished(release: Release, rows: Sequence[PoolRow]) -> Iterator[Finding]:

@@ -101,33 +101,33 @@ def depend_on_gates(expressions: Iterable[str]) -> bool:
     return any(_OF_GATES.search(each) for each in expressions)
 
 
-async def read_all_gates(session: TextReader) -> dict[str, bool]:
+async def read_all_gates(session: TextReader, path: str = PATH) -> dict[str, bool]:
     """
-    Read all gates of the API server, by name.
+    Read all gates of the API server, or of another component with these metrics, by name.
 
     :raises GatesUnknownError: it names none at all.
     :raises ApiError: it does not answer, or its metrics may not be read.
     """
     try:
         async with asyncio.timeout(READ_SECONDS):
-            return await _read(session)
+            return await _read(session, path)
     except TimeoutError:
-        why = f"{PATH} of the API server is not read within {READ_SECONDS:.0f} s"
+        why = f"{path} of the API server is not read within {READ_SECONDS:.0f} s"
         raise GatesUnknownError(why) from None
 
 
-async def _read(session: TextReader) -> dict[str, bool]:
+async def _read(session: TextReader, path: str) -> dict[str, bool]:
     enabled: dict[str, bool] = {}
     size = 0
-    async with aclosing(session.lines(PATH)) as lines:
+    async with aclosing(session.lines(path)) as lines:
         async for line in lines:
             size += len(line)
             if size > MAX_BYTES:
-                raise GatesUnknownError(f"{PATH} of the API server has more than {MAX_BYTES} bytes")
+                raise GatesUnknownError(f"{path} of the API server has more than {MAX_BYTES} bytes")
             if found := _LINE.match(line):
                 enabled[found[1].decode()] = found[2] == b"1"
             elif enabled and not line.startswith(METRIC):
                 break  # all of a metric is in one place, and the rest can be many MiB
     if not enabled:
-        raise GatesUnknownError(f"{PATH} of the API server has no {METRIC.decode()}")
+        raise GatesUnknownError(f"{path} of the API server has no {METRIC.decode()}")
     return enabled

@@ -44,16 +44,28 @@ class Site(Objects):
 
     def runs(self, kubernetes: str = "v1.36.3", **gates: bool) -> None:
         """Set what the API server reports about itself."""
-        name = "kubernetes_feature_enabled"
         self.texts["/version"] = json.dumps({"gitVersion": kubernetes})
-        self.texts["/metrics"] = "".join(
-            f'{name}{{name="{gate}",stage="BETA"}} {on:d}\n'
-            for gate, on in {"APIServerTracing": True, **gates}.items()
+        self.texts["/metrics"] = _metrics(gates)
+
+    def kubelet(self, node: str, **gates: bool) -> None:
+        """Set what a kubelet reports about itself."""
+        self.texts[f"/api/v1/nodes/{node}/proxy/metrics"] = _metrics(gates)
+
+    def control_plane(self, component: str, *flags: str, version: str = "1.36.3") -> None:
+        """A pod of the control plane, as kubeadm makes one."""
+        image = f"registry.k8s.io/{component}:v{version}"
+        container = {"name": component, "image": image, "command": [component, *flags]}
+        self.store(
+            f"/api/v1/namespaces/kube-system/pods/{component}-cp",
+            {
+                "metadata": {"labels": {"component": component, "tier": "control-plane"}},
+                "spec": {"containers": [container]},
+            },
         )
 
     def serve(self, version: str) -> None:
         self.version = version
-        self.served = {"resource.k8s.io": [version]}
+        self.served = {"resource.k8s.io": [version], "drakit.dev": ["v1beta1"]}
 
     def change(self, path: str, change: dict) -> None:
         """Change an object, status included, by a merge patch."""
@@ -137,6 +149,14 @@ class Site(Objects):
                     "data": {"operator.yaml": yaml.safe_dump(lease)},
                 },
             )
+
+
+def _metrics(gates: dict[str, bool]) -> str:
+    name = "kubernetes_feature_enabled"
+    return "".join(
+        f'{name}{{name="{gate}",stage="BETA"}} {on:d}\n'
+        for gate, on in {"APIServerTracing": True, **gates}.items()
+    )
 
 
 def labels(release: str, component: str, version: str) -> dict:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from drakit_cli.kubectl.components import CONTROLLERS, GATES, KUBELET, SCHEDULER
 from tests.unit.kubectl.conftest import DRIVER
 
 API = "/apis/resource.k8s.io/v1"
@@ -18,6 +22,9 @@ def healthy(site):
     site.slice("s1", "a", "b")
     site.release("drakit", "n1", drivers=DRIVERS)
     site.runs(DRADeviceTaints=True, DRAListTypeAttributes=False)
+    site.kubelet("n1", DynamicResourceAllocation=True)
+    for component in ("kube-scheduler", "kube-controller-manager"):
+        site.control_plane(component)
     return site
 
 
@@ -34,6 +41,7 @@ async def test_a_healthy_cluster_has_no_findings(healthy, run):
         "Kubernetes 1.36.3",
         "API group resource.k8s.io: served in v1; used here: v1",
         "Disabled feature gates of the API server: DRAListTypeAttributes",
+        "Feature gates also checked: 1 kubelet, 1 kube-controller-manager, 1 kube-scheduler",
         "",
         "DRIVER           NODES  POOLS  DEVICES",
         "gpu.example.com  1      1      2",
@@ -235,7 +243,7 @@ def no_helper(site):
             no_helper,
             "Program drakit-cel",
             "the program drakit-cel is not installed",
-            "go build -o drakit-cel",
+            'pip install "$(make -s wheel)[kubectl]"',
         ),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
@@ -315,3 +323,78 @@ async def test_what_the_other_commands_may_not_read_is_granted_by_one_command(he
         "kubectl -n lab create role drakit-user --verb=get,list --resource=events,pods"
         in (found["fix"])
     )
+
+
+def _of_gates(body):
+    return {
+        (each["object"], each["finding"].partition(" but not in ")[2].partition(":")[0])
+        for each in body["findings"]
+        if each["object"].startswith("Feature gate")
+    }
+
+
+async def test_a_gate_that_another_component_lacks_is_named(healthy, run):
+    healthy.runs(DRADeviceTaints=True, DRAExtendedResource=True, ResourceHealthStatus=True)
+    healthy.node("n2")
+    healthy.slice("s2", "a", node="n2")
+    healthy.kubelet("n1", ResourceHealthStatus=False, DRADeviceTaints=False)
+    healthy.kubelet("n2", ResourceHealthStatus=False, DRAExtendedResource=False)
+    healthy.control_plane(
+        "kube-scheduler", "--bind-address=::", "--feature-gates=A=true,DRADeviceTaints=false"
+    )
+    healthy.control_plane("kube-controller-manager", version="1.35.2")
+    code, body = await run.json("doctor")
+    assert code == 0
+    assert _of_gates(body) == {
+        ("Feature gate DRADeviceTaints", "kube-scheduler (in pod kube-scheduler-cp)"),
+        (
+            "Feature gate DRADeviceTaints",
+            "kube-controller-manager (in pod kube-controller-manager-cp)",
+        ),
+        (
+            "Feature gate DRAExtendedResource",
+            "kube-controller-manager (in pod kube-controller-manager-cp)",
+        ),
+        ("Feature gate DRAExtendedResource", "kubelet (on node n2)"),
+        ("Feature gate ResourceHealthStatus", "kubelet (on nodes n1, n2)"),
+    }
+    assert body["notChecked"] == []
+
+
+async def test_a_component_that_cannot_be_asked_is_not_checked(healthy, run):
+    healthy.forbid("/api/v1/nodes/n1/proxy/metrics")
+    healthy.remove("/api/v1/namespaces/kube-system/pods/kube-scheduler-cp")
+    code, body = await run.json("doctor")
+    assert (code, _of_gates(body)) == (0, set())
+    assert body["notChecked"] == [
+        "kubelets: you are not allowed to get nodes/proxy",
+        "kube-scheduler: not a pod in namespace kube-system with the label tier=control-plane",
+    ]
+
+
+def test_the_gates_are_those_of_the_page():
+    page = Path("docs/reference/feature-gates.md").read_text()
+    defaults, features = (
+        [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines()[2:]]
+        for part in re.findall(r"^\| Feature gate \|.*?(?=\n\n)", page, re.M | re.S)
+    )
+    assert {name: gate.since for name, gate in GATES.items()} == {
+        name: next((34 + n for n, cell in enumerate(cells) if cell.startswith("on")), None)
+        for name, *cells in defaults
+    }
+    words = {SCHEDULER: "scheduler", CONTROLLERS: "controller manager", KUBELET: "kubelet"}
+    for name, _, components, _ in features:
+        expected = {
+            each for each, word in words.items() if word in components or "all," in components
+        }
+        assert set(GATES[name].components) == expected, name
+
+
+async def test_nobody_is_told_to_allow_kinds_that_the_cluster_does_not_have(healthy, run):
+    for plural in ("nodedevicereports", "hostdevicepolicies"):
+        healthy.forbid(f"/apis/drakit.dev/v1beta1/{plural}")
+    _, body = await run.json("doctor")
+    assert any("NodeDeviceReports" in each["finding"] for each in body["findings"])
+    healthy.served["drakit.dev"] = ["v1"]  # what a cluster without drakit has: no such version
+    _, body = await run.json("doctor")
+    assert not any("NodeDeviceReports" in each["finding"] for each in body["findings"])
