@@ -144,6 +144,8 @@ def not_bindable(pod: PodFacts, claims: Iterable[ClaimFacts], world: World) -> I
 
 def node_of_claim(claim: ClaimFacts) -> str | None:
     """Return the only node of an allocation, by its name; None if it is for several."""
+    if isinstance(claim.nodes, str):
+        return claim.nodes
     terms = children(claim.nodes or {}, "nodeSelectorTerms")
     fields = children(terms[0], "matchFields") if len(terms) == 1 else []
     for each in fields:

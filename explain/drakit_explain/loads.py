@@ -12,7 +12,7 @@ It must not know clients, devices, or how an answer is worded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
@@ -137,14 +137,15 @@ class Loads:
         if old is not None:
             self._count(old, -1)
 
-    def replace(self, loads: Iterable[Load]) -> None:
-        """Take a complete list."""
-        self._pods.clear()
-        self._used.clear()
+    def replace(self, loads: Iterable[Load]) -> Iterator[None]:
+        """Take a complete list. Yield after each pod: the sums are the old ones until the end."""
+        new = Loads()
+        for load in loads:
+            new.apply(load)
+            yield
+        self._pods, self._used = new._pods, new._used
         self._free.clear()
         self._revision += 1
-        for load in loads:
-            self.apply(load)
 
     def free(self, node: NodeFacts, *, priority: int) -> Mapping[str, int]:
         """

@@ -357,8 +357,9 @@ class ClaimFacts:
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
 
-    nodes: Object | None = None
-    """The nodes that can use the allocation (API: ``status.allocation.nodeSelector``), raw."""
+    nodes: Object | str | None = None
+    """The nodes that can use the allocation (API: ``status.allocation.nodeSelector``): raw, or the
+    name of the only node, because most allocations have one; None means all."""
 
     @property
     def reference(self) -> ObjectReference:

@@ -254,6 +254,10 @@ def _used(cache: dict[object, Nodes], key: object, find: Callable[[], Nodes]) ->
 
 def _other_claim(claims: Sequence[ClaimFacts], view: NodeView) -> Unusable | None:
     for claim in claims:
-        if not selects_node(claim.nodes, name=view.name, labels=view.labels):
+        if isinstance(claim.nodes, str):
+            is_here = claim.nodes == view.name
+        else:
+            is_here = selects_node(claim.nodes, name=view.name, labels=view.labels)
+        if not is_here:
             return Unusable(NodeProblem.CLAIM, claim.name)
     return None

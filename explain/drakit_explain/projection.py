@@ -131,10 +131,27 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         None,
     )
     results = children(allocation or {}, "devices", "results")
-    taken = [result for result in results if not result.get("adminAccess")]
     conditions = {
         _device_key(entry): children(entry, "conditions") for entry in children(status, "devices")
     }
+    allocated = tuple(
+        _result(result, conditions.get(_device_key(result), [])) for result in results
+    )
+    taken = [
+        (result, facts.device)
+        for result, facts in zip(results, allocated, strict=True)
+        if not result.get("adminAccess")
+    ]
+    # A pod is named twice, and its name and UID are kept once.
+    of_owner = {name: name for name in (text(owner or {}, "name"), text(owner or {}, "uid"))}
+    consumers = tuple(
+        Consumer(
+            intern(text(consumer, "resource")),
+            of_owner.get(name := text(consumer, "name"), name),
+            of_owner.get(uid := text(consumer, "uid"), uid),
+        )
+        for consumer in children(status, "reservedFor")
+    )
     requests, constraints, size = _requests(spec)
     return ClaimFacts(
         namespace=intern(text(metadata, "namespace")),
@@ -144,33 +161,41 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         constraints=constraints,
         size_bytes=size,
         allocated=allocation is not None,
-        devices=tuple(_device_id(result) for result in taken if not result.get("shareID")),
+        devices=tuple(device for result, device in taken if not result.get("shareID")),
         shares=tuple(
-            Share(device=_device_id(result), consumed=amounts(child(result, "consumedCapacity")))
-            for result in taken
+            Share(device=device, consumed=amounts(child(result, "consumedCapacity")))
+            for result, device in taken
             if result.get("shareID")
         ),
-        results=tuple(
-            _result(result, conditions.get(_device_key(result), [])) for result in results
-        ),
-        reserved_for=tuple(
-            consumer["name"]
-            for consumer in children(status, "reservedFor")
-            if consumer.get("resource") == "pods"
-        ),
-        consumers=tuple(
-            Consumer(
-                intern(text(consumer, "resource")), text(consumer, "name"), text(consumer, "uid")
-            )
-            for consumer in children(status, "reservedFor")
-        ),
+        results=allocated,
+        reserved_for=tuple(each.name for each in consumers if each.resource == "pods"),
+        consumers=consumers,
         owner_pod=text(owner, "name") if owner is not None else None,
         owner_uid=text(owner, "uid") if owner is not None else "",
         for_extended=text(metadata, "annotations", FOR_EXTENDED) == "true",
         deleting=bool(metadata.get("deletionTimestamp")),
         finalizers=finalizers(metadata),
-        nodes=child(allocation, "nodeSelector") or None if allocation is not None else None,
+        nodes=_nodes(child(allocation, "nodeSelector")) if allocation is not None else None,
     )
+
+
+def _nodes(selector: Object) -> Object | str | None:
+    """Return the name of a node if a selector selects it alone, by name, as the allocator writes
+    it; otherwise the selector."""
+    match selector:
+        case {
+            "nodeSelectorTerms": [
+                {
+                    "matchFields": [
+                        {"key": "metadata.name", "operator": "In", "values": [str(name)]}
+                    ],
+                    **more,
+                }
+            ]
+        } if not any(more.values()):
+            return intern(name)
+        case _:
+            return selector or None
 
 
 def _device_key(entry: Object) -> tuple[str, ...]:

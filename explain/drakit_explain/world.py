@@ -210,13 +210,20 @@ class World:
         self._put(name, old, None)
         return Change(name=name, old=old, new=None)
 
-    def replace(self, kind: type[Fact], facts: Iterable[Fact]) -> list[Change]:
-        """Take a complete list: objects that it lacks are gone."""
-        listed = {name_of_fact(fact): fact for fact in facts}
-        gone = [name for name in self._facts[kind] if name not in listed]
-        changes = [self.remove(kind, name) for name in gone]
-        changes += [self.apply(fact) for fact in listed.values()]
-        return [change for change in changes if change is not None]
+    def replace(self, kind: type[Fact], facts: Collection[Fact]) -> Iterator[Change | None]:
+        """
+        Take a complete list: objects that it lacks are gone.
+
+        Yield after each object, its change if there is one: the list may be long.
+        """
+        listed: set[Name] = set()
+        for fact in facts:
+            listed.add(name_of_fact(fact))
+            yield None
+        for name in [name for name in self._facts[kind] if name not in listed]:
+            yield self.remove(kind, name)
+        for fact in facts:
+            yield self.apply(fact)
 
     # ---- objects
 

@@ -8,7 +8,7 @@ It must not know queues, or what a check finds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from drakit_explain.broken import node_of_claim
 from drakit_explain.devices import DeviceFacts
@@ -21,6 +21,7 @@ from drakit_explain.model import (
     PoolID,
     ReportFacts,
     SliceFacts,
+    TaintRuleFacts,
 )
 from drakit_explain.poolchecks import node_of_slice
 from drakit_operator.kinds import (
@@ -76,10 +77,11 @@ def claims_affected(changes: Iterable[Change], store: Store) -> set[Name]:
     """Return the claims with a problem that may have appeared or ended."""
     found: set[Name] = set()
     nodes: set[str] = set()
-    rules = False
+    tainted: set[tuple[str, str]] = set()
     for change in changes:
         if change.kind is RULES:
-            rules = True
+            rules = (each for each in (change.old, change.new) if isinstance(each, TaintRuleFacts))
+            tainted.update((each.driver, each.pool) for each in rules if each.adds_taints)
         elif change.kind is CLAIMS:
             found.add(change.name)
         elif change.kind is PODS and change.new is None:
@@ -92,13 +94,24 @@ def claims_affected(changes: Iterable[Change], store: Store) -> set[Name]:
             found |= _holders_of_unhealthy(change, store)
         elif change.kind is NODES and (change.old is None or change.new is None):
             nodes.add(change.name.name)
-    if nodes or rules:
+    if nodes or tainted:
         found.update(
             name
             for name, claim in store.world.of(ClaimFacts).items()
-            if claim.allocated and (rules or node_of_claim(claim) in nodes)
+            if claim.allocated and (node_of_claim(claim) in nodes or _has_any(claim, tainted))
         )
     return found
+
+
+def _has_any(claim: ClaimFacts, pools: Collection[tuple[str, str]]) -> bool:
+    """Return whether a claim has devices of pools, each a driver and a name; an empty one is any
+    driver or name."""
+    return bool(pools) and any(
+        (driver, pool) in pools
+        for device in (each.device for each in claim.results)
+        for driver in (device.driver, "")
+        for pool in (device.pool, "")
+    )
 
 
 def _holders_of_changed(change: Change, store: Store) -> set[Name]:

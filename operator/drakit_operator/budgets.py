@@ -55,6 +55,8 @@ class _Content:
 
     size_bytes: int
     users: int = 0
+    uses: dict[type[Fact], _Use] = field(default_factory=dict[type[Fact], "_Use"])
+    """One object for all users of a kind."""
 
 
 @dataclass(slots=True)
@@ -101,8 +103,10 @@ class ContentBudgets:
                     return _stripped(fact, self._limit_bytes)
                 namespace.contents[key] = _Content(fact, key, size_bytes)
                 namespace.used_bytes += size_bytes
-            namespace.contents[key].users += 1
-            self._uses[fact.uid] = replace(use, key=namespace.contents[key].key)
+            content = namespace.contents[key]
+            content.users += 1
+            same = replace(use, key=content.key)
+            self._uses[fact.uid] = content.uses.setdefault(type(fact), same)
         return _shared(fact, self._namespaces[fact.namespace].contents[key].facts)
 
     def release(self, uid: str) -> None:

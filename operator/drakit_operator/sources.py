@@ -43,6 +43,12 @@ certain while a kind is not followed."""
 LASTING_SECONDS = 60.0
 """Errors of a watch that last longer are a problem: until they end, nothing is certain."""
 
+AT_ONCE = 500
+"""Objects of a complete list that the store takes in one turn of the loop: about 20 ms."""
+
+COLLECTED = 5000
+"""Kept objects after which garbage is collected: about 20 ms."""
+
 POD_PATH = "/api/v1/pods"
 ON_NODES = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
 
@@ -79,6 +85,10 @@ class Sources:
         """Why required kinds cannot be listed."""
         self._changes: list[Change] = []
         self._skipped = SkippedLog()
+        self._garbage = _Garbage()
+        self._partial: set[Kind] = set()
+        """Kinds of which the store does not have all objects of the last list yet."""
+
         self.complete = asyncio.Event()
         """Set when every kind has been listed once, or is left out."""
 
@@ -101,8 +111,10 @@ class Sources:
     def is_current(self) -> bool:
         """Whether the store is complete, and follows every kind at the moment. Otherwise, an object
         that another one names can exist without being in the store."""
-        return self.complete.is_set() and all(
-            reflector.last_error is None for _, reflector in self._followed()
+        return (
+            self.complete.is_set()
+            and not self._partial
+            and all(reflector.last_error is None for _, reflector in self._followed())
         )
 
     def _followed(self) -> Iterator[tuple[Kind, Reflector[Fact]]]:
@@ -160,6 +172,7 @@ class Sources:
         kind = served.kind
 
         def keep(body: dict[str, Any]) -> Fact:
+            self._garbage.kept()
             fact = self._store.admit(served.read(body, on_skipped=self._on_skipped))
             # Unchanged objects are not in memory twice.
             known = self._store.find(kind, name_of(body))
@@ -182,17 +195,25 @@ class Sources:
         async for change in reflector.changes():
             match change:
                 case Replaced(items=facts):
-                    self._listed(served)
-                    self._changes += self._store.replace(kind, facts)
-                    self._hand_over()
-                    # Exclude the store from later full collections: they stop everything for 0.1
-                    # to 0.4 s with 200,000 devices. Objects without cycles are still freed.
-                    gc.collect()
-                    gc.freeze()
+                    await self._replace(served, facts)
                 case Applied(object=fact):
                     self._changed(self._store.apply(kind, fact))
                 case Deleted(object=fact):
                     self._changed(self._store.remove(kind, name_of_fact(fact), uid=fact.uid))
+
+    async def _replace(self, served: Served, facts: Sequence[Fact]) -> None:
+        """Take a complete list, and give the loop back in between."""
+        # Not undone by a cancellation: the next list of the kind does it.
+        self._partial.add(served.kind)
+        for number, change in enumerate(self._store.replace(served.kind, facts)):
+            if change is not None:
+                self._changes.append(change)
+            if number % AT_ONCE == AT_ONCE - 1:
+                self._hand_over()
+                await asyncio.sleep(0)
+        self._partial.discard(served.kind)
+        self._listed(served)
+        self._hand_over()
 
     # ---- results
 
@@ -229,7 +250,8 @@ class Sources:
         if kind.required:
             self._errors[kind] = absence.reason
         # What was known of it is no longer kept up to date.
-        self._changes += self._store.replace(kind, ())
+        self._partial.discard(kind)
+        self._changes += filter(None, self._store.replace(kind, ()))
         self._settle(kind, absence)
         self._hand_over()
 
@@ -258,6 +280,25 @@ class Sources:
         self._skipped.log(metadata, reason, kind=str(kind))
 
 
+class _Garbage:
+    """
+    Excludes what is kept from full collections, which otherwise stop everything for 0.5 s.
+
+    Objects without cycles are still freed.
+    """
+
+    def __init__(self) -> None:
+        self._kept = 0
+
+    def kept(self) -> None:
+        """Count an object that stays."""
+        self._kept += 1
+        if self._kept >= COLLECTED:
+            self._kept = 0
+            gc.collect()  # a cycle that is frozen stays for ever
+            gc.freeze()
+
+
 # ---------------------------------------------------------------- loads
 
 
@@ -265,7 +306,10 @@ class LoadWatch:
     """Keeps the loads of nodes up to date: what the pods on them request."""
 
     def __init__(self, session: Session) -> None:
-        self._reflector = Reflector(session, POD_PATH, keep=_load, params=ON_NODES, streams=True)
+        self._garbage = _Garbage()
+        self._reflector = Reflector(
+            session, POD_PATH, keep=self._keep, params=ON_NODES, streams=True
+        )
         self.loads = Loads(self._is_current)
         self.listed = asyncio.Event()
         """Set when the pods have been listed once."""
@@ -278,7 +322,10 @@ class LoadWatch:
         async for change in self._reflector.changes():
             match change:
                 case Replaced(items=loads):
-                    self.loads.replace([load for load in loads if load is not None])
+                    replacing = self.loads.replace(filter(None, loads))
+                    for number, _ in enumerate(replacing):
+                        if number % AT_ONCE == AT_ONCE - 1:
+                            await asyncio.sleep(0)
                     self.listed.set()
                 case Applied(object=Load() as load):
                     self.loads.apply(load)
@@ -286,6 +333,10 @@ class LoadWatch:
                     self.loads.remove(load.uid)
                 case _:
                     pass
+
+    def _keep(self, body: Object) -> Load | None:
+        self._garbage.kept()
+        return _load(body)
 
 
 def _load(body: Object) -> Load | None:

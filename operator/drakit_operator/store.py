@@ -9,7 +9,7 @@ It must not know Kopf, sessions, queues, or Events.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from drakit_explain.model import Placement, PodFacts
@@ -69,14 +69,17 @@ class Store:
             self._budgets.release(change.old.uid)
         return Change(kind=kind, name=change.name, old=change.old, new=change.new)
 
-    def replace(self, kind: Kind, facts: Iterable[Fact]) -> list[Change]:
-        """Take a complete list: objects missing in it are gone."""
+    def replace(self, kind: Kind, facts: Iterable[Fact]) -> Iterator[Change | None]:
+        """
+        Take a complete list: objects missing in it are gone.
+
+        Yield after each object, its change if there is one, so that the caller can give the loop
+        back. Until the end, objects as they were are among those as they are.
+        """
         kept = [fact for fact in facts if not isinstance(fact, PodFacts) or _wants_devices(fact)]
         self._budgets.retain(kind.type, {fact.uid for fact in kept})
-        return [
-            Change(kind=kind, name=change.name, old=change.old, new=change.new)
-            for change in self.world.replace(kind.type, kept)
-        ]
+        for change in self.world.replace(kind.type, kept):
+            yield change and Change(kind=kind, name=change.name, old=change.old, new=change.new)
 
     def take_room(self, kind: Kind) -> bool:
         """Return whether another list may give objects their content back; True only once."""

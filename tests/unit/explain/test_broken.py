@@ -322,6 +322,7 @@ def test_a_claim_by_itself():
     ("nodes", "name"),
     [
         pytest.param(ON_N1, "n1", id="one-node"),
+        pytest.param("n2", "n2", id="by-name"),
         pytest.param(None, None, id="all-nodes"),
         pytest.param({"nodeSelectorTerms": [{"matchExpressions": []}]}, None, id="by-labels"),
     ],

@@ -90,8 +90,14 @@ def test_loads_follow_the_pods():
     loads.remove("a")
     loads.remove("never-seen")
     assert free_cpu(loads) == 5
-    loads.replace([load("c", 1)])
-    assert free_cpu(loads) == 7
+    before = loads.revision
+    replacing = loads.replace([load("c", 1), load("d", 4)])
+    next(replacing)
+    assert (free_cpu(loads), loads.revision) == (5, before), "the old sums until the end"
+    list(replacing)
+    assert free_cpu(loads) == 3
+    assert loads.revision > before
+    loads.remove("d")
     loads.remove("c")
     assert free_cpu(loads) == 8
 

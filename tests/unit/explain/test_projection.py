@@ -178,6 +178,31 @@ def test_unsupported_parts_of_a_request_are_facts(body, unsupported):
             assert each.unsupported == unsupported
 
 
+def test_of_an_allocation_on_one_node_only_its_name_is_kept():
+    def nodes_of(*terms):
+        selector = {"nodeSelectorTerms": list(terms)}
+        allocation = {"devices": {"results": []}, "nodeSelector": selector}
+        metadata = {"name": "c", "namespace": "lab", "uid": "u"}
+        found = project_claim({"metadata": metadata, "status": {"allocation": allocation}}).nodes
+        return "raw" if found == selector else found
+
+    def field(*values, operator="In"):
+        return {"key": "metadata.name", "operator": operator, "values": list(values)}
+
+    assert nodes_of({"matchFields": [field("n1")]}) == "n1"
+    assert nodes_of({"matchFields": [field("n1")], "matchExpressions": []}) == "n1"
+    expression = {"key": "zone", "operator": "Exists"}
+    for terms in (
+        [{"matchFields": [field("n1", "n2")]}],
+        [{"matchFields": [field("n1", operator="NotIn")]}],
+        [{"matchFields": [field("n1")]}, {"matchFields": [field("n2")]}],
+        [{"matchFields": [field("n1")], "matchExpressions": [expression]}],
+        [{"matchExpressions": [expression]}],
+    ):
+        assert nodes_of(*terms) == "raw"
+    assert nodes_of() == "raw"
+
+
 def test_compatibility_groups_of_a_device_are_noticed():
     consumed = {"counterSet": "card", "counters": {"memory": {"value": "1"}}}
     grouped = {**consumed, "compatibilityGroups": ["mig"]}

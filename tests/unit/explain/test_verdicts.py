@@ -87,11 +87,14 @@ def test_a_pod_that_tolerates_the_taint_fits():
     assert (explanation.verdict, explanation.fits_on) == (Verdict.FITS, "n1")
 
 
-def test_an_allocated_claim_excludes_other_nodes():
-    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}
+ONLY_N2 = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}
+
+
+@pytest.mark.parametrize("nodes", [{"nodeSelectorTerms": [ONLY_N2]}, "n2"])
+def test_an_allocated_claim_excludes_other_nodes(nodes):
     other = replace(
         holding("other"),
-        nodes={"nodeSelectorTerms": [term]},
+        nodes=nodes,
         consumers=(Consumer(resource="pods", name="user", uid="u"),),
     )
     world = cluster(node("n2"), slice_on("n1", device("g0")), claim(request()), other)
@@ -102,8 +105,7 @@ def test_an_allocated_claim_excludes_other_nodes():
 
 
 def test_an_allocated_claim_that_no_pod_uses_excludes_no_node_for_certain():
-    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}
-    other = replace(holding("other"), nodes={"nodeSelectorTerms": [term]})
+    other = replace(holding("other"), nodes={"nodeSelectorTerms": [ONLY_N2]})
     world = cluster(node("n2"), slice_on("n1", device("g0")), claim(request()), other)
     pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
     explanation = explain(pod, world)

@@ -108,6 +108,29 @@ async def test_everything_is_known_then_every_change(cluster, follow, streams):
     assert ("POST", f"{V1}/resourceclaims") not in cluster.requests
 
 
+async def test_a_long_list_gives_the_loop_back_and_nothing_is_current_until_its_end(
+    cluster, follow, monkeypatch
+):
+    monkeypatch.setattr("drakit_operator.sources.AT_ONCE", 3)
+    for number in range(10):
+        cluster.claim(f"c{number}")
+    async with follow() as followed:
+        seen = []
+
+        def take(changes):
+            seen.append((len(changes), followed.store.size(CLAIMS), followed.sources.is_current))
+
+        followed.sources._take = take
+        for number in range(8):
+            cluster.forget(f"{CLAIM_PATH}/c{number}")
+        cluster.expire_history()
+        cluster.drop_watches()
+        await followed.listed(CLAIMS, 2)
+        await until(lambda: followed.sources.is_current)
+    # Two listed names come first, and two objects that have not changed last.
+    assert seen == [(1, 9, False), (3, 6, False), (3, 3, False), (1, 2, False)]
+
+
 async def test_changes_of_a_moment_are_handed_over_together(cluster, follow):
     async with follow() as followed:
         for number in range(30):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.devices import DeviceFacts
+from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -13,12 +13,14 @@ from drakit_explain.model import (
     PodClaim,
     PodFacts,
     Request,
+    Result,
     Share,
     SliceFacts,
+    TaintRuleFacts,
     TemplateFacts,
 )
 from drakit_operator.affected import claims_affected, pods_affected, templates_affected
-from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES, Name
+from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES, Name
 from drakit_operator.store import Store
 
 REQUEST = Request(name="gpu", device_class="gpu.example")
@@ -127,6 +129,31 @@ def test_pods_that_run_are_touched_by_themselves_only(store):
     store.apply(PODS, replace(POD, node="n1", phase="Running"))
     change = store.apply(CLASSES, replace(CLASS, uid="k2"))
     assert set(pods_affected([change], store)) == {OTHER}
+
+
+@pytest.mark.parametrize(
+    ("rule", "found"),
+    [
+        pytest.param({}, {"on-n1", "on-n2", "shared"}, id="every-device"),
+        pytest.param({"driver": "d"}, {"on-n1", "on-n2"}, id="driver"),
+        pytest.param({"pool": "n2"}, {"on-n2", "shared"}, id="pool"),
+        pytest.param({"driver": "d", "pool": "n2", "device": "g0"}, {"on-n2"}, id="device"),
+        pytest.param({"driver": "d", "pool": "n3"}, set(), id="other-pool"),
+    ],
+)
+def test_a_taint_rule_touches_the_claims_with_devices_in_its_pools(store, rule, found):
+    for name, device in (
+        ("on-n1", G0),
+        ("on-n2", DeviceID("d", "n2", "g0")),
+        ("shared", DeviceID("e", "n2", "g1")),
+    ):
+        result = Result(request="gpu", device=device)
+        store.apply(CLAIMS, replace(CLAIM, name=name, uid=name, allocated=True, results=(result,)))
+    taint = TaintFacts(key="k", effect="NoExecute")
+    change = store.apply(RULES, TaintRuleFacts(name="r", uid="r", taint=taint, **rule))
+    assert {name.name for name in claims_affected([change], store)} == found
+    gone = store.remove(RULES, Name("", "r"), uid="r")
+    assert {name.name for name in claims_affected([gone], store)} == found
 
 
 @pytest.mark.parametrize(
