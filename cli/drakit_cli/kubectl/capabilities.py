@@ -137,10 +137,22 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
         selectors.close()
 
 
-async def confirm(session: Session, found: Gathered, asked: Confirmation) -> Confirmed:
-    """Ask Kubernetes' allocator of the cluster's release, if it is installed here."""
+async def confirm(
+    session: Session,
+    found: Gathered,
+    asked: Confirmation,
+    *,
+    local: Mapping[str, Object] | None = None,
+) -> Confirmed:
+    """
+    Ask Kubernetes' allocator of the cluster's release, if it is installed here.
+
+    :param local: objects that are not in the cluster, by path.
+    """
 
     async def read(path: str) -> Object | None:
+        if local and path in local:
+            return local[path]
         try:
             return await session.get(path)
         except NotFoundError:

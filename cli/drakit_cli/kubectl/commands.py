@@ -11,62 +11,34 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
-from drakit_cli.answers import UsageError
-from drakit_cli.kubectl import devices, doctor
-from drakit_cli.kubectl import explain as explaining
-from drakit_cli.kubectl.capabilities import confirm, find_capabilities, with_gates
+from drakit_cli.kubectl import devices, doctor, explain_command
+from drakit_cli.kubectl.capabilities import find_capabilities
 from drakit_cli.kubectl.components import find_components
 from drakit_cli.kubectl.connection import fetch
 from drakit_cli.kubectl.gather import (
     CLAIMS,
-    CLASSES,
-    NAMESPACES,
     NODES,
-    PODS,
-    POLICIES,
-    QUOTAS,
-    REPORTS,
     RULES,
     SLICES,
     TEMPLATES,
     Gathered,
     Kind,
-    MissingError,
     UnreachableError,
     gather,
-    read_pod,
-    read_release,
-    with_loads,
-    with_prepare_failure,
 )
-from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
+from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.permissions import find_denied, find_lacking
+from drakit_cli.kubectl.questions import OF_EXPLAIN
 from drakit_cli.kubectl.releases import find_releases
-from drakit_cli.kubectl.targets import CLAIM, POD, parse_target
 from drakit_daemon.kube import Session
 from drakit_explain import cel
-from drakit_explain.broken import is_placed, node_of_claim
+from drakit_explain.broken import node_of_claim
 from drakit_explain.model import ClaimFacts
-from drakit_explain.pending import Verdict
 
-_OF_EXPLAIN = (CLAIMS, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES)
-_OF_DOCTOR = (TEMPLATES, *_OF_EXPLAIN)
+_OF_DOCTOR = (TEMPLATES, *OF_EXPLAIN)
 
-_COUNTS = (
-    *("REQUEST", "CLASS", "WANTS", "PUBLISHED", "MATCHING"),
-    *("FREE", "ALLOCATED", "TAINTED", "ELSEWHERE", "TOO SMALL"),
-)
 _CLAIM = ("NAMESPACE", "NAME", "STATE", "NODE", "DEVICES", "PODS", "CLASSES")
-_COLOURS = {
-    Verdict.BLOCKED: "bad",
-    Verdict.BROKEN: "bad",
-    Verdict.DELETING: "bad",
-    Verdict.UNDECIDED: "unsure",
-    Verdict.FITS: "good",
-    Verdict.NOT_PENDING: "good",
-}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -80,66 +52,6 @@ def run(options: argparse.Namespace) -> int:
     if not cel.is_installed():  # the other dependencies may have come with another extra
         raise ImportError("no evaluator of CEL selectors is installed")
     return _COMMANDS[options.command](options, Output(format=options.output))
-
-
-def _explain(options: argparse.Namespace, output: Output) -> int:
-    target = parse_target(options.target)
-    if target is None or target.kind not in (POD, CLAIM):
-        raise UsageError("name a pod or a claim")
-    name = target.name
-    report = _explain_pod(options, name) if target.kind is POD else _explain_claim(options, name)
-    if output.for_programs:
-        output.data("ExplainReport", report.body())
-    else:
-        _print_report(report, output)
-    return report.exit_code
-
-
-def _explain_pod(options: argparse.Namespace, name: str) -> explaining.Report:
-    async def ask(session: Session, namespace: str) -> explaining.Report:
-        pod, settled = await read_pod(session, namespace, name)
-        named = [each.claim or each.generated for each in pod.claims]
-        named.append(pod.extended_claim)
-        names = {
-            CLAIMS: [each for each in named if each],
-            TEMPLATES: [each.template for each in pod.claims if each.template],
-        }
-        kinds = [TEMPLATES, *_OF_EXPLAIN]
-        if any(each.template and not each.generated for each in pod.claims):
-            kinds += [NAMESPACES, QUOTAS]  # they decide whether a claim can be created
-            names[NAMESPACES] = [namespace]
-        local = [TEMPLATES, QUOTAS]
-        found = await gather(session, kinds, namespace=namespace, names=names, local=local)
-        await read_release(session, found)
-        found = await with_gates(session, found, explaining.selectors_of(pod, found))
-        if is_placed(pod):
-            found = await with_prepare_failure(session, found, pod)
-        found = await with_loads(session, found, explaining.nodes_that_matter(pod, found))
-        return await explaining.explain_pod(
-            pod, found, settled=settled, confirm=partial(confirm, session, found)
-        )
-
-    return fetch(options, ask)
-
-
-def _explain_claim(options: argparse.Namespace, name: str) -> explaining.Report:
-    async def ask(session: Session, namespace: str) -> explaining.Report:
-        kinds = (PODS, *_OF_EXPLAIN)
-        found = await gather(
-            session, kinds, namespace=namespace, names={CLAIMS: [name]}, local=[PODS]
-        )
-        claim = found.world.claim(namespace, name)
-        if claim is not None:
-            await read_release(session, found)
-            found = await with_gates(session, found, explaining.selectors_of(claim, found))
-            return await explaining.explain_claim(
-                claim, found, confirm=partial(confirm, session, found)
-            )
-        if found.lacks_all(CLAIMS):
-            raise UnreachableError(f"no permission to read claim {namespace}/{name}")
-        raise MissingError(f'claim "{name}" does not exist in namespace "{namespace}"')
-
-    return fetch(options, ask)
 
 
 def _devices(options: argparse.Namespace, output: Output) -> int:
@@ -248,36 +160,9 @@ def _gap_of(found: Gathered, kind: Kind) -> str:
     return next(gap.what for gap in found.gaps if gap.kind == kind.plural)
 
 
-_COMMANDS = {"explain": _explain, "devices": _devices, "claims": _claims, "doctor": _doctor}
-
-
-def _print_report(report: explaining.Report, output: Output) -> None:
-    for sentence in report.lines:
-        output.line(f"{sentence[0].upper()}{sentence[1:]}.", colour=_COLOURS[report.verdict])
-    for claim in report.claims:
-        output.line()
-        output.line(f"{claim.origin[0].upper()}{claim.origin[1:]}:", colour="head")
-        if claim.allocated or not claim.requests:
-            output.line("allocated" if claim.allocated else "not allocated", indent=2)
-            continue
-        rows: list[list[str]] = []
-        for each in claim.requests:
-            request = each.analysis.request
-            numbers = [str(number) for number in explaining.counts(each).values()]
-            rows.append([each.name, request.device_class, explaining.wanted(request), *numbers])
-        output.table(_COUNTS, rows, indent=2)
-        for each in claim.requests:
-            for text in explaining.notes(each, wide=output.wide):
-                output.line(text, indent=2)
-    output.lines(
-        "Nodes that cannot be used",
-        (
-            f"{shortened(names, most=len(names) if output.wide else MAX_NAMES)}: {why}"
-            for why, names in report.nodes.items()
-        ),
-    )
-    output.lines(
-        "Not verified by Kubernetes' allocator", [report.unverified] if report.unverified else []
-    )
-    output.lines("The scheduler reports", [report.scheduler] if report.scheduler else [])
-    output.lines("Not evaluated", report.unknown)
+_COMMANDS = {
+    "explain": explain_command.run,
+    "devices": _devices,
+    "claims": _claims,
+    "doctor": _doctor,
+}

@@ -211,7 +211,7 @@ _DEVICE = ("DRIVER", "POOL", "NODE", "DEVICE", "STATE", "TAINTS", "ALLOCATED TO"
 def body(found: Gathered) -> dict[str, Any]:
     """Return the pools for programs."""
     return {
-        "pools": [_pool_body(each) for each in pool_rows(found)],
+        "pools": [pool_body(each) for each in pool_rows(found)],
         "notEvaluated": [str(gap) for gap in found.gaps],
     }
 
@@ -232,11 +232,17 @@ def show(found: Gathered, output: Output) -> None:
     rows = pool_rows(found)
     if not rows:
         output.line("No ResourceSlice publishes a device.")
-    elif output.wide:
+    else:
+        show_rows(rows, output)
+    output.lines("Not evaluated", (str(gap) for gap in found.gaps))
+
+
+def show_rows(rows: Sequence[PoolRow], output: Output) -> None:
+    """Print a table of pools, or with ``-o wide`` of their devices."""
+    if output.wide:
         output.table(_DEVICE, [_device_cells(pool, each) for pool in rows for each in pool.devices])
     else:
         output.table(_POOL, [_pool_cells(each) for each in rows])
-    output.lines("Not evaluated", (str(gap) for gap in found.gaps))
 
 
 def _pool_cells(pool: PoolRow) -> list[str]:
@@ -258,7 +264,8 @@ def _named(claim: ClaimFacts) -> str:
     return f"{claim.namespace}/{claim.name}"
 
 
-def _pool_body(pool: PoolRow) -> dict[str, Any]:
+def pool_body(pool: PoolRow) -> dict[str, Any]:
+    """Return a pool for programs."""
     return {
         "driver": pool.identity.driver,
         "pool": pool.identity.pool,

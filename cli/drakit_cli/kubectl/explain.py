@@ -9,12 +9,13 @@ It must not know sessions, or how an answer is printed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Gathered
+from drakit_cli.kubectl.pods import SeenPod
 from drakit_explain.allocation import NotEvaluatedError, Selected
 from drakit_explain.availability import Availability
 from drakit_explain.broken import broken_claim, is_placed, taints_for_new_pods
@@ -22,11 +23,12 @@ from drakit_explain.cel.allocator import Confirmed
 from drakit_explain.codes import Code, Reason, certain, no_remedy
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.deletion import claim_stays
-from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
+from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request, TemplateFacts
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
 from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
 from drakit_explain.shortage import RequestReport, is_given_up
+from drakit_formats.resource.objects import child
 
 Confirm = Callable[[Confirmation], Awaitable[Confirmed]]
 """Asks Kubernetes' allocator whether an answer is certain."""
@@ -72,6 +74,12 @@ class Report:
         return (*self.sentences, self.remedy) if self.remedy else self.sentences
 
     @property
+    def summary(self) -> str:
+        """The first sentence, without the name of the pod where it begins with that."""
+        first = self.sentences[0] if self.sentences else ""
+        return first.removeprefix(f"pod {self.namespace}/{self.name} ").removeprefix("waits: ")
+
+    @property
     def exit_code(self) -> int:
         if self.verdict is Verdict.UNDECIDED:
             return UNDECIDED_CODE
@@ -98,65 +106,99 @@ class Report:
         }
 
 
-def selectors_of(asked: PodFacts | ClaimFacts, found: Gathered) -> list[str]:
-    """Return the selectors that must be evaluated before a pod or a claim is explained."""
-    pod = _alone(asked) if isinstance(asked, ClaimFacts) else asked
-    return Explainer(found.world).expressions(pod) if waits(pod) else []
+def selectors_of(pods: Iterable[PodFacts], found: Gathered) -> list[str]:
+    """Return the selectors that must be evaluated before pods are explained."""
+    explainer = Explainer(found.world)
+    texts = (text for pod in pods if waits(pod) for text in explainer.expressions(pod))
+    return list(dict.fromkeys(texts))
 
 
-def nodes_that_matter(pod: PodFacts, found: Gathered) -> set[str]:
-    """Return the nodes with a device that a request of a pod selects, or may end the search."""
-    if not waits(pod):
+def nodes_that_matter(pods: Iterable[PodFacts], found: Gathered) -> set[str]:
+    """Return the nodes with a device that a request of pods selects, or may end the search."""
+    waiting = [pod for pod in pods if waits(pod)]
+    if not waiting:
         return set()
-    evaluate_selectors(found, selectors_of(pod, found))
+    evaluate_selectors(found, selectors_of(waiting, found))
     world = found.world
     nodes = {name for name, _ in world.not_ready()}
-    for each in wanted_of(pod, world):
-        for request in each.requests:
-            for _, exact in exact_requests(request):
-                for reach in world.reachable():
-                    try:
-                        selected = world.selected(exact, reach.slice)
-                    except NotEvaluatedError:
-                        selected = Selected(matches=1)
-                    if selected.matches or selected.errors:
-                        nodes.update(reach.nodes)
+    requests = {
+        exact: None
+        for pod in waiting
+        for each in wanted_of(pod, world)
+        for request in each.requests
+        for _, exact in exact_requests(request)
+    }
+    for exact in requests:
+        for reach in world.reachable():
+            try:
+                selected = world.selected(exact, reach.slice)
+            except NotEvaluatedError:
+                selected = Selected(matches=1)
+            if selected.matches or selected.errors:
+                nodes.update(reach.nodes)
     return nodes
 
 
-async def explain_pod(pod: PodFacts, found: Gathered, *, settled: bool, confirm: Confirm) -> Report:
-    """
-    Explain a pod: why it waits, why it does not start on its node, or why it does not go away.
+class Confirmations:
+    """Asks Kubernetes' allocator once for all pods that are alike."""
 
-    :param settled: nothing about the pod has changed for a while.
-    """
-    subject = f"pod {pod.namespace}/{pod.name}"
-    evaluate_selectors(found, selectors_of(pod, found))
-    explanation = Explainer(found.world, name_all_holders=True).explain(pod, settled=settled)
-    if found.prepare_failure and is_placed(pod):
-        explanation = _with_failure(explanation, pod, found.prepare_failure)
-    explanation, unverified = await _confirmed(explanation, confirm)
-    report = _report(explanation, found, pod=pod, kind="Pod", subject=subject)
-    return replace(report, unverified=unverified)
+    def __init__(self, confirm: Confirm) -> None:
+        self._confirm = confirm
+        self._known: dict[object, Confirmed] = {}
 
-
-async def _confirmed(explanation: Explanation, confirm: Confirm) -> tuple[Explanation, str]:
-    """Return an explanation as far as Kubernetes' allocator confirms it, and why it cannot."""
-    asked = explanation.find_confirmation()
-    if asked is None:
+    async def apply(
+        self, explanation: Explanation, pod: PodFacts, found: Gathered
+    ) -> tuple[Explanation, str]:
+        """Return an explanation as far as the allocator confirms it, and why it cannot."""
+        asked = explanation.find_confirmation()
+        if asked is None:
+            return explanation, ""
+        key = (
+            tuple(str(child(each, "metadata").get("name")) for each in asked.nodes),
+            asked.expected,
+            tuple((each.requests, each.constraints) for each in wanted_of(pod, found.world)),
+        )
+        if key not in self._known:
+            self._known[key] = await self._confirm(asked)
+        result = self._known[key]
+        if not result.refuted:
+            return explanation, result.why
+        explanation = replace(
+            explanation,
+            verdict=Verdict.UNDECIDED,
+            reasons=(),
+            find_remedy=no_remedy,
+            fits_on="",
+            unknown=(*explanation.unknown, result.why),
+        )
         return explanation, ""
-    result = await confirm(asked)
-    if not result.refuted:
-        return explanation, result.why
-    explanation = replace(
-        explanation,
-        verdict=Verdict.UNDECIDED,
-        reasons=(),
-        find_remedy=no_remedy,
-        fits_on="",
-        unknown=(*explanation.unknown, result.why),
-    )
-    return explanation, ""
+
+
+async def explain_pods(
+    pods: Sequence[SeenPod], found: Gathered, *, confirm: Confirm, remedies: bool = True
+) -> list[Report]:
+    """
+    Explain pods: why each waits, why it does not start on its node, or why it does not go away.
+
+    :param remedies: search for what would be enough, which takes longer than the rest.
+    """
+    evaluate_selectors(found, selectors_of((each.facts for each in pods), found))
+    explainer = Explainer(found.world, name_all_holders=True)
+    confirmations = Confirmations(confirm)
+    reports: list[Report] = []
+    for each in pods:
+        pod = each.facts
+        explanation = explainer.explain(pod, settled=each.settled)
+        failure = found.prepare_failures.get(pod.uid)
+        if failure and is_placed(pod):
+            explanation = _with_failure(explanation, pod, failure)
+        if not remedies:
+            explanation = replace(explanation, find_remedy=no_remedy)
+        explanation, unverified = await confirmations.apply(explanation, pod, found)
+        subject = f"pod {pod.namespace}/{pod.name}"
+        report = make_report(explanation, found, pod=pod, kind="Pod", subject=subject)
+        reports.append(replace(report, unverified=unverified))
+    return reports
 
 
 def _with_failure(explanation: Explanation, pod: PodFacts, failure: str) -> Explanation:
@@ -174,15 +216,15 @@ def _with_failure(explanation: Explanation, pod: PodFacts, failure: str) -> Expl
 async def explain_claim(claim: ClaimFacts, found: Gathered, *, confirm: Confirm) -> Report:
     """Explain a claim: its state, or what a pod without other rules would find."""
     subject = f"claim {claim.namespace}/{claim.name}"
-    pod = _alone(claim)
+    pod = user_of(claim)
     unverified = ""
     if claim.deleting or claim.allocated:
         explanation = _placed_claim(claim, found)
     else:
-        evaluate_selectors(found, selectors_of(claim, found))
+        evaluate_selectors(found, selectors_of([pod], found))
         explanation = Explainer(found.world, name_all_holders=True).explain(pod)
-        explanation, unverified = await _confirmed(explanation, confirm)
-    report = _report(explanation, found, pod=pod, kind="ResourceClaim", subject=subject)
+        explanation, unverified = await Confirmations(confirm).apply(explanation, pod, found)
+    report = make_report(explanation, found, pod=pod, kind="ResourceClaim", subject=subject)
     report = replace(report, unverified=unverified)
     if report.verdict is Verdict.NOT_PENDING:
         taints = taints_for_new_pods(claim, found.world)
@@ -193,14 +235,12 @@ async def explain_claim(claim: ClaimFacts, found: Gathered, *, confirm: Confirm)
     return report
 
 
-def _alone(claim: ClaimFacts) -> PodFacts:
-    """Return a pod that has a claim, and no other rules."""
-    return PodFacts(
-        namespace=claim.namespace,
-        name=claim.name,
-        uid="",
-        claims=(PodClaim(name=claim.name, claim=claim.name),),
-    )
+def user_of(of: ClaimFacts | TemplateFacts) -> PodFacts:
+    """Return a pod that has a claim, or one of a template, and no other rules."""
+    by_name = of.name if isinstance(of, ClaimFacts) else None
+    template = None if by_name else of.name
+    claim = PodClaim(name=of.name, claim=by_name, template=template)
+    return PodFacts(namespace=of.namespace, name=of.name, uid="", claims=(claim,))
 
 
 def _placed_claim(claim: ClaimFacts, found: Gathered) -> Explanation:
@@ -264,7 +304,7 @@ def _state(pod: PodFacts, subject: str, found: Gathered) -> list[str]:
     return [state, *taints] if taints else [f"{state}; its devices have no known problem"]
 
 
-def _report(
+def make_report(
     explanation: Explanation, found: Gathered, *, pod: PodFacts, kind: str, subject: str
 ) -> Report:
     reasons = certain(explanation.reasons, found.world)
@@ -389,7 +429,8 @@ def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation, foun
         then += f"; the scheduler reports {counts}"
     if kind != "Pod":
         then = "it is allocated when a pod that uses it is scheduled"
-    return f"the devices for {subject} are available on node {explanation.fits_on}; {then}"
+    available = f"the devices for {subject} are available on node {explanation.fits_on}"
+    return available if kind in ("ResourceClaimTemplate", "DeviceClass") else f"{available}; {then}"
 
 
 def _counts_of_scheduler(message: str) -> str:

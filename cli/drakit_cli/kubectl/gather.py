@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from typing import Any
 
 from drakit_cli.answers import CommandError
@@ -27,7 +26,6 @@ from drakit_daemon.kube import (
     resource_path,
 )
 from drakit_daemon.kube.discovery import minor_release, served_versions, version_of
-from drakit_explain.loads import Load, Loads, load_of_pod
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -63,8 +61,6 @@ from drakit_formats.resource.objects import (
     VERSIONS,
     Object,
     child,
-    children,
-    text,
 )
 
 # ---------------------------------------------------------------- kinds
@@ -190,8 +186,8 @@ QUOTAS = Kind(
 
 # ---------------------------------------------------------------- gathering
 
-SETTLE_SECONDS = 30.0
-"""An object that has not changed for this long is settled: kubelet and controllers had time."""
+PAGE_SIZE = 500
+"""Objects in a page of a list, as kubectl asks for them."""
 
 
 class UnreachableError(CommandError):
@@ -251,8 +247,8 @@ class Gathered:
     enabled: Mapping[str, bool] | None = None
     """All feature gates of the API server, if they have been read."""
 
-    prepare_failure: str = ""
-    """The Event about the pod's claims that cannot be prepared, with its reason."""
+    prepare_failures: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Events about claims that cannot be prepared, with their reasons, by the UID of the pod."""
 
     def lacks(self, *kinds: Kind) -> bool:
         """Return whether something of one of these kinds is unknown."""
@@ -271,140 +267,6 @@ async def find_versions(session: Session) -> tuple[str, ...]:
         return VERSIONS[:1]
     except ApiError as error:
         raise UnreachableError(str(error)) from None
-
-
-async def read_pod(session: Session, namespace: str, name: str) -> tuple[PodFacts, bool]:
-    """
-    Read one pod, and whether it is settled: nothing about it has changed for a while.
-
-    :raises CommandError: it cannot be read.
-    """
-    path = resource_path("v1", "pods", namespace=namespace, name=name)
-    try:
-        body = await session.get(path)
-        return project_pod(body), _is_settled(body, datetime.now(UTC))
-    except NotFoundError:
-        raise MissingError(f'pod "{name}" does not exist in namespace "{namespace}"') from None
-    except ApiError as error:
-        raise UnreachableError(_sentence(error)) from None
-    except _UNREADABLE as error:
-        raise CommandError(f"pod {namespace}/{name} cannot be read: {error!r}") from None
-
-
-async def with_loads(session: Session, found: Gathered, nodes: Collection[str]) -> Gathered:
-    """Add what the pods on some nodes request."""
-    if not nodes:
-        return found
-    ended = "status.phase!=Succeeded,status.phase!=Failed"
-    selectors = [f"spec.nodeName={each},{ended}" for each in sorted(nodes)]
-    if len(selectors) > _MAX_NODES_ONE_BY_ONE:
-        selectors = [f"spec.nodeName!=,{ended}"]
-    loads = Loads(nodes=nodes)
-    effect = "what they leave of CPU, memory and the number of pods of a node is unknown"
-    try:
-        listings = await asyncio.gather(
-            *(
-                session.read_list(
-                    resource_path("v1", "pods"), _load, params={"fieldSelector": each}
-                )
-                for each in selectors
-            )
-        )
-    except ApiError as error:
-        forbidden = isinstance(error, ForbiddenError)
-        what = "no permission to list pods of all namespaces"
-        gap = Gap(
-            kind=PODS.plural,
-            where="nodes",
-            what=what if forbidden else f"pods: {_sentence(error)}",
-            effect=effect,
-            forbidden=forbidden,
-        )
-        return replace(found, gaps=[*found.gaps, gap])
-    for load in (each for listing in listings for each in listing.items):
-        if load is not None:
-            loads.apply(load)
-    found.world.loads = loads
-    return found
-
-
-_MAX_NODES_ONE_BY_ONE = 16
-"""Nodes whose pods are listed node by node; with more, one list of all pods costs less."""
-
-
-def _load(body: Object) -> Load | None:
-    try:
-        return load_of_pod(body)
-    except _UNREADABLE:
-        return None  # the node has less left than computed
-
-
-async def with_prepare_failure(session: Session, found: Gathered, pod: PodFacts) -> Gathered:
-    """Add the latest Event about claims of a pod that the node plugin or kubelet cannot prepare."""
-    names = [each.claim or each.generated for each in pod.claims]
-    claims = [
-        claim
-        for name in (*names, pod.extended_claim)
-        if name and (claim := found.world.claim(pod.namespace, name)) is not None
-    ]
-    if pod.sandbox or pod.phase != "Pending" or not claims:
-        return found
-    try:
-        of_claims = [await _events(session, pod.namespace, claim.uid) for claim in claims]
-        of_pod = await _events(session, pod.namespace, pod.uid)
-    except ApiError as error:
-        forbidden = isinstance(error, ForbiddenError)
-        gap = Gap(
-            kind="events",
-            what="no permission to list Events" if forbidden else f"Events: {_sentence(error)}",
-            effect="the words of a driver that cannot prepare are unknown",
-            forbidden=forbidden,
-        )
-        return replace(found, gaps=[*found.gaps, gap])
-    ends = ("PrepareFailed", "Prepared")
-    for events in of_claims:  # the words of the driver are better than the kubelet's
-        last = max((each for each in events if each[1] in ends), default=None)
-        if last is not None and last[1] == "PrepareFailed":
-            return replace(found, prepare_failure=f"Event {last[1]}: {last[2]}")
-    failed = [each for each in of_pod if each[1] == "FailedPrepareDynamicResources"]
-    if failed and not any(each[1] in ends for events in of_claims for each in events):
-        return replace(found, prepare_failure=f"Event {max(failed)[1]}: {max(failed)[2]}")
-    return found
-
-
-async def _events(session: Session, namespace: str, uid: str) -> list[tuple[str, str, str]]:
-    """Return the Events about an object: the time of the last occurrence, reason and message."""
-
-    def project(body: Object) -> tuple[str, str, str]:
-        times = (
-            text(body, "series", "lastObservedTime"),
-            text(body, "lastTimestamp"),
-            text(body, "eventTime"),
-        )
-        # Some times have fractions of seconds, and some do not.
-        time = max(times).removesuffix("Z")
-        return time, text(body, "reason"), text(body, "message")[:_MAX_MESSAGE]
-
-    listing = await session.read_list(
-        resource_path("v1", "events", namespace=namespace),
-        project,
-        params={"fieldSelector": f"involvedObject.uid={uid}"},
-    )
-    return listing.items
-
-
-_MAX_MESSAGE = 1024
-"""Characters of an Event that are quoted: the API's limit for new ones."""
-
-
-def _is_settled(body: Object, now: datetime) -> bool:
-    metadata = child(body, "metadata")
-    times = [
-        *(metadata.get(key) for key in ("creationTimestamp", "deletionTimestamp")),
-        *(each.get("lastTransitionTime") for each in children(body, "status", "conditions")),
-    ]
-    changed = max(datetime.fromisoformat(str(each)) for each in times if each)
-    return (now - changed).total_seconds() > SETTLE_SECONDS
 
 
 async def gather(
@@ -446,7 +308,7 @@ async def read_release(session: Session, found: Gathered) -> None:
         found.world.use_release(await minor_release(session))
 
 
-_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
+UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
 """Errors that the projection of a malformed object raises."""
 
 
@@ -522,7 +384,7 @@ class _Reader:
         version = version or self.found.version
         path = resource_path(self._api(kind, version), kind.plural, namespace=namespace)
         listing = await self._session.read_list(
-            path, lambda body: self._project(kind, body, version)
+            path, lambda body: self._project(kind, body, version), page_size=PAGE_SIZE
         )
         self._keep(kind, listing.items)
         for skipped in listing.skipped:
@@ -547,7 +409,7 @@ class _Reader:
         metadata = child(body, "metadata")
         try:
             fact = kind.project(body, version)
-        except _UNREADABLE:
+        except UNREADABLE:
             return self._unread(kind, metadata)
         if isinstance(fact, TaintRuleFacts) and fact.unsupported:
             self.found.gaps.append(
@@ -573,7 +435,7 @@ class _Reader:
         )
         try:
             return kind.project({**kind.unknown, "metadata": metadata}, VERSIONS[0])
-        except _UNREADABLE:
+        except UNREADABLE:
             return None
 
     def _gap(self, kind: Kind, where: str) -> None:
@@ -590,7 +452,7 @@ class _Reader:
 
     def _fail(self, kind: Kind, error: ApiError) -> None:
         if isinstance(error, UnauthorizedError):
-            raise UnreachableError(_sentence(error))
+            raise UnreachableError(sentence_of(error))
         forbidden = isinstance(error, ForbiddenError)
         self.found.world.hidden |= {kind.type}
         if not kind.effect:
@@ -598,7 +460,7 @@ class _Reader:
         what = (
             f"no permission to list {kind.word}"
             if forbidden
-            else f"{kind.word}: {_sentence(error)}"
+            else f"{kind.word}: {sentence_of(error)}"
         )
         self.found.gaps.append(
             Gap(
@@ -614,7 +476,8 @@ class _Reader:
         return f"{kind.group}/{version or self.found.version}" if kind.group else "v1"
 
 
-def _sentence(error: ApiError) -> str:
+def sentence_of(error: ApiError) -> str:
+    """Return what an API server's error means for a user."""
     if isinstance(error, ForbiddenError):
         return error.message
     return str(error)

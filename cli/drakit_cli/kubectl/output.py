@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -25,6 +27,9 @@ API_VERSION = "drakit.dev/cli/v1"
 
 _COLOURS = {"good": "32", "bad": "31", "unsure": "33", "head": "1"}
 
+
+MIN_WIDTH = 20
+"""Columns of a terminal that is too narrow to wrap lines."""
 
 MAX_NAMES = 3
 """Names in one sentence, or in one cell of a table."""
@@ -67,7 +72,18 @@ class Output:
 
     def line(self, text: str = "", *, colour: str = "", indent: int = 0) -> None:
         """Print one line of text."""
-        shown = f"{' ' * indent}{visible(text)}"
+        prefix, width = " " * indent, self._width()
+        shown = f"{prefix}{visible(text)}"
+        if width > MIN_WIDTH and len(shown) > width:
+            hanging = f"{prefix}  "
+            shown = textwrap.fill(
+                visible(text),
+                width,
+                initial_indent=prefix,
+                subsequent_indent=hanging,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
         if colour and self._coloured():
             shown = f"\x1b[{_COLOURS[colour]}m{shown}\x1b[0m"
         self._print(shown)
@@ -81,10 +97,33 @@ class Output:
             for text in found:
                 self.line(text, indent=2)
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], *, indent: int = 0) -> None:
-        """Print a table."""
+    def table(
+        self,
+        head: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        indent: int = 0,
+        cut: bool = False,
+    ) -> None:
+        """
+        Print a table.
+
+        :param cut: cut lines to the width of a terminal.
+        """
         for line in table(head, rows).splitlines():
-            self._print(f"{' ' * indent}{line}")
+            shown = f"{' ' * indent}{line}"
+            if cut and (width := self._width()) and len(shown) > width:
+                shown = f"{shown[: width - 1]}…"
+            self._print(shown)
+
+    def flush(self) -> None:
+        """Write what the stream holds back."""
+        (self.stream or sys.stdout).flush()
+
+    def _width(self) -> int:
+        """Return the columns of the terminal; 0 if the stream is none."""
+        stream = self.stream or sys.stdout
+        return shutil.get_terminal_size().columns if stream.isatty() else 0
 
     def _print(self, text: str) -> None:
         print(text, file=self.stream or sys.stdout)

@@ -269,7 +269,9 @@ async def test_a_cluster_without_the_api_is_named(site, run):
         pytest.param("pod/", 2, "neither KIND NAME nor KIND/NAME", id="no-name"),
         pytest.param("secret/a", 2, "'secret' is none of the kinds pod, ", id="another-kind"),
         pytest.param("absent", 5, 'pod "absent" does not exist', id="no-such-pod"),
-        pytest.param("claim/absent", 5, 'claim "absent" does not exist', id="no-such-claim"),
+        pytest.param(
+            "claim/absent", 5, 'ResourceClaim "absent" does not exist', id="no-such-claim"
+        ),
     ],
 )
 async def test_wrong_targets(stuck, run, target, code, text):

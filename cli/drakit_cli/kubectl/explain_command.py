@@ -1,0 +1,224 @@
+"""
+``kubectl drakit explain``: what the arguments ask, once, or again until it changes or ends.
+
+It must not know how an answer is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drakit_cli.answers import UsageError
+from drakit_cli.kubectl import questions, render
+from drakit_cli.kubectl.connection import fetch
+from drakit_cli.kubectl.explain import Report
+from drakit_cli.kubectl.objects import PoolReport
+from drakit_cli.kubectl.output import Output
+from drakit_cli.kubectl.questions import Waiting
+from drakit_cli.kubectl.targets import (
+    CLAIM,
+    CLASS,
+    NODE,
+    POD,
+    SLICE,
+    TEMPLATE,
+    Target,
+    parse_target,
+)
+from drakit_cli.kubectl.workloads import WorkloadReport, worst_code
+from drakit_daemon.kube import Session
+
+MIN_PAUSE_SECONDS = 2.0
+MAX_PAUSE_SECONDS = 30.0
+_REST = 4
+"""A question is asked again after this many times the time that it took, within these bounds: all
+users together must not keep the API server busy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """An answer, for programs and for people."""
+
+    kind: str
+    body: Mapping[str, Any]
+    exit_code: int
+    show: Callable[[Output], None]
+
+    def print(self, output: Output) -> None:
+        """Print it."""
+        if output.for_programs:
+            output.data(self.kind, self.body)
+        else:
+            self.show(output)
+
+
+Ask = Callable[[Session, str], Awaitable[Answer]]
+
+
+def run(options: argparse.Namespace, output: Output) -> int:
+    """Explain what the arguments name; return the exit code."""
+    ask = _question(options)
+    if options.timeout is not None and not options.wait:
+        raise UsageError("--timeout needs --wait")
+
+    async def answer(session: Session, namespace: str) -> Answer:
+        if options.watch:
+            return await _watch(lambda: ask(session, namespace), output)
+        if options.wait:
+            return await _wait(lambda: ask(session, namespace), options.timeout)
+        return await ask(session, namespace)
+
+    found = fetch(options, answer)
+    if not options.watch:
+        found.print(output)
+    return found.exit_code
+
+
+async def _watch(ask: Callable[[], Awaitable[Answer]], output: Output) -> Answer:
+    """Print an answer when it is another one, without end."""
+    last: Answer | None = None
+    while True:
+        answer, pause = await _timed(ask)
+        if last is None or answer.body != last.body:
+            if last is not None and output.format != "json":
+                output.line("---")
+            answer.print(output)
+            output.flush()
+            last = answer
+        await asyncio.sleep(pause)
+
+
+async def _wait(ask: Callable[[], Awaitable[Answer]], seconds: float | None) -> Answer:
+    """Return the first answer without a problem, or the last one in this time."""
+    clock = asyncio.get_running_loop().time
+    end = float("inf") if seconds is None else clock() + seconds
+    while True:
+        answer, pause = await _timed(ask)
+        left = end - clock()
+        if not answer.exit_code or left <= 0:
+            return answer
+        await asyncio.sleep(min(pause, left))
+
+
+async def _timed(ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, float]:
+    """Return an answer, and how long to pause after it."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    answer = await ask()
+    return answer, min(max((clock() - began) * _REST, MIN_PAUSE_SECONDS), MAX_PAUSE_SECONDS)
+
+
+# ---------------------------------------------------------------- questions
+
+
+def _question(options: argparse.Namespace) -> Ask:
+    target = parse_target(options.target)
+    given = [target is not None, options.all_namespaces, options.filename is not None]
+    if sum(given) > 1:
+        raise UsageError("an object, -A and -f exclude each other")
+    if options.filename is not None:
+        content = _content(options.filename)
+
+        async def ask_manifest(session: Session, namespace: str) -> Answer:
+            reports = await questions.ask_manifest(session, namespace, content)
+            return _of_manifest(reports)
+
+        return ask_manifest
+    if target is None:
+
+        async def ask_waiting(session: Session, namespace: str) -> Answer:
+            everywhere = options.all_namespaces
+            found = await questions.ask_waiting(session, namespace, everywhere=everywhere)
+            return _of_waiting(found, "" if everywhere else f" in namespace {namespace}")
+
+        return ask_waiting
+    return _about(target)
+
+
+def _about(target: Target) -> Ask:
+    async def ask(session: Session, namespace: str) -> Answer:
+        if target.kind in (NODE, SLICE):
+            ask_pools = questions.ask_node if target.kind is NODE else questions.ask_slice
+            return _of_pools(await ask_pools(session, namespace, target))
+        ask_one = _OF_ONE.get(target.kind.kind)
+        if ask_one is not None:
+            return _of_report(await ask_one(session, namespace, target))
+        return _of_workload(await questions.ask_workload(session, namespace, target))
+
+    return ask
+
+
+_OF_ONE = {
+    POD.kind: questions.ask_pod,
+    CLAIM.kind: questions.ask_claim,
+    TEMPLATE.kind: questions.ask_template,
+    CLASS.kind: questions.ask_class,
+}
+
+
+def _content(name: str) -> str:
+    if name == "-":
+        return sys.stdin.read()
+    try:
+        return Path(name).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name} cannot be read: {error}") from None
+
+
+# ---------------------------------------------------------------- answers
+
+_ONE = "ExplainReport"
+
+
+def _of_report(report: Report) -> Answer:
+    def show(output: Output) -> None:
+        render.show_report(report, output)
+
+    return Answer(kind=_ONE, body=report.body(), exit_code=report.exit_code, show=show)
+
+
+def _of_pools(answer: PoolReport) -> Answer:
+    def show(output: Output) -> None:
+        render.show_pools(answer, output)
+
+    code = answer.report.exit_code
+    return Answer(kind=_ONE, body=answer.body(), exit_code=code, show=show)
+
+
+def _of_workload(answer: WorkloadReport) -> Answer:
+    def show(output: Output) -> None:
+        render.show_workload(answer, output)
+
+    return Answer(kind=_ONE, body=answer.body(), exit_code=answer.exit_code, show=show)
+
+
+def _of_manifest(reports: list[Report]) -> Answer:
+    def show(output: Output) -> None:
+        for number, report in enumerate(reports):
+            if number:
+                output.line()
+            render.show_report(report, output)
+
+    return _of_list(reports, show)
+
+
+def _of_waiting(found: Waiting, where: str) -> Answer:
+    def show(output: Output) -> None:
+        if found.reports:
+            render.show_waiting(found.reports, output)
+        else:
+            output.line(f"No pod waits for devices{where}.")
+        output.lines("Not evaluated", found.gaps)
+
+    return _of_list(found.reports, show)
+
+
+def _of_list(reports: Sequence[Report], show: Callable[[Output], None]) -> Answer:
+    body = {"items": [each.body() for each in reports]}
+    return Answer(kind="ExplainReportList", body=body, exit_code=worst_code(reports), show=show)

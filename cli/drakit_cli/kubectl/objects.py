@@ -1,0 +1,248 @@
+"""
+What is wrong with a template, class, node or slice.
+
+Templates and classes are explained as for a pod that has such a claim, and no other rules. Nodes
+and slices have the problems of their pools, and nodes those that the node plugin reports.
+
+It must not know sessions, or how an answer is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from drakit_cli.kubectl.capabilities import evaluate_selectors
+from drakit_cli.kubectl.devices import PoolRow, pool_body, pool_rows
+from drakit_cli.kubectl.explain import (
+    Confirm,
+    Confirmations,
+    Report,
+    make_report,
+    selectors_of,
+    user_of,
+)
+from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, RULES, SLICES, Gathered
+from drakit_cli.kubectl.output import plural
+from drakit_cli.kubectl.targets import CLASS, NODE, SLICE, TEMPLATE
+from drakit_daemon.kube import resource_path
+from drakit_explain.codes import Code, Reason, no_remedy
+from drakit_explain.model import (
+    ClassFacts,
+    NodeFacts,
+    ReportFacts,
+    Request,
+    SliceFacts,
+    TemplateFacts,
+)
+from drakit_explain.pending import Explainer, Verdict
+from drakit_explain.poolchecks import node_of_slice, node_problems, slice_problems
+from drakit_explain.templates import class_problems, template_problems
+from drakit_formats.resource.objects import Object
+
+# ---------------------------------------------------------------- templates and classes
+
+_OF_CLASS = "a-device"
+"""The name of the template with one device of a class, which exists only here."""
+
+
+async def explain_template(template: TemplateFacts, found: Gathered, *, confirm: Confirm) -> Report:
+    """Explain whether claims of a template can be allocated: ever, and now."""
+    subject = f"claims of {TEMPLATE.kind} {template.namespace}/{template.name}"
+    return await _explain_source(template, found, subject, template, confirm)
+
+
+async def explain_class(
+    device_class: ClassFacts, found: Gathered, *, template: TemplateFacts, confirm: Confirm
+) -> Report:
+    """
+    Explain whether one device of a class can be allocated: ever, and now.
+
+    :param template: of :func:`template_of`, which the world has.
+    """
+    subject = f"one device of {CLASS.kind} {device_class.name}"
+    report = await _explain_source(template, found, subject, device_class, confirm)
+    return replace(report, claims=tuple(replace(each, origin=subject) for each in report.claims))
+
+
+def template_of(device_class: ClassFacts, namespace: str) -> TemplateFacts:
+    """Return a template with one device of a class."""
+    request = Request(name="device", device_class=device_class.name)
+    return TemplateFacts(namespace=namespace, name=_OF_CLASS, uid="", requests=(request,))
+
+
+def body_of(template: TemplateFacts) -> tuple[str, Object]:
+    """Return the path and the body of a template with requests for one device each."""
+    path = resource_path(
+        TEMPLATE.api, TEMPLATE.plural, namespace=template.namespace, name=template.name
+    )
+    requests = [
+        {
+            "name": each.name,
+            "exactly": {
+                "deviceClassName": each.device_class,
+                "allocationMode": "ExactCount",
+                "count": 1,
+            },
+        }
+        for each in template.requests
+    ]
+    return path, {
+        "metadata": {"name": template.name},
+        "spec": {"spec": {"devices": {"requests": requests}}},
+    }
+
+
+async def _explain_source(
+    template: TemplateFacts,
+    found: Gathered,
+    subject: str,
+    of: TemplateFacts | ClassFacts,
+    confirm: Confirm,
+) -> Report:
+    pod = user_of(template)
+    evaluate_selectors(found, selectors_of([pod], found))
+    explanation = Explainer(found.world, name_all_holders=True).explain(pod)
+    if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
+        problems: Sequence[Reason] = ()
+    elif isinstance(of, TemplateFacts):
+        problems = template_problems(of, found.world)
+    else:
+        problems = class_problems(of, found.world)
+    if problems:  # they last, whoever has devices
+        explanation = replace(
+            explanation,
+            verdict=Verdict.BLOCKED,
+            reasons=tuple(problems),
+            find_remedy=no_remedy,
+            find_confirmation=problems[0].find_confirmation,
+            fits_on="",
+        )
+    explanation, unverified = await Confirmations(confirm).apply(explanation, pod, found)
+    kind = of.reference.kind
+    report = make_report(explanation, found, pod=pod, kind=kind, subject=subject)
+    namespace = of.namespace if isinstance(of, TemplateFacts) else ""
+    return replace(report, unverified=unverified, namespace=namespace, name=of.name)
+
+
+# ---------------------------------------------------------------- nodes and slices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolReport:
+    """The explanation of a node or slice, with its pools."""
+
+    report: Report
+    pools: tuple[PoolRow, ...]
+
+    def body(self) -> dict[str, Any]:
+        """Write it for programs."""
+        return {**self.report.body(), "pools": [pool_body(each) for each in self.pools]}
+
+
+def explain_node(node: NodeFacts, found: Gathered) -> PoolReport:
+    """Explain what keeps pods from the devices of a node."""
+    pools = tuple(row for row in pool_rows(found) if row.node == node.name)
+    reasons = [*_of_node(node, pools), *node_problems(node, found.world)]
+    for each in found.world.of(ReportFacts).values():
+        if each.node == node.name:
+            reasons += _of_report(each, node)
+    number = sum(len(each.devices) for each in pools)
+    state = f"node {node.name} publishes {plural(number, 'device')} in {plural(len(pools), 'pool')}"
+    if node.unschedulable:
+        state += "; it is cordoned, so new pods do not get them"
+    report = _report(NODE.kind, node.name, reasons, state, found)
+    return PoolReport(report=report, pools=pools)
+
+
+def explain_slice(of: SliceFacts, found: Gathered) -> PoolReport:
+    """Explain what keeps pods from the devices of a slice."""
+    where = node_of_slice(of)
+    pools = tuple(
+        row
+        for row in pool_rows(found)
+        if row.identity == of.of_pool and (row.node == where or not row.named)
+    )
+    reasons = slice_problems(of, found.world)
+    node = found.world.node(where)
+    if node is not None:
+        reasons += (
+            each
+            for each in node_problems(node, found.world)
+            if each.sentence.startswith(f"pool {of.pool} of driver {of.driver} ")
+        )
+    known = f"pool {of.pool} of driver {of.driver}"
+    if not reasons:
+        reasons = [
+            Reason(
+                code=Code.POOL_INCOMPLETE,
+                sentence=f"no device can be allocated from {known}: {row.problem}",
+                regarding=of.reference,
+            )
+            for row in pools
+            if row.problem
+        ]
+    number = plural(len(of.devices), "device")
+    newest = max((each.generation for each in pools), default=of.generation)
+    state = f"ResourceSlice {of.name} publishes {number} of {known}"
+    if of.generation < newest:
+        state += f"; it is of generation {of.generation}, and only those of {newest} count"
+    return PoolReport(report=_report(SLICE.kind, of.name, reasons, state, found), pools=pools)
+
+
+def _of_node(node: NodeFacts, pools: Sequence[PoolRow]) -> Iterator[Reason]:
+    number = sum(len(each.devices) for each in pools)
+    if not node.ready:
+        yield Reason(
+            code=Code.NODE_NOT_READY,
+            sentence=f"node {node.name} is not ready: pods that use its "
+            f"{plural(number, 'device')} cannot start",
+            regarding=node.reference,
+        )
+
+
+def _of_report(report: ReportFacts, node: NodeFacts) -> Iterator[Reason]:
+    driver = f"driver {report.driver}"
+    if report.registration:
+        yield Reason(
+            code=Code.DRIVER_UNAVAILABLE,
+            sentence=f"{driver} is not registered with the kubelet ({report.registration}): pods "
+            f"that use its devices cannot start",
+            regarding=node.reference,
+        )
+    if report.refused:
+        yield Reason(
+            code=Code.NO_DEVICE_PUBLISHED,
+            sentence=f"{driver} refuses its policies: {report.refused}",
+            regarding=node.reference,
+        )
+    for each in report.unhealthy:
+        yield Reason(
+            code=Code.DEVICE_UNHEALTHY,
+            sentence=f"device {each.device} of pool {each.pool}, {driver}, is unhealthy"
+            + (f": {each.message}" if each.message else ""),
+            regarding=node.reference,
+        )
+    for field in report.dropped:
+        yield Reason(
+            code=Code.NO_DEVICE_PUBLISHED,
+            sentence=f"{driver} cannot publish all of its devices' features: {field.message}",
+            regarding=node.reference,
+        )
+
+
+def _report(kind: str, name: str, reasons: Sequence[Reason], state: str, found: Gathered) -> Report:
+    lacks = found.lacks(SLICES, NODES)
+    verdict = Verdict.BROKEN if reasons else Verdict.UNDECIDED if lacks else Verdict.NOT_PENDING
+    texts = tuple(each.text for each in reasons)
+    return Report(
+        kind=kind,
+        namespace="",
+        name=name,
+        verdict=verdict,
+        sentences=(*texts, state),
+        codes=tuple(each.code.value for each in reasons),
+        nodes={},
+        unknown=tuple(str(gap) for gap in found.gaps),
+    )

@@ -1,0 +1,288 @@
+"""
+Pods as a user sees them: one, those of a namespace or of a workload, what they request of their
+nodes, and the Events about claims that cannot be prepared.
+
+It must not know what is explained about a pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from drakit_cli.answers import CommandError
+from drakit_cli.kubectl.gather import (
+    PAGE_SIZE,
+    PODS,
+    UNREADABLE,
+    Gap,
+    Gathered,
+    MissingError,
+    UnreachableError,
+    sentence_of,
+)
+from drakit_cli.kubectl.targets import ObjectKind
+from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, Session, resource_path
+from drakit_explain.loads import Load, Loads, load_of_pod
+from drakit_explain.model import ClaimFacts, PodFacts
+from drakit_explain.projection import project_pod
+from drakit_formats.resource.objects import Object, child, children, text
+
+SETTLE_SECONDS = 30.0
+"""An object that has not changed for this long is settled: kubelet and controllers had time."""
+
+# ---------------------------------------------------------------- pods
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenPod:
+    """A pod, and what its facts do not have."""
+
+    facts: PodFacts
+    settled: bool = False
+    """Nothing about it has changed for a while."""
+
+    owner_uid: str = ""
+    """The UID of its controller."""
+
+    owner_name: str = ""
+    template_hash: str = ""
+    """The label by which a Deployment tells its ReplicaSets apart."""
+
+
+def see_pod(body: Object) -> SeenPod:
+    """Read a pod."""
+    metadata = child(body, "metadata")
+    owners = [each for each in children(metadata, "ownerReferences") if each.get("controller")]
+    owner: Object = owners[0] if owners else {}
+    return SeenPod(
+        facts=project_pod(body),
+        settled=_is_settled(body, datetime.now(UTC)),
+        owner_uid=text(owner, "uid"),
+        owner_name=text(owner, "name"),
+        template_hash=text(metadata, "labels", "pod-template-hash"),
+    )
+
+
+async def read_object(session: Session, kind: ObjectKind, namespace: str, name: str) -> Object:
+    """
+    Read one object.
+
+    :raises MissingError: it does not exist.
+    :raises UnreachableError: it may not be read.
+    """
+    where = namespace if kind.namespaced else None
+    try:
+        return await session.get(resource_path(kind.api, kind.plural, namespace=where, name=name))
+    except NotFoundError:
+        inside = f' in namespace "{namespace}"' if where else ""
+        raise MissingError(f'{kind.word} "{name}" does not exist{inside}') from None
+    except ApiError as error:
+        raise UnreachableError(sentence_of(error)) from None
+
+
+async def read_pod(session: Session, kind: ObjectKind, namespace: str, name: str) -> SeenPod:
+    """
+    Read one pod.
+
+    :raises CommandError: it cannot be read.
+    """
+    body = await read_object(session, kind, namespace, name)
+    try:
+        return see_pod(body)
+    except UNREADABLE as error:
+        raise CommandError(f"pod {namespace}/{name} cannot be read: {error!r}") from None
+
+
+async def list_pods(
+    session: Session, namespace: str | None, params: Mapping[str, str]
+) -> list[SeenPod]:
+    """
+    List pods of a namespace, or of all; those that cannot be read are left out.
+
+    :raises UnreachableError: they may not be listed.
+    """
+
+    def keep(body: Object) -> SeenPod | None:
+        try:
+            return see_pod(body)
+        except UNREADABLE:
+            return None
+
+    path = resource_path("v1", PODS.plural, namespace=namespace)
+    try:
+        listing = await session.read_list(path, keep, params=params, page_size=PAGE_SIZE)
+    except ApiError as error:
+        raise UnreachableError(sentence_of(error)) from None
+    found = [each for each in listing.items if each is not None]
+    return sorted(found, key=lambda each: (each.facts.namespace, each.facts.name))
+
+
+def _is_settled(body: Object, now: datetime) -> bool:
+    metadata = child(body, "metadata")
+    times = [
+        *(metadata.get(key) for key in ("creationTimestamp", "deletionTimestamp")),
+        *(each.get("lastTransitionTime") for each in children(body, "status", "conditions")),
+    ]
+    changed = [datetime.fromisoformat(str(each)) for each in times if each]
+    return bool(changed) and (now - max(changed)).total_seconds() > SETTLE_SECONDS
+
+
+# ---------------------------------------------------------------- requests of pods
+
+
+async def with_loads(session: Session, found: Gathered, nodes: Collection[str]) -> Gathered:
+    """Add what the pods on some nodes request."""
+    if not nodes:
+        return found
+    ended = "status.phase!=Succeeded,status.phase!=Failed"
+    selectors = [f"spec.nodeName={each},{ended}" for each in sorted(nodes)]
+    if len(selectors) > _MAX_NODES_ONE_BY_ONE:
+        selectors = [f"spec.nodeName!=,{ended}"]
+    loads = Loads(nodes=nodes)
+    effect = "what they leave of CPU, memory and the number of pods of a node is unknown"
+    try:
+        listings = await asyncio.gather(
+            *(
+                session.read_list(
+                    resource_path("v1", PODS.plural),
+                    _load,
+                    params={"fieldSelector": each},
+                    page_size=PAGE_SIZE,
+                )
+                for each in selectors
+            )
+        )
+    except ApiError as error:
+        forbidden = isinstance(error, ForbiddenError)
+        what = "no permission to list pods of all namespaces"
+        gap = Gap(
+            kind=PODS.plural,
+            where="nodes",
+            what=what if forbidden else f"pods: {sentence_of(error)}",
+            effect=effect,
+            forbidden=forbidden,
+        )
+        return replace(found, gaps=[*found.gaps, gap])
+    for load in (each for listing in listings for each in listing.items):
+        if load is not None:
+            loads.apply(load)
+    found.world.loads = loads
+    return found
+
+
+_MAX_NODES_ONE_BY_ONE = 16
+"""Nodes whose pods are listed node by node; with more, one list of all pods costs less."""
+
+
+def _load(body: Object) -> Load | None:
+    try:
+        return load_of_pod(body)
+    except UNREADABLE:
+        return None  # the node has less left than computed
+
+
+# ---------------------------------------------------------------- Events
+
+_ENDS = ("PrepareFailed", "Prepared")
+"""The reasons of the node plugin's Events about a claim; the latest one counts."""
+
+_OF_KUBELET = "FailedPrepareDynamicResources"
+
+_MAX_MESSAGE = 1024
+"""Characters of an Event that are quoted: the API's limit for new ones."""
+
+_MAX_OBJECTS_ONE_BY_ONE = 8
+"""Objects whose Events are listed one by one; of more, all Events with the reasons are listed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class _Event:
+    time: str
+    """Of the last occurrence."""
+
+    reason: str
+    message: str
+    uid: str
+    """Of the object that it is about."""
+
+
+async def with_prepare_failures(
+    session: Session, found: Gathered, pods: Sequence[PodFacts]
+) -> Gathered:
+    """Add the latest Events about claims of pods that the node plugin or kubelet cannot prepare."""
+    claims = {
+        pod.uid: of
+        for pod in pods
+        if pod.phase == "Pending" and not pod.sandbox and (of := _claims_of(pod, found))
+    }
+    if not claims:
+        return found
+    uids = [*claims, *(each.uid for of in claims.values() for each in of)]
+    places = {pod.namespace for pod in pods if pod.uid in claims}
+    namespace = places.pop() if len(places) == 1 else None
+    selectors = [f"involvedObject.uid={each}" for each in uids]
+    if len(uids) > _MAX_OBJECTS_ONE_BY_ONE:
+        selectors = [f"reason={each}" for each in (*_ENDS, _OF_KUBELET)]
+    try:
+        listings = await asyncio.gather(*(_events(session, namespace, each) for each in selectors))
+    except ApiError as error:
+        forbidden = isinstance(error, ForbiddenError)
+        gap = Gap(
+            kind="events",
+            what="no permission to list Events" if forbidden else f"Events: {sentence_of(error)}",
+            effect="the words of a driver that cannot prepare are unknown",
+            forbidden=forbidden,
+        )
+        return replace(found, gaps=[*found.gaps, gap])
+    by_object: dict[str, list[_Event]] = {}
+    for event in sorted(each for listing in listings for each in listing):
+        by_object.setdefault(event.uid, []).append(event)
+    failures = {uid: _failure(uid, of, by_object) for uid, of in claims.items()}
+    return replace(found, prepare_failures={uid: each for uid, each in failures.items() if each})
+
+
+def _claims_of(pod: PodFacts, found: Gathered) -> list[ClaimFacts]:
+    names = [*(each.claim or each.generated for each in pod.claims), pod.extended_claim]
+    claims = [found.world.claim(pod.namespace, name) for name in names if name]
+    return [claim for claim in claims if claim is not None]
+
+
+def _failure(pod: str, claims: Sequence[ClaimFacts], events: Mapping[str, Sequence[_Event]]) -> str:
+    """Return the failure of a pod's claims; the driver's words are better than the kubelet's."""
+    of_plugin = [
+        [each for each in events.get(claim.uid, ()) if each.reason in _ENDS] for claim in claims
+    ]
+    for ends in of_plugin:
+        if ends and ends[-1].reason == _ENDS[0]:
+            return f"Event {ends[-1].reason}: {ends[-1].message}"
+    failed = [each for each in events.get(pod, ()) if each.reason == _OF_KUBELET]
+    if failed and not any(of_plugin):
+        return f"Event {failed[-1].reason}: {failed[-1].message}"
+    return ""
+
+
+async def _events(session: Session, namespace: str | None, selector: str) -> list[_Event]:
+    def project(body: Object) -> _Event:
+        times = (
+            text(body, "series", "lastObservedTime"),
+            text(body, "lastTimestamp"),
+            text(body, "eventTime"),
+        )
+        return _Event(
+            # Some times have fractions of seconds, and some do not.
+            time=max(times).removesuffix("Z"),
+            reason=text(body, "reason"),
+            message=text(body, "message")[:_MAX_MESSAGE],
+            uid=text(body, "involvedObject", "uid"),
+        )
+
+    listing = await session.read_list(
+        resource_path("v1", "events", namespace=namespace),
+        project,
+        params={"fieldSelector": selector},
+        page_size=PAGE_SIZE,
+    )
+    return listing.items

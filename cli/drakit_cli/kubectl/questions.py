@@ -1,0 +1,301 @@
+"""
+What a user asks about objects: the facts that an answer needs are gathered, and then explained.
+
+It must not know arguments, or how an answer is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from drakit_cli.kubectl import objects
+from drakit_cli.kubectl.capabilities import confirm, with_gates
+from drakit_cli.kubectl.explain import (
+    Report,
+    explain_claim,
+    explain_pods,
+    nodes_that_matter,
+    selectors_of,
+    user_of,
+)
+from drakit_cli.kubectl.gather import (
+    CLAIMS,
+    CLASSES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    POLICIES,
+    QUOTAS,
+    REPORTS,
+    RULES,
+    SLICES,
+    TEMPLATES,
+    Gathered,
+    Kind,
+    MissingError,
+    UnreachableError,
+    gather,
+    read_release,
+)
+from drakit_cli.kubectl.manifests import PlannedPod, read_manifest
+from drakit_cli.kubectl.objects import PoolReport
+from drakit_cli.kubectl.pods import (
+    SeenPod,
+    list_pods,
+    read_pod,
+    with_loads,
+    with_prepare_failures,
+)
+from drakit_cli.kubectl.targets import CLASS, NODE, POD, ObjectKind, Target
+from drakit_cli.kubectl.workloads import WorkloadReport, find_workload
+from drakit_daemon.kube import ApiError, Session, resource_path
+from drakit_explain.model import ClassFacts, PodFacts, SliceFacts, TemplateFacts
+from drakit_explain.pending import Verdict
+from drakit_explain.pending_claims import extended, not_checked
+from drakit_explain.world import Name
+
+OF_EXPLAIN = (CLAIMS, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES)
+"""The kinds that decide whether claims can be allocated."""
+
+# ---------------------------------------------------------------- pods
+
+
+async def ask_pod(session: Session, namespace: str, target: Target) -> Report:
+    """Explain one pod."""
+    pod = await read_pod(session, POD, namespace, target.name)
+    (report,), _ = await _explain(session, [pod], namespace=namespace)
+    return report
+
+
+async def ask_workload(session: Session, namespace: str, target: Target) -> WorkloadReport:
+    """Explain all pods of a workload."""
+    workload = await find_workload(session, namespace, target)
+    reports, _ = await _explain(session, workload.pods, namespace=namespace)
+    return WorkloadReport(workload=workload, reports=tuple(reports))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """The pods that wait, and what is not known about them."""
+
+    reports: tuple[Report, ...]
+    gaps: tuple[str, ...]
+
+
+async def ask_waiting(session: Session, namespace: str, *, everywhere: bool) -> Waiting:
+    """Explain all pods that wait for devices, or have not started with them."""
+    where = None if everywhere else namespace
+    pods = await list_pods(session, where, {"fieldSelector": "status.phase=Pending"})
+    if not pods:
+        return Waiting(reports=(), gaps=())
+    reports, found = await _explain(
+        session, pods, namespace=namespace, everywhere=everywhere, remedies=False
+    )
+    return Waiting(
+        reports=tuple(
+            report
+            for pod, report in zip(pods, reports, strict=True)
+            if _uses_devices(pod.facts, found)
+        ),
+        gaps=tuple(str(gap) for gap in found.gaps),
+    )
+
+
+def _uses_devices(pod: PodFacts, found: Gathered) -> bool:
+    return bool(pod.claims or pod.extended_claim or any(extended(pod, found.world)))
+
+
+async def _explain(
+    session: Session,
+    pods: Sequence[SeenPod],
+    *,
+    namespace: str,
+    everywhere: bool = False,
+    remedies: bool = True,
+) -> tuple[list[Report], Gathered]:
+    facts = [each.facts for each in pods]
+    found = await _gather_for(session, facts, namespace=namespace, everywhere=everywhere)
+    found = await _complete(session, found, facts)
+    found = await with_prepare_failures(session, found, facts)
+    reports = await explain_pods(
+        pods, found, confirm=partial(confirm, session, found), remedies=remedies
+    )
+    return reports, found
+
+
+async def _gather_for(
+    session: Session, pods: Sequence[PodFacts], *, namespace: str, everywhere: bool = False
+) -> Gathered:
+    """Gather the facts that the explanation of pods needs."""
+    claims = [each for pod in pods for each in pod.claims]
+    named = [each.claim or each.generated for each in claims]
+    named += [pod.extended_claim for pod in pods]
+    names = {
+        CLAIMS: list(dict.fromkeys(each for each in named if each)),
+        TEMPLATES: list(dict.fromkeys(each.template for each in claims if each.template)),
+    }
+    kinds: list[Kind] = [TEMPLATES, *OF_EXPLAIN]
+    if any(each.template and not each.generated for each in claims):
+        kinds += [NAMESPACES, QUOTAS]  # they decide whether a claim can be created
+        names[NAMESPACES] = [namespace]
+    if everywhere:
+        return await gather(session, kinds, namespace=namespace)
+    return await gather(session, kinds, namespace=namespace, names=names, local=[TEMPLATES, QUOTAS])
+
+
+async def _complete(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
+    """Add what depends on the gathered facts: release, feature gates, and the room on nodes."""
+    await read_release(session, found)
+    found = await with_gates(session, found, selectors_of(pods, found))
+    return await with_loads(session, found, nodes_that_matter(pods, found))
+
+
+# ---------------------------------------------------------------- manifests
+
+
+async def ask_manifest(session: Session, namespace: str, content: str) -> list[Report]:
+    """Explain whether the pods of a manifest would fit."""
+    manifest = read_manifest(content, namespace)
+    planned = [await _with_priority(session, each) for each in manifest.pods]
+    pods = [each.facts for each in planned]
+    places = {pod.namespace for pod in pods}
+    found = await _gather_for(session, pods, namespace=min(places), everywhere=len(places) > 1)
+    for fact in manifest.facts:
+        exists = (
+            not isinstance(fact, (TemplateFacts, ClassFacts))
+            and found.world.claim(fact.namespace, fact.name) is not None
+        )
+        if not exists:  # a claim of the cluster keeps its devices
+            found.world.apply(fact)
+    found = await _complete(session, found, pods)
+    reports = await explain_pods(
+        [SeenPod(facts=each) for each in pods],
+        found,
+        confirm=partial(confirm, session, found, local=manifest.bodies),
+    )
+    return [_planned(report, pod, found) for pod, report in zip(planned, reports, strict=True)]
+
+
+async def _with_priority(session: Session, pod: PlannedPod) -> PlannedPod:
+    """Add the priority of a pod's class, if it can be read."""
+    if pod.priority_class:
+        path = resource_path("scheduling.k8s.io/v1", "priorityclasses", name=pod.priority_class)
+        with suppress(ApiError):
+            body = await session.get(path)
+            preempts = body.get("preemptionPolicy") != "Never"
+            priority = int(body.get("value") or 0)
+            facts = replace(pod.facts, priority=priority, preempts=preempts)
+            return replace(pod, facts=facts)
+    return pod
+
+
+def _planned(report: Report, pod: PlannedPod, found: Gathered) -> Report:
+    """Return a report with what would happen."""
+    kind = pod.kind if pod.kind != POD.kind else POD.word
+    subject = f"{kind} {report.namespace}/{report.name}"
+    alone = f"pod {report.namespace}/{report.name}"
+    sentences = [
+        each.replace(f"{alone} waits: ", f"{subject} would wait: ", 1) for each in report.sentences
+    ]
+    if report.verdict is Verdict.FITS:
+        fits = f"fits on node {report.fits_on}" if report.fits_on else "needs no free device"
+        sentences[-1] = f"{subject} {fits}"
+    unknown = list(report.unknown)
+    if unchecked := not_checked(pod.facts, found.world):
+        unknown.append(f"not checked: {', '.join(unchecked)}")
+    if pod.pods > 1:
+        unknown.append(f"only the first of the {pod.pods} pods of {subject} was checked")
+    return replace(report, kind=pod.kind, sentences=tuple(sentences), unknown=tuple(unknown))
+
+
+# ---------------------------------------------------------------- other objects
+
+
+async def ask_claim(session: Session, namespace: str, target: Target) -> Report:
+    """Explain one claim."""
+    found = await gather(
+        session,
+        (PODS, *OF_EXPLAIN),
+        namespace=namespace,
+        names={CLAIMS: [target.name]},
+        local=[PODS],
+    )
+    claim = found.world.claim(namespace, target.name)
+    if claim is None:
+        raise _absent(found, CLAIMS, target.kind, namespace, target.name)
+    pod = user_of(claim)
+    await read_release(session, found)
+    found = await with_gates(session, found, selectors_of([pod], found))
+    return await explain_claim(claim, found, confirm=partial(confirm, session, found))
+
+
+async def ask_template(session: Session, namespace: str, target: Target) -> Report:
+    """Explain whether claims of a template can be allocated."""
+    found = await gather(
+        session,
+        (TEMPLATES, *OF_EXPLAIN),
+        namespace=namespace,
+        names={TEMPLATES: [target.name]},
+        local=[TEMPLATES],
+    )
+    template = found.world.template(namespace, target.name)
+    if template is None:
+        raise _absent(found, TEMPLATES, target.kind, namespace, target.name)
+    await read_release(session, found)
+    found = await with_gates(session, found, selectors_of([user_of(template)], found))
+    return await objects.explain_template(template, found, confirm=partial(confirm, session, found))
+
+
+async def ask_class(session: Session, namespace: str, target: Target) -> Report:
+    """Explain whether one device of a class can be allocated."""
+    found = await gather(session, OF_EXPLAIN, namespace=namespace, names={CLASSES: [target.name]})
+    device_class = found.world.device_class(target.name)
+    if device_class is None:
+        raise _absent(found, CLASSES, CLASS, "", target.name)
+    template = objects.template_of(device_class, namespace)
+    found.world.apply(template)
+    await read_release(session, found)
+    found = await with_gates(session, found, selectors_of([user_of(template)], found))
+    path, body = objects.body_of(template)
+    return await objects.explain_class(
+        device_class,
+        found,
+        template=template,
+        confirm=partial(confirm, session, found, local={path: body}),
+    )
+
+
+async def ask_node(session: Session, namespace: str, target: Target) -> PoolReport:
+    """Explain what keeps pods from the devices of a node."""
+    kinds = (SLICES, CLAIMS, NODES, RULES, REPORTS)
+    found = await gather(session, kinds, namespace=namespace, names={NODES: [target.name]})
+    node = found.world.node(target.name)
+    if node is None:
+        raise _absent(found, NODES, NODE, "", target.name)
+    await read_release(session, found)
+    return objects.explain_node(node, found)
+
+
+async def ask_slice(session: Session, namespace: str, target: Target) -> PoolReport:
+    """Explain what keeps pods from the devices of a slice."""
+    kinds = (SLICES, CLAIMS, NODES, RULES)
+    found = await gather(session, kinds, namespace=namespace, names={SLICES: [target.name]})
+    of = found.world.of(SliceFacts).get(Name("", target.name))
+    if of is None:
+        raise _absent(found, SLICES, target.kind, "", target.name)
+    await read_release(session, found)
+    return objects.explain_slice(of, found)
+
+
+def _absent(
+    found: Gathered, kind: Kind, named: ObjectKind, namespace: str, name: str
+) -> MissingError | UnreachableError:
+    """Return that an object does not exist, or that this is unknown."""
+    where = f"{namespace}/{name}" if namespace else name
+    if found.lacks_all(kind):
+        return UnreachableError(f"no permission to read {named.word} {where}")
+    inside = f' in namespace "{namespace}"' if namespace else ""
+    return MissingError(f'{named.word} "{name}" does not exist{inside}')

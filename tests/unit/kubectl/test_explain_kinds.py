@@ -1,0 +1,451 @@
+"""``kubectl drakit explain`` of other objects than pods and claims, and of several pods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from drakit_cli.kubectl import explain_command
+from drakit_cli.kubectl.targets import KINDS, find_kind
+
+APPS = "/apis/apps/v1/namespaces/lab"
+JOB = "/apis/batch/v1/namespaces/lab/jobs/train"
+
+
+@pytest.fixture
+def two(site):
+    """Two nodes with a device each; a claim has the one of n1, and n2 is cordoned."""
+    for name, spec in (("n1", {}), ("n2", {"unschedulable": True})):
+        site.node(name, **spec)
+        site.slice(f"s-{name}", "gpu-0", node=name)
+    site.device_class("gpu")
+    site.claim("other", device="gpu-0", pod="holder", namespace="elsewhere")
+    site.template("gpus")
+    return site
+
+
+def member(site, name: str, *, owner: str = "train", phase: str = "Pending", **spec) -> None:
+    """A pod of a Job, with a claim from the template."""
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "gpus"}]
+    made = [{"name": "gpu", "resourceClaimName": f"{name}-gpu"}]
+    node = spec.get("nodeName")
+    site.claim(f"{name}-gpu", **({"device": "gpu-0", "pod": name, "pool": node} if node else {}))
+    site.store(
+        f"/api/v1/namespaces/lab/pods/{name}",
+        {
+            "metadata": {
+                "uid": name,
+                "labels": {"job-name": "train"},
+                "ownerReferences": [{"kind": "Job", "uid": owner, "name": "x", "controller": True}],
+            },
+            "spec": {"resourceClaims": claims} | spec,
+            "status": {"phase": phase, "resourceClaimStatuses": made},
+        },
+    )
+
+
+def job(site, *, parallelism: int = 4, **spec) -> None:
+    selector = {"matchLabels": {"job-name": "train"}}
+    spec = {"selector": selector, "parallelism": parallelism} | spec
+    site.store(JOB, {"metadata": {"uid": "train"}, "spec": spec})
+
+
+def test_the_words_of_kubectl_name_kinds():
+    for word, kind in (
+        ("po", "Pod"),
+        ("Pods", "Pod"),
+        ("no", "Node"),
+        ("deploy", "Deployment"),
+        ("deployment.apps", "Deployment"),
+        ("deployments.v1.apps", "Deployment"),
+        ("sts", "StatefulSet"),
+        ("ds", "DaemonSet"),
+        ("rs", "ReplicaSet"),
+        ("resourceclaim.resource.k8s.io", "ResourceClaim"),
+        ("deviceclasses", "DeviceClass"),
+        ("podgroup", "PodGroup"),
+    ):
+        found = find_kind(word)
+        assert found is not None, word
+        assert found.kind == kind
+    assert find_kind("pods.apps") is None
+    assert len({name for each in KINDS for name in each.names}) == sum(
+        len(each.names) for each in KINDS
+    )
+
+
+@pytest.mark.parametrize("target", [["mine"], ["po", "mine"], ["pods/mine"]])
+async def test_a_bare_name_is_a_pod(two, run, target):
+    two.claim("c")
+    two.pod("mine", "c")
+    code, body = await run.json("explain", *target)
+    assert (body["apiVersion"], body["kind"]) == ("drakit.dev/cli/v1", "ExplainReport")
+    assert (code, body["object"]) == (1, {"kind": "Pod", "namespace": "lab", "name": "mine"})
+
+
+# ---------------------------------------------------------------- templates and classes
+
+
+@pytest.mark.parametrize("target", ["template/gpus", "class/gpu"])
+async def test_templates_and_classes_are_explained_as_for_a_pod_of_their_own(two, run, target):
+    code, body = await run.json("explain", target)
+    assert (code, body["verdict"]) == (1, "blocked")
+    assert [each["code"] for each in body["reasons"]] == ["DevicesAllocated"]
+    assert "cannot be allocated: " in body["message"]
+    two.node("n2")
+    code, body = await run.json("explain", target)
+    assert (code, body["verdict"], body["fitsOn"]) == (0, "fits", "n2")
+    assert body["message"].endswith(" are available on node n2")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("template/gpus", "ResourceClaimTemplate lab/gpus: no published device"),
+        ("class/gpu", 'no published device matches DeviceClass "gpu"'),
+    ],
+)
+async def test_what_no_device_can_satisfy_is_said(two, run, target, said):
+    two.device_class("gpu", 'device.driver == "absent.example.com"')
+    code, body = await run.json("explain", target)
+    assert (code, body["verdict"]) == (1, "blocked")
+    assert [each["code"] for each in body["reasons"]] == ["NoDevicePublished"]
+    assert body["message"].startswith(said)
+
+
+async def test_the_class_of_a_template_may_be_missing(two, run):
+    two.template("odd", device_class="absent")
+    code, body = await run.json("explain", "resourceclaimtemplate", "odd")
+    assert (code, [each["code"] for each in body["reasons"]]) == (1, ["DeviceClassMissing"])
+    assert body["object"] == {"kind": "ResourceClaimTemplate", "namespace": "lab", "name": "odd"}
+
+
+@pytest.mark.parametrize("kind", [each.names[1] for each in KINDS])
+async def test_an_object_that_does_not_exist_has_its_exit_code(two, run, kind):
+    code, out, error = await run("explain", kind, "absent")
+    assert (code, out) == (5, "")
+    assert '"absent"' in error
+
+
+# ---------------------------------------------------------------- nodes and slices
+
+
+async def test_a_node_without_problems_shows_its_pools(two, run):
+    code, out, _ = await run("explain", "node", "n2")
+    assert code == 0
+    first, _, head, row = out.splitlines()
+    assert first == (
+        "Node n2 publishes 1 device in 1 pool; it is cordoned, so new pods do not get them."
+    )
+    assert head.split()[:2] == ["DRIVER", "POOL"]
+    assert row.split()[:3] == [two.driver, "n2", "n2"]
+    _, body = await run.json("explain", "node/n2")
+    assert (body["verdict"], [each["node"] for each in body["pools"]]) == ("not pending", ["n2"])
+
+
+async def test_the_reports_of_a_node_are_read(two, run):
+    two.report("n1", state="Rejected")
+    two.report("n1", driver="other.example.com", **{"lamp-1": "no light"})
+    two.report("n2", **{"gpu-0": "of another node"})
+    code, body = await run.json("explain", "node/n1")
+    assert (code, body["verdict"]) == (1, "broken")
+    codes = [each["code"] for each in body["reasons"]]
+    assert sorted(codes) == ["DeviceUnhealthy", "DriverUnavailable"]
+    assert "is unhealthy: no light" in body["message"]
+    assert "of another node" not in body["message"]
+
+
+@pytest.mark.parametrize("target", ["node/n1", "slice/s-n1"])
+async def test_an_incomplete_pool_is_a_problem_of_its_node_and_its_slice(two, run, target):
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 2}
+    two.slice("s-n1", "gpu-0", pool=pool)
+    code, body = await run.json("explain", target)
+    assert (code, [each["code"] for each in body["reasons"]]) == (1, ["PoolIncomplete"])
+    assert (await run("explain", target.replace("n1", "n2")))[0] == 0
+
+
+async def test_a_slice_of_a_node_that_is_gone_is_a_problem(two, run):
+    two.slice("lost", "gpu-0", node="gone")
+    code, body = await run.json("explain", "resourceslice", "lost")
+    assert (code, [each["code"] for each in body["reasons"]]) == (1, ["NodeGone"])
+
+
+async def test_without_the_permission_for_nodes_a_slice_is_undecided(two, run):
+    two.forbid("/api/v1/nodes")
+    assert (await run("explain", "slice/s-n1"))[0] == 4
+    code, _, error = await run("explain", "node/n1")
+    assert (code, error) == (3, "error: no permission to read node n1\n")
+
+
+# ---------------------------------------------------------------- workloads
+
+
+async def test_all_pods_of_a_job_have_one_answer(two, run):
+    job(two)
+    member(two, "train-0", phase="Running", nodeName="n2")
+    member(two, "train-1")
+    member(two, "train-2")
+    member(two, "foreign", owner="another job")
+    code, body = await run.json("explain", "job", "train")
+    assert (code, body["verdict"]) == (1, "blocked")
+    assert body["message"] == (
+        "Job lab/train: 1 of 4 pods run; 2 wait for devices; 1 is not created"
+    )
+    (group,) = body["groups"]
+    assert group["pods"] == ["train-1", "train-2"]
+    assert [each["code"] for each in group["reasons"]] == ["DevicesAllocated"]
+    assert body["pods"]["running"] == 1
+
+    code, out, _ = await run("explain", "jobs/train")
+    lines = out.splitlines()
+    assert lines[0] == f"{body['message']}."
+    assert lines[2] == "2 wait for devices: train-1, train-2"
+    assert lines[3].startswith("Pod lab/train-1 waits: of the 2 devices of DeviceClass")
+    assert "train-2 waits" not in out
+
+
+async def test_a_job_whose_pods_run_has_no_problem(two, run):
+    job(two, parallelism=2)
+    member(two, "train-0", phase="Running", nodeName="n2")
+    member(two, "train-1", phase="Succeeded", nodeName="n2")
+    code, out, _ = await run("explain", "job/train")
+    assert (code, out) == (0, "Job lab/train: 1 of 2 pods run; 1 has succeeded.\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "owner"),
+    [
+        ("sts", "statefulsets", {"uid": "w", "name": "w"}),
+        ("rs", "replicasets", {"uid": "w", "name": "w"}),
+        ("ds", "daemonsets", {"uid": "w", "name": "w"}),
+        ("deploy", "deployments", {"uid": "of a ReplicaSet", "name": "w-7c"}),
+    ],
+)
+async def test_other_workloads_find_their_pods(two, run, kind, path, owner):
+    labels = {"app": "w", "pod-template-hash": "7c"}
+    selector = {"matchLabels": {"app": "w"}}
+    two.store(
+        f"{APPS}/{path}/w",
+        {
+            "metadata": {"uid": "w"},
+            "spec": {"selector": selector, "replicas": 2},
+            "status": {"desiredNumberScheduled": 2},
+        },
+    )
+    two.claim("mine")
+    for name, of in (("w-a", owner), ("w-b", owner), ("w-c", {"uid": "x", "name": "other-7c"})):
+        claims = [{"name": "gpu", "resourceClaimName": "mine"}]
+        meta = {"labels": labels, "ownerReferences": [{**of, "controller": True}]}
+        body = {"metadata": meta, "spec": {"resourceClaims": claims}}
+        two.store(f"/api/v1/namespaces/lab/pods/{name}", {**body, "status": {"phase": "Pending"}})
+    code, body = await run.json("explain", kind, "w")
+    assert code == 1
+    assert body["message"].endswith("lab/w: 0 of 2 pods run; 2 wait for devices")
+    assert body["groups"][0]["pods"] == ["w-a", "w-b"]
+
+
+async def test_the_pods_of_a_group_name_it(two, run):
+    two.claim("mine")
+    for name, group in (("a", "g"), ("b", "g"), ("c", "other")):
+        two.pod(name, "mine", schedulingGroup={"podGroupName": group})
+    _, body = await run.json("explain", "podgroup/g")
+    assert body["groups"][0]["pods"] == ["a", "b"]
+
+
+# ---------------------------------------------------------------- all pods that wait
+
+
+async def test_every_pod_that_waits_has_a_line(two, run):
+    two.claim("mine")
+    two.pod("first", "mine")
+    two.pod("second", "mine")
+    two.pod("without")
+    two.pod("done", "mine", phase="Succeeded")
+    two.store(
+        "/api/v1/namespaces/elsewhere/pods/far",
+        {
+            "spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": "absent"}]},
+            "status": {"phase": "Pending"},
+        },
+    )
+    code, out, _ = await run("explain")
+    assert code == 1
+    rows = [line.split(maxsplit=4) for line in out.splitlines() if line]
+    assert rows[0] == ["NAMESPACE", "NAME", "VERDICT", "REASON", "MESSAGE"]
+    assert [row[:4] for row in rows[1:3]] == [
+        ["lab", "first", "blocked", "DevicesAllocated"],
+        ["lab", "second", "blocked", "DevicesAllocated"],
+    ]
+    assert rows[1][4].startswith("of the 2 devices of DeviceClass")
+    assert len(rows) == 3
+
+    code, body = await run.json("explain", "-A")
+    assert (code, body["kind"]) == (1, "ExplainReportList")
+    names = [each["object"]["namespace"] + "/" + each["object"]["name"] for each in body["items"]]
+    assert names == ["elsewhere/far", "lab/first", "lab/second"]
+    assert body["items"][0]["reasons"][0]["code"] == "ResourceClaimMissing"
+
+
+async def test_no_pod_waits(two, run):
+    assert await run("explain") == (0, "No pod waits for devices in namespace lab.\n", "")
+    assert await run("explain", "-A") == (0, "No pod waits for devices.\n", "")
+
+
+async def test_the_events_of_many_pods_are_listed_by_reason(two, run):
+    for number in range(6):
+        name = f"p{number}"
+        member(two, name, nodeName="n1")
+        claim = two.object(f"/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/{name}-gpu")
+        for reason, time in (("Prepared", 1), ("PrepareFailed", 2))[: 1 + (number == 3)]:
+            two.store(
+                f"/api/v1/namespaces/lab/events/{name}-{reason}",
+                {
+                    "involvedObject": {"uid": claim["metadata"]["uid"]},
+                    "reason": reason,
+                    "message": "the fan is loose",
+                    "eventTime": f"2026-01-01T00:00:0{time}.000000Z",
+                },
+            )
+    _, body = await run.json("explain")
+    quoted = [
+        each["object"]["name"] for each in body["items"] if "the fan is loose" in each["message"]
+    ]
+    assert quoted == ["p3"]
+
+
+async def test_who_may_not_list_pods_gets_no_answer(two, run):
+    two.forbid("/api/v1/pods")
+    assert (await run("explain", "-A"))[0] == 3
+    assert (await run("explain"))[0] == 0
+
+
+# ---------------------------------------------------------------- manifests
+
+MANIFEST = """\
+apiVersion: resource.k8s.io/v1beta1
+kind: ResourceClaimTemplate
+metadata: {name: two}
+spec: {spec: {devices: {requests: [{name: gpu, deviceClassName: gpu, count: COUNT}]}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: ignored}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: big}
+spec:
+  parallelism: 3
+  template:
+    spec:
+      resourceClaims: [{name: gpu, resourceClaimTemplateName: two}]
+      containers: [{name: c, resources: {limits: {cpu: "CPU"}}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {generateName: other-}
+spec:
+  resourceClaims: [{name: gpu, resourceClaimName: mine}]
+  containers: [{name: c}]
+"""
+
+
+@pytest.fixture
+def plan(two, run, tmp_path):
+    """Explain the manifest; node n2 is free and has a CPU."""
+    two.node("n2")
+    two.change("/api/v1/nodes/n2", {"status": {"allocatable": {"pods": "110", "cpu": "1"}}})
+    two.claim("mine")
+
+    async def ask(count: int = 1, cpu: str = "1") -> tuple[int, dict]:
+        path = tmp_path / "pod.yaml"
+        path.write_text(MANIFEST.replace("COUNT", str(count)).replace("CPU", cpu))
+        return await run.json("explain", "-f", str(path))
+
+    return ask
+
+
+async def test_a_manifest_that_fits_names_the_node(plan, two):
+    code, body = await plan()
+    assert (code, body["kind"]) == (0, "ExplainReportList")
+    job_of, pod_of = body["items"]
+    assert job_of["object"] == {"kind": "Job", "namespace": "lab", "name": "big"}
+    assert job_of["message"] == "Job lab/big fits on node n2"
+    assert "only the first of the 3 pods of Job lab/big was checked" in job_of["notEvaluated"]
+    assert pod_of["message"] == "pod lab/other-xxxxx fits on node n2"
+    assert two.writes() == []
+
+
+async def test_a_manifest_that_would_wait_says_why(plan):
+    code, body = await plan(count=2)
+    assert (code, [each["verdict"] for each in body["items"]]) == (1, ["blocked", "fits"])
+    assert body["items"][0]["message"].startswith("Job lab/big would wait: ")
+    code, body = await plan(cpu="2")
+    assert (code, body["items"][0]["verdict"]) == (1, "blocked"), "limits are requests"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("kind: [", "no YAML"),
+        ("- 1", "no object"),
+        ("kind: Service", "none of the kinds"),
+        ("{kind: Pod, spec: {resourceClaims: [1]}}", "malformed"),
+    ],
+)
+async def test_a_wrong_manifest_is_wrong_usage(two, run, tmp_path, content, text):
+    path = tmp_path / "pod.yaml"
+    path.write_text(content)
+    code, _, error = await run("explain", "-f", str(path))
+    assert (code, text in error) == (2, True), error
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-A", "-f", "x"], ["pod", "a", "b"], ["a", "-A"], ["a", "--timeout", "3"]]
+)
+async def test_questions_that_exclude_each_other(two, run, arguments):
+    assert (await run("explain", *arguments))[0] == 2
+
+
+# ---------------------------------------------------------------- again
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(explain_command, "MIN_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(explain_command, "MAX_PAUSE_SECONDS", 0.05)
+
+
+async def test_waiting_ends_when_nothing_is_blocked(two, run):
+    two.claim("c")
+    two.pod("mine", "c")
+    waiting = asyncio.create_task(run.json("explain", "mine", "--wait"))
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    two.node("n2")
+    code, body = await waiting
+    assert (code, body["verdict"]) == (0, "fits")
+
+
+async def test_waiting_has_a_limit(two, run):
+    two.claim("c")
+    two.pod("mine", "c")
+    code, body = await run.json("explain", "mine", "--wait", "--timeout", "300ms")
+    assert (code, body["verdict"]) == (1, "blocked")
+
+
+async def test_watching_prints_changes_only(two, run):
+    """It ends here because the pod is deleted."""
+    two.claim("c")
+    two.pod("mine", "c")
+    watching = asyncio.create_task(run("explain", "mine", "--watch", "-o", "json"))
+    await asyncio.sleep(0.5)
+    two.node("n2")
+    await asyncio.sleep(0.5)
+    two.remove("/api/v1/namespaces/lab/pods/mine")
+    code, out, _ = await watching
+    first, second = out.strip().split("}\n{")
+    assert (code, json.loads(first + "}")["verdict"]) == (5, "blocked")
+    assert json.loads("{" + second)["verdict"] == "fits"
