@@ -16,6 +16,7 @@ from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
 from drakit_nodeplugin.claims.errors import FaultError
 from drakit_nodeplugin.claims.source import FetchResult
 from drakit_nodeplugin.claims.work import ClaimAnswer, Operation
+from drakit_nodeplugin.devices.counts import DEVICE_STATES, DeviceCounts
 from drakit_nodeplugin.reasons import NodeReason
 from drakit_nodeplugin.state.records import STATES
 
@@ -43,8 +44,6 @@ _GAUGES = {
     "slice_fields_dropped": "1 if the API server drops fields that devices use",
 }
 """Gauges without labels: their names without the prefix, and their help texts."""
-
-_DEVICE_STATES = ("healthy", "unhealthy", "gone", "allocated")
 
 
 class Metrics:
@@ -96,7 +95,7 @@ class Metrics:
         self.claims = self._gauge("drakit_claims", "Claims in the checkpoint", ("state",))
         self.devices = self._gauge(
             "drakit_devices",
-            "Devices by state; an allocated device is also counted as healthy, unhealthy or gone",
+            "Devices by state; a device counts in one state only",
             ("state",),
         )
         self.gauges = {name: self._gauge(f"drakit_{name}", text) for name, text in _GAUGES.items()}
@@ -149,7 +148,7 @@ class DriverMetrics:
         """Counts a transaction that wrote to the checkpoint, by its seconds."""
         self._restored = metrics.restored.labels(driver)
         self._claims = {state: metrics.claims.labels(driver, state) for state in STATES}
-        self._devices = {state: metrics.devices.labels(driver, state) for state in _DEVICE_STATES}
+        self._devices = {state: metrics.devices.labels(driver, state) for state in DEVICE_STATES}
         self._gauges = {name: gauge.labels(driver) for name, gauge in metrics.gauges.items()}
 
     def set(self, **gauges: float) -> None:
@@ -162,10 +161,10 @@ class DriverMetrics:
         for state, gauge in self._claims.items():
             gauge.set(counts.get(state, 0))
 
-    def set_devices(self, *, healthy: int, unhealthy: int, gone: int, allocated: int) -> None:
+    def set_devices(self, counts: DeviceCounts) -> None:
         """Set the numbers of the driver's devices."""
-        for state, count in zip(_DEVICE_STATES, (healthy, unhealthy, gone, allocated), strict=True):
-            self._devices[state].set(count)
+        for state, gauge in self._devices.items():
+            gauge.set(getattr(counts, state))
 
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float

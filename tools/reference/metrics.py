@@ -17,7 +17,7 @@ from drakit_nodeplugin.claims import errors, queue
 from drakit_nodeplugin.claims.source import FetchResult
 from drakit_nodeplugin.claims.stale import StaleReason
 from drakit_nodeplugin.claims.work import Operation
-from drakit_nodeplugin.metrics import _DEVICE_STATES as DEVICE_STATES
+from drakit_nodeplugin.devices.counts import DEVICE_STATES
 from drakit_nodeplugin.metrics import Metrics as NodePluginMetrics
 from drakit_nodeplugin.slices.api import Verb
 from drakit_nodeplugin.state.records import STATES

@@ -224,7 +224,7 @@ class FakeNode:
             gauges = await self._gauges()
             if not (gauges.get("drakit_driver_running") and gauges["drakit_driver_registered"]):
                 return False
-            healthy = int(gauges.get("healthy", 0))
+            healthy = _healthy(gauges)
             waited = loop.time() - since
             if healthy < self._healthy and waited < COMPLETE_SECONDS:
                 return False
@@ -252,10 +252,11 @@ class FakeNode:
         """Read the driver's metrics: numbers of devices by state, the rest by the metric's name."""
         text = await self._get("metrics", "/metrics")
         found: dict[str, float] = {}
-        mine = rf'^(\w+)\{{driver="{re.escape(self.driver or "")}"(?:,state="(\w+)")?\}} (\S+)$'
+        driver = re.escape(self.driver or "")
+        mine = rf'^(\w+)\{{driver="{driver}"(?:,pool="[^"]*")?(?:,state="(\w+)")?\}} (\S+)$'
         for name, state, value in re.findall(mine, text, re.MULTILINE):
             if not state or name == "drakit_devices":
-                found[state or name] = float(value)
+                found[state or name] = found.get(state or name, 0) + float(value)
         return found
 
     async def _get(self, server: str, path: str) -> str:
@@ -315,7 +316,7 @@ class FakeNode:
         log = self.plugin.text()[self._begun :]
         if why := rejected(log):
             gauges = await self._gauges()
-            if not gauges.get("healthy") and not gauges.get("unhealthy"):
+            if not _healthy(gauges) and not gauges.get("unhealthy"):
                 return why
         return refused(log)
 
@@ -336,6 +337,10 @@ class FakeNode:
 
 
 # ------------------------------------------------------------ problems, from the log
+
+
+def _healthy(gauges: Mapping[str, float]) -> int:
+    return int(sum(gauges.get(state, 0) for state in ("free", "allocated", "tainted")))
 
 
 def rejected(log: str) -> str | None:

@@ -114,9 +114,11 @@ class EndpointStop:
 class PoolCapacity:
     """The devices of a pool, by name."""
 
-    healthy: frozenset[str]
-    unhealthy: frozenset[str]
-    gone: frozenset[str]
+    healthy: frozenset[str] = frozenset()
+    tainted: frozenset[str] = frozenset()
+    """Healthy devices with a taint that keeps new pods away."""
+    unhealthy: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
     """Devices that their endpoint does not list any more, but claims hold."""
 
 

@@ -167,10 +167,16 @@ class PoolState:
 
     def capacity(self, *, available: bool) -> PoolCapacity:
         """Return the devices by state; while the endpoint is unavailable, none is healthy."""
-        tainted = {name for name, known in self._conditions.items() if known.tainted}
+        failed = {name for name, known in self._conditions.items() if known.tainted}
         names = frozenset(self._devices) - self.gone
-        unhealthy = names & tainted if available else names
-        return PoolCapacity(healthy=names - unhealthy, unhealthy=unhealthy, gone=self.gone)
+        unhealthy = names & failed if available else names
+        healthy = names - unhealthy
+        tainted = frozenset(
+            name
+            for name in healthy
+            if any(each.effect != "None" for each in self._devices[name].taints)
+        )
+        return PoolCapacity(healthy=healthy, tainted=tainted, unhealthy=unhealthy, gone=self.gone)
 
     # ------------------------------------------------------------ changes
 

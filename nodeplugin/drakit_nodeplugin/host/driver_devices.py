@@ -21,12 +21,12 @@ from dataclasses import replace
 
 from drakit.device import ClaimReference, HeldNode
 from drakit_daemon.logs import ProblemLog
+from drakit_nodeplugin.devices.counts import DeviceCounts, count_devices, total
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import EndpointStop
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.host.node import Environment, NodeEvents
-from drakit_nodeplugin.host.report import DeviceCounts
 from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
@@ -129,26 +129,13 @@ class DriverDevices:
             counts = await self.counts()
         except CheckpointError:
             return  # the gauge checkpoint_unusable shows it
-        self._metrics.set_devices(
-            healthy=counts.healthy,
-            unhealthy=counts.unhealthy,
-            gone=counts.gone,
-            allocated=counts.allocated,
-        )
+        self._metrics.set_devices(total(counts.values()))
         self._metrics.set(pools_inactive=len(self.manager.capacity().inactive))
 
-    async def counts(self) -> DeviceCounts:
-        """Count the devices. Raises CheckpointError."""
-        allocated = await self._checkpoint.held_devices()
-        capacity = self.manager.capacity()
-        pools = capacity.pools.values()
-        return DeviceCounts(
-            published=self.publisher.published_count,
-            healthy=sum(len(pool.healthy) for pool in pools),
-            unhealthy=sum(len(pool.unhealthy) for pool in pools),
-            gone=sum(len(pool.gone) for pool in pools),
-            allocated=sum(len(allocated.get(name, ())) for name in capacity.pools),
-        )
+    async def counts(self) -> Mapping[str, DeviceCounts]:
+        """Count the devices by pool. Raises CheckpointError."""
+        held = await self._checkpoint.held_devices(admin_access=False)
+        return count_devices(self.manager.capacity(), held)
 
     async def _publish(self) -> None:
         async with asyncio.TaskGroup() as group:

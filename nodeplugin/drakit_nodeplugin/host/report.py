@@ -31,6 +31,7 @@ from drakit_daemon.logs import ProblemLog, escaped
 from drakit_formats import crds
 from drakit_formats.crds import API_VERSION
 from drakit_nodeplugin.changes import Revision
+from drakit_nodeplugin.devices.counts import DEVICE_STATES, DeviceCounts, total
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import DeviceHealth, EndpointStatus
 from drakit_nodeplugin.host.node import PluginNode
@@ -73,17 +74,6 @@ ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceCounts:
-    """Numbers of devices."""
-
-    published: int
-    healthy: int
-    unhealthy: int
-    allocated: int
-    gone: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StuckClaim:
     """A claim whose prepare or unprepare does not end."""
 
@@ -103,6 +93,8 @@ class ReportFacts:
     registration_message: str
     endpoints: Sequence[EndpointStatus]
     devices: DeviceCounts
+    published: int
+    """Devices in the slices."""
     unhealthy: Collection[DeviceHealth]
     dropped: Mapping[str, str]
     """A sentence on each feature of devices that the API server does not support."""
@@ -157,11 +149,8 @@ def status_of(facts: ReportFacts) -> dict[str, Any]:
         "registration": registration,
         "endpoints": [_endpoint(each) for each in endpoints],
         "devices": {
-            "published": facts.devices.published,
-            "healthy": facts.devices.healthy,
-            "unhealthy": facts.devices.unhealthy,
-            "gone": facts.devices.gone,
-            "allocated": facts.devices.allocated,
+            "published": facts.published,
+            **{state: getattr(facts.devices, state) for state in DEVICE_STATES},
             "rejected": facts.rejected_count,
         },
         "unhealthyDevices": [_unhealthy(each) for each in unhealthy],
@@ -308,8 +297,8 @@ class ReportSources:
     manager: DeviceManager
     publisher: SlicePublisher
     checkpoint: Checkpoint
-    counts: Callable[[], Awaitable[DeviceCounts]]
-    """Returns the numbers of devices. Raises CheckpointError."""
+    counts: Callable[[], Awaitable[Mapping[str, DeviceCounts]]]
+    """Returns the numbers of devices by pool. Raises CheckpointError."""
     registration: Registration
     policies: PolicyWatch | None
 
@@ -435,7 +424,8 @@ class DriverReport:
             registration=_STATES[registration.state],
             registration_message=registration.reason or "",
             endpoints=sources.manager.endpoint_statuses(),
-            devices=await sources.counts(),
+            devices=total((await sources.counts()).values()),
+            published=sources.publisher.published_count,
             unhealthy=[
                 each
                 for each in sources.manager.health_states()

@@ -227,9 +227,9 @@ class Checkpoint:
         and the files that cannot be removed."""
         return await self._run(lambda database: self._clear(database, list(uids)), complete=True)
 
-    async def held_devices(self) -> Mapping[str, frozenset[str]]:
-        """Return the names of all devices that claims have, by pool; admin access included."""
-        return await self._run(partial(holds.held_devices, admin_access=True))
+    async def held_devices(self, *, admin_access: bool = True) -> Mapping[str, frozenset[str]]:
+        """Return the names of all devices that claims have, by pool."""
+        return await self._run(partial(holds.held_devices, admin_access=admin_access))
 
     async def claims_of_devices(
         self,

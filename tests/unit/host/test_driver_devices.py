@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from drakit import ClaimReference, Device, HeldNode, Inventory
+from drakit import ClaimReference, Device, HeldNode, Inventory, Taint
 from drakit import HeldDevice as DeviceOfClaims
 from drakit_nodeplugin.changes import Revision
+from drakit_nodeplugin.devices.counts import DEVICE_STATES
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.host.driver_devices import DriverDevices
@@ -54,7 +55,8 @@ class Rows:
             for name in self.unpreparing
         ]
 
-    async def held_devices(self):
+    async def held_devices(self, *, admin_access: bool):
+        assert not admin_access
         self._use()
         return self.held
 
@@ -322,11 +324,11 @@ async def test_devices_are_counted_by_state():
     metrics = Metrics()
     devices = hosted(Rows(), metrics=metrics)
     cameras = [Device(name=f"cam-{number}") for number in range(3)]
-    devices.manager.replaced(DRIVER, Inventory(devices=cameras))
+    spare = Device(name="spare", taints=(Taint(key="lab.example.com/spare", effect="NoSchedule"),))
+    devices.manager.replaced(DRIVER, Inventory(devices=[*cameras, spare]))
     await devices.measure()
-    states = ("healthy", "unhealthy", "allocated")
-    counts = {state: gauge(metrics, "drakit_devices", state=state) for state in states}
-    assert counts == {"healthy": 3, "unhealthy": 0, "allocated": 2}
+    counts = {state: gauge(metrics, "drakit_devices", state=state) for state in DEVICE_STATES}
+    assert counts == {"free": 1, "allocated": 2, "tainted": 1, "unhealthy": 0, "gone": 1}
 
 
 @pytest.mark.parametrize(

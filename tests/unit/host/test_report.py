@@ -15,10 +15,10 @@ import yaml
 
 from drakit import PolicyConflict, PolicyOutcome, RejectedDevice, RejectionReason
 from drakit_formats.resource.device import Feature
+from drakit_nodeplugin.devices.counts import DeviceCounts
 from drakit_nodeplugin.devices.model import DeviceHealth, EndpointStatus
 from drakit_nodeplugin.host.policies import PolicyState
 from drakit_nodeplugin.host.report import (
-    DeviceCounts,
     ReportFacts,
     StuckClaim,
     body_of,
@@ -38,7 +38,8 @@ FACTS = ReportFacts(
     registration="Registered",
     registration_message="",
     endpoints=[EndpointStatus(name="lamps.example.com", state="Running")],
-    devices=DeviceCounts(published=4, healthy=2, unhealthy=2, allocated=1),
+    devices=DeviceCounts(free=1, unhealthy=2, allocated=1),
+    published=4,
     unhealthy=[],
     dropped={},
     rejected=[RejectedDevice(device="/dev/sda", reason="InUse", policy="disks", message="in use")],
@@ -76,7 +77,8 @@ def full(size: int) -> ReportFacts:
         registration="Rejected",
         registration_message=long,
         endpoints=[EndpointStatus(name=n + long, state="Stopped", reason=long) for n in names],
-        devices=DeviceCounts(published=size, healthy=size, unhealthy=0, allocated=0),
+        devices=DeviceCounts(free=size),
+        published=size,
         unhealthy=[unhealthy(n + long, long, pool=n + long) for n in names],
         dropped=dict.fromkeys(FEATURES, long),
         rejected=[

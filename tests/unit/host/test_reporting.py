@@ -15,12 +15,12 @@ from drakit import Device, Health, RejectedDevice
 from drakit.device import Inventory
 from drakit_daemon.kube import NotFoundError, UnavailableError
 from drakit_nodeplugin.changes import Revision
+from drakit_nodeplugin.devices.counts import DeviceCounts
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import EndpointStatus
 from drakit_nodeplugin.host import report
 from drakit_nodeplugin.host.node import PluginNode
 from drakit_nodeplugin.host.report import (
-    DeviceCounts,
     DriverReport,
     ReportSources,
     remove_former_reports,
@@ -75,7 +75,9 @@ class Sources:
             endpoint_statuses=lambda: [self.endpoint],
         )
         self.policies = SimpleNamespace(revision=Revision(), refusal=None, states=list)
-        self.publisher = SimpleNamespace(listed=asyncio.Event(), rejected={}, explain_dropped=dict)
+        self.publisher = SimpleNamespace(
+            listed=asyncio.Event(), rejected={}, explain_dropped=dict, published_count=2
+        )
         self.publisher.listed.set()
         self.states_: dict[str, int] = {}
         self.uids_: set[str] = set()
@@ -84,7 +86,7 @@ class Sources:
         self.broken = False
 
     async def counts(self):
-        return DeviceCounts(published=self.count, healthy=self.count, unhealthy=0, allocated=0)
+        return {NODE: DeviceCounts(free=self.count), "yard": DeviceCounts(unhealthy=1)}
 
     async def states(self):
         if self.broken:
@@ -123,7 +125,7 @@ class Rig:
 
     @property
     def published(self) -> list[int]:
-        return [body["status"]["devices"]["published"] for _, body in self.api.applied]
+        return [body["status"]["devices"]["free"] for _, body in self.api.applied]
 
 
 @asynccontextmanager

@@ -1,0 +1,75 @@
+"""
+The numbers of devices by state, for metrics and reports.
+
+A device counts in exactly one state, the first of these that applies: gone, unhealthy, allocated,
+tainted, free. Therefore, the numbers of all states add up to the devices that are published or
+held. DeviceTaintRules are unknown to a node: only taints in the slices count.
+
+It must not know the checkpoint, or the rules for health and taints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
+
+from drakit_nodeplugin.devices.model import Capacity, PoolCapacity
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceCounts:
+    """Numbers of devices; no device is in two of them."""
+
+    free: int = 0
+    """New claims can have them."""
+
+    allocated: int = 0
+    """Claims hold them, or shares of them."""
+
+    tainted: int = 0
+    """Healthy, but a taint of the slice keeps new pods away, and no claim holds them."""
+
+    unhealthy: int = 0
+    """Unhealthy, or of a driver that is stopped, whether or not a claim holds them."""
+
+    gone: int = 0
+    """Claims hold them, but the driver does not list them any more."""
+
+
+DEVICE_STATES = tuple(each.name for each in fields(DeviceCounts))
+
+
+def count_devices(
+    capacity: Capacity, held: Mapping[str, Collection[str]]
+) -> Mapping[str, DeviceCounts]:
+    """Return the numbers of devices by pool. `held` are the devices that claims hold, by pool,
+    without those that they have for administrative access only."""
+    removed = {
+        pool: PoolCapacity(gone=frozenset(devices))
+        for pool, devices in held.items()
+        if devices and pool not in capacity.pools
+    }
+    return {
+        name: _count(pool, frozenset(held.get(name, ())))
+        for name, pool in sorted({**capacity.pools, **removed}.items())
+    }
+
+
+def total(counts: Iterable[DeviceCounts]) -> DeviceCounts:
+    """Return the sum of the numbers of pools."""
+    pools = list(counts)
+    return DeviceCounts(
+        **{state: sum(getattr(each, state) for each in pools) for state in DEVICE_STATES}
+    )
+
+
+def _count(pool: PoolCapacity, held: frozenset[str]) -> DeviceCounts:
+    # A held device that is not in the main inventory is one of the fallback.
+    allocated = held - pool.gone - pool.unhealthy
+    return DeviceCounts(
+        free=len(pool.healthy - pool.tainted - allocated),
+        allocated=len(allocated),
+        tainted=len(pool.tainted - allocated),
+        unhealthy=len(pool.unhealthy),
+        gone=len(pool.gone),
+    )
