@@ -25,7 +25,7 @@ POLICY = {
     "metadata": {"name": "admission"},
     "spec": {
         "match": [{"subsystem": "mem", "paths": ["/dev/absent"]}],
-        "deviceClass": {"create": False},
+        "deviceClass": {"create": "Never"},
     },
 }
 CLASS = "admission.test"

@@ -42,7 +42,7 @@ def policy(name: str, cluster: Cluster, *paths: str, **spec: Any) -> dict[str, A
         "kind": "HostDevicePolicy",
         "metadata": {"name": name},
         "spec": {
-            "nodeSelector": {"kubernetes.io/hostname": cluster.nodes[0]},
+            "nodeSelector": {"matchLabels": {"kubernetes.io/hostname": cluster.nodes[0]}},
             "match": [{"subsystem": "block", "paths": list(paths)}],
             **spec,
         },
@@ -236,7 +236,7 @@ def refused(cluster: Cluster) -> dict[str, tuple[str, str]]:
 
 def test_a_policy_alone_cannot_publish_a_dangerous_device(release):
     """The values of the release do not set hostdev.allowDangerous."""
-    allow = {"dangerous": True}
+    allow = {"dangerous": "Always"}
     named = policy("named", release, "/dev/kmsg", allow=allow)
     globbed = policy("globbed", release, "/dev/k[lm]*", "/dev/zer?", allow=allow)
     for body in (named, globbed):

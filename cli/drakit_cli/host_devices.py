@@ -147,7 +147,7 @@ def devices(options: argparse.Namespace) -> int:
         print("no devices found")
     for problem in problems:
         print(visible(problem), file=sys.stderr)
-    selective = [each.name for each in hostdev.policies if each.spec.node_selector]
+    selective = [each.name for each in hostdev.policies if each.spec.node_selector is not None]
     if selective and labels is None:
         names = ", ".join(sorted(selective))
         print(

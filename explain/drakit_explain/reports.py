@@ -49,7 +49,7 @@ def project_policy(body: Object) -> PolicyFacts:
         uid=text(metadata, "uid"),
         generation=int(metadata.get("generation") or 0),
         deleting=bool(text(metadata, "deletionTimestamp")),
-        create_class=device_class.get("create") is not False,
+        create_class=device_class.get("create") != "Never",
         class_name=text(device_class, "name") or f"{name}.drakit.dev",
         extended_resource=text(device_class, "extendedResourceName"),
         shares=int(sharing.get("users") or 0) if sharing.get("mode") == "Users" else 0,

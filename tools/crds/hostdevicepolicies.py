@@ -24,22 +24,32 @@ FILE = Path(__file__).resolve().parents[2] / "charts/drakit/crds/hostdevicepolic
 RULES: Rules = {
     "": (
         (
-            "!self.match.exists(m, m.subsystem == 'block') || !has(self.sharing) || "
-            "!has(self.sharing.mode) || self.sharing.mode == 'Exclusive'",
+            "!self.match.exists(m, m.subsystem == 'block') || self.sharing.mode == 'Exclusive'",
             "block devices cannot be shared, because two pods could write to the same blocks; "
             "use sharing.mode: Exclusive",
         ),
         (
-            "!self.match.exists(m, m.subsystem == 'block') || !has(self.group) || "
-            "self.group == 'Node'",
+            "!self.match.exists(m, m.subsystem == 'block') || self.group == 'Node'",
             "group: Unit is not supported for block devices; use Node",
         ),
         (
-            "!has(self.group) || self.group == 'Node' || !has(self.container) || "
-            "!has(self.container.path) || self.container.path.endsWith('/') || "
-            "self.container.path.contains('*')",
+            "self.group == 'Node' || !has(self.container.path) || "
+            "self.container.path.endsWith('/') || self.container.path.contains('*')",
             "with group: Unit, container.path must end in '/', or contain '*' in its last "
             "component",
+        ),
+    ),
+    "nodeSelector": (
+        (
+            "has(self.matchLabels) || has(self.matchExpressions)",
+            "write labels of nodes below matchLabels, or requirements below matchExpressions; to "
+            "select all nodes, omit nodeSelector",
+        ),
+    ),
+    "nodeSelector.matchExpressions[]": (
+        (
+            "(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",
+            "operators In and NotIn need values, and the others have none",
         ),
     ),
     "match[].subsystem": (
@@ -57,11 +67,11 @@ RULES: Rules = {
     ),
     "sharing": (
         (
-            "!has(self.users) || (has(self.mode) && self.mode != 'Exclusive')",
+            "!has(self.users) || self.mode != 'Exclusive'",
             "users needs mode: Users or mode: Capacity",
         ),
         (
-            "has(self.users) || !has(self.mode) || self.mode == 'Exclusive'",
+            "has(self.users) || self.mode == 'Exclusive'",
             "mode: Users and mode: Capacity need users, the number of claims that can share a "
             "device",
         ),
@@ -91,6 +101,23 @@ def definition() -> dict[str, Any]:
     matcher = spec["properties"]["match"]["items"]["properties"]
     for name in ("usb", "pci", "parent"):
         matcher[name]["minProperties"] = 1
+    # Unknown fields are kept, and refused: without them, a selector would select more nodes.
+    selector = spec["properties"]["nodeSelector"]
+    selector |= {"x-kubernetes-preserve-unknown-fields": True, "x-kubernetes-map-type": "atomic"}
+    known = ["matchLabels", "matchExpressions"]
+    selector["anyOf"] = [
+        {"maxProperties": 1},
+        {"required": known, "maxProperties": 2},
+        # The rule refuses it, with a sentence.
+        {"not": {"anyOf": [{"required": [name]} for name in known]}},
+    ]
+    selector["properties"]["matchLabels"]["minProperties"] = 1
+    selector["properties"]["matchExpressions"]["minItems"] = 1
+    mounts = spec["properties"]["container"]["properties"]["mounts"]
+    mounts |= {
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["containerPath"],
+    }
     attribute = spec["properties"]["attributes"]["additionalProperties"]
     attribute |= {"minProperties": 1, "maxProperties": 1}
     committed = yaml.safe_load(FILE.read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from pydantic import BaseModel
 
@@ -63,6 +63,8 @@ class _Maker:
             entry = self.value(body["properties"][alias], inner[0] if inner else None, below)
             if text := docstrings.of_attribute(model, name):
                 entry["description"] = _text(text)
+            if (default := _default(body["properties"][alias].get("default"))) is not None:
+                entry["default"] = default
             properties[alias] = entry
         made["properties"] = properties
         if body.get("required"):
@@ -135,6 +137,14 @@ class _Maker:
         if "$ref" in body:
             return self._resolved(self._definitions[body["$ref"].rpartition("/")[2]])
         return body
+
+
+def _default(value: Any) -> Any:
+    """Return the default that an object shows; None if the field stays unset."""
+    if isinstance(value, Mapping):
+        entries = cast("Schema", value).items()
+        return {key: its for key, each in entries if (its := _default(each)) is not None} or None
+    return None if value == [] else value
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

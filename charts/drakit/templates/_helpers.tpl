@@ -177,7 +177,7 @@ spec:
 {{- if dig "enabled" true $policy }}
 {{- $spec := omit $policy "enabled" }}
 {{- if not $.Values.hostdev.deviceClasses }}
-{{- $_ := set $spec "deviceClass" (merge (dict "create" false) (dig "deviceClass" dict $policy)) }}
+{{- $_ := set $spec "deviceClass" (merge (dict "create" "Never") (dig "deviceClass" dict $policy)) }}
 {{- end }}
 {{- $_ := set $enabled $name $spec }}
 {{- end }}
@@ -192,7 +192,7 @@ into DeviceClasses: the names in the policies of the values, and the prefixes fo
 {{- define "drakit.hostdev.extendedResources" -}}
 {{- $names := list }}
 {{- range $policy := include "drakit.hostdev.policies" . | fromJson }}
-{{- if dig "deviceClass" "create" true $policy }}
+{{- if eq (dig "deviceClass" "create" "Always" $policy) "Always" }}
 {{- with dig "deviceClass" "extendedResourceName" "" $policy }}{{ $names = append $names . }}{{ end }}
 {{- end }}
 {{- end }}

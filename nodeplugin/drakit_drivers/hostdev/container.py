@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -71,6 +71,9 @@ Mode = Annotated[
 ]
 PathText = Annotated[str, Field(max_length=256), AfterValidator(_check_absolute)]
 Id = Annotated[int, Field(ge=0, lt=2**32 - 1)]
+Choice = Literal["Always", "Never"]
+"""No boolean: a later version can add a choice."""
+
 Variable = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 
 
@@ -81,16 +84,15 @@ class PathMount(DevicePolicy):
     """The path on the host. Paths outside ``/lib/firmware``, ``/usr/lib/firmware``,
     ``/usr/share`` and ``/run/udev/data`` need ``allow.dangerous``."""
 
-    container_path: PathText | None = None
-    """The path in the container. Defaults to the path on the host."""
+    container_path: PathText
+    """The path in the container. Each mount has another one."""
 
     @model_validator(mode="after")
     def _does_not_hide_the_runtime_s_own(self) -> Self:
-        path = self.container_path or self.host_path
-        if is_below(path, _PRIVATE_PLACES):
+        if is_below(self.container_path, _PRIVATE_PLACES):
             raise ValueError(
-                f"containerPath: {path} is under {', '.join(_PRIVATE_PLACES)}, which the runtime "
-                "fills; choose another path"
+                f"containerPath: {self.container_path} is under {', '.join(_PRIVATE_PLACES)}, "
+                "which the runtime fills; choose another path"
             )
         return self
 
@@ -125,7 +127,7 @@ class Container(DevicePolicy):
     mounts: tuple[PathMount, ...] = Field(default=(), max_length=16)
     """Host files and directories that the runtime also mounts into the container."""
 
-    by_id_links: bool = False
+    by_id_links: Choice = "Never"
     """Whether the container also gets each device node at the path of its ``by-id`` link, such
     as ``/dev/serial/by-id/usb-1a86_USB_Serial-if00-port0``. A node without a udev daemon has no
     such links."""
@@ -155,6 +157,14 @@ class Container(DevicePolicy):
                 raise ValueError(f"{name}: the value has a control character")
         return env
 
+    @field_validator("mounts")
+    @classmethod
+    def _each_path_once(cls, mounts: tuple[PathMount, ...]) -> tuple[PathMount, ...]:
+        paths = [mount.container_path for mount in mounts]
+        if twice := [path for path in paths if paths.count(path) > 1]:
+            raise ValueError(f"two mounts have the containerPath {twice[0]}")
+        return mounts
+
     @property
     def path_fits_several_nodes(self) -> bool:
         """Whether each node of a device gets another path."""
@@ -181,7 +191,7 @@ def container_edits(
             f"the path {max(paths, key=paths.count)}; write '*' in its last component"
         )
     nodes = [_node(view, host, path) for host, path in zip(hosts, paths, strict=True)]
-    if view.by_id_links:
+    if view.by_id_links == "Always":
         nodes += [
             _node(view, host, link)
             for host in hosts
@@ -195,7 +205,7 @@ def container_edits(
         env={**view.env, variable: value, f"{variable}__{_variable(device)}": value},
         device_nodes=tuple(nodes),
         mounts=tuple(
-            Mount(host_path=each.host_path, container_path=each.container_path or each.host_path)
+            Mount(host_path=each.host_path, container_path=each.container_path)
             for each in view.mounts
         ),
     )

@@ -206,7 +206,7 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
             await asyncio.sleep(_FIRST_LABELS_SECONDS)
 
     def _lacks_labels(self) -> bool:
-        selective = any(policy.spec.node_selector for policy in self._policies.values())
+        selective = any(policy.spec.node_selector is not None for policy in self._policies.values())
         return selective and self.node.labels is None
 
     async def _pause(self, events: HostEvents, labels: object) -> None:

@@ -37,7 +37,7 @@ from drakit_drivers.hostdev.sysfs import Sysfs, UnreadableError, entries
 
 T = TypeVar("T")
 
-_IN_POLICY = "allow.dangerous: true in its policy"
+_IN_POLICY = "allow.dangerous: Always in its policy"
 _IN_CHART = "hostdev.allowDangerous: true in the chart's values"
 
 _USE_CSI = "use a CSI driver: see 'Disks: use CSI' in the documentation (docs/admin/disks.md)"
@@ -258,7 +258,8 @@ class _Rules:
             return _unknown(f"the driver cannot determine whether it is in use: {error}")
 
     def _refusal_of_danger(self, policy: HostPolicy, host: HostDevice) -> Refusal | None:
-        settings = {_IN_POLICY: policy.spec.allow.dangerous, _IN_CHART: self.config.allow_dangerous}
+        in_policy = policy.spec.allow.dangerous == "Always"
+        settings = {_IN_POLICY: in_policy, _IN_CHART: self.config.allow_dangerous}
         missing = [setting for setting, is_set in settings.items() if not is_set]
         if not missing:
             return None

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt, field_validator, model_validator
 
 from drakit import AttributeValue, DevicePolicy, DriverConfig, Duration, Policy, Version
-from drakit_drivers.hostdev.container import HARMLESS_MOUNTS, Container, is_below
+from drakit_drivers.hostdev.container import HARMLESS_MOUNTS, Choice, Container, is_below
 from drakit_drivers.hostdev.dangerous import danger_of_path, matches_everything
 from drakit_drivers.hostdev.matching import Matcher, has_wildcard
 
@@ -51,6 +51,72 @@ AttributeName = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_len
 PolicyName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
 """The value of the device attribute ``policy``, and the prefix of device names. The limit
 of 40 characters leaves room for the device."""
+
+
+class NodeRequirement(DevicePolicy):
+    """A requirement for one label of a node."""
+
+    key: LabelKey
+    """The key of the label."""
+
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    """``In``: the label has one of the values. ``NotIn``: the label is missing, or has another
+    value. ``Exists`` and ``DoesNotExist``: the label is there, or missing."""
+
+    values: tuple[LabelValue, ...] = Field(default=(), max_length=64)
+    """The values of ``In`` and ``NotIn``. The other operators have none."""
+
+    @model_validator(mode="after")
+    def _values_fit_the_operator(self) -> Self:
+        if bool(self.values) != (self.operator in ("In", "NotIn")):
+            raise ValueError("operators In and NotIn need values, and the others have none")
+        return self
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Return whether a node with these labels meets the requirement."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+
+
+class NodeSelector(DevicePolicy):
+    """Labels of nodes, as in a LabelSelector of Kubernetes. A node must meet all requirements."""
+
+    match_labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
+    """Labels that a node must have, with their values."""
+
+    match_expressions: tuple[NodeRequirement, ...] = Field(default=(), max_length=32)
+    """Other requirements for labels."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_label_selector(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            names = {str(name) for name in cast("Mapping[object, object]", value)}
+            if other := sorted(names - {"matchLabels", "matchExpressions"}):
+                raise ValueError(f"{other[0]}: write labels of nodes below matchLabels")
+        return cast("object", value)
+
+    @model_validator(mode="after")
+    def _is_not_empty(self) -> Self:
+        if not self.match_labels and not self.match_expressions:
+            raise ValueError(
+                "must have matchLabels or matchExpressions; to select all nodes, omit it"
+            )
+        return self
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Return whether it selects a node with these labels."""
+        return self.match_labels.items() <= labels.items() and all(
+            each.holds(labels) for each in self.match_expressions
+        )
 
 
 class Sharing(DevicePolicy):
@@ -118,7 +184,7 @@ class Attribute(DevicePolicy):
 class DeviceClass(DevicePolicy):
     """The DeviceClass that selects the devices of the policy."""
 
-    create: bool = True
+    create: Choice = "Always"
     """Whether the operator creates the DeviceClass."""
 
     name: str | None = Field(default=None, pattern=rf"^{_DOMAIN}$", max_length=253)
@@ -151,13 +217,13 @@ class DeviceClass(DevicePolicy):
 class Allow(DevicePolicy):
     """Exceptions to the safety rules of the driver."""
 
-    unstable_identity: bool = False
+    unstable_identity: Choice = "Never"
     """Whether to publish devices without a stable identity, under the names that the kernel
     assigns. Examples are USB devices that have no serial number and whose controller has no
     address, such as usbip devices. After a reboot, the same name can refer to another device, so a
     claim can get a different device."""
 
-    dangerous: bool = False
+    dangerous: Choice = "Never"
     """Whether to publish devices that give a container control of the node or its data, such as
     ``/dev/mem``, consoles and USB sticks. Also allows matchers that match all devices, and mounts
     of any host path. This field has no effect unless the configuration of the driver sets
@@ -167,8 +233,8 @@ class Allow(DevicePolicy):
 class HostDevicePolicySpec(DevicePolicy):
     """Selects devices of nodes, and defines how pods share and use them."""
 
-    node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
-    """Labels that a node must have for the policy to apply. If empty, the policy applies to all
+    node_selector: NodeSelector | None = None
+    """The nodes to which the policy applies, by their labels. If unset, the policy applies to all
     nodes."""
 
     match: tuple[Matcher, ...] = Field(max_length=16, json_schema_extra={"minItems": 1})
@@ -227,7 +293,7 @@ class HostDevicePolicySpec(DevicePolicy):
         return self
 
     def _problems(self) -> Iterator[str]:
-        if not self.allow.dangerous:
+        if self.allow.dangerous == "Never":
             yield from (f"{danger}; {remedy}" for danger, remedy in self.dangers())
         has_blocks = any(matcher.subsystem == "block" for matcher in self.match)
         if has_blocks and self.sharing.mode != "Exclusive":
@@ -251,27 +317,27 @@ class HostDevicePolicySpec(DevicePolicy):
                 yield (
                     f"{place}: matches every device of {matcher.subsystem}",
                     "describe the devices that pods can claim, for example by paths, or set "
-                    "allow.dangerous: true",
+                    "allow.dangerous: Always",
                 )
             for number, path in enumerate(matcher.paths):
                 danger = danger_of_path(path)
                 if danger:
                     yield (
                         f"{place}.paths[{number}]: {path} is dangerous: it {danger}",
-                        "set allow.dangerous: true only if every pod that can claim it may control "
-                        "the node",
+                        "set allow.dangerous: Always only if every pod that can claim it may "
+                        "control the node",
                     )
                 if matches_everything(path):
                     yield (
                         f"{place}.paths[{number}]: {path} matches every device",
-                        "name the devices that pods can claim, or set allow.dangerous: true",
+                        "name the devices that pods can claim, or set allow.dangerous: Always",
                     )
         for index, mount in enumerate(self.container.mounts):
             if not is_below(mount.host_path, HARMLESS_MOUNTS):
                 yield (
                     f"container.mounts[{index}].hostPath: {mount.host_path} is not under "
                     f"{', '.join(HARMLESS_MOUNTS)}",
-                    "set allow.dangerous: true only if every pod that can claim the device may "
+                    "set allow.dangerous: Always only if every pod that can claim the device may "
                     "read it",
                 )
 
@@ -305,8 +371,8 @@ def policies_of_node(
     chosen = (
         policy
         for policy in policies
-        if not policy.spec.node_selector
-        or (labels is not None and policy.spec.node_selector.items() <= labels.items())
+        if (selector := policy.spec.node_selector) is None
+        or (labels is not None and selector.selects(labels))
     )
     return sorted(chosen, key=lambda policy: (policy.created, policy.name))
 

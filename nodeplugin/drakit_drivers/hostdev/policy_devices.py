@@ -270,11 +270,11 @@ def _refusal(
     refusals = [refusal for host in each.hosts if (refusal := refuse(each.policy, host))]
     if refusals:
         return min(refusals, key=lambda refusal: refusal.is_unknown)  # what is known counts more
-    if not each.identity.is_stable and not each.policy.spec.allow.unstable_identity:
+    if not each.identity.is_stable and each.policy.spec.allow.unstable_identity == "Never":
         return Refusal(
             "NoIdentity",
             "the kernel may give its name to another device after a reboot, and the policy does "
-            "not set allow.unstableIdentity",
+            "not set allow.unstableIdentity: Always",
         )
     if each.is_too_many:
         return Refusal(

@@ -238,12 +238,12 @@ def test_a_plain_install_has_hostdev_without_policies_and_no_class(render, tmp_p
 def test_the_values_decide_whether_policies_can_publish_dangerous_devices(
     render, tmp_path, values, allowed
 ):
-    wants = {"match": [{"subsystem": "mem"}], "allow": {"dangerous": True}}
+    wants = {"match": [{"subsystem": "mem"}], "allow": {"dangerous": "Always"}}
     objects = render({"hostdev": {**values, "policies": {"mem": wants}}})
     (entry,) = load_config(written(objects, tmp_path, "nodeplugin")).drivers
     assert HostDevicesConfig.model_validate(entry.config).allow_dangerous is allowed
     # The node decides: the object is the same.
-    assert policies_of(objects)["mem"]["allow"] == {"dangerous": True}
+    assert policies_of(objects)["mem"]["allow"] == {"dangerous": "Always"}
 
 
 def test_the_operator_makes_the_classes_of_policies_and_the_chart_none(render):
@@ -310,7 +310,7 @@ def test_classes_can_be_left_to_the_admin(render):
     objects = render({"hostdev": hostdev, "simulated": simulated})
     assert not [body for body in objects if body["kind"] == "DeviceClass"]
     assert policies_of(objects)["serial"]["deviceClass"] == {
-        "create": False,
+        "create": "Never",
         "extendedResourceName": "example.com/serial",
     }
 

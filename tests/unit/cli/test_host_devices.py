@@ -85,7 +85,7 @@ def test_policies_of_the_cluster_and_of_the_file_are_in_force(node):
 
 
 def test_a_policy_with_a_node_selector_needs_the_labels(node):
-    node.store(serial=adapters(nodeSelector={"room": "lab"}))
+    node.store(serial=adapters(nodeSelector={"matchLabels": {"room": "lab"}}))
     code, _, error = node.run("devices")
     assert code == 0
     assert "not considered: serial; pass the labels" in error

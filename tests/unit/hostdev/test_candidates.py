@@ -93,7 +93,8 @@ def test_a_policy_for_a_dangerous_usb_device_is_suggested_with_its_refusal(host)
     assert stick.suggestion
     assert stick.refusal == (
         "it is dangerous: it has a mass storage interface (USB class 08); to publish it, set "
-        "allow.dangerous: true in its policy and hostdev.allowDangerous: true in the chart's values"
+        "allow.dangerous: Always in its policy and hostdev.allowDangerous: true in the chart's "
+        "values"
     )
 
 

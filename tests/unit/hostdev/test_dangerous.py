@@ -33,14 +33,14 @@ HARMLESS = (
 
 
 def policy(path: str, *, dangerous: bool = False) -> HostDevicePolicySpec:
-    fields = spec("mem", "/dev/fine", path, allow={"dangerous": dangerous})
+    fields = spec("mem", "/dev/fine", path, allow={"dangerous": "Always" if dangerous else "Never"})
     return HostDevicePolicySpec.model_validate(fields)
 
 
 @pytest.mark.parametrize("name", DANGEROUS)
 def test_a_dangerous_device_needs_allow_dangerous(name):
     with pytest.raises(
-        ValidationError, match=f"/dev/{name} is dangerous: it .*; set allow.dangerous: true"
+        ValidationError, match=f"/dev/{name} is dangerous: it .*; set allow.dangerous: Always"
     ):
         policy(f"/dev/{name}")
     assert policy(f"/dev/{name}", dangerous=True)
@@ -75,7 +75,7 @@ def test_a_star_of_the_table_stays_within_one_component():
 
 @pytest.mark.parametrize("glob", ["watchdog*", "watchdog?", "mtd[0-9]", "cpu/*/msr", "ipmi*"])
 def test_a_glob_that_matches_only_dangerous_devices_is_refused(glob):
-    with pytest.raises(ValidationError, match=r"set allow\.dangerous: true"):
+    with pytest.raises(ValidationError, match=r"set allow\.dangerous: Always"):
         policy(f"/dev/{glob}")
 
 
@@ -115,7 +115,7 @@ def machine(host: FakeHost) -> FakeHost:
 
 async def published(host: FakeHost, *, dangerous: bool = False, allowed: bool = True) -> Inventory:
     """What is published if the policies and the chart allow dangerous devices, or do not."""
-    allow = {"dangerous": dangerous}
+    allow = {"dangerous": "Always" if dangerous else "Never"}
     policies = {
         "mem": spec("mem", "/dev/m*", "/dev/z*", "/dev/alias", allow=allow),
         "tty": spec("tty", "/dev/tty*", "/dev/c*", allow=allow),
@@ -137,7 +137,7 @@ async def test_a_glob_does_not_publish_dangerous_devices_among_others(machine):
     """The serial port that the kernel uses as its console is as dangerous as /dev/console."""
     made = await published(machine)
     assert names(made) == {"mem-zero", "tty-ttys1"}
-    remedy = "to publish it, set allow.dangerous: true in its policy"
+    remedy = "to publish it, set allow.dangerous: Always in its policy"
     assert reasons(made) == {
         "/dev/mem": f"it is dangerous: it accesses the node's memory or I/O ports; {remedy}",
         "/dev/console": f"it is dangerous: it is a console of the node; {remedy}",
@@ -164,14 +164,14 @@ async def test_allow_dangerous_publishes_them(machine):
 async def test_without_the_chart_s_value_no_policy_can_publish_them(machine, dangerous):
     made = await published(machine, dangerous=dangerous, allowed=False)
     assert names(made) == {"mem-zero", "tty-ttys1"}
-    in_policy = "" if dangerous else "allow.dangerous: true in its policy and "
+    in_policy = "" if dangerous else "allow.dangerous: Always in its policy and "
     remedy = f"; to publish it, set {in_policy}hostdev.allowDangerous: true in the chart's values"
     found = reasons(made)
     assert found.keys() == {"/dev/mem", "/dev/console", "/dev/tty7", "/dev/ttyS0"}
     assert all(reason.endswith(remedy) for reason in found.values())
 
 
-ANY_MOUNT = {"container": {"mounts": [{"hostPath": "/etc/kubernetes"}]}}
+ANY_MOUNT = {"container": {"mounts": [{"hostPath": "/etc/kubernetes", "containerPath": "/k"}]}}
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ async def test_without_the_chart_s_value_a_policy_that_needs_it_publishes_nothin
 ):
     """Not even its harmless devices: without allow.dangerous, the policy would be invalid."""
     policies = {
-        "bad": {**fields, "allow": {"dangerous": True}},
+        "bad": {**fields, "allow": {"dangerous": "Always"}},
         "good": spec("tty", "/dev/ttyS1"),
     }
     made: dict[bool, Inventory] = {}

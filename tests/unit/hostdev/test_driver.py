@@ -90,7 +90,10 @@ async def test_labels_that_become_known_are_noticed_within_a_second(host, loopti
     host.device("virtual/misc/kvm", "10:232", node=True)
     node = Labeled(labels=None)
     made = driver(
-        host, {"kvm": KVM["kvm"] | {"nodeSelector": {"kvm": "yes"}}}, node=node, rescanInterval="1h"
+        host,
+        {"kvm": KVM["kvm"] | {"nodeSelector": {"matchLabels": {"kvm": "yes"}}}},
+        node=node,
+        rescanInterval="1h",
     )
     async with aclosing(made.devices()) as stream:
         first = asyncio.ensure_future(next_names(stream))
@@ -162,7 +165,8 @@ async def test_two_devices_of_a_claim_cannot_have_one_path_in_the_container(host
 
 async def test_mounts_of_the_policy_are_read_only(host):
     host.device("virtual/misc/kvm", "10:232", node=True)
-    mounts = [{"hostPath": "/usr/share/a"}, {"hostPath": "/lib/firmware", "containerPath": "/fw"}]
+    paths = {"/usr/share/a": "/usr/share/a", "/lib/firmware": "/fw"}
+    mounts = [{"hostPath": host, "containerPath": own} for host, own in paths.items()]
     made = driver(host, {"kvm": policy("misc", "/dev/kvm", container={"mounts": mounts})})
     edits = await prepared(made, allocated("kvm-kvm"))
     assert edits.mounts == (
@@ -293,7 +297,7 @@ def test_a_root_that_is_not_there_is_refused_at_start(host, key):
 
 
 async def test_of_the_block_devices_of_this_machine_none_that_is_mounted_or_a_disk_is_published():
-    everything = policy("block", "/dev/*", "/dev/*/*", allow={"dangerous": True})
+    everything = policy("block", "/dev/*", "/dev/*/*", allow={"dangerous": "Always"})
     config = HostDevicesConfig.model_validate(
         {"policies": {"all": everything}, "mountinfo": "/proc/self/mountinfo"}
     )

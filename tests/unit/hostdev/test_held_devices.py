@@ -376,7 +376,7 @@ async def test_a_device_with_capacity_is_tainted_while_a_claim_holds_one_of_its_
 async def test_labels_that_no_longer_match_withdraw_free_devices_and_keep_held_ones(host):
     host.adapter("1", "ttyUSB0", serial="A1")
     host.adapter("2", "ttyUSB1", serial="B2")
-    rig = Rig(host, {"serial": EVICTING | {"nodeSelector": {"lab": "yes"}}})
+    rig = Rig(host, {"serial": EVICTING | {"nodeSelector": {"matchLabels": {"lab": "yes"}}}})
     rig.node.labels = {"lab": "yes"}
     held, _ = await rig.paths()
     await rig.prepare(held)
@@ -384,7 +384,7 @@ async def test_labels_that_no_longer_match_withdraw_free_devices_and_keep_held_o
     for _ in range(2):
         inventory = await rig.scan()
         assert (inventory.devices, inventory.withdrawn) == ([], (held,))
-        rig.restart({"serial": EVICTING | {"nodeSelector": {"lab": "yes"}}})
+        rig.restart({"serial": EVICTING | {"nodeSelector": {"matchLabels": {"lab": "yes"}}}})
     rig.node.labels = {"lab": "yes"}
     assert held in await rig.paths()
 
@@ -450,7 +450,7 @@ async def test_an_identity_does_not_depend_on_the_progress_of_udev(host):
 async def test_the_links_and_copies_of_a_device_have_one_identity_whatever_the_policy(host):
     host.adapter("1", "ttyUSB0", serial="A1")
     host.udev_entry("c188:0", "S:serial/by-id/usb-a1")
-    rig = Rig(host, {"a": TTY | {"container": {"byIdLinks": True}}})
+    rig = Rig(host, {"a": TTY | {"container": {"byIdLinks": "Always"}}})
     (name,) = await rig.paths()
     nodes = (await rig.prepare(name)).device_nodes
     assert [node.path for node in nodes] == ["/dev/ttyUSB0", "/dev/serial/by-id/usb-a1"]

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from drakit import Version
-from drakit_drivers.hostdev.policy import Attribute, HostDevicePolicySpec
+from drakit_drivers.hostdev.policy import Attribute, HostDevicePolicySpec, NodeSelector
 
 SERIAL = {"subsystem": "tty", "usb": {"vendorID": "1a86", "productID": "7523"}}
 
@@ -34,7 +34,7 @@ def test_one_matcher_is_enough():
 
 
 EVERYTHING = {
-    "nodeSelector": {"example.com/lab": "yes"},
+    "nodeSelector": {"matchLabels": {"example.com/lab": "yes"}},
     "match": [
         {
             "subsystem": "tty",
@@ -59,12 +59,12 @@ EVERYTHING = {
         "mode": "0660",
         "env": {"BAUD": "9600"},
         "mounts": [{"hostPath": "/usr/share/lab", "containerPath": "/lab"}],
-        "byIdLinks": True,
+        "byIdLinks": "Always",
     },
     "attributes": {"room": {"string": "A1"}, "slot": {"int": 3}, "new": {"bool": False}},
     "onVanish": "Evict",
     "deviceClass": {"name": "serial.lab", "extendedResourceName": "lab.example.com/serial"},
-    "allow": {"unstableIdentity": True},
+    "allow": {"unstableIdentity": "Always"},
 }
 
 
@@ -163,7 +163,32 @@ def test_a_bad_matcher_is_refused_with_field_and_reason(match, where, reason):
     [
         pytest.param({"match": []}, "match", "at least one", id="no-matcher"),
         pytest.param({"match": [SERIAL] * 17}, "match", "at most 16", id="too-many-matchers"),
-        pytest.param({"nodeSelector": {"a b": "c"}}, "nodeSelector.a b.[key]", "pattern", id="key"),
+        pytest.param(
+            {"nodeSelector": {"matchLabels": {"a b": "c"}}},
+            "nodeSelector.matchLabels.a b.[key]", "pattern", id="key",
+        ),
+        pytest.param(
+            {"nodeSelector": {"zone": "a"}},
+            "nodeSelector", "zone: write labels of nodes below matchLabels", id="labels-alone",
+        ),
+        pytest.param(
+            {"nodeSelector": {"matchLabels": {"room": "lab"}, "zone": "a"}},
+            "nodeSelector", "zone: write labels of nodes below matchLabels", id="labels-beside",
+        ),
+        pytest.param({"nodeSelector": {}}, "nodeSelector", "omit it", id="empty-selector"),
+        pytest.param(
+            {"nodeSelector": {"matchLabels": {}}}, "nodeSelector", "omit it", id="no-labels"
+        ),
+        pytest.param(
+            {"nodeSelector": {"matchExpressions": [{"key": "zone", "operator": "In"}]}},
+            "nodeSelector.matchExpressions.0", "need values", id="in-nothing",
+        ),
+        pytest.param(
+            {"nodeSelector": {"matchExpressions": [
+                {"key": "zone", "operator": "Exists", "values": ["a"]}
+            ]}},
+            "nodeSelector.matchExpressions.0", "the others have none", id="exists-with-values",
+        ),
         pytest.param({"group": "unit"}, "group", "'Node' or 'Unit'", id="group"),
         pytest.param({"sharing": {"users": 2}}, "sharing", "needs mode", id="users-alone"),
         pytest.param({"sharing": {"mode": "Users"}}, "sharing", "needs users", id="mode-alone"),
@@ -209,16 +234,27 @@ def test_a_bad_matcher_is_refused_with_field_and_reason(match, where, reason):
             {"container": {"env": {"A": "1\n2"}}}, "container.env", "control", id="control"
         ),
         pytest.param(
-            {"container": {"mounts": [{"hostPath": "/etc"}]}},
+            {"container": {"mounts": [{"hostPath": "/etc", "containerPath": "/e"}]}},
             "", "container.mounts[0].hostPath: /etc is not under", id="mount-of-etc",
         ),
         pytest.param(
-            {"container": {"mounts": [{"hostPath": "/usr/share/../../etc"}]}},
+            {"container": {"mounts": [
+                {"hostPath": "/usr/share/../../etc", "containerPath": "/e"}
+            ]}},
             "container.mounts.0.hostPath", "'..'", id="mount-upwards",
         ),
         pytest.param(
             {"container": {"mounts": [{"hostPath": "/usr/share/a", "containerPath": "/proc"}]}},
             "container.mounts.0", "choose another path", id="mount-over-proc",
+        ),
+        pytest.param(
+            {"container": {"mounts": [
+                {"hostPath": f"/usr/share/{name}", "containerPath": "/x"} for name in "ab"
+            ]}},
+            "container.mounts", "two mounts have the containerPath /x", id="two-mounts-at-a-path",
+        ),
+        pytest.param(
+            {"allow": {"dangerous": True}}, "allow.dangerous", "'Always' or 'Never'", id="boolean"
         ),
         pytest.param({"attributes": {"a": {}}}, "attributes.a", "exactly one", id="no-value"),
         pytest.param(
@@ -257,3 +293,34 @@ def test_a_bad_field_is_refused_with_field_and_reason(fields, where, reason):
     ((place, text),) = problems(fields)
     assert place == where
     assert reason in text
+
+
+IN_LAB = {"key": "room", "operator": "In", "values": ["lab", "attic"]}
+NOT_IN_LAB = IN_LAB | {"operator": "NotIn"}
+HAS_ROOM = {"key": "room", "operator": "Exists"}
+HAS_NO_ROOM = {"key": "room", "operator": "DoesNotExist"}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "nodes"),
+    [
+        pytest.param(IN_LAB, {"lab"}, id="in"),
+        pytest.param(NOT_IN_LAB, {"hall", "none"}, id="not-in-selects-nodes-without-the-label"),
+        pytest.param(HAS_ROOM, {"lab", "hall"}, id="exists"),
+        pytest.param(HAS_NO_ROOM, {"none"}, id="does-not-exist"),
+    ],
+)
+def test_a_node_selector_has_the_operators_of_kubernetes(requirement, nodes):
+    rooms = {"lab": {"room": "lab"}, "hall": {"room": "hall"}, "none": {"other": "lab"}}
+    selector = NodeSelector.model_validate({"matchExpressions": [requirement]})
+    assert {name for name, labels in rooms.items() if selector.selects(labels)} == nodes
+
+
+def test_a_node_must_meet_all_requirements_of_a_node_selector():
+    selector = NodeSelector.model_validate(
+        {"matchLabels": {"zone": "a"}, "matchExpressions": [IN_LAB, {**HAS_ROOM, "key": "usb"}]}
+    )
+    node = {"zone": "a", "room": "lab", "usb": ""}
+    assert selector.selects(node)
+    for key in node:
+        assert not selector.selects({name: node[name] for name in node if name != key})

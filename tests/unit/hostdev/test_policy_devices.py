@@ -31,7 +31,7 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 def policy(name: str, *paths: str, subsystem: str = "misc", **fields) -> dict[str, dict]:
     """A policy by its name; several are joined with ``|``."""
-    fields.setdefault("allow", {"dangerous": True})
+    fields.setdefault("allow", {"dangerous": "Always"})
     return {name: spec(subsystem, *(paths or ("/dev/*",)), **fields)}
 
 
@@ -89,7 +89,7 @@ def test_a_usb_device_at_a_controller_without_address_needs_a_serial_number_or_p
     assert set(selected(TTY, [remote("A1")]).devices) == {"tty-10c4-ea60-a1-i0"}
     name = "tty-10c4-ea60-port-5-1-i0"
     assert selected(TTY, [remote(None)]).refused[name].refusal.reason == "NoIdentity"
-    allowed = policy("tty", "/dev/ttyUSB*", subsystem="tty", allow={"unstableIdentity": True})
+    allowed = policy("tty", "/dev/ttyUSB*", subsystem="tty", allow={"unstableIdentity": "Always"})
     assert set(selected(allowed, [remote(None)]).devices) == {name}
 
 
@@ -204,7 +204,7 @@ def test_a_device_with_a_number_of_the_kernel_needs_the_policys_permission():
     chip = replace(device("gpiochip0"), directory=Path("/sys/devices/soc/gpiochip0"))
     refused = selected(policy("a"), [chip]).refused["a-gpiochip0"].refusal
     assert (refused.reason, "allow.unstableIdentity" in refused.message) == ("NoIdentity", True)
-    allow = {"dangerous": True, "unstableIdentity": True}
+    allow = {"dangerous": "Always", "unstableIdentity": "Always"}
     assert set(selected(policy("a", allow=allow), [chip]).devices) == {"a-gpiochip0"}
     board = Ancestor(name="fe200000.gpio", subsystem="platform", driver="pinctrl")
     on_board = replace(chip, ancestors=(board,))
@@ -311,6 +311,6 @@ def test_a_refused_device_keeps_its_name_and_leaves_its_neighbours_theirs():
     ],
 )
 def test_policies_of_a_node(labels, chosen):
-    policies = policy("all") | policy("some", nodeSelector={"gpu": "yes"})
+    policies = policy("all") | policy("some", nodeSelector={"matchLabels": {"gpu": "yes"}})
     found = policies_of_node(reversed(as_policies(policies)), labels)
     assert [each.name for each in found] == chosen

@@ -28,7 +28,9 @@ def example(file: str) -> dict[str, dict]:
 
 
 def driver(host: FakeHost, policies: dict[str, dict]) -> HostDevices:
-    dangerous = any(spec.get("allow", {}).get("dangerous") for spec in policies.values())
+    dangerous = any(
+        spec.get("allow", {}).get("dangerous") == "Always" for spec in policies.values()
+    )
     config = host.config(policies, allowDangerous=dangerous)
     return HostDevices(config, StaticNode(name="node-1"))
 
@@ -280,7 +282,7 @@ async def test_every_recording_stays_within_the_limit_of_attributes(host):
         each: {
             "match": [{"subsystem": each}],
             "attributes": extra,
-            "allow": {"dangerous": True},
+            "allow": {"dangerous": "Always"},
         }
         for each in subsystems
     }

@@ -172,7 +172,7 @@ async def test_a_policy_that_is_removed_withdraws_free_devices_even_if_they_are_
 
 async def test_rules_that_are_known_count_more_than_those_that_are_unknown(host):
     host.device("virtual/tty/tty7", "4:7", subsystem="tty", node=True)
-    allowed = {"all": policy("tty", "/dev/tty[0-9]", allow={"dangerous": True})}
+    allowed = {"all": policy("tty", "/dev/tty[0-9]", allow={"dangerous": "Always"})}
     rig = Rig(host, allowed, allowDangerous=True)
     assert list(await rig.devices()) == ["all-tty7"]
     with unreadable(host.sys / "class/tty/tty7/uevent"):
@@ -191,7 +191,7 @@ async def test_while_labels_are_unknown_nothing_changes_and_nothing_is_prepared(
     assert set(await rig.devices()) == {A1, B2}
     stream = rig.driver.devices()
     await anext(stream)
-    rig.apply({"serial": TTY | {"nodeSelector": {"lab": "yes"}}})
+    rig.apply({"serial": TTY | {"nodeSelector": {"matchLabels": {"lab": "yes"}}}})
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(20):
             await anext(stream)
@@ -256,7 +256,7 @@ def test_a_claim_of_eight_devices_is_prepared_from_one_scan_of_their_subsystem(h
     for index in range(8):
         host.adapter(f"3.{index}", f"ttyUSB{index}", serial=f"S{index}")
         host.device(f"virtual/misc/m{index}", f"10:{index}", node=True)
-    misc = policy("misc", "/dev/m*", allow={"dangerous": True})
+    misc = policy("misc", "/dev/m*", allow={"dangerous": "Always"})
     policies = as_policies({"serial": TTY, "misc": misc, "tty": policy("tty", "/dev/ttyACM*")})
     made = Host(host.config({}))
     before = made.scan(policies)

@@ -171,7 +171,7 @@ def test_a_policy_without_a_class_name_gets_its_own():
     spec = {"deviceClass": {"name": "vm", "extendedResourceName": "example.com/kvm"}}
     facts = project_policy({**body, "spec": spec})
     assert (facts.class_name, facts.extended_resource) == ("vm", "example.com/kvm")
-    off = project_policy({**body, "spec": {"deviceClass": {"create": False}}})
+    off = project_policy({**body, "spec": {"deviceClass": {"create": "Never"}}})
     assert desired_class(off, api_version="resource.k8s.io/v1") is None
 
 
