@@ -101,8 +101,10 @@ def _add_listings(commands: _Group) -> None:
     devices = commands.add_parser(
         "devices",
         help="show the pools of devices, and the free devices",
-        description="Shows the free, allocated, tainted and unhealthy devices of each pool, and "
-        "the claims to which devices are allocated.",
+        description="Shows the numbers of free, allocated, tainted, unhealthy and gone devices in "
+        "each pool, and the claims to which devices are allocated. Each device is counted once. "
+        "For one device, shows its attributes, its capacity, its taints with who added them, and "
+        "the claims and pods that use it.",
     )
     claims = commands.add_parser(
         "claims",
@@ -119,10 +121,23 @@ def _add_listings(commands: _Group) -> None:
     devices.add_argument(
         "--fail-on",
         action="append",
-        choices=("problem", "tainted", "unhealthy"),
+        choices=("problem", "tainted", "unhealthy", "gone"),
         default=[],
-        help="exit with 1 if a pool has a problem, or a device is tainted or unhealthy; you can "
-        "repeat the option",
+        help="exit with 1 if a pool has a problem, or a device is in this state; you can repeat "
+        "the option",
+    )
+    devices.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="only a driver, a pool or a device, as DRIVER, POOL, DRIVER/POOL, DEVICE, POOL/DEVICE "
+        "or DRIVER/POOL/DEVICE",
+    )
+    claims.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="show the claims in all namespaces that have a device, named DEVICE, POOL/DEVICE or "
+        "DRIVER/POOL/DEVICE",
     )
     claims.add_argument(
         "-A", "--all-namespaces", action="store_true", help="show the claims in all namespaces"

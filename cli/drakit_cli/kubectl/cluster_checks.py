@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors, lacks_helper
-from drakit_cli.kubectl.devices import PoolRow
+from drakit_cli.kubectl.devices import STOPPED, PoolRow
 from drakit_cli.kubectl.gather import CLASSES, NODES, SLICES, Gap, Gathered
 from drakit_cli.kubectl.output import plural, shortened
 from drakit_explain.allocation import NotEvaluatedError
@@ -29,8 +29,6 @@ from drakit_explain.model import (
 )
 from drakit_explain.pending_claims import missing_classes
 from drakit_explain.reports import UNHEALTHY, words_of
-
-STOPPED = "drakit.dev/stopped"
 
 _HELPER_FIX = (
     "install the plugin with its programs: from krew's archive, or in a clone of drakit, on Linux "
@@ -155,7 +153,7 @@ def _twins(rows: Iterable[PoolRow]) -> Iterator[Finding]:
     for row in rows:
         seen.setdefault(row.identity, []).append(row)
     for identity, same in seen.items():
-        names = [{device.name for device in row.devices} for row in same if row.named]
+        names = [{device.name for device in row.published} for row in same if row.named]
         nodes = [row.node for row in same if row.named]
         common = sum(map(len, names)) > len(set[str]().union(*names))
         if len(nodes) > 1 and common:
@@ -172,7 +170,7 @@ def _nodes(rows: Iterable[PoolRow], found: Gathered) -> Iterator[Finding]:
     counts: dict[str, int] = {}
     for row in rows:
         if row.named:
-            counts[row.node] = counts.get(row.node, 0) + len(row.devices)
+            counts[row.node] = counts.get(row.node, 0) + len(row.published)
     for name, count in sorted(counts.items()):
         node = found.world.node(name)
         if count and node is not None and not node.ready:

@@ -9,21 +9,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from drakit_cli.kubectl import devices, doctor, explain_command
 from drakit_cli.kubectl.capabilities import find_capabilities
 from drakit_cli.kubectl.components import find_components
 from drakit_cli.kubectl.connection import fetch
+from drakit_cli.kubectl.device import Device, describe, slice_of
 from drakit_cli.kubectl.gather import (
     CLAIMS,
     NODES,
+    REPORTS,
     RULES,
     SLICES,
     TEMPLATES,
     Gathered,
     Kind,
+    MissingError,
     UnreachableError,
     gather,
 )
@@ -31,7 +34,7 @@ from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.permissions import find_denied, find_lacking
 from drakit_cli.kubectl.questions import OF_EXPLAIN
 from drakit_cli.kubectl.releases import find_releases
-from drakit_daemon.kube import Session
+from drakit_daemon.kube import NotFoundError, Session, resource_path
 from drakit_explain import cel
 from drakit_explain.broken import node_of_claim
 from drakit_explain.model import ClaimFacts
@@ -55,25 +58,61 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _devices(options: argparse.Namespace, output: Output) -> int:
-    found = _gather(options, (SLICES, CLAIMS, NODES, RULES))
+    async def ask(session: Session, namespace: str) -> tuple[Gathered, Device | None]:
+        kinds = (SLICES, CLAIMS, NODES, RULES, *((REPORTS,) if options.name else ()))
+        found = await gather(session, kinds, namespace=namespace)
+        rows, are_devices = _chosen(found, options.name)
+        if not are_devices or len(rows) != 1 or len(rows[0].devices) != 1:
+            return found, None
+        (pool,) = rows
+        (row,) = pool.devices
+        name, published = slice_of(pool, row, found), None
+        if name:
+            path = resource_path(f"{SLICES.group}/{found.version}", SLICES.plural, name=name)
+            with suppress(NotFoundError):
+                published = await session.get(path)
+        return found, describe(pool, row, published, found)
+
+    found, device = fetch(options, ask)
     if found.lacks_all(SLICES):
         raise UnreachableError(_gap_of(found, SLICES))
-    if output.for_programs:
-        output.data("DeviceList", devices.body(found))
+    rows, are_devices = _chosen(found, options.name)
+    if options.name and not rows:
+        raise MissingError(f'no driver, pool or device has the name "{options.name}"')
+    if device is not None:
+        if output.for_programs:
+            output.data("Device", device.body())
+        else:
+            device.show(output)
+    elif output.for_programs:
+        output.data("DeviceList", devices.body(rows, found))
     else:
-        devices.show(found, output)
-    return 1 if devices.fails(found, options.fail_on) else 0
+        devices.show(rows, found, output, wide=output.wide or are_devices)
+    return 1 if devices.fails(rows, options.fail_on) else 0
+
+
+def _chosen(found: Gathered, name: str | None) -> tuple[list[devices.PoolRow], bool]:
+    """Return the pools that a user asks for, and whether he asks for devices of them."""
+    rows = devices.pool_rows(found)
+    return devices.selected(rows, name) if name else (rows, False)
 
 
 def _claims(options: argparse.Namespace, output: Output) -> int:
+    # Anybody can use a device.
+    everywhere = options.all_namespaces or options.device is not None
+
     async def ask(session: Session, namespace: str) -> tuple[str, Gathered]:
-        local = () if options.all_namespaces else (CLAIMS,)
+        local = () if everywhere else (CLAIMS,)
         return namespace, await gather(session, (CLAIMS,), namespace=namespace, local=local)
 
     namespace, found = fetch(options, ask)
-    only = None if options.all_namespaces else namespace
+    only = None if everywhere else namespace
     claims = sorted(found.world.of(ClaimFacts).values(), key=lambda one: (one.namespace, one.name))
-    rows = [_claim_row(each) for each in claims if only in (None, each.namespace)]
+    rows = [
+        _claim_row(each)
+        for each in claims
+        if only in (None, each.namespace) and (not options.device or _uses(each, options.device))
+    ]
     code = 1 if any(row["state"] in options.fail_on for row in rows) else 0
     gaps = [
         gap.what
@@ -84,7 +123,8 @@ def _claims(options: argparse.Namespace, output: Output) -> int:
         output.data("ClaimList", {"claims": rows, "notEvaluated": gaps})
         return code
     if not rows:
-        output.line(f"No claims in namespace {only}." if only else "No claims.")
+        where = f" in namespace {only}" if only else ""
+        output.line(f"No claims{f' use {options.device}' if options.device else where}.")
     else:
         columns = len(_CLAIM) if output.wide else len(_CLAIM) - 1
         cells = [
@@ -94,6 +134,12 @@ def _claims(options: argparse.Namespace, output: Output) -> int:
         output.table(_CLAIM[:columns], [row[:columns] for row in cells])
     output.lines("Not evaluated", gaps)
     return code
+
+
+def _uses(claim: ClaimFacts, device: str) -> bool:
+    return any(
+        devices.is_named(device, each.device.of_pool, each.device.device) for each in claim.results
+    )
 
 
 def _claim_row(claim: ClaimFacts) -> dict[str, str | list[str]]:
@@ -147,13 +193,6 @@ def _doctor(options: argparse.Namespace, output: Output) -> int:
     else:
         diagnosis.show(output)
     return 1 if diagnosis.wrong else 0
-
-
-def _gather(options: argparse.Namespace, kinds: Sequence[Kind]) -> Gathered:
-    async def ask(session: Session, namespace: str) -> Gathered:
-        return await gather(session, kinds, namespace=namespace)
-
-    return fetch(options, ask)
 
 
 def _gap_of(found: Gathered, kind: Kind) -> str:

@@ -2,6 +2,10 @@
 ``kubectl drakit devices``: each pool with its devices and what is wrong with it, and with ``-o
 wide`` each device.
 
+A device is in exactly one state, the first of these that applies: gone, unhealthy, allocated,
+tainted, free. The numbers of a pool add up, and are those of the node plugin's metric
+``drakit_devices``, but for DeviceTaintRules, which a node does not know.
+
 A pool is gathered per node, as the scheduler does: slices that name a node make one pool with the
 others of this node. All other slices of a pool make one.
 
@@ -10,13 +14,14 @@ It must not know sessions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drakit_cli.kubectl.gather import NODES, Gathered
 from drakit_cli.kubectl.output import Output, shortened
 from drakit_explain.availability import Hardware
+from drakit_explain.broken import node_of_claim
 from drakit_explain.devices import DeviceFacts
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, SliceFacts
 from drakit_explain.pools import NodePool, PoolState
@@ -25,7 +30,15 @@ from drakit_explain.world import World
 
 # ---------------------------------------------------------------- rows
 
-_PLACES = ("all", "selected", "by device")
+STATES: Sequence[str] = ("free", "allocated", "tainted", "unhealthy", "gone")
+
+STOPPED = "drakit.dev/stopped"
+"""The taint of the devices of a driver that has stopped."""
+
+GONE = "drakit.dev/gone"
+"""The taint of a device that its driver does not list any more, while a claim holds it."""
+
+_PLACES = ("all", "selected", "by device", "unknown")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,24 +47,14 @@ class DeviceRow:
 
     name: str
     claims: tuple[ClaimFacts, ...]
-    taints: tuple[str, ...]
-    shared: bool = False
-    """Its claims have shares of it; more shares may fit."""
+    taints: tuple[str, ...] = ()
+    """The keys of all taints, those of DeviceTaintRules included."""
 
-    blocked: bool = False
-    """Other devices use the hardware that it needs: it is a partition."""
+    state: str
+    """One of `STATES`."""
 
-    @property
-    def free(self) -> bool:
-        return self.state == "free"
-
-    @property
-    def state(self) -> str:
-        if self.claims:
-            return "shared" if self.shared else "allocated"
-        if self.blocked:
-            return "hardware in use"
-        return "tainted" if self.taints else "free"
+    detail: str = ""
+    """What the state does not say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +63,11 @@ class PoolRow:
 
     identity: PoolID
     node: str
-    """The node that its slices name, or "all", "selected" or "by device"."""
+    """The node that its slices name, or "all", "selected", "by device" or "unknown"."""
 
-    generation: int
-    slices: int
-    expected: int
+    generation: int = 0
+    slices: int = 0
+    expected: int = 0
     """The number of slices of a complete pool."""
 
     problem: str = ""
@@ -74,6 +77,7 @@ class PoolRow:
     """The node that its slices name does not exist."""
 
     devices: tuple[DeviceRow, ...]
+    """Those that are published or held."""
 
     @property
     def named(self) -> bool:
@@ -81,20 +85,17 @@ class PoolRow:
         return self.node not in _PLACES
 
     @property
-    def free(self) -> int:
-        return 0 if self.problem else sum(1 for each in self.devices if each.free)
+    def published(self) -> tuple[DeviceRow, ...]:
+        """The devices in slices."""
+        return tuple(each for each in self.devices if each.state != "gone")
 
     @property
-    def allocated(self) -> int:
-        return sum(1 for each in self.devices if each.claims)
-
-    @property
-    def tainted(self) -> int:
-        return sum(1 for each in self.devices if each.taints)
-
-    @property
-    def unhealthy(self) -> int:
-        return sum(1 for each in self.devices if UNHEALTHY in each.taints)
+    def numbers(self) -> dict[str, int]:
+        """The number of devices in each state."""
+        found = dict.fromkeys(STATES, 0)
+        for each in self.devices:
+            found[each.state] += 1
+        return found
 
     @property
     def state(self) -> str:
@@ -114,10 +115,33 @@ def pool_rows(found: Gathered) -> list[PoolRow]:
             groups.setdefault((each.of_pool, _where(each, found.world)), []).append(each)
     views = None if found.lacks_all(NODES) else found.world.views()
     states, hardware = _states(found.world), Hardware(found.world)
-    return [
+    rows = [
         _row(identity, node, slices, views, states, hardware, found.world)
         for (identity, node), slices in sorted(groups.items())
     ]
+    return _with_gone(rows, found.world)
+
+
+def _with_gone(rows: Sequence[PoolRow], world: World) -> list[PoolRow]:
+    """Add the devices that claims hold, and that no slice publishes any more."""
+    published = {DeviceID(*row.identity, each.name) for row in rows for each in row.devices}
+    gone: dict[DeviceID, list[ClaimFacts]] = {}
+    for claim in world.of(ClaimFacts).values():
+        held = {*claim.devices, *(share.device for share in claim.shares)}
+        for device in sorted(held - published):
+            gone.setdefault(device, []).append(claim)
+    where = {(row.identity, row.node): row for row in rows}
+    first = {row.identity: row for row in reversed(rows)}
+    for device, claims in sorted(gone.items()):
+        node = node_of_claim(claims[0]) or "unknown"
+        old = where.get((device.of_pool, node)) or first.get(device.of_pool)
+        old = old or PoolRow(
+            identity=device.of_pool, node=node, problem="not published", devices=()
+        )
+        row = DeviceRow(name=device.device, claims=tuple(claims), state="gone")
+        old = where.get((old.identity, old.node), old)  # with those before this one
+        where[old.identity, old.node] = replace(old, devices=(*old.devices, row))
+    return [row for _, row in sorted(where.items())]
 
 
 def _row(
@@ -153,7 +177,7 @@ def _row(
         problem=problem,
         vanished=vanished,
         devices=tuple(
-            _device(identity, device, world, state, hardware)
+            _device(identity, device, world, state, hardware, problem)
             for each in current
             for device in each.devices
         ),
@@ -161,19 +185,34 @@ def _row(
 
 
 def _device(
-    pool: PoolID, device: DeviceFacts, world: World, state: NodePool | None, hardware: Hardware
+    pool: PoolID,
+    device: DeviceFacts,
+    world: World,
+    in_pool: NodePool | None,
+    hardware: Hardware,
+    problem: str,
 ) -> DeviceRow:
     name = DeviceID(*pool, device.name)
     holder = world.holder(name)
+    claims = (holder,) if holder is not None else tuple(world.sharers(name))
+    keys = {each.key for each in world.taints(name, device)}
     blocked = False
-    if state is not None and state.state is PoolState.READY:
-        blocked = hardware.in_the_way(state, device) is not None
+    if not claims and in_pool is not None and in_pool.state is PoolState.READY:
+        blocked = hardware.in_the_way(in_pool, device) is not None
+    state, detail = "free", ""
+    if GONE in keys:
+        state = "gone"
+    elif keys & {UNHEALTHY, STOPPED}:
+        state = "unhealthy"
+    elif claims or blocked:
+        state = "allocated"
+        detail = "hardware in use" if blocked else "" if holder is not None else "shared"
+    elif problem:
+        state, detail = "unhealthy", problem
+    elif keys:
+        state = "tainted"
     return DeviceRow(
-        name=device.name,
-        claims=(holder,) if holder is not None else tuple(world.sharers(name)),
-        taints=tuple(sorted({taint.key for taint in world.taints(name, device)})),
-        shared=holder is None,
-        blocked=blocked,
+        name=device.name, claims=claims, taints=tuple(sorted(keys)), state=state, detail=detail
     )
 
 
@@ -202,65 +241,91 @@ def _states(world: World) -> dict[tuple[PoolID, str], NodePool]:
 # ---------------------------------------------------------------- the command
 
 _POOL = (
-    *("DRIVER", "POOL", "NODE", "DEVICES", "FREE", "ALLOCATED", "TAINTED", "UNHEALTHY"),
+    *("DRIVER", "POOL", "NODE", "DEVICES", *(each.upper() for each in STATES)),
     *("STATE", "ALLOCATED TO"),
 )
 _DEVICE = ("DRIVER", "POOL", "NODE", "DEVICE", "STATE", "TAINTS", "ALLOCATED TO")
 
 
-def body(found: Gathered) -> dict[str, Any]:
+def selected(rows: Iterable[PoolRow], name: str) -> tuple[list[PoolRow], bool]:
+    """
+    Return the pools that have a name, or the devices that have it, and whether it is of devices.
+
+    :param name: a driver, a pool, ``driver/pool``, a device, ``pool/device``, or
+        ``driver/pool/device``.
+    """
+    known = list(rows)
+    pools = [
+        row
+        for row in known
+        if name in (row.identity.driver, row.identity.pool, "/".join(row.identity))
+    ]
+    if pools:
+        return pools, False
+    found: list[PoolRow] = []
+    for row in known:
+        devices = tuple(each for each in row.devices if is_named(name, row.identity, each.name))
+        if devices:
+            found.append(replace(row, devices=devices))
+    return found, True
+
+
+def is_named(name: str, pool: PoolID, device: str) -> bool:
+    """Return whether a name is that of a device, with or without its pool and driver."""
+    return name in (device, f"{pool.pool}/{device}", f"{pool.driver}/{pool.pool}/{device}")
+
+
+def body(rows: Iterable[PoolRow], found: Gathered) -> dict[str, Any]:
     """Return the pools for programs."""
     return {
-        "pools": [pool_body(each) for each in pool_rows(found)],
+        "pools": [pool_body(each) for each in rows],
         "notEvaluated": [str(gap) for gap in found.gaps],
     }
 
 
-def fails(found: Gathered, states: Collection[str]) -> bool:
+def fails(rows: Iterable[PoolRow], states: Collection[str]) -> bool:
     """Return whether a pool has a problem, or devices are in one of these states."""
-    rows = pool_rows(found) if states else []
     return any(
-        ("problem" in states and each.problem)
-        or ("tainted" in states and each.tainted)
-        or ("unhealthy" in states and each.unhealthy)
+        ("problem" in states and each.problem) or any(each.numbers.get(one) for one in states)
         for each in rows
     )
 
 
-def show(found: Gathered, output: Output) -> None:
-    """Print the pools."""
-    rows = pool_rows(found)
+def show(rows: Sequence[PoolRow], found: Gathered, output: Output, *, wide: bool) -> None:
+    """Print the pools, or each of their devices."""
     if not rows:
         output.line("No ResourceSlice publishes a device.")
     else:
-        show_rows(rows, output)
+        show_rows(rows, output, wide=wide)
     output.lines("Not evaluated", (str(gap) for gap in found.gaps))
 
 
-def show_rows(rows: Sequence[PoolRow], output: Output) -> None:
-    """Print a table of pools, or with ``-o wide`` of their devices."""
-    if output.wide:
+def show_rows(rows: Sequence[PoolRow], output: Output, *, wide: bool) -> None:
+    """Print a table of pools, or of their devices."""
+    if wide:
         output.table(_DEVICE, [_device_cells(pool, each) for pool in rows for each in pool.devices])
     else:
         output.table(_POOL, [_pool_cells(each) for each in rows])
 
 
 def _pool_cells(pool: PoolRow) -> list[str]:
-    numbers = (len(pool.devices), pool.free, pool.allocated, pool.tainted, pool.unhealthy)
-    holders = shortened([_named(claim) for claim in pool.holders()])
+    numbers = (len(pool.devices), *pool.numbers.values())
+    holders = shortened([named(claim) for claim in pool.holders()])
     return [*pool.identity, pool.node, *map(str, numbers), pool.state, holders]
 
 
 def _device_cells(pool: PoolRow, device: DeviceRow) -> list[str]:
-    taints, claims = ", ".join(device.taints), ", ".join(map(_named, device.claims))
-    return [*pool.identity, pool.node, device.name, _state(pool, device), taints, claims]
+    taints, claims = ", ".join(device.taints), ", ".join(map(named, device.claims))
+    return [*pool.identity, pool.node, device.name, words_of_state(device), taints, claims]
 
 
-def _state(pool: PoolRow, device: DeviceRow) -> str:
-    return pool.problem if pool.problem and not device.claims else device.state
+def words_of_state(device: DeviceRow) -> str:
+    """Return the state of a device with its detail."""
+    return f"{device.state} ({device.detail})" if device.detail else device.state
 
 
-def _named(claim: ClaimFacts) -> str:
+def named(claim: ClaimFacts) -> str:
+    """Return the namespace and the name of a claim."""
     return f"{claim.namespace}/{claim.name}"
 
 
@@ -274,17 +339,17 @@ def pool_body(pool: PoolRow) -> dict[str, Any]:
         "generation": pool.generation,
         "slices": {"published": pool.slices, "expected": pool.expected},
         "count": len(pool.devices),
-        "free": pool.free,
-        "allocated": pool.allocated,
-        "tainted": pool.tainted,
-        "unhealthy": pool.unhealthy,
-        "devices": [
-            {
-                "name": each.name,
-                "state": _state(pool, each),
-                "taints": list(each.taints),
-                "claims": [_named(claim) for claim in each.claims],
-            }
-            for each in pool.devices
-        ],
+        **pool.numbers,
+        "devices": [device_body(each) for each in pool.devices],
+    }
+
+
+def device_body(device: DeviceRow) -> dict[str, Any]:
+    """Return a device for programs."""
+    return {
+        "name": device.name,
+        "state": device.state,
+        "detail": device.detail,
+        "taints": list(device.taints),
+        "claims": [named(claim) for claim in device.claims],
     }

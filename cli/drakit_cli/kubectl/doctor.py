@@ -224,7 +224,7 @@ def _drivers(rows: Iterable[PoolRow]) -> Iterator[DriverRow]:
             name=name,
             nodes=len({row.node for row in pools if row.named}),
             pools=len({row.identity for row in pools}),
-            devices=sum(len(row.devices) for row in pools),
+            devices=sum(len(row.published) for row in pools),
         )
 
 
@@ -249,7 +249,7 @@ def _nodes(rows: Iterable[PoolRow], releases: Releases, found: Gathered) -> Iter
             node=node,
             driver=driver,
             pools=len(pools),
-            devices=sum(len(row.devices) for row in pools),
+            devices=sum(len(row.published) for row in pools),
             registered="no" if rejected else words[ready.get((node, driver))],
         )
 

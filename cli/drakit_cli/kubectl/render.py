@@ -34,7 +34,7 @@ def show_pools(answer: PoolReport, output: Output) -> None:
     show_report(answer.report, output)
     if answer.pools:
         output.line()
-        devices.show_rows(answer.pools, output)
+        devices.show_rows(answer.pools, output, wide=output.wide)
 
 
 def show_workload(answer: WorkloadReport, output: Output) -> None:

@@ -19,27 +19,140 @@ async def test_devices_are_counted_by_pool(site, run):
     code, out, error = await run("devices")
     assert (code, error) == (0, "")
     head, row = out.splitlines()
-    assert head.split()[:9] == [
+    assert head.split()[:10] == [
         *("DRIVER", "POOL", "NODE", "DEVICES", "FREE"),
-        *("ALLOCATED", "TAINTED", "UNHEALTHY", "STATE"),
+        *("ALLOCATED", "TAINTED", "UNHEALTHY", "GONE", "STATE"),
     ]
-    wanted = ["gpu.example.com", "n1", "n1", "3", "1", "1", "1", "1", "ready", "lab/mine"]
+    wanted = ["gpu.example.com", "n1", "n1", "3", "1", "1", "0", "1", "0", "ready", "lab/mine"]
     assert row.split() == wanted
 
 
-async def test_a_device_can_be_allocated_tainted_and_unhealthy(site, run):
-    """docs/use/kubectl-drakit.md describes how the counts overlap."""
-    site.node("n1")
-    taints = [
-        {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"},
-        {"key": "example.com/hot", "effect": "NoSchedule"},
-    ]
-    site.slice("s1", devices=[{"name": "a", "taints": taints}, {"name": "b", "taints": taints[1:]}])
-    site.claim("mine", device="a", pod="user")
+def taint(key: str) -> dict:
+    return {"key": key, "effect": "NoSchedule"}
+
+
+@pytest.fixture
+def mixed(site):
+    """Two pools with a device in each state, of which some are in two."""
+    for node in ("n1", "n2"):
+        site.node(node)
+    site.slice(
+        "s1",
+        devices=[
+            {"name": "free", "attributes": {"model": {"string": "x1"}, "ecc": {"bool": True}}},
+            {"name": "held", "taints": [taint("example.com/hot")]},
+            {"name": "sick", "taints": [taint("drakit.dev/unhealthy")]},
+            {"name": "late", "taints": [taint("drakit.dev/stopped")]},
+            {"name": "hot", "taints": [taint("example.com/hot")]},
+            {"name": "ruled", "capacity": {"memory": {"value": "8Gi"}}},
+        ],
+    )
+    site.slice(
+        "s2",
+        devices=[{"name": "free"}, {"name": "b", "taints": [taint("drakit.dev/gone")]}],
+        node="n2",
+    )
+    site.claim("mine", device="held", pod="user")
+    site.claim("ill", device="sick", pod="patient", namespace="elsewhere")
+    site.claim("lost", device="away", pod="waiter")
+    site.claim("orphan", device="a", pool="n3")
+    site.served["resource.k8s.io"] = ["v1", "v1beta2"]
+    rule = {"deviceSelector": {"device": "ruled"}, "taint": taint("example.com/repair")}
+    site.store("/apis/resource.k8s.io/v1beta2/devicetaintrules/repair", {"spec": rule})
+    return site
+
+
+async def test_each_device_is_counted_once(mixed, run):
     _, body = await run.json("devices")
-    (pool,) = body["pools"]
-    counts = [pool[key] for key in ("count", "free", "allocated", "tainted", "unhealthy")]
-    assert counts == [2, 0, 1, 2, 1]
+    names = ("count", "free", "allocated", "tainted", "unhealthy", "gone")
+    assert {each["pool"]: [each[name] for name in names] for each in body["pools"]} == {
+        "n1": [7, 1, 1, 2, 2, 1],
+        "n2": [2, 1, 0, 0, 0, 1],
+        "n3": [1, 0, 0, 0, 0, 1],
+    }
+    states = {each["name"]: each["state"] for each in body["pools"][0]["devices"]}
+    assert states == {
+        "free": "free",
+        "held": "allocated",
+        "sick": "unhealthy",
+        "late": "unhealthy",
+        "hot": "tainted",
+        "ruled": "tainted",
+        "away": "gone",
+    }
+    assert body["pools"][2]["state"] == "not published"
+    for state, code in (("gone", 1), ("tainted", 1), ("unhealthy", 1)):
+        assert (await run("devices", f"--fail-on={state}"))[0] == code
+    assert (await run("devices", "n2", "--fail-on=tainted", "--fail-on=problem"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "pools"),
+    [
+        ("gpu.example.com", ["n1", "n2", "n3"]),
+        ("n2", ["n2"]),
+        ("gpu.example.com/n1", ["n1"]),
+        ("free", ["n1", "n2"]),
+    ],
+)
+async def test_a_name_selects_pools_or_devices(mixed, run, name, pools):
+    code, body = await run.json("devices", name)
+    assert (code, body["kind"]) == (0, "DeviceList")
+    assert [each["pool"] for each in body["pools"]] == pools
+    if name == "free":
+        assert [[one["name"] for one in each["devices"]] for each in body["pools"]] == [
+            ["free"]
+        ] * 2
+
+
+@pytest.mark.parametrize("name", ["n1/sick", "sick", "gpu.example.com/n1/sick"])
+async def test_one_device_shows_who_uses_it(mixed, run, name):
+    mixed.report("n1", sick="fan broken")
+    code, out, _ = await run("devices", name)
+    assert code == 0
+    assert out.splitlines() == [
+        "Device gpu.example.com/n1/sick",
+        "  node: n1",
+        "  state: unhealthy",
+        "  message: fan broken",
+        "  slice: s1",
+        "",
+        "Taints:",
+        "  drakit.dev/unhealthy:NoSchedule, added by driver gpu.example.com",
+        "",
+        "USED BY CLAIM  PODS     ACCESS",
+        "elsewhere/ill  patient  exclusive",
+    ]
+
+
+async def test_one_device_has_its_attributes_capacity_and_rules(mixed, run):
+    _, body = await run.json("devices", "n1/free")
+    assert (body["kind"], body["attributes"]) == ("Device", {"ecc": "true", "model": "x1"})
+    assert (body["usedBy"], body["taints"]) == ([], [])
+    _, body = await run.json("devices", "ruled")
+    assert body["capacity"] == {"memory": "8Gi"}
+    assert [(each["key"], each["addedBy"]) for each in body["taints"]] == [
+        ("example.com/repair", "DeviceTaintRule repair")
+    ]
+    _, body = await run.json("devices", "away")
+    assert (body["state"], body["resourceSlice"]) == ("gone", "")
+    assert [each["pods"] for each in body["usedBy"]] == [["waiter"]]
+
+
+async def test_an_unknown_device_is_not_found(mixed, run):
+    code, out, error = await run("devices", "n9/free")
+    assert (code, out) == (5, "")
+    assert error == 'error: no driver, pool or device has the name "n9/free"\n'
+
+
+async def test_claims_of_one_device(mixed, run):
+    mixed.claim("other", device="sick", pool="n2", namespace="elsewhere")
+    code, out, _ = await run("claims", "--device", "n1/sick")
+    assert (code, [row[:2] for row in table(out)[1:]]) == (0, [["elsewhere", "ill"]])
+    _, body = await run.json("claims", "--device", "sick")
+    assert [each["name"] for each in body["claims"]] == ["ill", "other"]
+    _, out, _ = await run("claims", "--device", "gpu.example.com/n1/free")
+    assert out == "No claims use gpu.example.com/n1/free.\n"
 
 
 async def test_wide_shows_each_device(site, run):
@@ -69,8 +182,9 @@ async def test_a_partition_whose_hardware_is_in_use_is_not_free(site, run):
     _, body = await run.json("devices")
     (found,) = body["pools"]
     states = {each["name"]: each["state"] for each in found["devices"]}
-    assert states == {"whole": "hardware in use", "half-0": "allocated", "half-1": "free"}
-    assert found["free"] == 1
+    assert states == {"whole": "allocated", "half-0": "allocated", "half-1": "free"}
+    assert [each["detail"] for each in found["devices"]] == ["hardware in use", "", ""]
+    assert (found["free"], found["allocated"]) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +210,8 @@ async def test_nothing_is_free_in_a_broken_pool(site, run, spec, state):
     (pool,) = body["pools"]
     assert (code, pool["state"], pool["free"]) == (0, state, 0)
     assert (await run("devices", "--fail-on", "problem"))[0] == 1
-    assert (await run("devices", "--fail-on", "tainted", "--fail-on", "unhealthy"))[0] == 0
+    assert (await run("devices", "--fail-on", "tainted", "--fail-on", "gone"))[0] == 0
+    assert pool["unhealthy"] == pool["count"]
 
 
 @pytest.mark.parametrize(
