@@ -95,8 +95,8 @@ class Metrics:
         self.claims = self._gauge("drakit_claims", "Claims in the checkpoint", ("state",))
         self.devices = self._gauge(
             "drakit_devices",
-            "Devices by state; a device counts in one state only",
-            ("state",),
+            "Devices by state; a device counts in one state only. DeviceTaintRules do not count",
+            ("pool", "state"),
         )
         self.gauges = {name: self._gauge(f"drakit_{name}", text) for name, text in _GAUGES.items()}
 
@@ -148,7 +148,9 @@ class DriverMetrics:
         """Counts a transaction that wrote to the checkpoint, by its seconds."""
         self._restored = metrics.restored.labels(driver)
         self._claims = {state: metrics.claims.labels(driver, state) for state in STATES}
-        self._devices = {state: metrics.devices.labels(driver, state) for state in DEVICE_STATES}
+        self._devices = metrics.devices
+        self._driver = driver
+        self._pools: set[str] = set()
         self._gauges = {name: gauge.labels(driver) for name, gauge in metrics.gauges.items()}
 
     def set(self, **gauges: float) -> None:
@@ -161,10 +163,14 @@ class DriverMetrics:
         for state, gauge in self._claims.items():
             gauge.set(counts.get(state, 0))
 
-    def set_devices(self, counts: DeviceCounts) -> None:
-        """Set the numbers of the driver's devices."""
-        for state, gauge in self._devices.items():
-            gauge.set(getattr(counts, state))
+    def set_devices(self, counts: Mapping[str, DeviceCounts]) -> None:
+        """Set the numbers of the driver's devices by pool, and forget all other pools."""
+        for pool in self._pools - counts.keys():
+            self._devices.remove_by_labels({"driver": self._driver, "pool": pool})
+        self._pools = set(counts)
+        for pool, each in counts.items():
+            for state in DEVICE_STATES:
+                self._devices.labels(self._driver, pool, state).set(getattr(each, state))
 
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float

@@ -84,6 +84,7 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_operator_confirmations_total", "result"): [str(each) for each in Result],
     ("drakit_operator_pools", "state"): [str(each) for each in PoolCondition],
     ("drakit_operator_kind_listed", "kind"): [],
+    ("drakit_devices", "pool"): [],
     ("drakit_operator_skipped_objects_total", "kind"): [],
 }
 """The values of labels that are closed sets. An empty one is described by :data:`LABELS`."""
@@ -95,6 +96,7 @@ LABELS: Mapping[tuple[str, str], str] = {
     ): "a reason of [Events about the Node](events.md#events-about-the-node)",
     ("drakit_operator_events_total", "reason"): "a reason of [the operator's Events]"
     "(events.md#events-about-pods-claims-and-templates)",
+    ("drakit_devices", "pool"): "a pool of the driver's ResourceSlices",
     ("drakit_operator_kind_listed", "kind"): f"resource and group, such as `{kinds.CLAIMS}`",
     (
         "drakit_operator_skipped_objects_total",

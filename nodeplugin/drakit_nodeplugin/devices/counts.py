@@ -5,7 +5,7 @@ A device counts in exactly one state, the first of these that applies: gone, unh
 tainted, free. Therefore, the numbers of all states add up to the devices that are published or
 held. DeviceTaintRules are unknown to a node: only taints in the slices count.
 
-It must not know the checkpoint, or the rules for health and taints.
+It must not know the database, or the rules for health and taints.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from drakit_nodeplugin.devices.model import Capacity, PoolCapacity
+from drakit_nodeplugin.state.holds import Hardware, PoolContent, blocked_by_held
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +25,7 @@ class DeviceCounts:
     """New claims can have them."""
 
     allocated: int = 0
-    """Claims hold them, or shares of them."""
+    """Claims hold them, shares of them, or other devices on the same hardware."""
 
     tainted: int = 0
     """Healthy, but a taint of the slice keeps new pods away, and no claim holds them."""
@@ -40,17 +41,23 @@ DEVICE_STATES = tuple(each.name for each in fields(DeviceCounts))
 
 
 def count_devices(
-    capacity: Capacity, held: Mapping[str, Collection[str]]
+    capacity: Capacity, held: Mapping[str, Collection[str]], hardware: Hardware | None = None
 ) -> Mapping[str, DeviceCounts]:
-    """Return the numbers of devices by pool. `held` are the devices that claims hold, by pool,
-    without those that they have for administrative access only."""
+    """
+    Return the numbers of devices by pool.
+
+    :param held: the devices that claims hold, by pool, without those that they have for
+        administrative access only.
+    :param hardware: the inventories; None if no device shares hardware with another one.
+    """
+    contents: Mapping[str, PoolContent] = {} if hardware is None else hardware.pools
     removed = {
         pool: PoolCapacity(gone=frozenset(devices))
         for pool, devices in held.items()
         if devices and pool not in capacity.pools
     }
     return {
-        name: _count(pool, frozenset(held.get(name, ())))
+        name: _count(pool, frozenset(held.get(name, ())), contents.get(name))
         for name, pool in sorted({**capacity.pools, **removed}.items())
     }
 
@@ -63,9 +70,11 @@ def total(counts: Iterable[DeviceCounts]) -> DeviceCounts:
     )
 
 
-def _count(pool: PoolCapacity, held: frozenset[str]) -> DeviceCounts:
+def _count(pool: PoolCapacity, held: frozenset[str], content: PoolContent | None) -> DeviceCounts:
     # A held device that is not in the main inventory is one of the fallback.
     allocated = held - pool.gone - pool.unhealthy
+    if content is not None and held:
+        allocated |= blocked_by_held(content, held) & pool.healthy
     return DeviceCounts(
         free=len(pool.healthy - pool.tainted - allocated),
         allocated=len(allocated),

@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from drakit.device import ClaimReference, HeldNode
 from drakit_daemon.logs import ProblemLog
-from drakit_nodeplugin.devices.counts import DeviceCounts, count_devices, total
+from drakit_nodeplugin.devices.counts import DeviceCounts, count_devices
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import EndpointStop
 from drakit_nodeplugin.endpoints.contract import DriverTraits
@@ -129,13 +129,13 @@ class DriverDevices:
             counts = await self.counts()
         except CheckpointError:
             return  # the gauge checkpoint_unusable shows it
-        self._metrics.set_devices(total(counts.values()))
+        self._metrics.set_devices(counts)
         self._metrics.set(pools_inactive=len(self.manager.capacity().inactive))
 
     async def counts(self) -> Mapping[str, DeviceCounts]:
         """Count the devices by pool. Raises CheckpointError."""
         held = await self._checkpoint.held_devices(admin_access=False)
-        return count_devices(self.manager.capacity(), held)
+        return count_devices(self.manager.capacity(), held, self.manager.hardware())
 
     async def _publish(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -102,6 +102,29 @@ def units_of(quantities: Mapping[str, str]) -> Amounts:
     return {name: quantity_units(text) for name, text in quantities.items()}
 
 
+def blocked_by_held(content: PoolContent, held: Collection[str]) -> frozenset[str]:
+    """Return the devices of a pool that no claim holds, and that need more of a counter set than
+    the held devices leave."""
+    used: dict[str, dict[str, int]] = {}
+    for name in held:
+        device = content.device(name)
+        if device is None:
+            continue
+        for counter_set, counters in device.consumes.items():
+            _add(used.setdefault(counter_set, {}), units_of(counters))
+    totals = {name: content.totals(name) for name in used}
+    return frozenset(
+        name
+        for name, device in content.devices.items()
+        if name not in held
+        and any(
+            _exceeds(used[counter_set], units_of(counters), totals[counter_set])
+            for counter_set, counters in device.consumes.items()
+            if counter_set in used
+        )
+    )
+
+
 def blocked_by_unpreparing(
     content: PoolContent | None, held: Collection[HeldDevice]
 ) -> frozenset[str]:

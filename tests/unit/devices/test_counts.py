@@ -6,8 +6,10 @@ import itertools
 
 import pytest
 
+from drakit.device import CounterSet, Device
 from drakit_nodeplugin.devices.counts import DeviceCounts, count_devices, total
 from drakit_nodeplugin.devices.model import Capacity, PoolCapacity
+from drakit_nodeplugin.state.holds import Hardware, PoolContent
 
 
 def capacity(**pools: PoolCapacity) -> Capacity:
@@ -48,3 +50,31 @@ def test_a_device_counts_in_the_first_state_that_applies():
 def test_held_devices_that_are_not_in_the_inventory(held, expected):
     pool = PoolCapacity(healthy=frozenset({"whole"}))
     assert count_devices(capacity(a=pool), held) == {"a": DeviceCounts(free=1), **expected}
+
+
+def test_a_device_whose_hardware_is_held_is_not_free():
+    parts = {"whole": "2", "half-0": "1", "half-1": "1"}
+    devices = {
+        name: Device(name=name, consumes={"card": {"slices": slices}})
+        for name, slices in parts.items()
+    }
+    card = CounterSet(name="card", counters={"slices": "2"})
+    hardware = Hardware(
+        pools={
+            pool: PoolContent(
+                devices=devices | {"alone": Device(name="alone")}, counter_sets=(card,)
+            )
+            for pool in ("a", "b")
+        }
+    )
+    names = frozenset({*devices, "alone"})
+    pools = capacity(
+        a=PoolCapacity(healthy=names), b=PoolCapacity(healthy=names, tainted=frozenset({"half-0"}))
+    )
+    assert count_devices(pools, {"a": {"half-0"}}, hardware) == {
+        "a": DeviceCounts(free=2, allocated=2),
+        "b": DeviceCounts(free=3, tainted=1),
+    }
+    assert count_devices(pools, {"b": {"whole", "alone"}}, hardware)["b"] == DeviceCounts(
+        allocated=4
+    )

@@ -321,14 +321,25 @@ async def test_all_devices_that_are_rejected_are_counted_and_not_the_named_ones_
 
 
 async def test_devices_are_counted_by_state():
-    metrics = Metrics()
-    devices = hosted(Rows(), metrics=metrics)
+    metrics, rows = Metrics(), Rows()
+    devices = hosted(rows, metrics=metrics)
     cameras = [Device(name=f"cam-{number}") for number in range(3)]
     spare = Device(name="spare", taints=(Taint(key="lab.example.com/spare", effect="NoSchedule"),))
     devices.manager.replaced(DRIVER, Inventory(devices=[*cameras, spare]))
     await devices.measure()
-    counts = {state: gauge(metrics, "drakit_devices", state=state) for state in DEVICE_STATES}
-    assert counts == {"free": 1, "allocated": 2, "tainted": 1, "unhealthy": 0, "gone": 1}
+
+    def count(pool: str) -> dict[str, float | None]:
+        return {
+            state: gauge(metrics, "drakit_devices", pool=pool, state=state)
+            for state in DEVICE_STATES
+        }
+
+    assert count(NODE) == {"free": 1, "allocated": 2, "tainted": 1, "unhealthy": 0, "gone": 0}
+    removed = "no-such-pool"
+    assert count(removed) == {"free": 0, "allocated": 0, "tainted": 0, "unhealthy": 0, "gone": 1}
+    rows.held = {}
+    await devices.measure()
+    assert set(count(removed).values()) == {None}
 
 
 @pytest.mark.parametrize(
