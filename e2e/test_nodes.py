@@ -351,6 +351,32 @@ def test_no_verb_changes_an_object_of_the_other_node_in_any_version(
         assert "drakit.dev/stolen" not in after["metadata"].get("annotations", {})
 
 
+@pytest.mark.parametrize("own", [0, 1], ids=["first", "second"])
+def test_a_token_of_one_nodes_plugin_writes_the_status_of_its_own_reports(
+    release, other_nodes, own: int
+):
+    client = ApiClient(release, token_of(release, release.nodes[own]))
+    for number, node in enumerate(release.nodes[:2]):
+        (target,) = (each for each in other_nodes[node] if each.body["kind"] == "NodeDeviceReport")
+        body = {
+            "apiVersion": crds.API_VERSION,
+            "kind": "NodeDeviceReport",
+            "metadata": {"name": target.body["metadata"]["name"]},
+            "status": {"lastUpdateTime": "2026-01-01T00:00:00Z", "devices": {"free": 5}},
+        }
+        path = f"{target.path}/status?fieldManager=test&force=true"
+        status, answer = client.ask("PATCH", path, body, content="application/apply-patch+yaml")
+        after = raw(release, target.path)
+        if number == own:
+            assert status == 200, answer
+            assert after["status"]["devices"] == {"free": 5}
+            assert after["spec"] == target.body["spec"]
+        else:
+            assert status == 403, answer
+            assert "may only write NodeDeviceReports of that node" in answer
+            assert "status" not in after
+
+
 def names_of_slices(node: str, *pools: str) -> list[str]:
     """Names that a node's plugin uses for its pools, random ones included."""
     identities = [

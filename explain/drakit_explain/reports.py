@@ -66,7 +66,7 @@ def project_report(body: Object) -> ReportFacts:
         driver=text(body, "spec", "driver"),
         policies=tuple(_outcome(each) for each in children(status, "policies")),
         refused=text(status, "policiesRefused"),
-        registration=_registration(child(status, "registration")),
+        registration=_registration(children(status, "conditions")),
         unhealthy=tuple(
             DeviceWords(
                 intern(text(each, "pool")),
@@ -90,11 +90,12 @@ def project_report(body: Object) -> ReportFacts:
     )
 
 
-def _registration(body: Object) -> str:
-    state, message = text(body, "state"), words(body, "message")
-    if state in ("", "Registered"):
-        return ""
-    return f"{state}: {message}" if message else state
+def _registration(conditions: Iterable[Object]) -> str:
+    for each in conditions:
+        if text(each, "type") == "Registered" and text(each, "status") != "True":
+            reason, message = text(each, "reason"), words(each, "message")
+            return f"{reason}: {message}" if message else reason
+    return ""
 
 
 def _outcome(body: Object) -> PolicyReport:

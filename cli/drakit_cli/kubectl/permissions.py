@@ -132,6 +132,7 @@ RULES: Mapping[str, Sequence[_Rule]] = {
         _Rule(
             group=_OURS, resource="nodedevicereports", verbs=("get", "create", "patch", "delete")
         ),
+        _Rule(group=_OURS, resource="nodedevicereports/status", verbs=("patch",)),
     ),
 }
 """What the chart's roles allow each component; a test compares them."""

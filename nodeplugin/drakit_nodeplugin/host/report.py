@@ -2,13 +2,14 @@
 The NodeDeviceReports of this node: one for each driver, written by the driver's active instance.
 
 Users, the operator and ``kubectl drakit`` read these reports. The content is bounded, and stable:
-lists are sorted, and nothing changes with time alone. Its fields are described in
+lists are sorted, and only ``lastUpdateTime`` changes with time alone. Its fields are described in
 ``charts/drakit/crds/nodedevicereports.yaml``.
 
 A report is written when its content changes, but not during the first seconds after a start: a
-restart without a change writes the same content. Nothing waits for it, and without the resource
-(404) or the permission (403) there are no reports. Reports of drivers that no plugin of this node
-serves any more are removed.
+restart without a change writes the same content. The object and its status are two writes: after a
+crash between them, the object has no status until the next process writes it. Nothing waits for a
+report, and without the resource (404) or the permission (403) there are none. Reports of drivers
+that no plugin of this node serves any more are removed.
 
 It must not know the rules for the states of devices, claims and policies.
 """
@@ -18,9 +19,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +60,9 @@ MAX_STUCK = 20
 
 MAX_UNHEALTHY = 20
 """Unhealthy devices that are named."""
+
+MAX_NAMED = 3
+"""Names in the message of a condition."""
 
 MAX_CONFLICTS = 10
 
@@ -122,38 +127,35 @@ def report_name(node: str, driver: str) -> str | None:
     return name if len(name) <= MAX_NAME else None
 
 
-def body_of(*, node: str, node_uid: str, driver: str, status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the object for a server-side apply."""
+def object_of(*, node: str, node_uid: str, driver: str) -> dict[str, Any]:
+    """Return the object, without its status, for a server-side apply."""
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": report_name(node, driver), "ownerReferences": [owner]},
         "spec": {"nodeName": node, "driver": driver},
-        "status": status,
     }
 
 
 def status_of(facts: ReportFacts) -> dict[str, Any]:
-    """Return the content of a report."""
-    registration = {"state": facts.registration}
-    if facts.registration_message:
-        registration["message"] = _cut(facts.registration_message, MAX_MESSAGE)
+    """Return the content of a report, without times."""
     rejected, _ = _first(
         facts.rejected, MAX_LISTED, key=lambda each: (each.device, each.policy, each.reason)
     )
     unhealthy, _ = _first(facts.unhealthy, MAX_UNHEALTHY, key=lambda each: (each.pool, each.device))
-    endpoints, more_endpoints = _first(facts.endpoints, MAX_LISTED, key=lambda each: each.name)
+    endpoints, _ = _first(facts.endpoints, MAX_LISTED, key=lambda each: each.name)
+    listed = _by_key([_endpoint(each) for each in endpoints], "name")
     stuck, _ = _first(facts.stuck, MAX_STUCK, key=lambda each: each.uid)
     status: dict[str, Any] = {
-        "registration": registration,
-        "endpoints": [_endpoint(each) for each in endpoints],
+        "conditions": _conditions(facts),
+        "endpoints": listed,
         "devices": {
             "published": facts.published,
             **{state: getattr(facts.devices, state) for state in DEVICE_STATES},
             "rejected": facts.rejected_count,
         },
-        "unhealthyDevices": [_unhealthy(each) for each in unhealthy],
+        "unhealthyDevices": _by_key([_unhealthy(each) for each in unhealthy], "pool", "device"),
         "droppedFields": [
             {"feature": feature, "message": _cut(facts.dropped[feature], MAX_MESSAGE)}
             for feature in sorted(facts.dropped)
@@ -174,7 +176,7 @@ def status_of(facts: ReportFacts) -> dict[str, Any]:
     status["policies"] = policies
     omitted = {
         "rejectedDevicesOmitted": facts.rejected_count - len(rejected),
-        "endpointsOmitted": more_endpoints,
+        "endpointsOmitted": len(facts.endpoints) - len(listed),
         "stuckClaimsOmitted": facts.stuck_count - len(stuck),
         "policiesOmitted": more_policies,
     }
@@ -182,6 +184,61 @@ def status_of(facts: ReportFacts) -> dict[str, Any]:
     if facts.refusal:
         status["policiesRefused"] = _cut(facts.refusal, MAX_PROBLEM)
     return status
+
+
+def dated(
+    status: Mapping[str, Any], before: Sequence[Mapping[str, Any]], *, time: str
+) -> dict[str, Any]:
+    """Return the content with its times. `before` are the conditions that the report had."""
+    known = {each.get("type"): each for each in before}
+
+    def since(condition: Mapping[str, Any]) -> str:
+        old = known.get(condition["type"], {})
+        return old["lastTransitionTime"] if old.get("status") == condition["status"] else time
+
+    conditions = [each | {"lastTransitionTime": since(each)} for each in status["conditions"]]
+    return {**status, "conditions": conditions, "lastUpdateTime": time}
+
+
+def _conditions(facts: ReportFacts) -> list[dict[str, Any]]:
+    """Return the conditions, each of which is True if there is no problem."""
+    registered = {"Registered": "True", "Pending": "Unknown"}.get(facts.registration, "False")
+    stopped = sorted(each.name for each in facts.endpoints if each.state in ("Stopped", "Removing"))
+    waiting = sorted(each.name for each in facts.endpoints if each.state == "Waiting")
+    running = ("True", "Running", "")
+    if stopped:
+        running = ("False", "Stopped", f"stopped: {_some(stopped)}")
+    elif waiting:
+        running = ("False", "Waiting", f"no devices were listed since the start: {_some(waiting)}")
+    progressing = ("True", "Progressing", "")
+    if facts.stuck_count:
+        names = sorted(f"{each.namespace}/{each.name}" for each in facts.stuck)[:MAX_NAMED]
+        message = f"{facts.stuck_count} claims have been preparing or unpreparing for a minute"
+        if names:
+            message += f", such as {', '.join(names)}"
+        progressing = ("False", "Stuck", message)
+    found = {
+        "Registered": (registered, facts.registration, facts.registration_message),
+        "EndpointsRunning": running,
+        "ClaimsProgressing": progressing,
+    }
+    return [
+        {"type": kind, "status": status, "reason": reason, "message": _cut(message, MAX_MESSAGE)}
+        for kind, (status, reason, message) in found.items()
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _by_key(bodies: Iterable[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:
+    """Return the first body with each key: the API server refuses two, and names are cut."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for body in bodies:
+        found.setdefault(tuple(body[key] for key in keys), body)
+    return list(found.values())
 
 
 def _endpoint(endpoint: EndpointStatus) -> dict[str, Any]:
@@ -274,8 +331,9 @@ START_SECONDS = 30.0
 """The time after the start at which a report is written at the latest."""
 
 REPEAT_SECONDS = 1800.0
-"""The time after which an unchanged report is written again, because another client may have
-deleted it."""
+"""The average time after which an unchanged report is written again, with a new time: a reader can
+tell an outdated report, and another client may have deleted it. 5,000 reports are three writes a
+second."""
 
 RETRY_SECONDS = (10.0, 300.0)
 """First and longest delay after a failed write."""
@@ -318,6 +376,8 @@ class DriverReport:
         self._sources = sources
         self._node = node
         self._session = session
+        self._conditions: Sequence[Mapping[str, Any]] = ()
+        """The conditions of the report at the API server."""
         self._unfinished: dict[str, float] = {}
         """The times since which claims are preparing or unpreparing; loop time."""
         self._changed = asyncio.Event()
@@ -339,12 +399,10 @@ class DriverReport:
             self._changed.set()
 
     async def _write(self) -> None:
-        name = report_name(self._node.name, self._driver)
-        if name is None:
+        if (name := report_name(self._node.name, self._driver)) is None:
             facts = {"driver": self._driver, "limit": MAX_NAME}
             logger.warning("no report: the names of node and driver are too long", extra=facts)
             await asyncio.Event().wait()
-        path = resource_path(API_VERSION, crds.REPORTS, name=name)
         session = await asyncio.shield(self._session)
         log = ProblemLog(
             logger,
@@ -359,15 +417,15 @@ class DriverReport:
         repeat_at = 0.0
         while True:
             self._changed.clear()
-            body = None
+            status = None
             try:
                 if self._settled() or loop.time() >= start_until:
                     start_until = 0.0
-                    body = await self._body()
-                if body is None or (body == written and loop.time() < repeat_at):
+                    status = await self._status()
+                if status is None or (status == written and loop.time() < repeat_at):
                     await self._change()
                     continue
-                await session.apply(path, body, field_manager=FIELD_MANAGER)
+                await self._apply(session, name, status, create=loop.time() >= repeat_at)
             except Exception as error:
                 # Such as a driver's value that is not JSON: a report must not end the daemon.
                 log.report(f"{type(error).__name__}: {error}")
@@ -375,7 +433,7 @@ class DriverReport:
                 continue
             log.report(None)
             backoff.succeeded()
-            written = body
+            written = status
             repeat_at = loop.time() + REPEAT_SECONDS * (0.5 + random.random())  # noqa: S311
             await asyncio.sleep(PACE_SECONDS)
 
@@ -396,16 +454,42 @@ class DriverReport:
             and all(each.state != "Waiting" for each in sources.manager.endpoint_statuses())
         )
 
-    async def _body(self) -> dict[str, Any] | None:
-        """Return the object; None if too little is known yet."""
-        uid = self._node.uid
-        if uid is None:
+    async def _status(self) -> dict[str, Any] | None:
+        """Return the content; None if too little is known yet."""
+        if self._node.uid is None:
             return None
         try:
-            status = status_of(await self._facts())
+            return status_of(await self._facts())
         except CheckpointError:
             return None  # readiness reports it; numbers of zero would be wrong
-        return body_of(node=self._node.name, node_uid=uid, driver=self._driver, status=status)
+
+    async def _apply(
+        self, session: Session, name: str, status: Mapping[str, Any], *, create: bool
+    ) -> None:
+        if create:
+            assert self._node.uid is not None
+            body = object_of(node=self._node.name, node_uid=self._node.uid, driver=self._driver)
+            path = resource_path(API_VERSION, crds.REPORTS, name=name)
+            found = await session.apply(path, body, field_manager=FIELD_MANAGER)
+            self._conditions = found.get("status", {}).get("conditions", [])
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        new = dated(status, self._conditions, time=now)
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name},
+            "status": new,
+        }
+        path = resource_path(API_VERSION, crds.REPORTS, name=name, subresource="status")
+        try:
+            await session.apply(path, body, field_manager=FIELD_MANAGER)
+        except NotFoundError:
+            if create:
+                raise
+            # Another client has deleted the object.
+            await self._apply(session, name, status, create=True)
+        else:
+            self._conditions = new["conditions"]
 
     async def _facts(self) -> ReportFacts:
         sources = self._sources

@@ -45,7 +45,15 @@ def test_a_report_with_what_an_answer_needs():
             "metadata": {"name": "n1.d", "uid": "u"},
             "spec": {"nodeName": "n1", "driver": "d"},
             "status": {
-                "registration": {"state": "Rejected", "message": "no"},
+                "conditions": [
+                    {"type": "EndpointsRunning", "status": "False", "reason": "Stopped"},
+                    {
+                        "type": "Registered",
+                        "status": "False",
+                        "reason": "Rejected",
+                        "message": "no",
+                    },
+                ],
                 "devices": {"rejected": 3},
                 "rejectedDevices": [
                     {"device": "g0", "reason": "Other", "message": "it needs counters"}
@@ -58,10 +66,18 @@ def test_a_report_with_what_an_answer_needs():
 
 
 @pytest.mark.parametrize(
-    ("state", "registration"), [("Registered", ""), ("Pending", "Pending"), (None, "")]
+    ("condition", "registration"),
+    [
+        (["True", "Registered"], ""),
+        (["Unknown", "Pending"], "Pending"),
+        (None, ""),
+    ],
 )
-def test_the_registration_in_a_report(state, registration):
-    status = {"registration": {"state": state}} if state else {}
+def test_the_registration_in_a_report(condition, registration):
+    status = {}
+    if condition is not None:
+        facts = dict(zip(("status", "reason"), condition, strict=True))
+        status = {"conditions": [{"type": "Registered", **facts}]}
     found = project_report({"metadata": {"name": "n1.d", "uid": "u"}, "status": status})
     assert found.registration == registration
 

@@ -21,7 +21,8 @@ from drakit_nodeplugin.host.policies import PolicyState
 from drakit_nodeplugin.host.report import (
     ReportFacts,
     StuckClaim,
-    body_of,
+    dated,
+    object_of,
     report_name,
     status_of,
 )
@@ -106,9 +107,8 @@ def full(size: int) -> ReportFacts:
 
 
 def body(facts: ReportFacts) -> dict[str, Any]:
-    return body_of(
-        node="node-1", node_uid="uid-1", driver="lamps.example.com", status=status_of(facts)
-    )
+    made = object_of(node="node-1", node_uid="uid-1", driver="lamps.example.com")
+    return made | {"status": dated(status_of(facts), (), time="2026-11-26T12:00:00Z")}
 
 
 @pytest.mark.parametrize(
@@ -146,6 +146,83 @@ def test_the_order_of_facts_does_not_change_the_report():
         },
     )
     assert status_of(shuffled) == status_of(facts)
+
+
+PROBLEMS = {
+    "none": ({}, {}),
+    "rejected": (
+        {"registration": "Rejected", "registration_message": "no socket"},
+        {"Registered": ("False", "Rejected", "no socket")},
+    ),
+    "pending": ({"registration": "Pending"}, {"Registered": ("Unknown", "Pending", "")}),
+    "stopped": (
+        {
+            "endpoints": [
+                *(EndpointStatus(name=f"e{n}", state="Stopped", reason="x") for n in range(5)),
+                EndpointStatus(name="w", state="Waiting"),
+            ]
+        },
+        {"EndpointsRunning": ("False", "Stopped", "stopped: e0, e1, e2 and 2 more")},
+    ),
+    "waiting": (
+        {"endpoints": [EndpointStatus(name=name, state="Waiting") for name in "ab"]},
+        {"EndpointsRunning": ("False", "Waiting", "no devices were listed since the start: a, b")},
+    ),
+    "stuck": (
+        {
+            "stuck": [
+                StuckClaim(namespace="lab", name=name, uid=name, state="preparing") for name in "ab"
+            ],
+            "stuck_count": 2,
+        },
+        {
+            "ClaimsProgressing": (
+                "False",
+                "Stuck",
+                "2 claims have been preparing or unpreparing for a minute, such as lab/a, lab/b",
+            )
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("facts", "expected"), PROBLEMS.values(), ids=PROBLEMS)
+def test_a_condition_is_true_unless_there_is_a_problem(facts, expected):
+    found = {
+        each["type"]: (each["status"], each["reason"], each["message"])
+        for each in status_of(replace(FACTS, **facts))["conditions"]
+    }
+    assert found == {
+        "Registered": ("True", "Registered", ""),
+        "EndpointsRunning": ("True", "Running", ""),
+        "ClaimsProgressing": ("True", "Progressing", ""),
+        **expected,
+    }
+
+
+def test_a_condition_keeps_the_time_of_its_status():
+    def times(status: dict[str, Any]) -> dict[str, str]:
+        return {each["type"]: each["lastTransitionTime"] for each in status["conditions"]}
+
+    first = dated(status_of(FACTS), (), time="09:00")
+    rejected = replace(FACTS, registration="Rejected")
+    second = dated(status_of(rejected), first["conditions"], time="10:00")
+    third = dated(status_of(rejected), second["conditions"], time="11:00")
+    assert times(first) == dict.fromkeys(times(first), "09:00")
+    assert times(third) == times(first) | {"Registered": "10:00"}
+    assert third["lastUpdateTime"] == "11:00"
+
+
+def test_entries_whose_names_are_cut_to_the_same_key_are_listed_once():
+    names = ["x" * 300 + end for end in "ab"]
+    facts = replace(
+        FACTS,
+        endpoints=[EndpointStatus(name=name, state="Running") for name in names],
+        unhealthy=[unhealthy(name, "") for name in [*names, "y"]],
+    )
+    status = status_of(facts)
+    assert len(status["endpoints"]) == status["endpointsOmitted"] == 1
+    assert len(status["unhealthyDevices"]) == 2
 
 
 def test_an_unhealthy_device_has_the_message_of_its_driver():

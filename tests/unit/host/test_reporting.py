@@ -44,14 +44,29 @@ class Api:
         self.applied: list[tuple[float, dict]] = []
         self.attempts = 0
         self.deleted: list[str] = []
+        self.created: list[dict] = []
+        self.stored: dict | None = None
         self.failure: Exception | None = None
+        self.status_failure: Exception | None = None
 
     async def apply(self, path, body, *, field_manager):
-        self.attempts += 1
-        if self.failure is not None:
-            raise self.failure
-        assert path.endswith(f"/nodedevicereports/{body['metadata']['name']}")
+        name = body["metadata"]["name"]
+        if path.endswith(f"/nodedevicereports/{name}"):
+            self.attempts += 1
+            if self.failure is not None:
+                raise self.failure
+            assert "status" not in body, "the API server ignores it"
+            self.created.append(body)
+            self.stored = (self.stored or {}) | body
+            return self.stored
+        assert path.endswith(f"/nodedevicereports/{name}/status")
+        if failure := self.failure or self.status_failure:
+            raise failure
+        if self.stored is None:
+            raise MISSING
+        self.stored = self.stored | body
         self.applied.append((asyncio.get_running_loop().time(), body))
+        return self.stored
 
     async def delete(self, path):
         if self.failure is not None:
@@ -267,6 +282,50 @@ async def test_without_the_resource_it_is_logged_once_and_tried_with_backoff(cap
         rig.api.failure = None
         await asyncio.sleep(300)
         assert len(rig.api.applied) == 1
+
+
+@pytest.mark.looptime
+async def test_a_report_that_another_client_deletes_is_created_with_the_next_change(rig):
+    await asyncio.sleep(33)
+    rig.api.stored = None
+    rig.sources.count = 2
+    await asyncio.sleep(15)
+    assert [each["spec"]["nodeName"] for each in rig.api.created] == [NODE, NODE]
+    assert rig.api.stored["status"]["devices"]["free"] == 2
+
+
+@pytest.mark.looptime
+async def test_after_a_crash_between_the_two_writes_the_next_process_writes_the_status():
+    rig = Rig()
+    rig.api.status_failure = DOWN
+    async with running(rig.report.run()):
+        await asyncio.sleep(33)
+    assert "status" not in rig.api.stored
+    again = Rig()
+    again.api.stored = rig.api.stored
+    async with running(again.report.run()):
+        await asyncio.sleep(33)
+    assert again.api.stored["status"]["devices"]["free"] == 1
+    assert again.api.stored["spec"] == rig.api.stored["spec"]
+
+
+@pytest.mark.looptime
+async def test_a_new_process_keeps_the_times_of_conditions_and_sets_that_of_the_report():
+    rig = Rig()
+    old = {"status": "True", "lastTransitionTime": "2020-01-01T00:00:00Z"}
+    kinds = ("Registered", "EndpointsRunning")
+    rig.api.stored = {"status": {"conditions": [{"type": kind, **old} for kind in kinds]}}
+    rig.sources.endpoint = EndpointStatus(name=DRIVER, state="Stopped", reason="it crashed")
+    async with running(rig.report.run()):
+        await asyncio.sleep(33)
+        rig.sources.count = 2
+        await asyncio.sleep(15)
+    for _, body in rig.api.applied:
+        registered, running_, _ = body["status"]["conditions"]
+        assert registered["lastTransitionTime"] == "2020-01-01T00:00:00Z"
+        assert running_["lastTransitionTime"] > "2026"
+        assert body["status"]["lastUpdateTime"] >= running_["lastTransitionTime"]
+    assert len(rig.api.applied) == 2
 
 
 @pytest.mark.looptime

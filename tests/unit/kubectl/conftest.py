@@ -77,7 +77,9 @@ class Site(Objects):
         """The report of a driver on a node; `said` has its words about unhealthy devices."""
         driver = driver or self.driver
         unhealthy = [{"pool": node, "device": name, "message": text} for name, text in said.items()]
-        status = {"registration": {"state": state}, "unhealthyDevices": unhealthy}
+        registered = "True" if state == "Registered" else "False"
+        condition = {"type": "Registered", "status": registered, "reason": state}
+        status = {"conditions": [condition], "unhealthyDevices": unhealthy}
         self.store(
             f"/apis/{crds.API_VERSION}/nodedevicereports/{node}.{driver}",
             {"spec": {"nodeName": node, "driver": driver}, "status": status},

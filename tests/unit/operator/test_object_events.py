@@ -202,10 +202,12 @@ async def test_a_pod_is_not_to_be_recreated_while_the_watch_of_claims_lags():
 def report(state="Registered", driver="d", **said):
     """The report of a driver on n1; `said` has its words about unhealthy devices."""
     unhealthy = [{"pool": "n1", "device": name, "message": text} for name, text in said.items()]
+    registered = "True" if state == "Registered" else "False"
+    condition = {"type": "Registered", "status": registered, "reason": state}
     return {
         "metadata": {"name": f"n1.{driver}", "uid": driver},
         "spec": {"nodeName": "n1", "driver": driver},
-        "status": {"registration": {"state": state}, "unhealthyDevices": unhealthy},
+        "status": {"conditions": [condition], "unhealthyDevices": unhealthy},
     }
 
 
