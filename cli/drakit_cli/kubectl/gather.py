@@ -189,6 +189,10 @@ QUOTAS = Kind(
 PAGE_SIZE = 500
 """Objects in a page of a list, as kubectl asks for them."""
 
+MAX_PAGE_BYTES = 16 << 20
+"""Bytes of a page: a command keeps few pages at once, and ends soon. A page of full slices is
+larger, and is asked for again with fewer objects."""
+
 
 class UnreachableError(CommandError):
     """The API server does not answer, or allows the user nothing that the command needs."""
@@ -384,7 +388,10 @@ class _Reader:
         version = version or self.found.version
         path = resource_path(self._api(kind, version), kind.plural, namespace=namespace)
         listing = await self._session.read_list(
-            path, lambda body: self._project(kind, body, version), page_size=PAGE_SIZE
+            path,
+            lambda body: self._project(kind, body, version),
+            page_size=PAGE_SIZE,
+            max_page_bytes=MAX_PAGE_BYTES,
         )
         self._keep(kind, listing.items)
         for skipped in listing.skipped:

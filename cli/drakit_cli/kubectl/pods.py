@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from drakit_cli.answers import CommandError
 from drakit_cli.kubectl.gather import (
+    MAX_PAGE_BYTES,
     PAGE_SIZE,
     PODS,
     UNREADABLE,
@@ -25,6 +26,7 @@ from drakit_cli.kubectl.gather import (
 )
 from drakit_cli.kubectl.targets import ObjectKind
 from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, Session, resource_path
+from drakit_explain.broken import is_placed
 from drakit_explain.loads import Load, Loads, load_of_pod
 from drakit_explain.model import ClaimFacts, PodFacts
 from drakit_explain.projection import project_pod
@@ -113,7 +115,9 @@ async def list_pods(
 
     path = resource_path("v1", PODS.plural, namespace=namespace)
     try:
-        listing = await session.read_list(path, keep, params=params, page_size=PAGE_SIZE)
+        listing = await session.read_list(
+            path, keep, params=params, page_size=PAGE_SIZE, max_page_bytes=MAX_PAGE_BYTES
+        )
     except ApiError as error:
         raise UnreachableError(sentence_of(error)) from None
     found = [each for each in listing.items if each is not None]
@@ -151,6 +155,7 @@ async def with_loads(session: Session, found: Gathered, nodes: Collection[str]) 
                     _load,
                     params={"fieldSelector": each},
                     page_size=PAGE_SIZE,
+                    max_page_bytes=MAX_PAGE_BYTES,
                 )
                 for each in selectors
             )
@@ -216,7 +221,10 @@ async def with_prepare_failures(
     claims = {
         pod.uid: of
         for pod in pods
-        if pod.phase == "Pending" and not pod.sandbox and (of := _claims_of(pod, found))
+        if is_placed(pod)
+        and pod.phase == "Pending"
+        and not pod.sandbox
+        and (of := _claims_of(pod, found))
     }
     if not claims:
         return found
@@ -284,5 +292,6 @@ async def _events(session: Session, namespace: str | None, selector: str) -> lis
         project,
         params={"fieldSelector": selector},
         page_size=PAGE_SIZE,
+        max_page_bytes=MAX_PAGE_BYTES,
     )
     return listing.items

@@ -109,6 +109,7 @@ async def read_list(
     *,
     params: Mapping[str, str],
     page_size: int,
+    max_page_bytes: int = MAX_PAGE_BYTES,
 ) -> Listing[Kept]:
     """
     Fetch page after page, all of the same resource version.
@@ -118,7 +119,7 @@ async def read_list(
     """
     for attempt in range(ATTEMPTS):
         try:
-            return await _read(fetch, keep, params=params, page_size=page_size)
+            return await _read(fetch, keep, params, page_size, max_page_bytes)
         except GoneError:
             if attempt == ATTEMPTS - 1:
                 raise
@@ -128,9 +129,9 @@ async def read_list(
 async def _read(
     fetch: Fetch,
     keep: Callable[[dict[str, Any]], Kept],
-    *,
     params: Mapping[str, str],
     page_size: int,
+    max_page_bytes: int,
 ) -> Listing[Kept]:
     items: list[Kept] = []
     skipped: list[Skipped] = []
@@ -140,7 +141,7 @@ async def _read(
         try:
             answer = await fetch(
                 query,
-                max_bytes=MAX_PAGE_BYTES if limit > 1 else MAX_OBJECT_BYTES,
+                max_bytes=max_page_bytes if limit > 1 else MAX_OBJECT_BYTES,
                 metadata_only=False,
             )
             items += [keep(item) for item in answer.body.get("items") or ()]
@@ -159,7 +160,7 @@ async def _read(
         if not token:
             version = metadata.get("resourceVersion", "")
             return Listing(items=items, resource_version=version, skipped=tuple(skipped))
-        if answer.size_bytes * 2 <= MAX_PAGE_BYTES:
+        if answer.size_bytes * 2 <= max_page_bytes:
             limit = min(limit * 2, page_size)
 
 

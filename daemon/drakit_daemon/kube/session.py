@@ -35,7 +35,13 @@ from drakit_daemon.kube.client_library import (
     load_in_cluster,
     load_kubeconfig,
 )
-from drakit_daemon.kube.listing import Listing, WatchEvent, read_events, read_list
+from drakit_daemon.kube.listing import (
+    MAX_PAGE_BYTES,
+    Listing,
+    WatchEvent,
+    read_events,
+    read_list,
+)
 from drakit_daemon.kube.request import Answer, UnavailableError, error_of_response, read_answer
 
 __all__ = (
@@ -354,6 +360,7 @@ class Session:
         *,
         params: Mapping[str, str] | None = None,
         page_size: int = PAGE_SIZE,
+        max_page_bytes: int = MAX_PAGE_BYTES,
     ) -> Listing[Kept]:
         """List a collection in pages, and keep the result of ``keep`` for each object."""
 
@@ -369,7 +376,9 @@ class Session:
                 one_metadata=metadata_only,
             )
 
-        return await read_list(fetch, keep, params=params or {}, page_size=page_size)
+        return await read_list(
+            fetch, keep, params=params or {}, page_size=page_size, max_page_bytes=max_page_bytes
+        )
 
     async def lines(self, path: str) -> AsyncGenerator[bytes]:
         """Get a text that can be large, such as metrics, line by line."""

@@ -73,25 +73,23 @@ async def test_pages_grow_again_after_a_bad_object(session, api_server, claims):
     assert limits(api_server) == [16, 4, 1, 1, 2, 4, 8, 16, 16]
 
 
-async def test_pages_that_are_too_large_are_fetched_smaller_and_stay_so(
-    session, api_server, monkeypatch
-):
-    monkeypatch.setattr(listing, "MAX_PAGE_BYTES", 20_000)
+async def test_pages_that_are_too_large_are_fetched_smaller_and_stay_so(session, api_server):
     for number in range(40):
         api_server.store(f"{CLAIMS}/c{number:02}", {"spec": {"x": "x" * 3000}})
-    found = await session.list(CLAIMS, page_size=16)
+    found = await session.read_list(CLAIMS, bool, page_size=16, max_page_bytes=20_000)
     assert len(found.items) == 40
     assert limits(api_server)[:2] == [16, 4]
     assert set(limits(api_server)[2:]) == {4}, "no page is fetched in vain again"
 
 
 async def test_an_object_that_is_too_large_is_skipped(session, api_server, monkeypatch):
-    monkeypatch.setattr(listing, "MAX_PAGE_BYTES", 20_000)
     monkeypatch.setattr(listing, "MAX_OBJECT_BYTES", 30_000)
     for name, size in {"a": 25_000, "b": 35_000, "c": 10}.items():
         api_server.store(f"{CLAIMS}/{name}", {"spec": {"x": "x" * size}})
-    found = await session.list(CLAIMS)
-    assert [item["metadata"]["name"] for item in found.items] == ["a", "c"]
+    found = await session.read_list(
+        CLAIMS, lambda item: item["metadata"]["name"], max_page_bytes=20_000
+    )
+    assert found.items == ["a", "c"]
     assert [each.metadata["name"] for each in found.skipped] == ["b"]
 
 
