@@ -213,6 +213,24 @@ class SliceCount:
         return self.small if self.found is None else self.found.small
 
 
+class OnNode(NamedTuple):
+    """How many devices of a node a request could have."""
+
+    free: int = 0
+    held: int = 0
+    tainted: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.free + self.held + self.tainted
+
+    def would_do(self, request: Request, *, untainted: bool = False) -> bool:
+        """Return whether they are enough when claims release them, and without taints."""
+        if request.every:
+            return bool(self.total) and (untainted or not self.tainted)
+        return self.total - (0 if untainted else self.tainted) >= request.count
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Analysis:
     """The devices of the whole cluster for one request, regardless of the pod."""
@@ -243,6 +261,23 @@ class Analysis:
         default_factory=list["tuple[Mapping[str, Unusable | None], Availability]"]
     )
     """Results by the nodes that a pod can use: most pods can use the same nodes."""
+
+    counted: dict[str, OnNode] = field(default_factory=dict[str, "OnNode"])
+    """The result of :meth:`on_nodes`, which all pods share."""
+
+    def on_nodes(self) -> Mapping[str, OnNode]:
+        """Count the devices of each node, whether a pod can use the node or not."""
+        found = self.counted
+        if not found:
+            for count in self.counts.values():
+                one = Availability()
+                count.merge_into(one)
+                for node in count.reach.nodes:
+                    free, held, tainted = found.get(node, OnNode())
+                    found[node] = OnNode(
+                        free + one.free, held + one.releasable, tainted + one.tainted.devices
+                    )
+        return found
 
     def for_nodes(self, nodes: Mapping[str, Unusable | None], budget: Budget) -> Availability:
         """
@@ -296,12 +331,14 @@ def needed(request: Request, found: Availability | None = None) -> int:
 
 def budget_of(world: World) -> Budget:
     """Return the budget of one explanation: larger clusters take longer."""
-    return Budget(MAX_STEPS + REQUESTS * sum(_steps(each, world) for each in world.reachable()))
+    tainted = world.has_taint_rules
+    steps = sum(_steps(each, tainted=tainted) for each in world.reachable())
+    return Budget(MAX_STEPS + REQUESTS * steps)
 
 
-def _steps(reach: Reachable, world: World) -> int:
+def _steps(reach: Reachable, *, tainted: bool) -> int:
     """Return how many steps the devices of a slice take for one request at most."""
-    each = 0 if reach.plain and not world.has_taint_rules else _STEPS_PER_DEVICE
+    each = 0 if reach.plain and not tainted else _STEPS_PER_DEVICE
     return _STEPS_PER_SLICE + each * len(reach.slice.devices)
 
 

@@ -14,7 +14,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import NamedTuple
 
 from drakit_explain.allocation import Answer, Failure, Outcome
 from drakit_explain.availability import Analysis, Availability, needed
@@ -406,7 +405,7 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
             f"{node} has the most ({most})",
             advice="lower count or add devices to one node",
         )
-    on_nodes = _on_nodes(analysis)
+    on_nodes = analysis.on_nodes()
     usable = [on_nodes[node] for node in trial.usable() if node in on_nodes]
     released = any(each.would_do(request) for each in usable)
     if released:
@@ -435,38 +434,6 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
     if code is Code.DEVICES_ALLOCATED:
         what += _dropped(request, ["MultipleAllocations"], world)
     return Finding(code=code, what=what, advice=advice(found, released=released))
-
-
-class _OnNode(NamedTuple):
-    """How many devices of a node a request could have."""
-
-    free: int = 0
-    held: int = 0
-    tainted: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.free + self.held + self.tainted
-
-    def would_do(self, request: Request, *, untainted: bool = False) -> bool:
-        """Return whether they are enough when claims release them, and without taints."""
-        if request.every:
-            return bool(self.total) and (untainted or not self.tainted)
-        return self.total - (0 if untainted else self.tainted) >= request.count
-
-
-def _on_nodes(analysis: Analysis) -> dict[str, _OnNode]:
-    """Count the devices of each node, whether a pod can use the node or not."""
-    found: dict[str, _OnNode] = {}
-    for count in analysis.counts.values():
-        one = Availability()
-        count.merge_into(one)
-        for node in count.reach.nodes:
-            free, held, tainted = found.get(node, _OnNode())
-            found[node] = _OnNode(
-                free + one.free, held + one.releasable, tainted + one.tainted.devices
-            )
-    return found
 
 
 def _absent_capacity(report: RequestReport, world: World) -> str:

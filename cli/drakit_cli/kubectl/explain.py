@@ -28,7 +28,6 @@ from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
 from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
 from drakit_explain.shortage import RequestReport, is_given_up
-from drakit_formats.resource.objects import child
 
 Confirm = Callable[[Confirmation], Awaitable[Confirmed]]
 """Asks Kubernetes' allocator whether an answer is certain."""
@@ -144,23 +143,24 @@ class Confirmations:
 
     def __init__(self, confirm: Confirm) -> None:
         self._confirm = confirm
-        self._known: dict[object, Confirmed] = {}
+        self._known: dict[object, Confirmed | None] = {}
 
     async def apply(
         self, explanation: Explanation, pod: PodFacts, found: Gathered
     ) -> tuple[Explanation, str]:
         """Return an explanation as far as the allocator confirms it, and why it cannot."""
-        asked = explanation.find_confirmation()
-        if asked is None:
-            return explanation, ""
         key = (
-            tuple(str(child(each, "metadata").get("name")) for each in asked.nodes),
-            asked.expected,
-            tuple((each.requests, each.constraints) for each in wanted_of(pod, found.world)),
+            (explanation.verdict, explanation.fits_on, *(one.code for one in explanation.reasons)),
+            (pod.placement.key, pod.requests, pod.displaces),
+            tuple((one.requests, one.constraints) for one in wanted_of(pod, found.world)),
+            tuple((pod.namespace, one.claim) for one in explanation.claims if one.allocated),
         )
         if key not in self._known:
-            self._known[key] = await self._confirm(asked)
+            asked = explanation.find_confirmation()
+            self._known[key] = None if asked is None else await self._confirm(asked)
         result = self._known[key]
+        if result is None:
+            return explanation, ""
         if not result.refuted:
             return explanation, result.why
         explanation = replace(
@@ -175,12 +175,13 @@ class Confirmations:
 
 
 async def explain_pods(
-    pods: Sequence[SeenPod], found: Gathered, *, confirm: Confirm, remedies: bool = True
+    pods: Sequence[SeenPod], found: Gathered, *, confirm: Confirm, brief: bool = False
 ) -> list[Report]:
     """
     Explain pods: why each waits, why it does not start on its node, or why it does not go away.
 
-    :param remedies: search for what would be enough, which takes longer than the rest.
+    :param brief: without remedies, whose search takes longer than the rest, and without the nodes
+        that each pod cannot use.
     """
     evaluate_selectors(found, selectors_of((each.facts for each in pods), found))
     explainer = Explainer(found.world, name_all_holders=True)
@@ -192,9 +193,11 @@ async def explain_pods(
         failure = found.prepare_failures.get(pod.uid)
         if failure and is_placed(pod):
             explanation = _with_failure(explanation, pod, failure)
-        if not remedies:
+        if brief:
             explanation = replace(explanation, find_remedy=no_remedy)
         explanation, unverified = await confirmations.apply(explanation, pod, found)
+        if brief:
+            explanation = replace(explanation, nodes={})
         subject = f"pod {pod.namespace}/{pod.name}"
         report = make_report(explanation, found, pod=pod, kind="Pod", subject=subject)
         reports.append(replace(report, unverified=unverified))

@@ -92,7 +92,7 @@ async def ask_waiting(session: Session, namespace: str, *, everywhere: bool) -> 
     if not pods:
         return Waiting(reports=(), gaps=())
     reports, found = await _explain(
-        session, pods, namespace=namespace, everywhere=everywhere, remedies=False
+        session, pods, namespace=namespace, everywhere=everywhere, brief=True
     )
     return Waiting(
         reports=tuple(
@@ -114,15 +114,13 @@ async def _explain(
     *,
     namespace: str,
     everywhere: bool = False,
-    remedies: bool = True,
+    brief: bool = False,
 ) -> tuple[list[Report], Gathered]:
     facts = [each.facts for each in pods]
     found = await _gather_for(session, facts, namespace=namespace, everywhere=everywhere)
     found = await _complete(session, found, facts)
     found = await with_prepare_failures(session, found, facts)
-    reports = await explain_pods(
-        pods, found, confirm=partial(confirm, session, found), remedies=remedies
-    )
+    reports = await explain_pods(pods, found, confirm=partial(confirm, session, found), brief=brief)
     return reports, found
 
 
