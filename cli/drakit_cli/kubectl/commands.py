@@ -12,6 +12,7 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 
+from drakit_cli.answers import CommandError
 from drakit_cli.kubectl import devices, doctor, explain_command
 from drakit_cli.kubectl.capabilities import find_capabilities
 from drakit_cli.kubectl.components import find_components
@@ -33,8 +34,9 @@ from drakit_cli.kubectl.gather import (
 from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.permissions import find_denied, find_lacking
 from drakit_cli.kubectl.questions import OF_EXPLAIN
-from drakit_cli.kubectl.releases import find_releases
-from drakit_daemon.kube import NotFoundError, Session, resource_path
+from drakit_cli.kubectl.releases import Releases, find_releases
+from drakit_cli.kubectl.versions import all_versions, own_versions
+from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
 from drakit_explain import cel
 from drakit_explain.broken import node_of_claim
 from drakit_explain.model import ClaimFacts
@@ -195,6 +197,29 @@ def _doctor(options: argparse.Namespace, output: Output) -> int:
     return 1 if diagnosis.wrong else 0
 
 
+def _version(options: argparse.Namespace, output: Output) -> int:
+    async def ask(session: Session, namespace: str) -> tuple[str, Releases]:
+        try:
+            kubernetes = str((await session.get("/version")).get("gitVersion") or "")
+        except ApiError as error:
+            raise UnreachableError(str(error)) from None
+        return kubernetes, await find_releases(session, namespace)
+
+    found = own_versions()
+    problem: CommandError | None = None
+    try:
+        found = found if options.client else all_versions(found, *fetch(options, ask))
+    except CommandError as error:  # the own versions help to find the cause
+        problem = error
+    if output.for_programs:
+        output.data("Version", found.body())
+    else:
+        found.show(output)
+    if problem is not None:
+        raise problem
+    return 0
+
+
 def _gap_of(found: Gathered, kind: Kind) -> str:
     return next(gap.what for gap in found.gaps if gap.kind == kind.plural)
 
@@ -204,4 +229,5 @@ _COMMANDS = {
     "devices": _devices,
     "claims": _claims,
     "doctor": _doctor,
+    "version": _version,
 }

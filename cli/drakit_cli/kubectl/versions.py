@@ -1,0 +1,123 @@
+"""
+``kubectl drakit version``: what is installed here, and what runs in the cluster.
+
+It must not know sessions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any
+
+from drakit_cli.kubectl.output import Output
+from drakit_cli.kubectl.releases import Releases, Workload
+from drakit_explain.cel.gates import DEFAULT_GATES
+from drakit_explain.cel.helper import find_release
+
+MAX_SKEW = 1
+"""Minor versions that the plugin and a release may be apart."""
+
+_MINOR = re.compile(r"v?(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Versions:
+    """The versions, and what does not fit together."""
+
+    plugin: str
+    allocators: tuple[str, ...]
+    """The minor releases of Kubernetes whose compiler and allocator are installed here."""
+
+    kubernetes: str = ""
+    workloads: tuple[Workload, ...] = ()
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> list[str]:
+        """What may give wrong or unverified answers."""
+        return list(self._warn())
+
+    def _warn(self) -> Iterator[str]:
+        if (cluster := _minor(self.kubernetes)) is not None:
+            minor = f"{cluster[0]}.{cluster[1]}"
+            if minor not in self.allocators:
+                yield (
+                    f"the allocator of Kubernetes {minor} is not installed, so no explanation is "
+                    f"verified"
+                )
+        mine = _minor(self.plugin)
+        for each in self.workloads:
+            theirs = _minor(each.version)
+            if mine is None or theirs is None:
+                continue
+            if mine[0] != theirs[0] or abs(mine[1] - theirs[1]) > MAX_SKEW:
+                yield (
+                    f"the plugin is version {self.plugin}, and {each.component} of release "
+                    f"{each.release} in namespace {each.namespace} is version {each.version}: use "
+                    f"a plugin that is at most one minor version apart"
+                )
+
+    def body(self) -> dict[str, Any]:
+        """Write it for programs."""
+        return {
+            "plugin": {"version": self.plugin, "allocators": list(self.allocators)},
+            "kubernetes": self.kubernetes,
+            "releases": [
+                {
+                    "namespace": each.namespace,
+                    "release": each.release,
+                    "component": each.component,
+                    "version": each.version,
+                }
+                for each in self.workloads
+            ],
+            "warnings": self.warnings,
+            "notEvaluated": list(self.gaps),
+        }
+
+    def show(self, output: Output) -> None:
+        """Print it."""
+        output.line(f"Plugin: {self.plugin}")
+        installed = ", ".join(self.allocators) or "none"
+        output.line(f"Kubernetes' allocators on this machine: {installed}")
+        if self.kubernetes:
+            output.line(f"Kubernetes: {self.kubernetes.removeprefix('v')}")
+        if self.workloads:
+            output.line()
+            output.table(
+                ("NAMESPACE", "RELEASE", "COMPONENT", "VERSION"),
+                [
+                    [each.namespace, each.release, each.component, each.version]
+                    for each in self.workloads
+                ],
+            )
+        for warning in self.warnings:
+            output.line()
+            output.line(f"Warning: {warning}.", colour="unsure")
+        output.lines("Not evaluated", self.gaps)
+
+
+def own_versions() -> Versions:
+    """Return what is installed on this machine."""
+    return Versions(
+        plugin=version("drakit"),
+        allocators=tuple(each for each in DEFAULT_GATES if find_release(each) is not None),
+    )
+
+
+def all_versions(own: Versions, kubernetes: str, releases: Releases) -> Versions:
+    """
+    Add what runs in the cluster.
+
+    :param kubernetes: the version that the API server reports.
+    """
+    gaps = [str(gap) for gap in releases.gaps if gap.kind in ("deployments", "daemonsets")]
+    return replace(own, kubernetes=kubernetes, workloads=releases.workloads, gaps=tuple(gaps))
+
+
+def _minor(text: str) -> tuple[int, int] | None:
+    found = _MINOR.match(text)
+    return (int(found[1]), int(found[2])) if found else None
