@@ -271,7 +271,7 @@ class App:
 
     async def _measure(self) -> None:
         if self._leader is not None:
-            self._leader.reconciler.measure()
+            await self._leader.reconciler.measure()
 
 
 class _Leader:

@@ -44,6 +44,20 @@ class Metrics:
             ["state"],
             registry=self.registry,
         )
+        self.devices = Gauge(
+            "drakit_operator_devices",
+            "Devices of all drivers by state; a device counts in one state only. DeviceTaintRules "
+            "count. Only the leader reports them",
+            ["driver", "state"],
+            registry=self.registry,
+        )
+        self.class_devices = Gauge(
+            "drakit_operator_class_devices",
+            "Devices that the selectors of a DeviceClass select, by state; a device can be in "
+            "several classes. Only the leader reports them, for classes that it has evaluated",
+            ["device_class", "state"],
+            registry=self.registry,
+        )
         self.kind_listed = Gauge(
             "drakit_operator_kind_listed",
             "1 if the last list of a kind succeeded, 0 if it failed or is forbidden",

@@ -21,6 +21,7 @@ from drakit_daemon.kube import ApiError
 from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.logs import new_request_id, request_scope
 from drakit_explain.codes import Reason
+from drakit_explain.counts import Numbers, count
 from drakit_explain.model import ClaimFacts, ClassFacts, NodeFacts, SliceFacts, TemplateFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
@@ -238,8 +239,19 @@ class Reconciler:
         if change.new is not None:
             self._announcer.known(change.new.uid)
 
-    def measure(self) -> None:
-        """Count the pools."""
+    async def measure(self) -> None:
+        """Count the pools and the devices."""
+        numbers = Numbers()
+        for _ in count(self._store.world, numbers):
+            await asyncio.sleep(0)
+        for gauge, found in (
+            (self._metrics.devices, numbers.drivers),
+            (self._metrics.class_devices, numbers.classes),
+        ):
+            gauge.clear()
+            for name, states in found.items():
+                for state, number in states.items():
+                    gauge.labels(name, state).set(number)
         for condition, number in pool_conditions(self._store.world).items():
             self._metrics.pools.labels(str(condition)).set(number)
 

@@ -83,6 +83,10 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_operator_reconcile_duration_seconds", "result"): ("success", "error"),
     ("drakit_operator_confirmations_total", "result"): [str(each) for each in Result],
     ("drakit_operator_pools", "state"): [str(each) for each in PoolCondition],
+    ("drakit_operator_devices", "driver"): [],
+    ("drakit_operator_devices", "state"): DEVICE_STATES,
+    ("drakit_operator_class_devices", "device_class"): [],
+    ("drakit_operator_class_devices", "state"): DEVICE_STATES,
     ("drakit_operator_kind_listed", "kind"): [],
     ("drakit_devices", "pool"): [],
     ("drakit_operator_skipped_objects_total", "kind"): [],
@@ -97,6 +101,8 @@ LABELS: Mapping[tuple[str, str], str] = {
     ("drakit_operator_events_total", "reason"): "a reason of [the operator's Events]"
     "(events.md#events-about-pods-claims-and-templates)",
     ("drakit_devices", "pool"): "a pool of the driver's ResourceSlices",
+    ("drakit_operator_devices", "driver"): "the name of a driver",
+    ("drakit_operator_class_devices", "device_class"): "the name of a DeviceClass",
     ("drakit_operator_kind_listed", "kind"): f"resource and group, such as `{kinds.CLAIMS}`",
     (
         "drakit_operator_skipped_objects_total",
@@ -155,7 +161,11 @@ def _table(metrics: Iterator[Any] | Collection[Any]) -> str:
 
 
 def _meaning(metric: Any) -> str:
-    labels = [_label(_name(metric), each) for each in metric._labelnames if each != "driver"]
+    labels = [
+        _label(_name(metric), each)
+        for each in metric._labelnames
+        if each != "driver" or (_name(metric), each) in LABELS
+    ]
     # One line per label: a separate column would leave too little room for the names.
     return "<br>".join([f"{metric._documentation}.", *labels])
 

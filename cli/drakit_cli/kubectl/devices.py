@@ -22,6 +22,7 @@ from drakit_cli.kubectl.gather import NODES, Gathered
 from drakit_cli.kubectl.output import Output, shortened
 from drakit_explain.availability import Hardware
 from drakit_explain.broken import node_of_claim
+from drakit_explain.counts import GONE, STATES, STOPPED
 from drakit_explain.devices import DeviceFacts
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, SliceFacts
 from drakit_explain.pools import NodePool, PoolState
@@ -29,14 +30,6 @@ from drakit_explain.reports import UNHEALTHY
 from drakit_explain.world import World
 
 # ---------------------------------------------------------------- rows
-
-STATES: Sequence[str] = ("free", "allocated", "tainted", "unhealthy", "gone")
-
-STOPPED = "drakit.dev/stopped"
-"""The taint of the devices of a driver that has stopped."""
-
-GONE = "drakit.dev/gone"
-"""The taint of a device that its driver does not list any more, while a claim holds it."""
 
 _PLACES = ("all", "selected", "by device", "unknown")
 

@@ -423,7 +423,7 @@ async def test_the_pools_are_counted_for_the_metrics():
     bench = Bench()
     bench.see(NODES, NODE)
     bench.see(SLICES, pool("a", "g0", slices=2))
-    bench.reconciler.measure()
+    await bench.reconciler.measure()
     states = {
         sample.labels["state"]: sample.value
         for metric in bench.metrics.pools.collect()
@@ -432,3 +432,27 @@ async def test_the_pools_are_counted_for_the_metrics():
     assert {state for state, number in states.items() if number} == {"incomplete"}
     assert states["ready"] == 0
     bench.queue.close()
+
+
+async def test_the_devices_are_counted_for_the_metrics():
+    bench = Bench()
+    for node in ("n1", "n2"):
+        bench.see(NODES, {"metadata": {"name": node, "uid": node}})
+    bench.see(SLICES, pool("a", "g0"))
+    await bench.reconciler.measure()
+    assert values(bench.metrics.devices) == {
+        ("d", "free"): 1,
+        **{("d", state): 0 for state in ("allocated", "tainted", "unhealthy", "gone")},
+    }
+    bench.see(SLICES, pool("a", "g0"), gone=True)
+    await bench.reconciler.measure()
+    assert values(bench.metrics.devices) == {}
+    bench.queue.close()
+
+
+def values(gauge):
+    return {
+        tuple(sample.labels.values()): sample.value
+        for metric in gauge.collect()
+        for sample in metric.samples
+    }
