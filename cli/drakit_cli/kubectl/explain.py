@@ -9,16 +9,16 @@ It must not know sessions, or how an answer is printed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
-from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Gathered
-from drakit_cli.kubectl.pods import SeenPod
+from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Event, Gathered
+from drakit_cli.kubectl.pods import SeenPod, claims_of, is_starting
 from drakit_explain.allocation import NotEvaluatedError, Selected
 from drakit_explain.availability import Availability
-from drakit_explain.broken import broken_claim, is_placed, taints_for_new_pods
+from drakit_explain.broken import broken_claim, taints_for_new_pods
 from drakit_explain.cel.allocator import Confirmed
 from drakit_explain.codes import Code, Reason, certain, no_remedy
 from drakit_explain.confirmation import Confirmation
@@ -190,9 +190,7 @@ async def explain_pods(
     for each in pods:
         pod = each.facts
         explanation = explainer.explain(pod, settled=each.settled)
-        failure = found.prepare_failures.get(pod.uid)
-        if failure and is_placed(pod):
-            explanation = _with_failure(explanation, pod, failure)
+        explanation = _with_events(explanation, pod, found)
         if brief:
             explanation = replace(explanation, find_remedy=no_remedy)
         explanation, unverified = await confirmations.apply(explanation, pod, found)
@@ -204,16 +202,65 @@ async def explain_pods(
     return reports
 
 
-def _with_failure(explanation: Explanation, pod: PodFacts, failure: str) -> Explanation:
-    """Quote the Event of a failed prepare; it replaces the advice to read it."""
-    quoted = Reason(
-        code=Code.NOT_PREPARED,
-        sentence=f"pod {pod.namespace}/{pod.name} cannot start on node {pod.node}: its claims are "
-        f"not prepared; {failure}",
-        regarding=pod.reference,
+_ENDS = ("PrepareFailed", "Prepared")
+"""The reasons of the node plugin's Events about a claim; the latest one counts."""
+
+_QUOTES = {
+    Code.RESOURCE_CLAIM_NOT_CREATED: ("FailedResourceClaimCreation",),
+    Code.NOT_PREPARED: ("FailedCreatePodSandBox", "FailedMount"),
+    Code.NOT_UNPREPARED: ("UnprepareFailed",),
+}
+"""The Events that say more about a reason."""
+
+_ADVICE = ("; read ", "; the Event ")
+"""The beginning of an advice that an Event replaces."""
+
+
+def _with_events(explanation: Explanation, pod: PodFacts, found: Gathered) -> Explanation:
+    """Quote the Events about a pod and its claims; they replace the advice to read them."""
+    claims = claims_of(pod, found)
+    failure = _failure(pod, claims, found) if is_starting(pod) and not pod.deleting else ""
+    if failure:
+        quoted = Reason(
+            code=Code.NOT_PREPARED,
+            sentence=f"pod {pod.namespace}/{pod.name} cannot start on node {pod.node}: its claims "
+            f"are not prepared; {failure}",
+            regarding=pod.reference,
+        )
+        known = [each for each in explanation.reasons if each.code is not Code.NOT_PREPARED]
+        return replace(explanation, verdict=Verdict.BROKEN, reasons=(*known, quoted))
+    uids = [pod.uid, *(claim.uid for claim in claims)]
+    return replace(
+        explanation,
+        reasons=tuple(
+            _with_event(each, _latest(uids, _QUOTES.get(each.code, ()), found))
+            for each in explanation.reasons
+        ),
     )
-    known = [each for each in explanation.reasons if each.code is not Code.NOT_PREPARED]
-    return replace(explanation, verdict=Verdict.BROKEN, reasons=(*known, quoted))
+
+
+def _with_event(reason: Reason, event: Event | None) -> Reason:
+    if event is None:
+        return reason
+    sentence = reason.sentence
+    for advice in _ADVICE:
+        sentence = sentence.partition(advice)[0]
+    return replace(reason, sentence=f"{sentence}; {event}")
+
+
+def _failure(pod: PodFacts, claims: Sequence[ClaimFacts], found: Gathered) -> str:
+    """Return why claims are not prepared; the words of the driver are better than the kubelet's."""
+    ends = [end for claim in claims if (end := _latest([claim.uid], _ENDS, found)) is not None]
+    for end in ends:
+        if end.reason == _ENDS[0]:
+            return str(end)
+    of_kubelet = _latest([pod.uid], ("FailedPrepareDynamicResources",), found)
+    return str(of_kubelet) if of_kubelet is not None and claims and not ends else ""
+
+
+def _latest(uids: Iterable[str], reasons: Collection[str], found: Gathered) -> Event | None:
+    events = [each for uid in uids for each in found.events.get(uid, ()) if each.reason in reasons]
+    return max(events, default=None)
 
 
 async def explain_claim(claim: ClaimFacts, found: Gathered, *, confirm: Confirm) -> Report:

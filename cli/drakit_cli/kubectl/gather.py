@@ -11,7 +11,7 @@ It must not know what is computed from the facts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -237,6 +237,22 @@ def unread(what: str, path: str, error: Exception, effect: str) -> Gap:
     return Gap(kind=path, what=why, effect=effect, forbidden=forbidden)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class Event:
+    """An Event about an object."""
+
+    time: str
+    """Of the last occurrence."""
+
+    reason: str
+    message: str
+    uid: str
+    """Of the object."""
+
+    def __str__(self) -> str:
+        return f"Event {self.reason}: {self.message}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gathered:
     """The facts that the user may see, and what is missing."""
@@ -251,8 +267,8 @@ class Gathered:
     enabled: Mapping[str, bool] | None = None
     """All feature gates of the API server, if they have been read."""
 
-    prepare_failures: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Events about claims that cannot be prepared, with their reasons, by the UID of the pod."""
+    events: Mapping[str, Sequence[Event]] = field(default_factory=dict[str, "Sequence[Event]"])
+    """Events about pods and claims that may be quoted, by the UID of the object."""
 
     def lacks(self, *kinds: Kind) -> bool:
         """Return whether something of one of these kinds is unknown."""

@@ -18,6 +18,7 @@ from drakit_cli.kubectl.gather import (
     PAGE_SIZE,
     PODS,
     UNREADABLE,
+    Event,
     Gap,
     Gathered,
     MissingError,
@@ -29,6 +30,7 @@ from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, Session,
 from drakit_explain.broken import is_placed
 from drakit_explain.loads import Load, Loads, load_of_pod
 from drakit_explain.model import ClaimFacts, PodFacts
+from drakit_explain.pending import waits
 from drakit_explain.projection import project_pod
 from drakit_formats.resource.objects import Object, child, children, text
 
@@ -191,10 +193,16 @@ def _load(body: Object) -> Load | None:
 
 # ---------------------------------------------------------------- Events
 
-_ENDS = ("PrepareFailed", "Prepared")
-"""The reasons of the node plugin's Events about a claim; the latest one counts."""
-
-_OF_KUBELET = "FailedPrepareDynamicResources"
+QUOTED = (
+    "PrepareFailed",
+    "Prepared",
+    "UnprepareFailed",
+    "FailedPrepareDynamicResources",
+    "FailedResourceClaimCreation",
+    "FailedCreatePodSandBox",
+    "FailedMount",
+)
+"""The reasons of Events that may be quoted."""
 
 _MAX_MESSAGE = 1024
 """Characters of an Event that are quoted: the API's limit for new ones."""
@@ -203,28 +211,12 @@ _MAX_OBJECTS_ONE_BY_ONE = 8
 """Objects whose Events are listed one by one; of more, all Events with the reasons are listed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class _Event:
-    time: str
-    """Of the last occurrence."""
-
-    reason: str
-    message: str
-    uid: str
-    """Of the object that it is about."""
-
-
-async def with_prepare_failures(
-    session: Session, found: Gathered, pods: Sequence[PodFacts]
-) -> Gathered:
-    """Add the latest Events about claims of pods that the node plugin or kubelet cannot prepare."""
+async def with_events(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
+    """Add the Events that may say why claims are not created, prepared or unprepared."""
     claims = {
         pod.uid: of
         for pod in pods
-        if is_placed(pod)
-        and pod.phase == "Pending"
-        and not pod.sandbox
-        and (of := _claims_of(pod, found))
+        if (of := claims_of(pod, found) if _has_events(pod) else []) or _lacks_claim(pod)
     }
     if not claims:
         return found
@@ -233,7 +225,7 @@ async def with_prepare_failures(
     namespace = places.pop() if len(places) == 1 else None
     selectors = [f"involvedObject.uid={each}" for each in uids]
     if len(uids) > _MAX_OBJECTS_ONE_BY_ONE:
-        selectors = [f"reason={each}" for each in (*_ENDS, _OF_KUBELET)]
+        selectors = [f"reason={each}" for each in QUOTED]
     try:
         listings = await asyncio.gather(*(_events(session, namespace, each) for each in selectors))
     except ApiError as error:
@@ -245,41 +237,44 @@ async def with_prepare_failures(
             forbidden=forbidden,
         )
         return replace(found, gaps=[*found.gaps, gap])
-    by_object: dict[str, list[_Event]] = {}
+    by_object: dict[str, list[Event]] = {}
     for event in sorted(each for listing in listings for each in listing):
-        by_object.setdefault(event.uid, []).append(event)
-    failures = {uid: _failure(uid, of, by_object) for uid, of in claims.items()}
-    return replace(found, prepare_failures={uid: each for uid, each in failures.items() if each})
+        if event.reason in QUOTED:
+            by_object.setdefault(event.uid, []).append(event)
+    return replace(found, events=by_object)
 
 
-def _claims_of(pod: PodFacts, found: Gathered) -> list[ClaimFacts]:
+def _has_events(pod: PodFacts) -> bool:
+    """Return whether the claims of a pod may have a problem that only Events tell."""
+    return is_starting(pod) or (pod.deleting and pod.node is not None)
+
+
+def is_starting(pod: PodFacts) -> bool:
+    """Return whether the kubelet may still prepare the claims of a pod."""
+    return is_placed(pod) and pod.phase == "Pending" and not pod.sandbox
+
+
+def _lacks_claim(pod: PodFacts) -> bool:
+    return waits(pod) and any(
+        each.template and not each.generated and not each.needless for each in pod.claims
+    )
+
+
+def claims_of(pod: PodFacts, found: Gathered) -> list[ClaimFacts]:
+    """Return the claims of a pod that exist."""
     names = [*(each.claim or each.generated for each in pod.claims), pod.extended_claim]
     claims = [found.world.claim(pod.namespace, name) for name in names if name]
     return [claim for claim in claims if claim is not None]
 
 
-def _failure(pod: str, claims: Sequence[ClaimFacts], events: Mapping[str, Sequence[_Event]]) -> str:
-    """Return the failure of a pod's claims; the driver's words are better than the kubelet's."""
-    of_plugin = [
-        [each for each in events.get(claim.uid, ()) if each.reason in _ENDS] for claim in claims
-    ]
-    for ends in of_plugin:
-        if ends and ends[-1].reason == _ENDS[0]:
-            return f"Event {ends[-1].reason}: {ends[-1].message}"
-    failed = [each for each in events.get(pod, ()) if each.reason == _OF_KUBELET]
-    if failed and not any(of_plugin):
-        return f"Event {failed[-1].reason}: {failed[-1].message}"
-    return ""
-
-
-async def _events(session: Session, namespace: str | None, selector: str) -> list[_Event]:
-    def project(body: Object) -> _Event:
+async def _events(session: Session, namespace: str | None, selector: str) -> list[Event]:
+    def project(body: Object) -> Event:
         times = (
             text(body, "series", "lastObservedTime"),
             text(body, "lastTimestamp"),
             text(body, "eventTime"),
         )
-        return _Event(
+        return Event(
             # Some times have fractions of seconds, and some do not.
             time=max(times).removesuffix("Z"),
             reason=text(body, "reason"),

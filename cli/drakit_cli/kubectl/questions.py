@@ -46,8 +46,8 @@ from drakit_cli.kubectl.pods import (
     SeenPod,
     list_pods,
     read_pod,
+    with_events,
     with_loads,
-    with_prepare_failures,
 )
 from drakit_cli.kubectl.targets import CLASS, NODE, POD, ObjectKind, Target
 from drakit_cli.kubectl.workloads import WorkloadReport, find_workload
@@ -119,7 +119,7 @@ async def _explain(
     facts = [each.facts for each in pods]
     found = await _gather_for(session, facts, namespace=namespace, everywhere=everywhere)
     found = await _complete(session, found, facts)
-    found = await with_prepare_failures(session, found, facts)
+    found = await with_events(session, found, facts)
     reports = await explain_pods(pods, found, confirm=partial(confirm, session, found), brief=brief)
     return reports, found
 

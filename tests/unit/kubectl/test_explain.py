@@ -646,6 +646,51 @@ async def test_the_event_of_a_failed_prepare_is_quoted(placed, run, events, quot
         assert "its devices have no known problem" in body["message"]
 
 
+@pytest.mark.parametrize("known", [True, False])
+async def test_what_else_keeps_a_container_from_starting_is_quoted(placed, run, known):
+    placed.change(POD, {"status": {"phase": "Pending"}})
+    if known:
+        event(placed, "e", of=POD, reason="FailedMount", message="no such volume", at=1)
+    code, body = await run.json("explain", "pod/placed")
+    assert (code, [each["code"] for each in body["reasons"]]) == (1, ["ClaimsNotPrepared"])
+    assert (
+        body["message"].endswith(
+            "has not prepared its claims, volumes or network; Event FailedMount: no such volume"
+        )
+        is known
+    )
+    assert ("read its Events" in body["message"]) is not known
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_the_event_of_a_claim_that_is_not_created_is_quoted(stuck, run, known):
+    stuck.template("gpus")
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "gpus"}]
+    stuck.pod("alone", resourceClaims=claims)
+    path = "/api/v1/namespaces/lab/pods/alone"
+    stuck.change(path, {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}})
+    if known:
+        said = "exceeded quota"
+        event(stuck, "e", of=path, reason="FailedResourceClaimCreation", message=said, at=1)
+    code, body = await run.json("explain", "alone")
+    assert (code, [each["code"] for each in body["reasons"]]) == (1, ["ResourceClaimNotCreated"])
+    quoted = "; Event FailedResourceClaimCreation: exceeded quota"
+    assert body["message"].endswith(quoted) is known
+    assert ("of the pod has the cause" in body["message"]) is not known
+
+
+async def test_the_event_of_a_failed_unprepare_is_quoted(placed, run):
+    placed.change(
+        POD, {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": []}}
+    )
+    event(placed, "e", of=MINE, reason="UnprepareFailed", message="the lamp is stuck", at=1)
+    event(placed, "f", of=MINE, reason="PrepareFailed", message="long ago", at=0)
+    code, body = await run.json("explain", "pod/placed")
+    assert (code, [each["code"] for each in body["reasons"]]) == (1, ["ClaimsNotUnprepared"])
+    assert body["message"].endswith("; Event UnprepareFailed: the lamp is stuck")
+    assert "kubectl describe" not in body["message"]
+
+
 async def test_a_failed_prepare_is_quoted_before_the_pod_is_settled(placed, run):
     now = datetime.now(UTC).isoformat()
     condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": now}
