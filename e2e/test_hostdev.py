@@ -67,11 +67,16 @@ def status(cluster: Cluster, name: str) -> dict[str, Any]:
     return json.loads(cluster.kubectl("get", "hdp", name, "-o", "json").stdout).get("status", {})
 
 
-def condition(cluster: Cluster, name: str) -> tuple[str, str, str]:
-    """Return status, reason and message of the condition Ready."""
+def condition(cluster: Cluster, name: str, which: str = "Applied") -> tuple[str, str, str]:
+    """Return status, reason and message of a condition."""
     for each in status(cluster, name).get("conditions", []):
-        return each["status"], each["reason"], each["message"]
+        if each["type"] == which:
+            return each["status"], each["reason"], each["message"]
     return "", "", ""
+
+
+WRITTEN_SECONDS = 90
+"""The operator writes a status of the same generation once in 60 s."""
 
 
 def is_ready(cluster: Cluster, name: str, *, generation: int | None = None) -> bool:
@@ -101,14 +106,13 @@ def test_a_policy_is_applied_changed_broken_mended_and_deleted_while_a_pod_runs(
     with hotplugged_loop(LAMP), applied(release, lamp):
         wait_for("the policy to be ready", lambda: is_ready(release, "lamp"))
         found = status(release, "lamp")
-        assert (found["nodes"], found["matched"], found["devices"]) == (1, 1, 1)
+        assert (found["appliedNodes"], found["nodes"], found["devices"]) == (1, 1, 1)
         assert found["deviceClass"] == "lamp.drakit.dev"
 
         space.apply(template("disk", ("disk", "lamp.drakit.dev")))
         space.apply(pod("holder", ("disk", from_template("disk"))))
         space.wait_phase("holder", "Running")
         assert devices_of(space.claim_of("holder", "disk")) == [device]
-        wait_for("the allocation to be counted", lambda: status(release, "lamp")["allocated"] == 1)
 
         # The API server rejects most mistakes, the node the rest: the last valid version stays.
         with pytest.raises(CommandError, match=r"must end in '/'|not supported for block devices"):
@@ -116,9 +120,9 @@ def test_a_policy_is_applied_changed_broken_mended_and_deleted_while_a_pod_runs(
         change(release, "lamp", {"match": [{"subsystem": "mem", "paths": ["/dev/mem"]}]})
         wait_for(
             "the mistake to be reported",
-            lambda: condition(release, "lamp")[:2] == ("False", "NodeProblems"),
+            lambda: condition(release, "lamp", "Accepted")[:2] == ("False", "Refused"),
         )
-        assert "/dev/mem is dangerous" in condition(release, "lamp")[2]
+        assert "/dev/mem is dangerous" in condition(release, "lamp", "Accepted")[2]
         holds_for("the device stays", lambda: device in published(release), seconds=2)
 
         change(release, "lamp", {"match": lamp["spec"]["match"], "container": {"path": "/dev/lit"}})
@@ -130,7 +134,11 @@ def test_a_policy_is_applied_changed_broken_mended_and_deleted_while_a_pod_runs(
         # A younger policy for the same device: both say so, and the older one keeps it.
         with applied(release, policy("rival", release, f"/dev/loop{LAMP}")):
             wait_for("the conflict", lambda: status(release, "rival").get("conflicts"))
-            wait_for("the conflict of the other", lambda: status(release, "lamp")["conflicts"])
+            wait_for(
+                "the conflict of the other",
+                lambda: condition(release, "lamp", "Conflicting")[0] == "True",
+                seconds=WRITTEN_SECONDS,
+            )
             (conflict,) = status(release, "rival")["conflicts"]
             assert (conflict["device"], conflict["policy"]) == (f"/dev/loop{LAMP}", "lamp")
             assert device in published(release)
@@ -196,13 +204,17 @@ def test_a_class_of_somebody_else_is_reported_and_not_changed(release):
         with applied(release, policy("spare", release, f"/dev/loop{SPARE}")):
             wait_for(
                 "the conflict",
-                lambda: condition(release, "spare")[:2] == ("False", "DeviceClassConflict"),
+                lambda: condition(release, "spare", "Accepted")[1] == "DeviceClassConflict",
             )
             kept = json.loads(release.kubectl("get", "deviceclass", name, "-o", "json").stdout)
             assert kept["spec"]["selectors"] == theirs["spec"]["selectors"]
             release.kubectl("delete", "deviceclass", name)
             wait_for("its own class", lambda: has_class(release, name))
-            wait_for("no conflict", lambda: condition(release, "spare")[1] != "DeviceClassConflict")
+            wait_for(
+                "no conflict",
+                lambda: condition(release, "spare", "Accepted")[1] == "Accepted",
+                seconds=WRITTEN_SECONDS,
+            )
         wait_for("its class to go", lambda: not has_class(release, name))
     finally:
         release.kubectl("delete", "deviceclass", name, "--ignore-not-found")
@@ -214,9 +226,9 @@ def test_an_extended_resource_needs_a_prefix_in_the_values(release):
     with applied(release, body):
         wait_for(
             "the refusal",
-            lambda: condition(release, "spare")[:2] == ("False", "DeviceClassConflict"),
+            lambda: condition(release, "spare", "Accepted")[1] == "DeviceClassConflict",
         )
-        message = condition(release, "spare")[2]
+        message = condition(release, "spare", "Accepted")[2]
         assert "the extended resource 'lab.test/spare' does not begin with a prefix" in message
         assert "hostdev.extendedResourcePrefixes; add its prefix to the value" in message
         allowed = f"{PREFIX}spare"

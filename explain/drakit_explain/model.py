@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from drakit_explain.devices import NO_DEVICES, Amount, CounterSetFacts, Devices, Place, TaintFacts
 from drakit_formats.resource.objects import Object
@@ -392,6 +392,9 @@ class ClassFacts:
     created: str = ""
     """API: ``creationTimestamp``; of classes with one extended resource, the youngest counts."""
 
+    owner: str = ""
+    """The UID of the object that controls it, such as a HostDevicePolicy."""
+
     @property
     def reference(self) -> ObjectReference:
         return ObjectReference("DeviceClass", self.name, self.uid)
@@ -474,6 +477,15 @@ class PolicyFacts:
     """How many shares of each device it offers as entries (API: ``sharing.users`` in mode
     ``Users``); 0 in other modes."""
 
+    node_selector: Object | None = None
+    """A LabelSelector, raw."""
+
+    status: Object = field(default_factory=dict[str, Any])
+    """Raw."""
+
+    version: str = ""
+    """API: ``resourceVersion``."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceConflict:
@@ -491,7 +503,13 @@ class PolicyReport:
     observed_generation: int
     matched: int
     published: int
+    generation: int = 0
+    """The generation that is in effect; 0 if none is."""
+
     problem: str = ""
+    in_use: int = 0
+    """Devices that claims hold although the policy no longer offers them."""
+
     conflicts: tuple[DeviceConflict, ...] = ()
 
 
@@ -519,6 +537,9 @@ class ReportFacts:
     node: str
     driver: str
     policies: tuple[PolicyReport, ...] = ()
+    policies_omitted: bool = False
+    """It does not list all policies: some without a problem and without devices are left out."""
+
     refused: str = ""
     """Why the driver refused its policies."""
 

@@ -241,6 +241,14 @@ def project_class(body: Object) -> ClassFacts:
         selectors=_selectors(spec) if _json_bytes(spec.get("selectors")) <= MAX_CONTENT else ("",),
         extended_resource=text(spec, "extendedResourceName"),
         created=text(metadata, "creationTimestamp"),
+        owner=next(
+            (
+                text(each, "uid")
+                for each in children(metadata, "ownerReferences")
+                if each.get("controller")
+            ),
+            "",
+        ),
     )
 
 

@@ -53,6 +53,9 @@ def project_policy(body: Object) -> PolicyFacts:
         class_name=text(device_class, "name") or f"{name}.drakit.dev",
         extended_resource=text(device_class, "extendedResourceName"),
         shares=int(sharing.get("users") or 0) if sharing.get("mode") == "Users" else 0,
+        node_selector=child(body, "spec").get("nodeSelector"),
+        status=child(body, "status"),
+        version=text(metadata, "resourceVersion"),
     )
 
 
@@ -65,6 +68,7 @@ def project_report(body: Object) -> ReportFacts:
         node=text(body, "spec", "nodeName"),
         driver=text(body, "spec", "driver"),
         policies=tuple(_outcome(each) for each in children(status, "policies")),
+        policies_omitted=bool(status.get("policiesOmitted")),
         refused=text(status, "policiesRefused"),
         registration=_registration(children(status, "conditions")),
         unhealthy=tuple(
@@ -104,6 +108,8 @@ def _outcome(body: Object) -> PolicyReport:
         observed_generation=int(body.get("observedGeneration") or 0),
         matched=int(body.get("matched") or 0),
         published=int(body.get("published") or 0),
+        generation=int(body.get("generation") or 0),
+        in_use=int(body.get("inUse") or 0),
         problem=text(body, "problem"),
         conflicts=tuple(
             DeviceConflict(device=text(each, "device"), policy=text(each, "policy"))

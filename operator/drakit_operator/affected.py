@@ -14,8 +14,8 @@ from drakit_explain.broken import node_of_claim
 from drakit_explain.devices import DeviceFacts
 from drakit_explain.model import (
     ClaimFacts,
-    ClassFacts,
     DeviceID,
+    NodeFacts,
     PodFacts,
     PolicyFacts,
     PoolID,
@@ -35,7 +35,6 @@ from drakit_operator.kinds import (
     TEMPLATES,
     Name,
 )
-from drakit_operator.policies.status import DRIVER
 from drakit_operator.store import Change, Store
 
 # ---------------------------------------------------------------- pods and claims
@@ -246,27 +245,36 @@ def _comes_or_goes(change: Change) -> bool:
 
 
 def policies_affected(changes: Iterable[Change], store: Store) -> set[Name]:
-    """Return the policies whose DeviceClass or status may have to change. Kopf reports changes of
-    the policies themselves."""
+    """Return the policies whose DeviceClass or status may have to change."""
     found: set[Name] = set()
     policies = store.world.of(PolicyFacts)
-    if not policies:
-        return found
     for change in changes:
-        for fact in (change.old, change.new):
-            if isinstance(fact, ReportFacts):
-                found |= {Name("", each.name) for each in fact.policies} & policies.keys()
-            elif isinstance(fact, ClassFacts):
-                found |= {name for name, each in policies.items() if each.class_name == fact.name}
-            elif fact is not None and _has_our_devices(fact):
-                return set(policies)
+        old, new = change.old, change.new
+        if isinstance(old, ReportFacts) or isinstance(new, ReportFacts):
+            found |= _policies_of_report(old, new) & policies.keys()
+        elif isinstance(old, NodeFacts) or isinstance(new, NodeFacts):
+            if _of_policies(old) != _of_policies(new):
+                found |= policies.keys()  # each has a selector
+        elif change.kind is CLASSES:
+            found |= {
+                name for name, each in policies.items() if each.class_name == change.name.name
+            }
+        elif _spec_of(old) != _spec_of(new):  # its status is what the operator wrote
+            found.add(change.name)
     return found
 
 
-def _has_our_devices(fact: object) -> bool:
-    if isinstance(fact, SliceFacts):
-        return fact.driver == DRIVER
-    if isinstance(fact, ClaimFacts):
-        shared = (share.device for share in fact.shares)
-        return any(device.driver == DRIVER for device in (*fact.devices, *shared))
-    return False
+def _policies_of_report(old: object, new: object) -> set[Name]:
+    """Return the policies of which a node reports something else."""
+    before, after = (of.policies if isinstance(of, ReportFacts) else () for of in (old, new))
+    one, other = (of.refused if isinstance(of, ReportFacts) else None for of in (old, new))
+    outcomes = set(before) ^ set(after) if one == other else {*before, *after}
+    return {Name("", each.name) for each in outcomes}
+
+
+def _spec_of(policy: object) -> object:
+    return (policy.uid, policy.generation) if isinstance(policy, PolicyFacts) else None
+
+
+def _of_policies(node: object) -> object:
+    return (node.ready, node.labels) if isinstance(node, NodeFacts) else None

@@ -376,7 +376,7 @@ class _Leader:
             handlers = PolicyHandlers(
                 session,
                 self._store,
-                self._policies,
+                on_changes=self.reconciler.changed,
                 on_started=self._on_kopf_started,
                 recheck_seconds=self._config.resync_period,
             )

@@ -44,6 +44,7 @@ from drakit_operator.kinds import (
     CLASSES,
     NODES,
     PODS,
+    POLICIES,
     SLICES,
     TEMPLATES,
     Kind,
@@ -184,12 +185,13 @@ class Reconciler:
         debounce_seconds: float,
         selectors: Selectors,
         name_all_holders: bool = False,
-        refresh_policy: Callable[[str], Awaitable[None]],
+        refresh_policy: Callable[[str], Awaitable[float | None]],
         is_current: Callable[[], bool],
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """
-        :param refresh_policy: reconciles the HostDevicePolicy of a name; it may raise ApiError.
+        :param refresh_policy: reconciles the HostDevicePolicy of a name, and returns in how many
+            seconds to do it again; it may raise ApiError.
         :param is_current: returns whether the store has all objects. While it does not, no problem
             is certain.
         :param clock: measures checks, in seconds.
@@ -209,8 +211,10 @@ class Reconciler:
 
     def changed(self, changes: Sequence[Change]) -> None:
         """Queue the objects that these changes affect; a batch costs one check per object."""
+        # A new spec is answered at once.
+        policy_seconds = 0.0 if all(each.kind is POLICIES for each in changes) else POLICY_SECONDS
         for name in policies_affected(changes, self._store):
-            self._queue.add_after(Key(POLICY, name), POLICY_SECONDS)
+            self._queue.add_after(Key(POLICY, name), policy_seconds)
         for change in changes:
             self._follow_ages(change)
         for word, concern in self._concerns.items():
@@ -268,7 +272,8 @@ class Reconciler:
         result, again = "success", None
         try:
             if key.concern == POLICY:
-                await self._refresh_policy(key.name.name)
+                current = self._is_current()  # the status sums up all reports
+                again = await self._refresh_policy(key.name.name) if current else OUTDATED_SECONDS
             else:
                 again = await self._announce_problems(self._concerns[key.concern], key.name)
         except Exception as error:

@@ -65,6 +65,16 @@ def selects_node(selector: Object | None, *, name: str, labels: Mapping[str, str
     return False
 
 
+def selects_labels(selector: Object | None, labels: Mapping[str, str]) -> bool:
+    """Evaluate a LabelSelector (meta/v1); no selector means all labels."""
+    if selector is None:
+        return True
+    wanted: Mapping[str, str] = selector.get("matchLabels") or {}
+    return wanted.items() <= labels.items() and all(
+        _holds(each, labels) for each in children(selector, "matchExpressions")
+    )
+
+
 def _holds(requirement: Object, facts: Mapping[str, str]) -> bool:
     key, operator = requirement["key"], requirement["operator"]
     values: list[str] = requirement.get("values") or []

@@ -1,9 +1,9 @@
 """
-Kopf's handlers of HostDevicePolicies, which admins write.
+Kopf's handler of HostDevicePolicies, which admins write.
 
-Kopf runs on the leader, in the main loop. Its state is in the status of a policy (``status.kopf``),
-so the operator needs no permission for the rest of the object. There are no finalizers, hence no
-handlers of deletions: the garbage collector deletes the DeviceClass.
+Kopf runs on the leader, in the main loop, and only watches: its handlers of changes would write
+their state into the status of a policy, and each write wakes up all node plugins. There are no
+finalizers: the garbage collector deletes the DeviceClass.
 
 It must not know what is reconciled.
 """
@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from drakit_daemon.kube import ApiError, Session
 from drakit_explain.model import PolicyFacts
 from drakit_operator.kinds import POLICIES, Absence, Served, find, name_of
 from drakit_operator.kopf_import import Insights, kopf
-from drakit_operator.policies.controller import PolicyController
-from drakit_operator.store import Store
+from drakit_operator.store import Change, Store
 
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 10.0
-"""Pause before a handler, or the search for the resource, is repeated that an error ended."""
+"""Pause before the search for the resource is repeated that an error ended."""
 
 STOP_SECONDS = 2.0
 """Longest wait for Kopf's end."""
@@ -47,19 +46,20 @@ class PolicyHandlers:
         self,
         session: Session,
         store: Store,
-        controller: PolicyController,
         *,
+        on_changes: Callable[[Sequence[Change]], None],
         on_started: Callable[[], None],
         recheck_seconds: float,
     ) -> None:
         """
         :param session: of Kopf alone, because Kopf closes its HTTP client. The caller closes it.
+        :param on_changes: takes changes of the store.
         :param on_started: called when Kopf has started, and has replaced the handlers of signals.
         :param recheck_seconds: the interval at which the custom resource is looked for.
         """
         self._session = session
         self._store = store
-        self._controller = controller
+        self._on_changes = on_changes
         self._on_started = on_started
         self._recheck_seconds = recheck_seconds
 
@@ -125,13 +125,9 @@ class PolicyHandlers:
         kopf.on.startup(registry=registry)(self._configure)
         kopf.on.login(registry=registry)(self._login)
         kopf.on.event(*_SELECTOR, registry=registry)(self._seen)
-        for on in (kopf.on.create, kopf.on.update, kopf.on.resume):
-            on(*_SELECTOR, id="reconcile", registry=registry)(self._reconcile)
         return registry
 
     async def _configure(self, settings: kopf.OperatorSettings, **_: Any) -> None:
-        settings.persistence.diffbase_storage = kopf.StatusDiffBaseStorage()
-        settings.persistence.progress_storage = kopf.StatusProgressStorage()
         # Nothing of ours has a finalizer. Kopf would remove its own from the objects of another
         # operator made with Kopf.
         settings.persistence.finalizer = "drakit.dev/never-set"
@@ -149,20 +145,14 @@ class PolicyHandlers:
         return kopf.AiohttpSession(server=self._session.server, aiohttp_session=self._session.http)
 
     async def _seen(self, *, event: Any, **_: Any) -> None:
-        """Keep the facts of a policy: changes of other objects can affect its status."""
+        """Keep the facts of a policy."""
         body: dict[str, Any] = dict(event["object"])
         if event["type"] == "DELETED":
-            self._store.remove(POLICIES, name_of(body), uid=body["metadata"]["uid"])
+            change = self._store.remove(POLICIES, name_of(body), uid=body["metadata"]["uid"])
         else:
-            self._store.apply(POLICIES, _facts(body))
-
-    async def _reconcile(self, *, body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
-        policy = _facts(dict(body))
-        try:
-            change = await self._controller.reconcile(policy, dict(body.get("status") or {}))
-        except ApiError as error:
-            raise kopf.TemporaryError(str(error), delay=RETRY_SECONDS) from error
-        patch.status.update(change)
+            change = self._store.apply(POLICIES, _facts(body))
+        if change is not None:
+            self._on_changes([change])
 
 
 def _facts(body: dict[str, Any]) -> PolicyFacts:

@@ -1,21 +1,23 @@
 """
 The desired DeviceClass and status of one HostDevicePolicy, from the facts of the store. Pure.
 
-The status sums up what the nodes report (NodeDeviceReport) and what their ResourceSlices contain.
-Lists in it are bounded: a policy can apply to thousands of nodes.
+The status sums up what the nodes report (NodeDeviceReport). It concerns the nodes to which the
+policy applies: those that are ready, that its selector selects, and that have a report of the
+driver. Lists in it are bounded: a policy can apply to thousands of nodes.
 
 It must not know queues, clocks, Kopf or sessions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from drakit_explain.model import DeviceID, PolicyFacts, PolicyReport, ReportFacts, SliceFacts
-from drakit_explain.world import World
+from drakit_explain.model import NodeFacts, PolicyFacts, PolicyReport, ReportFacts
+from drakit_explain.world import Name, World
 from drakit_formats.crds import API_VERSION
+from drakit_formats.resource.nodes import selects_labels
 
 DRIVER = "hostdev.drakit.dev"
 """The driver of HostDevicePolicies."""
@@ -32,15 +34,29 @@ NAMED = 3
 Object = dict[str, Any]
 
 
+State = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """A condition without times."""
+
+    type: Literal["Accepted", "Applied", "Conflicting"]
+    status: State
+    reason: str
+    message: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
     """The status of a policy, without times."""
 
-    ready: Literal["True", "False", "Unknown"]
-    reason: str
-    message: str
+    conditions: tuple[Condition, ...]
     fields: Mapping[str, Any]
     """The other fields of the status, as the API has them."""
+
+    settled: bool
+    """All nodes have answered the current generation."""
 
 
 # ------------------------------------------------------------ the DeviceClass
@@ -80,13 +96,17 @@ def desired_class(policy: PolicyFacts, *, api_version: str) -> Object | None:
     }
 
 
-def owns(policy: PolicyFacts, device_class: Mapping[str, Any]) -> bool:
-    """Return whether a DeviceClass belongs to a policy: an admission policy allows no other."""
-    owners: list[Mapping[str, Any]] = device_class["metadata"].get("ownerReferences") or []
-    return any(each.get("uid") == policy.uid and each.get("controller") for each in owners)
-
-
 # ------------------------------------------------------------ the status
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What one node makes of the policy."""
+
+    node: str
+    state: Literal["applied", "behind", "refused", "problem", "in use"]
+    report: PolicyReport
+    message: str = ""
 
 
 def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Status:
@@ -95,95 +115,155 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
 
     :param class_problem: why its DeviceClass cannot be maintained; empty if it is in order.
     """
-    reports = sorted(_reports(policy, world), key=lambda each: each[0])
-    problems = [
-        {"node": node, "message": report.problem} for node, report in reports if report.problem
-    ]
-    matching = [node for node, report in reports if report.matched]
-    behind = [node for node, each in reports if each.observed_generation < policy.generation]
-    conflicts = [
-        {"node": node, "device": each.device, "policy": each.policy}
-        for node, report in reports
-        for each in report.conflicts
-    ]
+    answers = sorted(_answers(policy, world), key=lambda each: each.node)
+    applied = sum(each.state == "applied" for each in answers)
+    problems = [{"node": each.node, "message": each.message} for each in answers if each.message]
+    conflicts = {
+        (each.node, device.device, device.policy): {
+            "node": each.node,
+            "device": device.device,
+            "policy": device.policy,
+        }
+        for each in answers
+        for device in each.report.conflicts
+    }
     fields: Object = {
         "observedGeneration": policy.generation,
-        "nodes": len(matching),
-        "matched": sum(report.matched for _, report in reports),
-        **_devices(policy, world),
-        "conflicts": conflicts[:LISTED],
+        "desiredNodes": len(answers),
+        "appliedNodes": applied,
+        "nodes": sum(each.report.matched > 0 for each in answers),
+        "devices": sum(each.report.published for each in answers),
+        "conflicts": list(conflicts.values())[:LISTED],
         "problems": problems[:LISTED],
     }
     if policy.create_class and not class_problem:
         fields["deviceClass"] = policy.class_name
+    return Status(
+        conditions=(
+            _accepted(answers, policy, class_problem),
+            _applied(answers, policy, applied),
+            _conflicting(answers, list(conflicts.values())),
+        ),
+        fields=fields,
+        settled=bool(answers) and all(each.state != "behind" for each in answers),
+    )
+
+
+_NO_NODES = (
+    "no ready node that nodeSelector selects reports the driver: check nodeSelector, and that the "
+    "node plugin with hostdev.enabled runs on the nodes"
+)
+
+
+def _accepted(answers: Sequence[_Answer], policy: PolicyFacts, class_problem: str) -> Condition:
+    refused = [each for each in answers if each.state == "refused"]
+    known = sum(each.state != "behind" for each in answers)
     if class_problem:
-        return Status(
-            ready="False", reason="DeviceClassConflict", message=class_problem, fields=fields
-        )
-    if problems:
-        names = _names(each["node"] for each in problems)
-        message = f"{_count(len(problems), 'node')} cannot apply the policy ({names}): "
-        return Status(
-            ready="False",
-            reason="NodeProblems",
-            message=message + problems[0]["message"],
-            fields=fields,
-        )
-    if behind:
+        status, reason, message = "False", "DeviceClassConflict", class_problem
+    elif refused:
+        status, reason = "False", "Refused"
         message = (
-            f"waiting for {_count(len(behind), 'node')} to report generation {policy.generation}: "
-            f"{_names(behind)}"
+            f"{_count(len(refused), 'node')} {'refuses' if len(refused) == 1 else 'refuse'} "
+            f"generation {policy.generation} ({_names(refused)}): {refused[0].message}"
         )
-        return Status(ready="Unknown", reason="Pending", message=message, fields=fields)
-    if not reports:
-        message = (
-            "no node reports this policy: check its nodeSelector, and that the node plugin with "
-            "hostdev.enabled runs on the nodes"
+    elif not answers:
+        status, reason, message = "Unknown", "NoNodes", _NO_NODES
+    elif not known:
+        status, reason = "Unknown", "Pending"
+        message = f"no node has checked generation {policy.generation} yet"
+    else:
+        status, reason = "True", "Accepted"
+        message = f"{known} of {_count(len(answers), 'node')} accept it, and none refuses it"
+    return Condition(type="Accepted", status=status, reason=reason, message=message)
+
+
+def _applied(answers: Sequence[_Answer], policy: PolicyFacts, applied: int) -> Condition:
+    message = f"{applied} of {_count(len(answers), 'node')} apply generation {policy.generation}"
+
+    def of(state: str) -> list[_Answer]:
+        return [each for each in answers if each.state == state]
+
+    status = "False"
+    if not answers:
+        status, reason, message = "Unknown", "NoNodes", _NO_NODES
+    elif failing := of("refused") or of("problem"):
+        reason = "Refused" if failing[0].state == "refused" else "NodeProblems"
+        message += f"; {_names(failing)}: {failing[0].message}"
+    elif behind := of("behind"):
+        reason = "Progressing"
+        message += f"; waiting for {_names(behind)}"
+    elif holding := of("in use"):
+        reason = "DevicesInUse"
+        message += f"; {_names(holding)}: {holding[0].message}"
+    elif not any(each.report.matched for each in answers):
+        status, reason = "True", "NoDeviceMatched"
+        message += (
+            "; no node has a device that it matches: connect a device, or check spec.match "
+            "('drakit node devices' in a pod of the node plugin lists devices)"
         )
-        return Status(ready="Unknown", reason="NoNodes", message=message, fields=fields)
-    if not matching:
-        message = (
-            "no node has a device that the policy matches: connect a device, or check spec.match "
-            "and spec.nodeSelector ('drakit node devices' in a pod of the node plugin lists "
-            "devices)"
-        )
-        return Status(ready="False", reason="NoDeviceMatched", message=message, fields=fields)
-    verb = "has" if len(matching) == 1 else "have"
-    message = f"{_count(len(matching), 'node')} {verb} matching devices"
+    else:
+        status, reason = "True", "Applied"
+    return Condition(type="Applied", status=status, reason=reason, message=message)
+
+
+def _conflicting(answers: Sequence[_Answer], conflicts: Sequence[Object]) -> Condition:
+    status: State
     if conflicts:
-        message += f"; another policy also matches {_count(len(conflicts), 'device')}"
-    return Status(ready="True", reason="Applied", message=message, fields=fields)
+        first = conflicts[0]
+        status, reason = "True", "DevicesMatchedTwice"
+        message = (
+            f"other policies also match {_count(len(conflicts), 'device')}: policy "
+            f"{first['policy']} matches {first['device']} on {first['node']}"
+        )
+    elif not answers:
+        status, reason, message = "Unknown", "NoNodes", _NO_NODES
+    elif all(each.state == "behind" for each in answers):
+        status, reason, message = "Unknown", "Pending", "no node has reported it yet"
+    else:
+        status, reason = "False", "NoConflict"
+        message = "no other policy matches its devices"
+    return Condition(type="Conflicting", status=status, reason=reason, message=message)
 
 
-def _reports(policy: PolicyFacts, world: World) -> Iterator[tuple[str, PolicyReport]]:
+def _answers(policy: PolicyFacts, world: World) -> Iterator[_Answer]:
+    nodes = world.of(NodeFacts)
     for report in world.of(ReportFacts).values():
         if report.driver != DRIVER:
             continue
-        for outcome in report.policies:
-            if outcome.name == policy.name:
-                yield report.node, outcome
-
-
-def _devices(policy: PolicyFacts, world: World) -> Object:
-    counts = {"devices": 0, "healthy": 0, "allocated": 0}
-    for each in world.of(SliceFacts).values():
-        if each.driver != DRIVER:
-            continue
-        for device in each.devices:
-            if device.attribute("policy", DRIVER) != policy.name:
+        if nodes:  # an operator that may not read nodes takes all reports
+            node = nodes.get(Name("", report.node))
+            if node is None or not node.ready:
                 continue
-            identity = DeviceID(each.driver, each.pool, device.name)
-            counts["devices"] += 1
-            counts["healthy"] += not device.taints
-            counts["allocated"] += world.is_allocated(identity) or world.is_shared(identity)
-    return counts
+            if not selects_labels(policy.node_selector, node.labels):
+                continue
+        yield _answer(policy, report)
+
+
+def _answer(policy: PolicyFacts, report: ReportFacts) -> _Answer:
+    name, node = policy.name, report.node
+    found = next((each for each in report.policies if each.name == name), None)
+    if found is None:
+        nothing = PolicyReport(name=name, observed_generation=0, matched=0, published=0)
+        return _Answer(node, "applied" if report.policies_omitted else "behind", nothing)
+    if found.observed_generation != policy.generation:
+        return _Answer(node, "behind", found)
+    if found.generation != policy.generation:
+        return _Answer(node, "refused" if found.problem else "behind", found, found.problem)
+    if problem := report.refused or found.problem:
+        return _Answer(node, "problem", found, problem)
+    if found.in_use:
+        message = (
+            f"claims hold {_count(found.in_use, 'device')} that the policy no longer offers; "
+            "delete the pods that use them"
+        )
+        return _Answer(node, "in use", found, message)
+    return _Answer(node, "applied", found)
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _names(nodes: Iterable[str]) -> str:
-    listed = list(nodes)
-    shown = ", ".join(listed[:NAMED])
-    return shown if len(listed) <= NAMED else f"{shown} and {len(listed) - NAMED} more"
+def _names(answers: Sequence[_Answer]) -> str:
+    shown = ", ".join(each.node for each in answers[:NAMED])
+    return shown if len(answers) <= NAMED else f"{shown} and {len(answers) - NAMED} more"

@@ -103,7 +103,13 @@ class Cluster(Objects):
 
     def add_report(self, node: str, *policies: str, generation: int = 1) -> None:
         outcomes = [
-            {"name": each, "observedGeneration": generation, "matched": 1, "published": 1}
+            {
+                "name": each,
+                "observedGeneration": generation,
+                "generation": generation,
+                "matched": 1,
+                "published": 1,
+            }
             for each in policies
         ]
         driver = "hostdev.drakit.dev"

@@ -5,58 +5,67 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from drakit.testing.apiserver import FakeApiServer
-from drakit_daemon.kube import ConflictError, UnavailableError, connect
-from drakit_explain.devices import TaintFacts
-from drakit_explain.model import DeviceConflict, DeviceID, PolicyFacts, PolicyReport, ReportFacts
+from drakit_daemon.kube import ConflictError, Session, UnavailableError, connect
+from drakit_explain.model import (
+    ClassFacts,
+    DeviceConflict,
+    NodeFacts,
+    PolicyFacts,
+    PolicyReport,
+    ReportFacts,
+)
+from drakit_explain.projection import project_class
 from drakit_explain.reports import project_policy
-from drakit_explain.world import Fact, name_of_fact
+from drakit_explain.world import Fact, Name, name_of_fact
 from drakit_formats import crds
 from drakit_operator.affected import policies_affected
-from drakit_operator.kinds import CLASSES, REPORTS
+from drakit_operator.kinds import CLASSES, NODES, POLICIES, REPORTS, Kind
 from drakit_operator.policies import handlers
 from drakit_operator.policies.controller import PolicyController
 from drakit_operator.policies.status import DRIVER, Status, desired_class, status_of
 from drakit_operator.store import Change, Store
 from tests.fakes.operator_reconciler import Bench
-from tests.fakes.world import device, holding, slice_on
 
-POLICY = PolicyFacts(name="serial", uid="uid-serial", generation=3, class_name="serial.drakit.dev")
+SELECTOR = {"matchLabels": {"lab": "yes"}}
+POLICY = PolicyFacts(
+    name="serial",
+    uid="uid-serial",
+    generation=3,
+    class_name="serial.drakit.dev",
+    node_selector=SELECTOR,
+    version="2",
+)
 CLASS = "/apis/resource.k8s.io/v1/deviceclasses/serial.drakit.dev"
 PATH = f"/apis/{crds.API_VERSION}/hostdevicepolicies/serial"
 THEN = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
 
 
-def report(node: str, *policies: PolicyReport, driver: str = DRIVER) -> ReportFacts:
-    return ReportFacts(
-        name=f"{node}.{driver}", uid=f"uid-{node}", node=node, driver=driver, policies=policies
-    )
+def report(node: str, *policies: PolicyReport, driver: str = DRIVER, **fields: Any) -> ReportFacts:
+    name, uid = f"{node}.{driver}", f"uid-{node}"
+    return ReportFacts(name=name, uid=uid, node=node, driver=driver, policies=policies, **fields)
 
 
 def outcome(**changes: Any) -> PolicyReport:
-    values = {"name": "serial", "observed_generation": 3, "matched": 2, "published": 1}
+    values = {
+        "name": "serial",
+        "observed_generation": 3,
+        "generation": 3,
+        "matched": 2,
+        "published": 1,
+    }
     return PolicyReport(**{**values, **changes})
 
 
-def slice_of(node: str, devices: Mapping[str, str], *, tainted: Iterable[str] = ()) -> Fact:
-    """A slice with devices by name, each with the name of its policy."""
-    gone = TaintFacts(key="drakit.dev/gone", effect="NoSchedule")
-    made = [
-        device(name, attributes={"policy": policy}, taints=(gone,) if name in tainted else ())
-        for name, policy in devices.items()
-    ]
-    return replace(slice_on(node, *made), driver=DRIVER)
-
-
-def claim_of(node: str, device: str) -> Fact:
-    return replace(holding("claim"), devices=(DeviceID(DRIVER, node, device),))
+def node(name: str, *, ready: bool = True, **labels: str) -> NodeFacts:
+    labels = labels or {"lab": "yes"}
+    return NodeFacts(name=name, uid=f"uid-{name}", labels=labels, ready=ready)
 
 
 def store_of(*facts: Fact) -> Store:
@@ -67,33 +76,41 @@ def store_of(*facts: Fact) -> Store:
 
 
 def status(*facts: Fact, policy: PolicyFacts = POLICY, class_problem: str = "") -> Status:
-    return status_of(policy, store_of(policy, *facts).world, class_problem=class_problem)
+    """The status in a cluster with the nodes of the reports."""
+    nodes = [node(each.node) for each in facts if isinstance(each, ReportFacts)]
+    world = store_of(*nodes, policy, *facts).world
+    return status_of(policy, world, class_problem=class_problem)
+
+
+def conditions(found: Status) -> dict[str, tuple[str, str]]:
+    return {each.type: (each.status, each.reason) for each in found.conditions}
+
+
+def message(found: Status, condition: str) -> str:
+    return next(each.message for each in found.conditions if each.type == condition)
 
 
 # ------------------------------------------------------------ the status
 
 
-def test_the_status_sums_up_reports_and_slices():
+def test_the_status_sums_up_the_reports():
     found = status(
         report("a", outcome(matched=3, published=2)),
         report("b", outcome(), outcome(name="other", problem="not ours")),
         report("c", outcome(problem="of another driver"), driver="gpu.example.com"),
-        slice_of("a", {"s0": "serial", "s1": "serial", "k": "kvm"}, tainted=["s1"]),
-        slice_of("b", {"s0": "serial"}),
-        claim_of("b", "s0"),
     )
-    assert (found.ready, found.reason, found.message) == (
-        "True",
-        "Applied",
-        "2 nodes have matching devices",
-    )
+    assert conditions(found) == {
+        "Accepted": ("True", "Accepted"),
+        "Applied": ("True", "Applied"),
+        "Conflicting": ("False", "NoConflict"),
+    }
+    assert message(found, "Applied") == "2 of 2 nodes apply generation 3"
     assert found.fields == {
         "observedGeneration": 3,
+        "desiredNodes": 2,
+        "appliedNodes": 2,
         "nodes": 2,
-        "matched": 5,
         "devices": 3,
-        "healthy": 2,
-        "allocated": 1,
         "conflicts": [],
         "problems": [],
         "deviceClass": "serial.drakit.dev",
@@ -101,62 +118,132 @@ def test_the_status_sums_up_reports_and_slices():
 
 
 @pytest.mark.parametrize(
-    ("reports", "ready", "reason", "message"),
+    "other",
     [
-        pytest.param([], "Unknown", "NoNodes", "check its nodeSelector", id="no-node"),
+        pytest.param([node("b", ready=False)], id="a-node-that-is-not-ready"),
+        pytest.param([node("b", lab="no")], id="a-node-that-is-not-selected"),
+        pytest.param([], id="a-node-that-is-gone"),
+    ],
+)
+def test_nodes_to_which_a_policy_does_not_apply_do_not_count(other):
+    problem = report("b", outcome(problem="its bus is down"))
+    world = store_of(node("a"), *other, report("a", outcome()), problem).world
+    found = status_of(POLICY, world, class_problem="")
+    assert conditions(found)["Applied"] == ("True", "Applied")
+    assert (found.fields["desiredNodes"], found.fields["problems"]) == (1, [])
+
+
+def test_without_permission_for_nodes_each_report_counts():
+    world = store_of(report("a", outcome()), report("b", outcome(observed_generation=2))).world
+    found = status_of(POLICY, world, class_problem="")
+    assert message(found, "Applied").startswith("1 of 2 nodes apply generation 3")
+
+
+REFUSED = outcome(problem="match[0]: too wide (generation 2 stays in effect)", generation=2)
+CONFLICT = DeviceConflict(device="/dev/x", policy="old")
+NO_NODES = ("Unknown", "NoNodes")
+
+
+@pytest.mark.parametrize(
+    ("reports", "accepted", "applied", "words"),
+    [
+        pytest.param([], NO_NODES, NO_NODES, "check nodeSelector", id="no-node"),
         pytest.param(
             [report("a", outcome()), report("b", outcome(observed_generation=2))],
-            "Unknown",
-            "Pending",
-            "waiting for 1 node to report generation 3: b",
+            ("True", "Accepted"),
+            ("False", "Progressing"),
+            "1 of 2 nodes apply generation 3; waiting for b",
             id="a-node-is-behind",
         ),
         pytest.param(
+            # The policy of this name that it knows may be the one before.
+            [report("a", outcome(observed_generation=7, generation=7))],
+            ("Unknown", "Pending"),
+            ("False", "Progressing"),
+            "waiting for a",
+            id="a-node-knows-another-generation",
+        ),
+        pytest.param(
+            [report("a", outcome(generation=2)), report("b")],
+            ("Unknown", "Pending"),
+            ("False", "Progressing"),
+            "0 of 2 nodes apply generation 3; waiting for a, b",
+            id="nodes-have-seen-it-only",
+        ),
+        pytest.param(
             [report("a", outcome(matched=0, published=0))],
-            "False",
-            "NoDeviceMatched",
-            "check spec.match and spec.nodeSelector",
+            ("True", "Accepted"),
+            ("True", "NoDeviceMatched"),
+            "check spec.match",
             id="no-device",
         ),
         pytest.param(
-            [report("a", outcome(problem="match[0]: too wide", observed_generation=2))],
-            "False",
-            "NodeProblems",
-            "1 node cannot apply the policy (a): match[0]: too wide",
+            [report("a", policies_omitted=True)],
+            ("True", "Accepted"),
+            ("True", "NoDeviceMatched"),
+            "1 of 1 node apply generation 3",
+            id="a-report-that-is-too-long",
+        ),
+        pytest.param(
+            [report("a", outcome()), report("b", REFUSED)],
+            ("False", "Refused"),
+            ("False", "Refused"),
+            "1 of 2 nodes apply generation 3; b: match[0]: too wide",
             id="a-node-refuses-it",
         ),
         pytest.param(
             [report(f"n{i}", outcome(problem="no helper")) for i in range(5)],
-            "False",
-            "NodeProblems",
-            "5 nodes cannot apply the policy (n0, n1, n2 and 2 more): no helper",
-            id="many-nodes-refuse-it",
+            ("True", "Accepted"),
+            ("False", "NodeProblems"),
+            "0 of 5 nodes apply generation 3; n0, n1, n2 and 2 more: no helper",
+            id="many-nodes-have-a-problem",
         ),
         pytest.param(
-            [report("a", outcome(conflicts=(DeviceConflict(device="/dev/x", policy="old"),)))],
-            "True",
-            "Applied",
-            "1 node has matching devices; another policy also matches 1 device",
-            id="another-policy-matches-a-device-too",
+            [report("a", outcome(), refused="the driver fails"), report("b", outcome())],
+            ("True", "Accepted"),
+            ("False", "NodeProblems"),
+            "1 of 2 nodes apply generation 3; a: the driver fails",
+            id="a-driver-refuses-all-policies",
+        ),
+        pytest.param(
+            [report("a", outcome()), report("b", outcome(in_use=2))],
+            ("True", "Accepted"),
+            ("False", "DevicesInUse"),
+            "b: claims hold 2 devices that the policy no longer offers; delete the pods",
+            id="claims-hold-shares-that-are-no-longer-offered",
         ),
     ],
 )
-def test_ready_names_nodes_and_reason(reports, ready, reason, message):
-    found = status(*reports)
-    assert (found.ready, found.reason) == (ready, reason)
-    assert message in found.message
+def test_conditions_name_nodes_and_reason(reports, accepted, applied, words):
+    found = conditions(made := status(*reports))
+    assert (found["Accepted"], found["Applied"]) == (accepted, applied)
+    assert words in message(made, "Applied")
 
 
-def test_a_class_that_cannot_be_maintained_is_the_first_problem():
+def test_a_device_that_another_policy_matches_too_is_a_conflict_only():
+    found = status(report("a", outcome(conflicts=(CONFLICT, CONFLICT))), report("b", outcome()))
+    assert conditions(found) == {
+        "Accepted": ("True", "Accepted"),
+        "Applied": ("True", "Applied"),
+        "Conflicting": ("True", "DevicesMatchedTwice"),
+    }
+    assert message(found, "Conflicting") == (
+        "other policies also match 1 device: policy old matches /dev/x on a"
+    )
+    # The keys of the list.
+    assert found.fields["conflicts"] == [{"node": "a", "device": "/dev/x", "policy": "old"}]
+
+
+def test_a_class_that_cannot_be_maintained_is_not_accepted_but_applied():
     found = status(report("a", outcome()), class_problem="DeviceClass x exists")
-    assert (found.ready, found.reason) == ("False", "DeviceClassConflict")
+    assert conditions(found)["Accepted"] == ("False", "DeviceClassConflict")
+    assert conditions(found)["Applied"] == ("True", "Applied")
     assert "deviceClass" not in found.fields
 
 
 def test_lists_of_a_thousand_nodes_are_bounded():
-    conflict = DeviceConflict(device="/dev/x", policy="old")
     found = status(
-        *(report(f"n{i}", outcome(problem="no", conflicts=(conflict,))) for i in range(1000))
+        *(report(f"n{i}", outcome(problem="no", conflicts=(CONFLICT,))) for i in range(1000))
     )
     assert found.fields["nodes"] == 1000
     assert (len(found.fields["problems"]), len(found.fields["conflicts"])) == (20, 20)
@@ -181,17 +268,24 @@ def test_a_policy_without_a_class_name_gets_its_own():
 def test_a_change_affects_the_policies_that_it_can_concern():
     other = replace(POLICY, name="kvm", uid="uid-kvm", class_name="kvm.drakit.dev")
     store = store_of(POLICY, other)
+    both = {"serial", "kvm"}
 
-    def affected(old: Fact | None, new: Fact | None) -> set[str]:
-        change = Change(kind=CLASSES, name=name_of_fact(new or old), old=old, new=new)
+    def affected(old: Fact | None, new: Fact | None, kind: Kind = REPORTS) -> set[str]:
+        change = Change(kind=kind, name=name_of_fact(new or old), old=old, new=new)
         return {name.name for name in policies_affected([change], store)}
 
-    assert affected(None, report("a", outcome(), outcome(name="gone"))) == {"serial"}
-    assert affected(report("a", outcome()), report("a")) == {"serial"}
-    assert affected(None, slice_of("a", {"s0": "serial"})) == {"serial", "kvm"}
-    assert affected(claim_of("a", "s0"), None) == {"serial", "kvm"}
-    foreign = replace(slice_of("a", {}), driver="gpu.example.com")
-    assert affected(foreign, None) == set()
+    kvm, gone = outcome(name="kvm"), outcome(name="gone")
+    assert affected(None, report("a", outcome(), gone)) == {"serial"}
+    assert affected(report("a", outcome(), kvm), report("a", kvm)) == {"serial"}
+    assert affected(report("a", outcome(), kvm), report("a", outcome(in_use=1), kvm)) == {"serial"}
+    assert affected(report("a", kvm), replace(report("a", kvm), registration="Rejected")) == set()
+    assert affected(report("a", outcome(), kvm), None) == both
+    assert affected(report("a", kvm), report("a", kvm, refused="fails")) == {"kvm"}
+    assert affected(node("a"), node("a", ready=False), NODES) == both
+    assert affected(node("a"), replace(node("a"), unschedulable=True), NODES) == set()
+    assert affected(POLICY, replace(POLICY, status={"nodes": 1}, version="9"), POLICIES) == set()
+    assert affected(POLICY, replace(POLICY, generation=4), POLICIES) == {"serial"}
+    assert affected(None, ClassFacts(name="kvm.drakit.dev", uid="k"), CLASSES) == {"kvm"}
 
 
 @pytest.mark.looptime
@@ -212,67 +306,109 @@ async def test_a_burst_of_changes_is_one_reconciliation_and_a_failure_is_repeate
 # ------------------------------------------------------------ what is written
 
 
+class Cluster:
+    """A controller, the API server that it writes to, and its store."""
+
+    def __init__(self, server: FakeApiServer, session: Session) -> None:
+        self.server = server
+        self.session = session
+        self.world = store_of(node("a"), node("b")).world
+        self.at = 0.0
+        self.controller = PolicyController(
+            session,
+            self.world,
+            class_version=lambda: "resource.k8s.io/v1",
+            now=lambda: THEN + timedelta(seconds=self.at),
+            clock=lambda: self.at,
+        )
+
+    async def see(self, *facts: Fact) -> None:
+        """Store facts, and what the API server has of policies and classes."""
+        for fact in facts:
+            self.world.apply(fact)
+        listed = await self.session.list("/apis/resource.k8s.io/v1/deviceclasses")
+        for _ in self.world.replace(ClassFacts, [project_class(each) for each in listed.items]):
+            pass
+
+    async def refresh(self, *facts: Fact) -> float | None:
+        await self.see(*facts)
+        return await self.controller.refresh("serial")
+
+    async def change_spec(self, **spec: Any) -> None:
+        self.world.apply(project_policy(await self.session.patch(PATH, {"spec": spec})))
+        self.server.requests.clear()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return (self.server.object(PATH) or {}).get("status") or {}
+
+    def condition(self, wanted: str) -> dict[str, Any]:
+        return next(each for each in self.status["conditions"] if each["type"] == wanted)
+
+    def writes(self) -> list[str]:
+        """The writes since the last call."""
+        found = [f"{method} {path}" for method, path in self.server.requests if method != "GET"]
+        self.server.requests.clear()
+        return found
+
+    async def classes(self) -> set[str]:
+        listed = await self.session.list("/apis/resource.k8s.io/v1/deviceclasses")
+        return {body["metadata"]["name"] for body in listed.items}
+
+
+STATUS = f"PATCH {PATH}/status"
+
+
 @pytest.fixture
 async def server():
     async with FakeApiServer() as server:
-        for _ in range(2):  # a new object begins with generation 1
-            metadata = {"uid": POLICY.uid, "generation": POLICY.generation}
-            server.store(PATH, {"metadata": metadata, "spec": {}})
+        server.store(PATH, {"spec": {"match": []}})
         yield server
 
 
 @pytest.fixture
-async def session(server, tmp_path):
+async def cluster(server, tmp_path):
     async with await connect(server.write_kubeconfig(tmp_path), user_agent="test") as session:
-        yield session
+        cluster = Cluster(server, session)
+        await cluster.see(project_policy(await session.get(PATH)))
+        server.requests.clear()
+        yield cluster
 
 
-def controller_of(session, *facts: Fact, now: datetime = THEN) -> PolicyController:
-    return PolicyController(
-        session,
-        store_of(*facts).world,
-        class_version=lambda: "resource.k8s.io/v1",
-        now=lambda: now,
-    )
+def reported(node: str, generation: int, **fields: Any) -> ReportFacts:
+    fields = {"observed_generation": generation, "generation": generation, **fields}
+    return report(node, outcome(**fields))
 
 
-def writes(server) -> list[str]:
-    return [f"{method} {path}" for method, path in server.requests if method != "GET"]
-
-
-async def classes_of(session) -> set[str]:
-    listed = await session.list("/apis/resource.k8s.io/v1/deviceclasses")
-    return {body["metadata"]["name"] for body in listed.items}
-
-
-async def test_a_policy_gets_a_class_that_selects_its_devices_and_goes_with_it(server, session):
-    policy = replace(POLICY, extended_resource="example.com/serial")
-    change = await controller_of(session).reconcile(policy, {})
-    assert change["deviceClass"] == "serial.drakit.dev"
-    body = await session.get(CLASS)
+async def test_a_policy_gets_a_class_that_selects_its_devices_and_goes_with_it(cluster):
+    await cluster.change_spec(deviceClass={"extendedResourceName": "example.com/serial"})
+    await cluster.refresh()
+    assert cluster.status["deviceClass"] == "serial.drakit.dev"
+    body = await cluster.session.get(CLASS)
     (selector,) = body["spec"]["selectors"]
     assert '"hostdev.drakit.dev"].policy == "serial"' in selector["cel"]["expression"]
     assert body["spec"]["extendedResourceName"] == "example.com/serial"
     (owner,) = body["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["uid"]) == ("HostDevicePolicy", POLICY.uid)
+    uid = cluster.server.object(PATH)["metadata"]["uid"]
+    assert (owner["kind"], owner["uid"]) == ("HostDevicePolicy", uid)
 
 
-async def test_what_has_no_difference_is_not_written(server, session):
-    controller = controller_of(session)
-    change = await controller.reconcile(POLICY, {})
-    before = writes(server)
-    assert await controller.reconcile(POLICY, change | {"kopf": {"progress": {}}}) == {}
-    assert writes(server) == before
+async def test_what_has_no_difference_needs_no_request(cluster):
+    await cluster.refresh(reported("a", 1))
+    assert len(cluster.writes()) == 2
+    cluster.at = 1000
+    await cluster.see()
+    cluster.server.requests.clear()
+    assert await cluster.controller.refresh("serial") is None
+    assert list(cluster.server.requests) == []
 
 
-async def test_a_class_that_was_changed_gets_its_selectors_back_and_keeps_the_config(
-    server, session
-):
-    controller = controller_of(session)
-    await controller.reconcile(POLICY, {})
-    await session.patch(CLASS, {"spec": {"selectors": [], "config": [{"opaque": {}}]}})
-    await controller.reconcile(POLICY, {})
-    spec = (await session.get(CLASS))["spec"]
+async def test_a_class_that_was_changed_gets_its_selectors_back_and_keeps_the_config(cluster):
+    await cluster.refresh()
+    change = {"spec": {"selectors": [], "config": [{"opaque": {}}]}}
+    await cluster.session.patch(CLASS, change)
+    await cluster.refresh()
+    spec = (await cluster.session.get(CLASS))["spec"]
     assert len(spec["selectors"]) == 1
     assert spec["config"] == [{"opaque": {}}]
 
@@ -283,112 +419,130 @@ async def test_a_class_that_was_changed_gets_its_selectors_back_and_keeps_the_co
         pytest.param([], id="nobody"),
         pytest.param([{"uid": "other", "controller": True}], id="another-policy"),
         # The admission policy refuses changes of such a class.
-        pytest.param([{"uid": POLICY.uid}], id="not-as-controller"),
+        pytest.param([{"uid": "the-policy's"}], id="not-as-controller"),
     ],
 )
-async def test_a_class_that_the_policy_does_not_control_is_never_touched(server, session, owners):
-    server.store(CLASS, {"metadata": {"ownerReferences": owners}, "spec": {"selectors": []}})
-    change = await controller_of(session).reconcile(POLICY, {"deviceClass": "serial.drakit.dev"})
-    (ready,) = change["conditions"]
-    assert "set spec.deviceClass.name to another name" in ready["message"]
-    assert change["deviceClass"] is None
-    assert writes(server) == []
+async def test_a_class_that_the_policy_does_not_control_is_never_touched(cluster, owners):
+    uid = cluster.server.object(PATH)["metadata"]["uid"]
+    owners = [each | ({} if each.get("controller") else {"uid": uid}) for each in owners]
+    cluster.server.store(CLASS, {"metadata": {"ownerReferences": owners}, "spec": {}})
+    await cluster.refresh()
+    accepted = cluster.condition("Accepted")
+    assert accepted["reason"] == "DeviceClassConflict"
+    assert "set spec.deviceClass.name to another name" in accepted["message"]
+    assert "deviceClass" not in cluster.status
+    assert cluster.writes() == [STATUS]
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
-async def test_a_class_that_the_api_server_rejects_is_reported_in_the_status(
-    server, session, method
-):
+async def test_a_class_that_the_api_server_rejects_is_reported_in_the_status(cluster, method):
     if method == "PATCH":
-        await controller_of(session).reconcile(replace(POLICY, extended_resource="a.b/c"), {})
-    server.fail(method, "/apis/resource.k8s.io", status=422, reason="Invalid")
-    change = await controller_of(session).reconcile(POLICY, {})
-    (ready,) = change["conditions"]
-    assert ready["reason"] == "DeviceClassConflict"
-    assert "DeviceClass serial.drakit.dev cannot be written" in ready["message"]
+        await cluster.refresh()
+        await cluster.change_spec(deviceClass={"extendedResourceName": "a.b/c"})
+    cluster.server.fail(method, "/apis/resource.k8s.io", status=422, reason="Invalid")
+    await cluster.refresh()
+    accepted = cluster.condition("Accepted")
+    assert accepted["reason"] == "DeviceClassConflict"
+    assert "DeviceClass serial.drakit.dev cannot be written" in accepted["message"]
 
 
-async def test_a_policy_that_renames_its_class_loses_the_old_one_only(server, session):
-    controller = controller_of(session)
-    await controller.reconcile(POLICY, {})
+async def test_a_policy_that_renames_its_class_loses_the_old_one_only(cluster):
+    await cluster.refresh()
     foreign = "/apis/resource.k8s.io/v1/deviceclasses/foreign"
-    server.store(foreign, {"metadata": {"labels": {"drakit.dev/policy": "serial"}}, "spec": {}})
-    await controller.reconcile(replace(POLICY, class_name="tty"), {})
-    assert await classes_of(session) == {"tty", "foreign"}
+    labels = {"drakit.dev/policy": "serial"}
+    cluster.server.store(foreign, {"metadata": {"labels": labels}, "spec": {}})
+    await cluster.change_spec(deviceClass={"name": "tty"})
+    await cluster.refresh()
+    assert await cluster.classes() == {"tty", "foreign"}
 
 
-async def test_a_policy_without_a_class_deletes_the_one_that_it_had(server, session):
-    controller = controller_of(session)
-    await controller.reconcile(POLICY, {})
-    change = await controller.reconcile(
-        replace(POLICY, create_class=False), {"deviceClass": "serial.drakit.dev"}
-    )
-    assert change["deviceClass"] is None
-    assert await classes_of(session) == set()
+async def test_a_policy_without_a_class_deletes_the_one_that_it_had(cluster):
+    await cluster.refresh()
+    await cluster.change_spec(deviceClass={"create": "Never"})
+    await cluster.refresh()
+    assert "deviceClass" not in cluster.status
+    assert await cluster.classes() == set()
 
 
-async def test_a_class_that_appears_meanwhile_is_left_to_the_next_change(server, session):
-    server.fail("POST", "/apis/resource.k8s.io", status=409, reason="AlreadyExists")
-    change = await controller_of(session).reconcile(POLICY, {})
-    assert change["deviceClass"] == "serial.drakit.dev"
+async def test_a_class_that_appears_meanwhile_is_left_to_the_next_change(cluster):
+    cluster.server.fail("POST", "/apis/resource.k8s.io", status=409, reason="AlreadyExists")
+    await cluster.refresh()
+    assert cluster.status["deviceClass"] == "serial.drakit.dev"
 
 
-async def test_a_class_that_changes_meanwhile_is_a_conflict_and_tried_again(server, session):
-    controller = controller_of(session)
-    await controller.reconcile(POLICY, {})
-    await session.patch(CLASS, {"spec": {"selectors": []}})
-    server.fail("PATCH", CLASS, status=409, reason="Conflict")
+async def test_a_policy_that_is_gone_gets_no_class(cluster):
+    await cluster.session.delete(PATH)
+    cluster.server.requests.clear()
+    await cluster.refresh()
+    cluster.at = 100
+    cluster.server.store(PATH, {"spec": {}})  # another one of this name
     with pytest.raises(ConflictError):
-        await controller.reconcile(POLICY, {})
+        await cluster.refresh()
+    assert await cluster.classes() == set()
 
 
-async def test_the_status_is_written_once_and_its_time_is_that_of_the_change(server, session):
-    controller = controller_of(session, POLICY, report("a", outcome()))
-    await controller.refresh("serial")
-    body = await session.get(PATH)
-    (ready,) = body["status"]["conditions"]
-    assert ready["lastTransitionTime"] == "2026-05-01T12:00:00Z"
-    assert (ready["status"], ready["observedGeneration"]) == ("True", 3)
-    before = writes(server)
-    await controller.refresh("serial")
-    assert writes(server) == before
-    later = controller_of(session, POLICY, report("a", outcome(matched=7)), now=datetime.now(UTC))
-    await later.refresh("serial")
-    status = (await session.get(PATH))["status"]
-    assert status["matched"] == 7
-    (ready,) = status["conditions"]
-    assert ready["lastTransitionTime"] == "2026-05-01T12:00:00Z", "Ready has not changed"
+async def test_a_condition_has_the_time_of_its_change(cluster):
+    await cluster.refresh(reported("a", 1), reported("b", 1))
+    applied = cluster.condition("Applied")
+    assert applied["lastTransitionTime"] == "2026-05-01T12:00:00Z"
+    assert (applied["status"], applied["observedGeneration"]) == ("True", 1)
+    cluster.at = 100
+    await cluster.refresh(reported("b", 1, problem="its bus is down"))
+    assert cluster.condition("Applied")["lastTransitionTime"] == "2026-05-01T12:01:40Z"
+    assert cluster.condition("Accepted")["lastTransitionTime"] == "2026-05-01T12:00:00Z"
+
+
+async def test_a_new_generation_and_its_end_are_written_at_once_and_the_rest_once_in_a_minute(
+    cluster,
+):
+    await cluster.refresh(reported("a", 1), reported("b", 1))
+    assert STATUS in cluster.writes()
+    await cluster.change_spec(group="Unit")
+    cluster.at = 1
+    assert await cluster.refresh() is None
+    assert cluster.writes() == [STATUS], "a new generation"
+    cluster.at = 2
+    assert await cluster.refresh(reported("a", 2)) == 59
+    assert cluster.writes() == [], "one of two nodes has answered"
+    assert cluster.condition("Applied")["reason"] == "Progressing"
+    cluster.at = 3
+    assert await cluster.refresh(reported("b", 2)) is None
+    assert cluster.writes() == [STATUS], "all nodes have answered"
+    assert cluster.condition("Applied")["reason"] == "Applied"
+    for second in range(4, 63):
+        cluster.at = second
+        assert await cluster.refresh(reported("b", 2, published=second)) == 63 - second
+    assert cluster.writes() == []
+    cluster.at = 63
+    assert await cluster.refresh() is None
+    assert cluster.writes() == [STATUS]
+    assert cluster.status["devices"] == 63
 
 
 @pytest.mark.parametrize(
     "facts",
     [
-        pytest.param([replace(POLICY, uid="uid-of-another")], id="replaced"),
-        pytest.param([replace(POLICY, generation=2)], id="changed"),
-        pytest.param([replace(POLICY, deleting=True)], id="being-deleted"),
-        pytest.param([], id="deleted"),
+        pytest.param({"uid": "uid-of-another"}, id="replaced"),
+        pytest.param({"version": "1000000"}, id="changed"),
     ],
 )
-async def test_a_policy_that_was_replaced_or_deleted_gets_no_status(server, session, facts):
-    await controller_of(session, *facts).refresh("serial")
-    assert writes(server) == []
-
-
-async def test_a_status_that_changes_meanwhile_is_a_conflict_and_tried_again(server, session):
-    server.delay(0.3, "GET", CLASS)
-    refreshing = asyncio.create_task(controller_of(session, POLICY).refresh("serial"))
-    while ("GET", CLASS) not in server.requests:
-        await asyncio.sleep(0.01)
-    await session.patch(f"{PATH}/status", {"status": {"observedGeneration": 4}})
+async def test_a_policy_that_was_replaced_or_changed_gets_no_status(cluster, facts):
+    known = cluster.world.of(PolicyFacts)[Name("", "serial")]
     with pytest.raises(ConflictError):
-        await refreshing
-    assert (await session.get(PATH))["status"] == {"observedGeneration": 4}
+        await cluster.refresh(replace(known, **facts))
+    assert cluster.status == {}
 
 
-async def test_an_api_server_that_does_not_answer_is_an_error_of_the_caller(server, session):
-    server.fail("GET", CLASS, status=500)
+async def test_a_policy_that_is_being_deleted_is_left_alone(cluster):
+    known = cluster.world.of(PolicyFacts)[Name("", "serial")]
+    assert await cluster.refresh(replace(known, deleting=True)) is None
+    assert cluster.writes() == []
+
+
+async def test_an_api_server_that_does_not_answer_is_an_error_of_the_caller(cluster):
+    cluster.server.fail("POST", "/apis/resource.k8s.io", status=500)
     with pytest.raises(UnavailableError):
-        await controller_of(session, POLICY).refresh("serial")
+        await cluster.refresh()
 
 
 # ------------------------------------------------------------ Kopf
@@ -419,7 +573,11 @@ async def test_policies_are_looked_for_soon_after_an_error(monkeypatch):
 
     monkeypatch.setattr(handlers.kopf, "spawn_tasks", spawn_tasks)
     served = handlers.PolicyHandlers(
-        Discovery(), Store(), None, on_started=lambda: None, recheck_seconds=300
+        Discovery(),
+        Store(),
+        on_changes=lambda changes: None,
+        on_started=lambda: None,
+        recheck_seconds=300,
     )
     with pytest.raises(InterruptedError):
         await served.run()
