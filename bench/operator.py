@@ -442,7 +442,7 @@ def _ports(process: subprocess.Popen[bytes], log: Path) -> tuple[int, int]:
 
 def _measure_kubectl(kubeconfig: Path, *, pod: str) -> Iterator[Row]:
     """Return a row for each command."""
-    for command in (f"explain pod/{pod}", "devices", "doctor"):
+    for command in (f"explain pod/{pod}", "explain -A", "devices", "doctor"):
         yield _measure_command(command, kubeconfig)
 
 

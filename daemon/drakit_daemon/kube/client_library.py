@@ -225,7 +225,7 @@ def _override(loader: Any, overrides: Overrides) -> None:
         loader.provider = loader._user.safe_get("auth-provider") and loader._user[
             "auth-provider"
         ].safe_get("name")
-    node: Any = type(loader._cluster)
+    node: Any = loader._cluster.__class__
     if fields := overrides.of_cluster:
         kept = dict(loader._cluster.value)
         if overrides.certificate_authority:
@@ -238,7 +238,8 @@ def _override(loader: Any, overrides: Overrides) -> None:
             loader.provider = None
             for name in ("auth-provider", "exec", "tokenFile", "username", "password"):
                 kept.pop(name, None)
-        loader._user = node("user", {**kept, **fields}, user and user.path)
+        path = user.path if user is not None else None  # an empty user counts as false
+        loader._user = node("user", {**kept, **fields}, path)
 
 
 def _impersonation(loader: Any) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,6 @@ import pytest
 from drakit_cli.kubectl.arguments import duration
 from drakit_cli.kubectl.connection import find_kubeconfig
 from drakit_cli.kubectl.main import main
-from drakit_cli.kubectl.output import Output
 from drakit_explain import cel
 
 EXEC = """\
@@ -73,6 +72,32 @@ async def test_an_exec_plugin_gives_the_credentials(site, kubeconfig, capsys):
     given = kubeconfig({"exec": plugin})
     assert await asyncio.to_thread(main, ["claims", *given, "--context", "live"]) == 0
     assert "mine" in capsys.readouterr().out
+
+
+async def test_a_request_has_a_limit(site, kubeconfig, capsys):
+    site.delay(30, times=10)
+    given = [*kubeconfig({}), "--context", "live", "--request-timeout", "200ms"]
+    assert await asyncio.to_thread(main, ["claims", *given]) == 3
+    assert "nothing within 0.2 s" in capsys.readouterr().err
+
+
+async def test_the_cluster_of_a_context_can_be_replaced(site, kubeconfig, capsys):
+    site.claim("mine")
+    given = [*kubeconfig({}), "--context", "dead"]
+    assert await asyncio.to_thread(main, ["claims", *given, "--cluster", "live"]) == 0
+    assert "mine" in capsys.readouterr().out
+    assert await asyncio.to_thread(main, ["claims", *given, "-s", site.url]) == 0
+    assert await asyncio.to_thread(main, ["claims", *given, "--cluster", "absent"]) == 2
+
+
+async def test_a_user_can_be_impersonated(site, kubeconfig, capsys):
+    given = [*kubeconfig({}), "--context", "live"]
+    options = ["--as", "alice", "--as-group", "dev", "--as-uid", "7"]
+    assert await asyncio.to_thread(main, ["claims", *given, *options]) == 0
+    sent = site.headers[-1]
+    names = ("Impersonate-User", "Impersonate-Group", "Impersonate-Uid")
+    assert [sent[name] for name in names] == ["alice", "dev", "7"]
+    assert await asyncio.to_thread(main, ["claims", *given, "--as-group", "dev"]) == 2
 
 
 async def test_rejected_credentials_are_named(site, kubeconfig, capsys):
@@ -140,39 +165,6 @@ def test_a_duration_is_read_as_kubectl_reads_it(text, seconds):
 def test_other_words_are_no_duration(text):
     with pytest.raises(argparse.ArgumentTypeError):
         duration(text)
-
-
-class Terminal:
-    """A stream that is a terminal, or not."""
-
-    def __init__(self, *, tty: bool) -> None:
-        self.text = ""
-        self._tty = tty
-
-    def isatty(self) -> bool:
-        return self._tty
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-
-@pytest.mark.parametrize(
-    ("tty", "environ", "coloured"),
-    [
-        pytest.param(True, {}, True, id="a-terminal"),
-        pytest.param(False, {}, False, id="a-pipe"),
-        pytest.param(True, {"NO_COLOR": "1"}, False, id="no-colour-wanted"),
-        pytest.param(True, {"TERM": "dumb"}, False, id="a-dumb-terminal"),
-    ],
-)
-def test_colour_only_on_a_terminal(monkeypatch, tty, environ, coloured):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    stream = Terminal(tty=tty)
-    Output(stream=stream).line("bad news", colour="bad")  # pyright: ignore[reportArgumentType]
-    assert ("\x1b[31m" in stream.text) is coloured
 
 
 FRESH = """
