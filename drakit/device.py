@@ -440,6 +440,10 @@ class PolicyOutcome:
 
     published: int = 0
 
+    in_use: int = 0
+    """Devices that claims hold, although the policy no longer offers them in this form. Until the
+    claims are released, the operator does not report the policy as applied."""
+
     problem: str = ""
     """The problem with the policy and its remedy, as a sentence of at most 1,024 characters that
     names the field."""

@@ -40,6 +40,7 @@ from drakit import (
 )
 from drakit_drivers.hostdev.container import container_edits, shared_path
 from drakit_drivers.hostdev.events import HostEvents
+from drakit_drivers.hostdev.hardware import hardware_identity
 from drakit_drivers.hostdev.host import Host, Scan
 from drakit_drivers.hostdev.policy import (
     HostDevicePolicySpec,
@@ -86,6 +87,8 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         self._own = {name: policy_of_file(name, spec) for name, spec in config.policies.items()}
         self._policies: dict[str, HostPolicy] = dict(self._own)
         self._scan: Scan | None = None
+        self._in_use: Mapping[str, int] = {}
+        """By policy: devices that claims hold in a form that it no longer offers."""
         self._held: Mapping[str, HeldDevice] = {}
         self._logged = frozenset[_Line]()
         self._events: HostEvents | None = None
@@ -119,6 +122,7 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         )
         selection = scan.selection
         self._scan = scan
+        self._in_use = _in_use(scan, self._held)
         self._log(scan)
         fallback = None
         if selection.copies:
@@ -131,7 +135,7 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
             devices=[_described(each) for each in selection.devices.values()],
             fallback=fallback,
             rejected=_rejected(scan),
-            policies=_outcomes(policies, scan),
+            policies=_outcomes(policies, scan, self._in_use),
             withdrawn=scan.withdrawn,
         )
 
@@ -222,7 +226,8 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
             left -= _POLL_SECONDS
 
     def _is_released(self) -> bool:
-        waits = self._scan is not None and self._scan.selection.waits_for_release
+        scan = self._scan
+        waits = scan is not None and (scan.selection.waits_for_release or bool(self._in_use))
         return waits and self.held_devices() != self._held
 
     def _subsystems(self) -> set[str]:
@@ -290,7 +295,29 @@ def _rejected(scan: Scan) -> list[RejectedDevice]:
     return list(found.values())
 
 
-def _outcomes(policies: Sequence[HostPolicy], scan: Scan) -> list[PolicyOutcome]:
+def _in_use(scan: Scan, held: Mapping[str, HeldDevice]) -> Mapping[str, int]:
+    """Count the devices of each policy that claims hold in a form that it no longer offers, such as
+    the shares above ``sharing.users``."""
+    selection = scan.selection
+    refused = (each.published for each in selection.refused.values())
+    policies: dict[str, set[str]] = defaultdict(set)
+    for each in (*selection.devices.values(), *selection.copies.values(), *refused):
+        for host in each.hosts:
+            policies[hardware_identity(host)].add(each.policy.name)
+    found = Counter[str]()
+    for name in scan.withdrawn:
+        hardware = selection.hardware.get(name, frozenset())
+        found.update({policy for identity in hardware for policy in policies[identity]})
+    for name, each in selection.devices.items():
+        users = each.spec.sharing.users
+        if _is_shared(each) and users is not None and name in held:
+            found[each.policy.name] += max(0, len(held[name].claims) - users)
+    return +found
+
+
+def _outcomes(
+    policies: Sequence[HostPolicy], scan: Scan, in_use: Mapping[str, int]
+) -> list[PolicyOutcome]:
     """Return the outcome of each policy of the node."""
     published = Counter(each.policy.name for each in scan.selection.devices.values())
     conflicts: dict[str, list[PolicyConflict]] = defaultdict(list)
@@ -302,6 +329,7 @@ def _outcomes(policies: Sequence[HostPolicy], scan: Scan) -> list[PolicyOutcome]
             policy=policy.name,
             matched=scan.selection.matched.get(policy.name, 0),
             published=published[policy.name],
+            in_use=in_use.get(policy.name, 0),
             problem="; ".join(scan.problems.get(policy.name, ())),
             conflicts=tuple(conflicts[policy.name]),
         )

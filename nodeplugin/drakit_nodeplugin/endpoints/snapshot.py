@@ -254,7 +254,7 @@ class InventorySnapshots:
 
 
 _TEXTS = ("device", "policy", "reason", "message", "problem")
-_NUMBERS = ("matched", "published")
+_NUMBERS = ("matched", "published", "in_use")
 _REASONS = frozenset(get_args(RejectionReason))
 
 

@@ -286,6 +286,8 @@ def _policy(state: PolicyState, outcome: PolicyOutcome | None) -> dict[str, Any]
     }
     if state.generation is not None:
         body["generation"] = state.generation
+    if outcome.in_use:
+        body["inUse"] = outcome.in_use
     if problem := state.problem or outcome.problem:
         body["problem"] = _cut(problem, MAX_PROBLEM)
     if outcome.conflicts:

@@ -253,8 +253,8 @@ def _answer(policy: PolicyFacts, report: ReportFacts) -> _Answer:
         return _Answer(node, "problem", found, problem)
     if found.in_use:
         message = (
-            f"claims hold {_count(found.in_use, 'device')} that the policy no longer offers; "
-            "delete the pods that use them"
+            f"claims hold {_count(found.in_use, 'device')} that the policy no longer offers, such "
+            "as shares above sharing.users; delete the pods that use them"
         )
         return _Answer(node, "in use", found, message)
     return _Answer(node, "applied", found)

@@ -216,3 +216,25 @@ def test_new_prefixes_replace_the_operator_so_that_it_writes_the_refused_classes
 
     assert annotations(ALLOWING) != annotations({})
     assert annotations({"hostdev": {"rescanInterval": "20s"}}) == annotations({})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "warning"),
+    [
+        pytest.param({"mode": "Users", "users": 4}, {"mode": "Users", "users": 2}, "from 4 to 2"),
+        pytest.param({"mode": "Capacity", "users": 4}, {"mode": "Exclusive"}, "from 4 to 1"),
+        pytest.param({"mode": "Users", "users": 2}, {"mode": "Users", "users": 4}, ""),
+        pytest.param({"mode": "Exclusive"}, {"mode": "Exclusive"}, ""),
+    ],
+    ids=["fewer", "none", "more", "same"],
+)
+def test_fewer_users_cause_a_warning_and_no_refusal(render, old, new, warning):
+    objects, name = render(), f"{NAME}-sharing"
+    _, text = policy_of(objects, name).refusal(
+        {"spec": {"sharing": old}}, {"spec": {"sharing": new}}
+    )
+    assert bool(text) == bool(warning)
+    assert warning in text
+    binding = the(objects, "ValidatingAdmissionPolicyBinding", name)["spec"]
+    assert binding["validationActions"] == ["Warn"]
+    assert the(objects, "ValidatingAdmissionPolicy", name)["spec"]["failurePolicy"] == "Ignore"

@@ -49,7 +49,7 @@ FACTS = ReportFacts(
     stuck=[],
     stuck_count=0,
     policies=[PolicyState(name="disks", observed_generation=3, generation=2, problem="spec.x: no")],
-    outcomes=[PolicyOutcome(policy="disks", matched=3, published=2)],
+    outcomes=[PolicyOutcome(policy="disks", matched=3, published=2, in_use=1)],
 )
 
 
@@ -268,6 +268,7 @@ def test_a_policy_shows_its_generations_its_outcome_and_its_problem():
             "observedGeneration": 3,
             "generation": 2,
             "matched": 3,
+            "inUse": 1,
             "published": 2,
             "problem": "spec.x: no",
         }

@@ -351,8 +351,42 @@ async def test_fewer_users_leave_the_held_copies_and_no_free_ones(host):
     inventory = await rig.scan()
     assert {each.name for each in inventory.devices} == {"kvm-1", "fuse-0", "fuse-1"}
     assert inventory.withdrawn == ("kvm-3",)
+    assert {each.policy: each.in_use for each in inventory.policies} == {"kvm": 1, "fuse": 0}
     rig.apply(spec(8))
     assert len(await rig.devices()) == 16, "more users leave every name as it is"
+    assert not any(each.in_use for each in (await rig.scan()).policies)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("mode", ["Users", "Capacity"])
+async def test_the_outcome_of_fewer_users_counts_the_claims_until_they_are_released(
+    host, looptime, mode
+):
+    for name, numbers in (("kvm", "10:232"), ("fuse", "10:229")):
+        host.device(f"virtual/misc/{name}", numbers, node=True)
+
+    def spec(users: int) -> dict[str, dict]:
+        sharing = {"mode": mode, "users": users}
+        return {name: policy("misc", f"/dev/{name}", sharing=sharing) for name in ("kvm", "fuse")}
+
+    rig = Rig(host, spec(2))
+    await rig.scan()
+    if mode == "Users":
+        await rig.prepare("kvm-0", ONE)
+        await rig.prepare("kvm-1", TWO)
+        last = {"kvm-1": rig.holds["kvm-1"]}
+    else:
+        rig.holds["kvm-kvm"] = HeldDevice(claims=(ONE, TWO))
+        last = {"kvm-kvm": HeldDevice(claims=(TWO,))}
+    rig.apply(spec(1))
+    async with aclosing(rig.driver.devices()) as stream:
+        first = await anext(stream)
+        assert {each.policy: each.in_use for each in first.policies} == {"kvm": 1, "fuse": 0}
+        rig.holds.clear()
+        rig.holds.update({} if mode == "Users" else last)
+        second = await anext(stream)
+    assert not any(each.in_use for each in second.policies)
+    assert looptime <= 3
 
 
 async def test_a_device_with_capacity_is_tainted_while_a_claim_holds_one_of_its_copies(host):

@@ -209,7 +209,7 @@ NO_NODES = ("Unknown", "NoNodes")
             [report("a", outcome()), report("b", outcome(in_use=2))],
             ("True", "Accepted"),
             ("False", "DevicesInUse"),
-            "b: claims hold 2 devices that the policy no longer offers; delete the pods",
+            "b: claims hold 2 devices that the policy no longer offers, such as shares above",
             id="claims-hold-shares-that-are-no-longer-offered",
         ),
     ],
