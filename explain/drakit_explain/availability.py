@@ -10,7 +10,7 @@ It must not know clients, or how a sentence is made of the counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from drakit_explain.allocation import (
     tolerates,
 )
 from drakit_explain.budget import MAX_STEPS, Budget
+from drakit_explain.codes import Code
 from drakit_explain.devices import DeviceFacts, DeviceKind, TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, Request, SliceFacts, Toleration
 from drakit_explain.nodes import Unusable
@@ -128,6 +129,9 @@ class Availability:
     most_free: tuple[str, int] = ("", 0)
     """The node with the most free devices, the first by name of several, and their number."""
 
+    on_one_node: tuple[Code | None, int] | None = None
+    """What :meth:`Analysis.on_one_node` found: equal pods share it."""
+
     @property
     def total(self) -> int:
         return self.free + self.tainted.devices + self.releasable + self.elsewhere.devices
@@ -200,6 +204,14 @@ class SliceCount:
         return self.free if self.found is None else self.found.free
 
     @property
+    def releasable(self) -> int:
+        return self.held if self.found is None else self.found.releasable
+
+    @property
+    def tainted(self) -> int:
+        return 0 if self.found is None else self.found.tainted.devices
+
+    @property
     def total(self) -> int:
         """Devices without those that are too small."""
         return self.free + self.held if self.found is None else self.found.total
@@ -229,6 +241,9 @@ class OnNode(NamedTuple):
         if request.every:
             return bool(self.total) and (untainted or not self.tainted)
         return self.total - (0 if untainted else self.tainted) >= request.count
+
+
+_NOTHING = OnNode()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,22 +277,51 @@ class Analysis:
     )
     """Results by the nodes that a pod can use: most pods can use the same nodes."""
 
-    counted: dict[str, OnNode] = field(default_factory=dict[str, "OnNode"])
-    """The result of :meth:`on_nodes`, which all pods share."""
+    on_nodes: dict[str, OnNode] = field(default_factory=dict[str, "OnNode"])
+    """The devices of each node, found by the first pod that needs them."""
 
-    def on_nodes(self) -> Mapping[str, OnNode]:
+    kinds: set[tuple[str, DeviceKind]] = field(default_factory=set[tuple[str, DeviceKind]])
+    """The kinds of the devices that match, each with its driver: found by the first pod that needs
+    them, and kept until a slice, node or class changes."""
+
+    def count_on_nodes(self) -> Mapping[str, OnNode]:
         """Count the devices of each node, whether a pod can use the node or not."""
-        found = self.counted
-        if not found:
+        if not self.on_nodes:
             for count in self.counts.values():
-                one = Availability()
-                count.merge_into(one)
+                free, held, tainted = count.available, count.releasable, count.tainted
                 for node in count.reach.nodes:
-                    free, held, tainted = found.get(node, OnNode())
-                    found[node] = OnNode(
-                        free + one.free, held + one.releasable, tainted + one.tainted.devices
+                    known = self.on_nodes.get(node, _NOTHING)
+                    self.on_nodes[node] = OnNode(
+                        known.free + free, known.held + held, known.tainted + tainted
                     )
-        return found
+        return self.on_nodes
+
+    def on_one_node(
+        self, nodes: Mapping[str, Unusable | None], found: Availability
+    ) -> tuple[Code | None, int]:
+        """Return why no node has enough devices for the request; None if none publishes enough,
+        and the most that a node publishes."""
+        request, on_nodes = self.request, self.count_on_nodes()
+        usable = [each for node, each in on_nodes.items() if nodes.get(node, _NOTHING) is None]
+        code: Code | None = None
+        if any(each.would_do(request) for each in usable):
+            code = Code.DEVICES_ALLOCATED
+        elif any(each.would_do(request, untainted=True) for each in usable):
+            code = Code.DEVICES_TAINTED
+        elif any(each.would_do(request, untainted=True) for each in on_nodes.values()):
+            code = Code.DEVICES_ON_OTHER_NODES
+        found.on_one_node = code, max((each.total for each in on_nodes.values()), default=0)
+        return found.on_one_node
+
+    def find_kinds(self, world: World) -> Collection[tuple[str, DeviceKind]]:
+        """Return the kinds of the devices that match, each with its driver."""
+        if not self.kinds:
+            for reach in world.reachable():
+                matches = world.selected(self.request, reach.slice).matches
+                for kind, mask, _ in reach.slice.devices.groups if matches else ():
+                    if mask & matches:
+                        self.kinds.add((reach.slice.driver, kind))
+        return self.kinds
 
     def for_nodes(self, nodes: Mapping[str, Unusable | None], budget: Budget) -> Availability:
         """
@@ -331,15 +375,10 @@ def needed(request: Request, found: Availability | None = None) -> int:
 
 def budget_of(world: World) -> Budget:
     """Return the budget of one explanation: larger clusters take longer."""
-    tainted = world.has_taint_rules
-    steps = sum(_steps(each, tainted=tainted) for each in world.reachable())
+    slices = len(world.reachable())
+    devices = world.counted_one_by_one()
+    steps = _STEPS_PER_SLICE * slices + _STEPS_PER_DEVICE * devices
     return Budget(MAX_STEPS + REQUESTS * steps)
-
-
-def _steps(reach: Reachable, *, tainted: bool) -> int:
-    """Return how many steps the devices of a slice take for one request at most."""
-    each = 0 if reach.plain and not tainted else _STEPS_PER_DEVICE
-    return _STEPS_PER_SLICE + each * len(reach.slice.devices)
 
 
 def analyze(
@@ -365,6 +404,7 @@ def analyze(
     # Rules concern all slices, and seldom change.
     if before is not None and before.revision >= world.rules_revision:
         known = before.counts if before.selectors == selectors else {}
+    is_recent = before is not None and before.revision >= world.slices_revision
     counting = _Counting(request, world, selectors, budget)
     counts: dict[str, SliceCount] = {}
     reachable = world.reachable()
@@ -392,6 +432,7 @@ def analyze(
         matching=sum(count.total + count.too_small for count in counts.values()),
         free_by_node=_free_by_node(request, counts.values()),
         matching_by_node=_matching_by_node(counts.values()),
+        kinds=before.kinds if before is not None and known and is_recent else set(),
     )
 
 

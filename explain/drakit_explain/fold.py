@@ -67,16 +67,15 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
     Raises :class:`NotEvaluatedError` where a selector has no outcome.
     """
     search = _Search(trial, trial.profiles())
-    usable = list(trial.usable())
     fatal: list[str] = []
     some: list[str] = []
     best = ""
     certain = True
-    candidates = set(usable)
+    candidates: Collection[str] = trial.nodes
     spent = False
     try:
         suspects = _suspects(trial)
-        for name, problem in trial.nodes.items():
+        for name, problem in trial.nodes.items() if suspects else ():
             if name in suspects and (problem is None or problem.problem is NodeProblem.CLAIM):
                 answer = search.answer(name)
                 certain = certain and answer.outcome is not Outcome.UNDECIDED
@@ -85,7 +84,7 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
         candidates = trial.able_for_all()
         # Only beside an error does it matter how many nodes fit.
         most = FEASIBLE_NODES + 1 if fatal else 1
-        for name in usable:
+        for name in trial.usable() if candidates else ():
             if name in candidates and search.answer(name).outcome is Outcome.FITS:
                 some.append(name)
                 # The scheduler does not know which drivers are registered.
@@ -95,6 +94,7 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
     except BudgetSpentError:
         spent = True
     answers = search.answers
+    early = spent or any(answer.ended_early for answer in answers.values())
     by_profile = {search.profile(name): name for name in reversed(fatal)}
     return Judged(
         answers=answers,
@@ -105,7 +105,7 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
         distinct=tuple(reversed(by_profile.values())),
         unjudged=tuple(
             name
-            for name in usable
+            for name in (trial.usable() if early else ())
             if (answers[name].ended_early if name in answers else spent and name in candidates)
         ),
     )

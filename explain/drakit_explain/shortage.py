@@ -11,7 +11,7 @@ It must not know how claims are found, or who reads the findings.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -20,7 +20,6 @@ from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.codes import Code, Finding
-from drakit_explain.devices import DeviceKind
 from drakit_explain.fold import Judged, not_counted
 from drakit_explain.model import Constraint, DeviceID, PodFacts, PoolID, Request
 from drakit_explain.pending_claims import Wanted, exact_requests, what_to_check
@@ -117,6 +116,8 @@ def findings_of_shortage(
     # What is not about one claim keeps all of them from being allocated.
     every = tuple(each.claim for each in trial.wanted)
     findings = [each if each.claims else replace(each, claims=every) for each in findings]
+    if not trial.world.not_ready():
+        return findings
     exact = (each for _, _, each in trial.exact())
     note = not_counted(trial.world, exact, set(trial.usable()), trial.budget)
     return [_beside_incomplete(each, note) for each in findings] if note else findings
@@ -343,7 +344,7 @@ def _short(
     reader: str | None,
 ) -> list[Finding]:
     """Return why a request alone has too few devices on every node; empty if it has enough."""
-    if not trial.able(request).isdisjoint(trial.usable()):
+    if any(trial.is_usable(node) for node in trial.able(request)):
         return []
     names = dict(exact_requests(request))
     trial.budget.spend(len(names) * (STEPS_PER_CAUSE + len(trial.world.slices())))
@@ -376,7 +377,7 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
         )
     if found.total == 0:
         if absent := _absent_capacity(report, world):
-            absent += _dropped(request, ["Other"], world)
+            absent += _dropped(analysis, ["Other"], world)
             return Finding(
                 code=Code.NO_DEVICE_PUBLISHED,
                 what=f"none of the published devices of DeviceClass "
@@ -405,21 +406,13 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
             f"{node} has the most ({most})",
             advice="lower count or add devices to one node",
         )
-    on_nodes = analysis.on_nodes()
-    usable = [on_nodes[node] for node in trial.usable() if node in on_nodes]
-    released = any(each.would_do(request) for each in usable)
-    if released:
-        code = Code.DEVICES_ALLOCATED
-    elif any(each.would_do(request, untainted=True) for each in usable):
-        code = Code.DEVICES_TAINTED
-    elif any(each.would_do(request, untainted=True) for each in on_nodes.values()):
-        code = Code.DEVICES_ON_OTHER_NODES
-    else:
+    code, most = found.on_one_node or analysis.on_one_node(trial.nodes, found)
+    if not code:
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
             what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
             f'"{request.device_class}" on one node, but no node publishes more than '
-            f"{max(each.total for each in on_nodes.values())} that match",
+            f"{most} that match",
             advice="lower count or add devices to one node",
         )
     if request.every or request.count > 1:
@@ -432,14 +425,16 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
     if ends := how_taints_end(found, quoted(sorted(found.unhealthy), world)):
         what = f"{what}; {ends}"
     if code is Code.DEVICES_ALLOCATED:
-        what += _dropped(request, ["MultipleAllocations"], world)
-    return Finding(code=code, what=what, advice=advice(found, released=released))
+        what += _dropped(analysis, ["MultipleAllocations"], world)
+    return Finding(
+        code=code, what=what, advice=advice(found, released=code is Code.DEVICES_ALLOCATED)
+    )
 
 
 def _absent_capacity(report: RequestReport, world: World) -> str:
     """Return a requested capacity that no matching device has, with advice; empty if all exist."""
     asked, found = report.analysis.request, set[str]()
-    for _, kind in _kinds(asked, world):
+    for _, kind in report.analysis.find_kinds(world):
         found.update(each.name for each in kind.capacity)
     for each in asked.capacity:
         if each.name not in found:
@@ -454,20 +449,11 @@ def _absent_capacity(report: RequestReport, world: World) -> str:
     return ""
 
 
-def _dropped(request: Request, features: Collection[str], world: World) -> str:
+def _dropped(analysis: Analysis, features: Collection[str], world: World) -> str:
     """Return what devices of a request lack because of the API server, in parentheses."""
-    drivers = {driver for driver, _ in _kinds(request, world)}
+    drivers = {driver for driver, _ in analysis.find_kinds(world)}
     said = dropped_fields(drivers, features, world)
     return f" ({said})" if said else ""
-
-
-def _kinds(request: Request, world: World) -> Iterator[tuple[str, DeviceKind]]:
-    """Return the kinds of the devices that a request selects, each with its driver."""
-    for reach in world.reachable():
-        matches = world.selected(request, reach.slice).matches
-        for kind, mask, _ in reach.slice.devices.groups if matches else ():
-            if mask & matches:
-                yield reach.slice.driver, kind
 
 
 def _rejected(analysis: Analysis) -> str:
@@ -573,13 +559,15 @@ def _absent_attribute(
         ]
         found: set[str] = set()
         for name in of:
-            found |= _attributes(names[name], trial.world)
+            found |= _attributes(trial.analysis(names[name]), trial.world)
         if of and found and constraint.attribute not in found:
             close = get_close_matches(constraint.attribute, sorted(found), n=1)
             fix = "correct the constraint"
             if close:
                 fix = f"the devices have {close[0]}, so check the spelling"
-            elif lost := max(_dropped(names[name], _LOST, trial.world) for name in of):
+            elif lost := max(
+                _dropped(trial.analysis(names[name]), _LOST, trial.world) for name in of
+            ):
                 fix = f"check whether the API server drops the attribute{lost}"
             what = (
                 f'no device that matches request "{request.name}" of {wanted.origin} has attribute '
@@ -589,10 +577,10 @@ def _absent_attribute(
     return None
 
 
-def _attributes(request: Request, world: World) -> set[str]:
+def _attributes(analysis: Analysis, world: World) -> set[str]:
     """Return the attributes of the devices that a request selects, by full name."""
     return {
         each if "/" in each else f"{driver}/{each}"
-        for driver, kind in _kinds(request, world)
+        for driver, kind in analysis.find_kinds(world)
         for each in kind.attributes
     }

@@ -102,6 +102,9 @@ class Trial:
         """Name the nodes that the pod can use."""
         return (name for name, problem in self.nodes.items() if problem is None)
 
+    def is_usable(self, node: str) -> bool:
+        return node in self.nodes and self.nodes[node] is None
+
     def pools(self, node: str) -> Sequence[NodePool]:
         return self.world.pools_of_node(self.world.views()[node])
 
@@ -115,15 +118,15 @@ class Trial:
 
     def able_for_all(self) -> set[str]:
         """Return the nodes with enough free devices for each request alone."""
-        able = set(self.nodes)
+        able: set[str] | None = None
         for request in self.requests():
-            able &= self.able(request)
-        return able
+            found = self.able(request)
+            able = found if able is None else able & found
+        return set(self.nodes) if able is None else {name for name in able if name in self.nodes}
 
     def not_ready(self) -> Iterator[NodePool]:
         """Return the pools of usable nodes from which nothing is allocated."""
-        usable = set(self.usable())
-        return (pool for node, pool in self.world.not_ready() if node in usable)
+        return (pool for node, pool in self.world.not_ready() if self.is_usable(node))
 
     def concerns(self, pool: NodePool) -> bool:
         """Return whether a request could select devices of a pool that is not ready."""

@@ -158,6 +158,7 @@ class World:
         self._pools: dict[str, list[NodePool]] = {}
         self._views: dict[str, NodeView] | None = None
         self._reachable: tuple[Reachable, ...] | None = None
+        self._devices: tuple[int, int] | None = None
         self._not_ready: list[tuple[str, NodePool]] | None = None
         self._allocated_in: dict[str, int] = {}
         self._holders_in: dict[str, dict[int, Mapping[str, ClaimFacts]]] = {}
@@ -330,6 +331,16 @@ class World:
             }
             self._reachable = tuple(self._known_reachable.values())
         return self._reachable
+
+    def counted_one_by_one(self) -> int:
+        """Return how many reachable devices have taints, counters, shares or places of their own;
+        with DeviceTaintRules, all count."""
+        if self._devices is None:
+            sizes = [(each.plain, len(each.slice.devices)) for each in self.reachable()]
+            every = sum(size for _, size in sizes)
+            self._devices = every - sum(size for plain, size in sizes if plain), every
+        some, every = self._devices
+        return every if self.has_taint_rules else some
 
     def not_ready(self) -> Sequence[tuple[str, NodePool]]:
         """Return the pools from which nothing is allocated, by node."""
@@ -550,6 +561,7 @@ class World:
         self.revision += 1
         self.slices_revision = self.revision
         self._reachable = None
+        self._devices = None
         self._not_ready = None
 
     def _claim_changed(self, fact: ClaimFacts) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -70,6 +70,9 @@ BUDGET_SECONDS = 15.0
 
 BUDGET_SHARE = 0.5
 """Seconds that come back to a namespace each second. The rest is for the others, and for probes."""
+
+URGENT_SHARE = 0.25
+"""Of urgent checks, which have a budget of their own: other checks must not delay them."""
 
 POLICY = "policy"
 """The concern of HostDevicePolicies."""
@@ -198,6 +201,7 @@ class Reconciler:
         """
         self._clock = clock
         self._budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=BUDGET_SHARE)
+        self._urgent_budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=URGENT_SHARE)
         self._refresh_policy = refresh_policy
         self._is_current = is_current
         self._concerns = concerns_of(store, name_all_holders=name_all_holders)
@@ -298,27 +302,29 @@ class Reconciler:
         """Announce the problems of an object; return in how many seconds to check it again."""
         if not self._is_current():
             return OUTDATED_SECONDS
-        if (wait_seconds := self._budgets.wait_seconds(name.namespace)) > 0:
+        urgent = concern is self._concerns[URGENT]
+        budgets = self._urgent_budgets if urgent else self._budgets
+        if (wait_seconds := budgets.wait_seconds(name.namespace)) > 0:
             return wait_seconds
-        with self._charged(name.namespace):
+        with self._charged(budgets, name.namespace):
             expressions = concern.expressions(name) if concern.expressions else ()
         retry = await self._evaluation.prepare(expressions, namespace=name.namespace)
         if retry is not None and retry <= BUSY_SECONDS:
             return retry  # it soon has outcomes, and an explanation without them costs as much
-        async with self._turn:
-            # One at a time: checking all devices of a large cluster takes a tenth of a second.
+        # One at a time: checking all devices of a large cluster takes a tenth of a second.
+        async with nullcontext() if urgent else self._turn:
             await asyncio.sleep(0)
             lost = self._evaluation.lost(expressions) and retry is None
             if lost or not self._is_current():
                 return OUTDATED_SECONDS
             unsettled = self._unsettled_seconds(concern, name)
-            with self._charged(name.namespace):
+            with self._charged(budgets, name.namespace):
                 found = concern.problems(name, unsettled <= 0)
         # At once: the announcer may ask for a remedy in the world with these problems.
         pauses = [
             await self._announcer.announce(
                 uid,
-                [self._with_charge(each, name.namespace) for each in reasons],
+                [self._with_charge(each, budgets, name.namespace) for each in reasons],
                 once=concern.once,
             )
             for uid, reasons in found.items()
@@ -328,20 +334,20 @@ class Reconciler:
         return min((each for each in pauses if each is not None), default=None)
 
     @contextmanager
-    def _charged(self, namespace: str) -> Generator[None]:
+    def _charged(self, budgets: TimeBudgets, namespace: str) -> Generator[None]:
         """Take the time of some work from a namespace's budget."""
         began = self._clock()
         try:
             yield
         finally:
-            self._budgets.charge(namespace, self._clock() - began)
+            budgets.charge(namespace, self._clock() - began)
 
-    def _with_charge(self, reason: Reason, namespace: str) -> Reason:
+    def _with_charge(self, reason: Reason, budgets: TimeBudgets, namespace: str) -> Reason:
         """Return a reason whose searches for an Event, which take longest, are charged, too."""
 
         def charged(search: Callable[[], T]) -> Callable[[], T]:
             def searched() -> T:
-                with self._charged(namespace):
+                with self._charged(budgets, namespace):
                     return search()
 
             return searched

@@ -7,7 +7,7 @@ import pytest
 
 from drakit_explain.codes import Code, Reason
 from drakit_explain.world import World
-from drakit_operator.kinds import CLASSES, PODS, SLICES, TEMPLATES, Name
+from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES, TEMPLATES, Name
 from drakit_operator.store import Change, Store
 from tests.fakes.operator_reconciler import GPU, Bench, pod, template
 
@@ -176,6 +176,29 @@ async def test_a_namespace_that_keeps_the_loop_busy_waits_and_others_do_not(monk
     }
     assert times["lab"] == [1]
     assert times["tenant"] == [1, 1, 11, 31, 51], "15 s at once, then every other second"
+
+
+async def test_a_claim_does_not_wait_for_the_pods_of_its_namespace(monkeypatch):
+    passed, checked = [0.0], []
+
+    def check(name, world, explainer, *, settled):
+        passed[0] += 100
+        return {}
+
+    def check_claim(claim, world):
+        checked.append(asyncio.get_running_loop().time())
+        return []
+
+    monkeypatch.setattr("drakit_operator.reconciler.problems_of_pod", check)
+    monkeypatch.setattr("drakit_operator.reconciler.claim_problems", check_claim)
+    bench = Bench(clock=lambda: passed[0])
+    bench.see(PODS, pod())
+    async with bench.running():
+        await asyncio.sleep(5)
+        now = asyncio.get_running_loop().time()
+        bench.see(CLAIMS, {"metadata": {"namespace": "lab", "name": "c", "uid": "c"}})
+        await asyncio.sleep(1)
+    assert checked == [now]
 
 
 async def test_the_search_for_a_remedy_is_charged_to_the_namespace(monkeypatch):
