@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import pytest
 import yaml
@@ -16,7 +18,7 @@ import yaml
 from e2e.kit import from_template, plugin_pod, pod, ready, template, wait_for
 from e2e.release import CHART, Release, install, uninstall
 from e2e.scripted.control import Rule
-from e2e.scripted.stage import LAMPS, number
+from e2e.scripted.stage import DEVICES, HORNS, LAMPS, number
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("explain")]
 
@@ -42,6 +44,17 @@ class User:
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         return self.run([sys.executable, "-m", "drakit_cli.kubectl.main", *arguments])
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "drakit_cli.kubectl.main", *arguments),
+                *("-n", self._stage.name),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "KUBECONFIG": str(self._kubeconfig)},
+        )
 
     def run(self, argv: Sequence[str]) -> tuple[int, str, str]:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -152,6 +165,121 @@ def test_the_words_of_a_driver_that_cannot_prepare_arrive(stage, admin):
     assert admin.json("explain", "pod/user")[0] == 0
 
 
+def test_each_exit_code_has_its_case(stuck, admin, stranger, tmp_path):
+    for arguments, code in (
+        (["explain", "holder"], 0),
+        (["explain", "waits"], 1),
+        (["explain", "secret/waits"], 2),
+        (["explain", "waits", "--kubeconfig", "/absent"], 2),
+        (["explain", "waits", "--server", "https://127.0.0.1:1"], 3),
+        (["explain", "waits", "--request-timeout", "1ms"], 3),
+        (["explain", "absent"], 5),
+        (["claims"], 0),
+        (["claims", "--fail-on", "pending"], 1),
+        (["devices"], 0),
+        (["version"], 0),
+    ):
+        assert admin(*arguments)[0] == code, arguments
+    assert stranger("explain", "waits")[0] == 4
+
+
+def test_other_kinds_are_explained(stuck, admin):
+    node = stuck.cluster.nodes[0]
+    for target, code in (
+        (["template", "lamp"], 1),
+        (["deviceclass/lamp.test"], 0),
+        (["deviceclass/horn.test"], 0),
+        (["no", node], 0),
+        (["resourceclaimtemplate/absent"], 5),
+    ):
+        assert admin("explain", *target)[0] == code, target
+    _, body = admin.json("explain", "node", node)
+    assert {each["driver"] for each in body["pools"]} >= {LAMPS, HORNS}
+    name = stuck.cluster.get("resourceslices")["items"][0]["metadata"]["name"]
+    assert admin("explain", "resourceslice", name)[0] == 0
+
+
+def test_the_pods_of_a_job_have_one_answer(stage, admin):
+    """Four lamps, and sixteen pods that want one each."""
+    stage.apply(template("lamp", ("lamp", "lamp.test")))
+    body = pod("unused", ("lamp", from_template("lamp")))
+    stage.apply(
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": "train"},
+            "spec": {"parallelism": 16, "completions": 16, "template": {"spec": body["spec"]}},
+        }
+    )
+
+    def answer() -> dict | None:
+        code, body = admin.json("explain", "job", "train")
+        return body if code == 1 and body["pods"]["running"] == DEVICES else None
+
+    found = wait_for("the pods", answer)
+    assert found["message"] == (
+        f"Job {stage.name}/train: {DEVICES} of 16 pods run; 12 wait for devices"
+    )
+    (group,) = found["groups"]
+    assert len(group["pods"]) == 12
+    assert [each["code"] for each in group["reasons"]] == ["DevicesAllocated"]
+
+    code, out, _ = admin("explain")
+    assert (code, len(out.splitlines())) == (1, 13)
+    code, body = admin.json("explain", "-A")
+    mine = [each for each in body["items"] if each["object"]["namespace"] == stage.name]
+    assert {each["object"]["name"] for each in mine} == set(group["pods"])
+    assert {each["verdict"] for each in mine} == {"blocked"}
+
+
+def test_a_manifest_is_explained_before_it_is_applied(stuck, admin, tmp_path):
+    free = template("free", ("lamp", "lamp.test", number(LAMPS, 1)))
+    for name, source, code in (("would-fit", "free", 0), ("would-wait", "lamp", 1)):
+        planned = pod(name, ("lamp", from_template(source)))
+        path = tmp_path / name
+        path.write_text(yaml.safe_dump_all([planned, free]))
+        found, out, error = admin("explain", "-f", str(path))
+        assert (found, error) == (code, "")
+        assert name.replace("-", " ").removeprefix("would ") in out.splitlines()[0]
+    stuck.apply(free, pod("would-fit", ("lamp", from_template("free"))))
+    stuck.wait_phase("would-fit", "Running")
+
+
+def test_an_answer_is_watched_and_waited_for(stuck, admin):
+    with (
+        admin.start("explain", "waits", "--watch", "-o", "json") as watching,
+        admin.start("explain", "waits", "--wait", "--timeout", "2m", "-o", "json") as waiting,
+    ):
+        assert watching.stdout is not None
+        assert _document(watching.stdout)["verdict"] == "blocked"
+        stuck.delete("pod", "holder")
+        assert _document(watching.stdout)["verdict"] != "blocked"
+        out, _ = waiting.communicate(timeout=60)
+        assert (waiting.returncode, json.loads(out)["verdict"] != "blocked") == (0, True)
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(timeout=10) == 130
+
+
+def _document(stream: IO[str]) -> dict:
+    """Read one JSON object of several."""
+    lines = []
+    while not lines or lines[-1] != "}\n":
+        line = stream.readline()
+        assert line, lines
+        lines.append(line)
+    return json.loads("".join(lines))
+
+
+def test_an_administrator_asks_as_another_user(stuck, admin, tenant, stranger):
+    for name, user in (("tenant", tenant), ("stranger", stranger)):
+        account = f"system:serviceaccount:{stuck.name}:{name}"
+        groups = ("system:serviceaccounts", "system:authenticated")
+        given = [f"--as={account}", *(f"--as-group={each}" for each in groups)]
+        mine, theirs = admin.json("explain", "waits", *given), user.json("explain", "waits")
+        differing = {key for key in mine[1] if mine[1][key] != theirs[1][key]}
+        assert (mine[0], differing) == (theirs[0], set()), (mine, theirs)
+
+
 def test_of_a_pod_of_another_scheduler_nothing_is_promised(stage, admin):
     stage.apply(template("lamp", ("lamp", "lamp.test")))
     waits = pod("waits", ("lamp", from_template("lamp")))
@@ -219,7 +347,7 @@ def test_a_user_without_slices_gets_no_guess(stuck, stranger):
     assert (code, out, error) == (3, "", "error: no permission to list ResourceSlices\n")
     assert stranger.json("claims")[0] == 0
     code, body = stranger.json("doctor")
-    assert code == 0
+    assert code == 0, body["findings"]
     assert {each["severity"] for each in body["findings"]} == {"note"}
     named = " ".join(each["finding"] for each in body["findings"])
     assert "no permission to list ResourceSlices: devices are unknown" in named

@@ -18,6 +18,7 @@ from drakit_cli.answers import UsageError
 from drakit_cli.kubectl import questions, render
 from drakit_cli.kubectl.connection import fetch
 from drakit_cli.kubectl.explain import Report
+from drakit_cli.kubectl.gather import UnreachableError
 from drakit_cli.kubectl.objects import PoolReport
 from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.questions import Waiting
@@ -84,8 +85,8 @@ async def _watch(ask: Callable[[], Awaitable[Answer]], output: Output) -> Answer
     """Print an answer when it is another one, without end."""
     last: Answer | None = None
     while True:
-        answer, pause = await _timed(ask)
-        if last is None or answer.body != last.body:
+        answer, pause = await _timed(ask, last)
+        if answer is not None and (last is None or answer.body != last.body):
             if last is not None and output.format != "json":
                 output.line("---")
             answer.print(output)
@@ -98,19 +99,33 @@ async def _wait(ask: Callable[[], Awaitable[Answer]], seconds: float | None) -> 
     """Return the first answer without a problem, or the last one in this time."""
     clock = asyncio.get_running_loop().time
     end = float("inf") if seconds is None else clock() + seconds
+    last: Answer | None = None
     while True:
-        answer, pause = await _timed(ask)
+        answer, pause = await _timed(ask, last)
+        last = answer or last
         left = end - clock()
-        if not answer.exit_code or left <= 0:
-            return answer
+        if last is not None and ((answer is last and not last.exit_code) or left <= 0):
+            return last
         await asyncio.sleep(min(pause, left))
 
 
-async def _timed(ask: Callable[[], Awaitable[Answer]]) -> tuple[Answer, float]:
-    """Return an answer, and how long to pause after it."""
+async def _timed(
+    ask: Callable[[], Awaitable[Answer]], last: Answer | None
+) -> tuple[Answer | None, float]:
+    """
+    Return an answer, and how long to pause after it.
+
+    After a first answer, a server that does not answer for a while gives None.
+    """
     clock = asyncio.get_running_loop().time
     began = clock()
-    answer = await ask()
+    try:
+        answer = await ask()
+    except UnreachableError as error:
+        if last is None:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return None, MAX_PAUSE_SECONDS
     return answer, min(max((clock() - began) * _REST, MIN_PAUSE_SECONDS), MAX_PAUSE_SECONDS)
 
 

@@ -316,6 +316,9 @@ async def gather(
     chosen = list(kinds)
     named = names or {}
     await asyncio.gather(*(reader.read(kind, tuple(named.get(kind, ()))) for kind in chosen))
+    # In one order: a watched answer must not change with the order of responses.
+    order = {kind.plural: number for number, kind in enumerate(chosen)}
+    reader.found.gaps.sort(key=lambda gap: (order.get(gap.kind, 0), gap.where))
     needed = [kind for kind in chosen if kind is not RULES and not kind.version]
     if chosen and all(reader.found.lacks_all(kind) for kind in needed):
         raise UnreachableError(str(reader.found.gaps[0].what))

@@ -429,6 +429,19 @@ async def test_waiting_ends_when_nothing_is_blocked(two, run):
     assert (code, body["verdict"]) == (0, "fits")
 
 
+async def test_waiting_goes_on_while_the_server_is_away(two, run):
+    two.claim("c")
+    two.pod("mine", "c")
+    waiting = asyncio.create_task(run("explain", "mine", "--wait", "-o", "json"))
+    await asyncio.sleep(0.5)
+    two.fail("*", "/api/v1/namespaces/lab/pods/mine", status=503, message="no", times=3)
+    await asyncio.sleep(0.5)
+    two.node("n2")
+    code, out, error = await waiting
+    assert (code, json.loads(out)["verdict"]) == (0, "fits")
+    assert error.startswith("error: ")
+
+
 async def test_waiting_has_a_limit(two, run):
     two.claim("c")
     two.pod("mine", "c")
