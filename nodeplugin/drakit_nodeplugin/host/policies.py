@@ -221,6 +221,11 @@ class PolicyTable:
         elif known is not None and known.stored.uid != policy.stored.uid:
             del self._valid[name]
 
+    def has(self, policy: StoredPolicy) -> bool:
+        """Return whether a policy is the newest version as it is."""
+        known = self._newest.get(policy.name)
+        return known is not None and known.stored == policy
+
     def remove(self, name: str) -> None:
         """Remove a deleted policy."""
         self._newest.pop(name, None)
@@ -338,6 +343,8 @@ class PolicyWatch:
                     self._table.replace(await self._check(items))
                     self._listed = True
                 case Applied(object=item):
+                    if self._table.has(item):
+                        continue  # the operator wrote its status
                     for each in await self._check([item]):
                         self._table.apply(each)
                 case Deleted(object=item):

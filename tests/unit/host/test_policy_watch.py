@@ -11,6 +11,7 @@ from drakit_daemon.kube import ForbiddenError, Listing, NotFoundError, Unavailab
 from drakit_daemon.kube.listing import Skipped
 from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
+from drakit_nodeplugin.host import policies
 from drakit_nodeplugin.host.policies import (
     FILE,
     PolicyWatch,
@@ -140,6 +141,25 @@ async def test_lists_and_events_reach_the_driver_and_the_copy(start, tmp_path):
     async with asyncio.timeout(5):
         while len(await asyncio.to_thread(read_policies, tmp_path / FILE) or ()) != 1:
             await asyncio.sleep(0.01)
+
+
+async def test_changes_of_a_status_alone_cause_no_work(start, monkeypatch):
+    rig = await start(Api(body("hall", 2), body("porch", 1)))
+    await until(lambda: rig.lamps == {"hall": 2, "porch": 1})
+    await asyncio.sleep(0.1)
+    checked: list[str] = []
+    monkeypatch.setattr(
+        policies, "check", lambda each, kind: (checked.append(each.name), check(each, kind))[1]
+    )
+    before = rig.watch.revision.number
+    for number in range(3, 103):
+        changed = body("hall", 2, version=str(number)) | {"status": {"nodes": number}}
+        rig.api.send("MODIFIED", changed)
+    rig.api.send("MODIFIED", body("porch", 7, generation=2, version="200"))
+    await until(lambda: rig.lamps == {"hall": 2, "porch": 7})
+    assert checked == ["porch"]
+    # The new spec, and its application.
+    assert rig.watch.revision.number <= before + 2
 
 
 async def test_the_copy_counts_until_the_api_server_answers(start, tmp_path):
