@@ -130,9 +130,17 @@ def _add_setup(group: _Group) -> None:
         "crds",
         help="install or upgrade the CustomResourceDefinitions",
         description="Installs or upgrades drakit's CustomResourceDefinitions by server-side apply. "
-        "Does not change definitions that another release owns.",
+        "Does not change definitions that another release owns. Fails, and changes nothing, if "
+        "objects are stored in a version that a definition no longer has.",
     )
     crds.set_defaults(command="setup.crds")
+    migrate = group.add_parser(
+        "migrate",
+        help="rewrite the objects of drakit's kinds in the current version",
+        description="Rewrites all objects of drakit's kinds, so that the API server stores them in "
+        "the current version, and updates the storedVersions of the CustomResourceDefinitions.",
+    )
+    migrate.set_defaults(command="setup.migrate")
     policies = group.add_parser(
         "policies",
         help="apply the HostDevicePolicies of a release",
@@ -153,6 +161,7 @@ def _add_setup(group: _Group) -> None:
             metavar="NAMESPACE/NAME",
             help="release of the chart that owns the objects",
         )
+    for command in (crds, migrate, policies):
         command.add_argument(
             "--kubeconfig",
             type=Path,

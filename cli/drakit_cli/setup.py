@@ -1,6 +1,6 @@
 """
-``drakit setup``: installs and upgrades drakit's CustomResourceDefinitions, and the policies of a
-release.
+``drakit setup``: installs and upgrades drakit's CustomResourceDefinitions, rewrites stored objects
+in the current version, and applies the policies of a release.
 
 The chart runs it in hooks, because Helm never upgrades the definitions of a chart, and `helm
 --wait` would wait until each policy of a release matches a device. Each object carries the release
@@ -14,23 +14,42 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import yaml
 
 from drakit_cli.answers import CommandError, UsageError
-from drakit_daemon.kube import ApiError, ConfigError, NotFoundError, Session, connect, resource_path
+from drakit_daemon.kube import (
+    ApiError,
+    ConfigError,
+    ConflictError,
+    NotFoundError,
+    Session,
+    connect,
+    resource_path,
+)
 from drakit_formats.crds import API_VERSION
 from drakit_formats.crds import POLICIES as POLICIES_PLURAL
+from drakit_formats.crds import REPORTS as REPORTS_PLURAL
 
 FIELD_MANAGER = "drakit-setup"
 CRDS = ("apiextensions.k8s.io/v1", "customresourcedefinitions")
 POLICIES = (API_VERSION, POLICIES_PLURAL)
+
+ResultT = TypeVar("ResultT")
 
 _NAME_LABEL = "drakit.dev/release-name"
 _NAMESPACE_LABEL = "drakit.dev/release-namespace"
@@ -38,7 +57,17 @@ _NAMESPACE_LABEL = "drakit.dev/release-namespace"
 SERVED_SECONDS = 30.0
 """Longest wait until the API server serves a new kind; it takes about a second."""
 
+STORAGE_SECONDS = 10.0
+"""Time from the change of a definition until all API servers store its objects in the new version;
+each follows the definitions by a watch."""
+
 POLL_SECONDS = 0.5
+
+PAGE_SIZE = 500
+"""Objects in a page of a list."""
+
+MAX_CONFLICTS = 5
+"""Conflicting writes to one object before the command fails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +111,12 @@ def crds(options: argparse.Namespace) -> int:
     return _run(options, lambda session: apply_crds(session, owner, definitions))
 
 
+def migrate(options: argparse.Namespace) -> int:
+    """Rewrite all objects in the version in which they are stored now; return the exit code."""
+    names = [each["metadata"]["name"] for each in read_definitions()]
+    return _run(options, lambda session: migrate_objects(session, names))
+
+
 def policies(options: argparse.Namespace) -> int:
     """Make the HostDevicePolicies of a release those of a file; return the exit code."""
     owner = Owner.parse(options.release)
@@ -110,21 +145,121 @@ def _run(options: argparse.Namespace, work: Callable[[Session], Awaitable[int]])
 async def apply_crds(
     session: Session, owner: Owner, definitions: Iterable[Mapping[str, Any]]
 ) -> int:
-    """Apply definitions, but none that another release owns; return the exit code."""
+    """
+    Apply definitions, but none that another release owns; return the exit code.
+
+    If objects are stored in a version that a definition does not have any more, nothing is changed,
+    and CommandError says how to save them: the API server would read them in another version, and
+    drop fields that this version does not have, such as the node selector of a policy.
+    """
+    wanted: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
+    refusals: list[str] = []
     for definition in definitions:
         metadata: dict[str, Any] = {**definition["metadata"], "labels": owner.labels}
         body = {**definition, "metadata": metadata}
-        name = body["metadata"]["name"]
-        path = resource_path(*CRDS, name=name)
-        with suppress(NotFoundError):
-            holder = Owner.of(await session.get(path))
-            if holder not in (None, owner):
-                print(f"{name}: release {holder} owns it, unchanged")
-                continue
-        await session.apply(path, body, field_manager=FIELD_MANAGER)
+        old = await _find(session, metadata["name"])
+        holder = None if old is None else Owner.of(old)
+        if holder not in (None, owner):
+            print(f"{metadata['name']}: release {holder} owns it, unchanged")
+            continue
+        wanted.append((body, old))
+        if old is not None and (lost := _lost_versions(old, body)):
+            refusals += await _refusals(session, old, lost)
+    if refusals:
+        raise CommandError("\n".join(refusals))
+    for body, old in wanted:
+        name, path = body["metadata"]["name"], resource_path(*CRDS, name=body["metadata"]["name"])
+        if old is not None and (lost := _lost_versions(old, body)):
+            await _drop_versions(session, path, body, old, lost)
+        applied = await session.apply(path, body, field_manager=FIELD_MANAGER)
         await _served(session, path)
         print(f"{name}: applied")
+        if _stored_versions(applied) not in ([], [_storage_version(applied)]):
+            await asyncio.sleep(STORAGE_SECONDS)
+            await migrate_objects(session, [name])
     return 0
+
+
+async def _find(session: Session, name: str) -> dict[str, Any] | None:
+    with suppress(NotFoundError):
+        return await session.get(resource_path(*CRDS, name=name))
+    return None
+
+
+def _stored_versions(definition: Mapping[str, Any]) -> list[str]:
+    return list(definition.get("status", {}).get("storedVersions") or [])
+
+
+def _storage_version(definition: Mapping[str, Any]) -> str:
+    return next(each["name"] for each in definition["spec"]["versions"] if each["storage"])
+
+
+def _lost_versions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the versions of stored objects that the new definition does not have."""
+    known = {each["name"] for each in new["spec"]["versions"]}
+    return [each for each in _stored_versions(old) if each not in known]
+
+
+async def _refusals(session: Session, old: Mapping[str, Any], lost: Sequence[str]) -> list[str]:
+    """Return why a definition cannot be replaced; nothing if it has no objects."""
+    group, plural = old["spec"]["group"], old["spec"]["names"]["plural"]
+    name, storage = old["metadata"]["name"], _storage_version(old)
+    if not await _exist(session, f"{group}/{storage}", plural):
+        return []
+    versions = ", ".join(lost)
+    problem = f"{name}: objects are stored in version {versions}, which this release does not have"
+    if storage not in lost:
+        return [f"{problem}; run 'drakit setup migrate' before you upgrade"]
+    if plural == REPORTS_PLURAL:
+        return [
+            f"{problem}; run 'kubectl delete crd {name}', and upgrade again: node plugins write "
+            "new reports"
+        ]
+    return [
+        f"{problem}. Save them: 'kubectl get {plural}.{storage}.{group} -o yaml > {plural}.yaml'. "
+        f"In the file, change apiVersion to {API_VERSION}, and the fields that the release notes "
+        f"name. Run 'kubectl delete crd {name}', which deletes the objects, and upgrade again. "
+        f"Then run 'kubectl apply -f {plural}.yaml'"
+    ]
+
+
+async def _exist(session: Session, api_version: str, plural: str) -> bool:
+    page = await session.get(resource_path(api_version, plural), params={"limit": "1"})
+    return bool(page["items"])
+
+
+async def _drop_versions(
+    session: Session,
+    path: str,
+    new: Mapping[str, Any],
+    old: Mapping[str, Any],
+    lost: Collection[str],
+) -> None:
+    """
+    Remove versions without objects from a definition's stored versions.
+
+    The API server allows this only while the definition has another storage version. Therefore, the
+    old versions stay for a moment, unserved. An object that was created in the meantime
+    restores the old definition.
+    """
+    spec = old["spec"]
+    unserved = [
+        {**each, "served": False, "storage": False}
+        for each in spec["versions"]
+        if each["name"] in lost
+    ]
+    both = {**new["spec"], "versions": [*new["spec"]["versions"], *unserved]}
+    # Without the checksum, by which the chart knows that a definition is complete.
+    metadata = {key: value for key, value in new["metadata"].items() if key != "annotations"}
+    between = {**new, "metadata": metadata, "spec": both}
+    await session.apply(path, between, field_manager=FIELD_MANAGER)
+    storage = _storage_version(new)
+    group, plural = spec["group"], spec["names"]["plural"]
+    if await _retry(lambda: _exist(session, f"{group}/{storage}", plural)):
+        restored = {**between, "spec": {key: spec[key] for key in new["spec"]}}
+        await session.apply(path, restored, field_manager=FIELD_MANAGER)
+        raise CommandError(f"{new['metadata']['name']}: objects were created meanwhile; try again")
+    await session.patch(f"{path}/status", {"status": {"storedVersions": [storage]}})
 
 
 def read_definitions() -> Iterator[dict[str, Any]]:
@@ -134,6 +269,53 @@ def read_definitions() -> Iterator[dict[str, Any]]:
     for file in sorted(folder.iterdir(), key=lambda each: each.name):
         if file.name.endswith(".yaml"):
             yield yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+async def migrate_objects(session: Session, definitions: Iterable[str]) -> int:
+    """
+    Rewrite all objects of definitions, so that they are stored in the current version, and remove
+    the other versions from the definitions' stored versions; return the exit code.
+
+    A rewritten object does not change. To run it again is safe.
+    """
+    for name in definitions:
+        if await _find(session, name) is None:
+            print(f"{name}: not installed")
+        else:
+            await _unless_changed(lambda name=name: _migrate(session, name))
+    return 0
+
+
+async def _migrate(session: Session, name: str) -> None:
+    definition = await session.get(resource_path(*CRDS, name=name))
+    spec, storage = definition["spec"], _storage_version(definition)
+    place = (f"{spec['group']}/{storage}", spec["names"]["plural"])
+    listed = await session.read_list(
+        resource_path(*place), lambda item: item["metadata"]["name"], page_size=PAGE_SIZE
+    )
+    for each in listed.items:
+        path = resource_path(*place, name=each)
+        with suppress(NotFoundError):  # it was deleted
+            await _unless_changed(lambda path=path: _rewrite(session, path))
+    # A definition that has changed meanwhile may store objects in a third version.
+    version = definition["metadata"]["resourceVersion"]
+    await session.patch(
+        resource_path(*CRDS, name=name, subresource="status"),
+        {"metadata": {"resourceVersion": version}, "status": {"storedVersions": [storage]}},
+    )
+    print(f"{name}: {len(listed.items)} objects are stored in version {storage}")
+
+
+async def _rewrite(session: Session, path: str) -> None:
+    await session.replace(path, await session.get(path))
+
+
+async def _unless_changed(work: Callable[[], Awaitable[None]]) -> None:
+    """Do work that reads an object and writes it; again if another client changes the object."""
+    for _ in range(MAX_CONFLICTS):
+        with suppress(ConflictError):
+            return await work()
+    return await work()
 
 
 async def _served(session: Session, path: str) -> None:
@@ -187,11 +369,20 @@ async def apply_policies(session: Session, owner: Owner, wanted: Mapping[str, An
 
 async def _list(session: Session, *, wait: bool) -> dict[str, dict[str, Any]]:
     """List all policies by name; their kind may have been installed a moment ago."""
-    deadline = asyncio.get_running_loop().time() + (SERVED_SECONDS if wait else 0)
+    found = await _retry(
+        lambda: session.list(resource_path(*POLICIES)), seconds=SERVED_SECONDS if wait else 0
+    )
+    return {body["metadata"]["name"]: body for body in found.items}
+
+
+async def _retry(
+    ask: Callable[[], Awaitable[ResultT]], *, seconds: float = SERVED_SECONDS
+) -> ResultT:
+    """Ask for objects whose kind may not be served yet."""
+    deadline = asyncio.get_running_loop().time() + seconds
     while True:
         try:
-            found = await session.list(resource_path(*POLICIES))
-            return {body["metadata"]["name"]: body for body in found.items}
+            return await ask()
         except NotFoundError:
             if asyncio.get_running_loop().time() >= deadline:
                 raise

@@ -78,7 +78,16 @@ def test_without_hostdev_nobody_reads_or_changes_its_policies(render):
 @pytest.mark.parametrize(
     ("values", "resources"),
     [
-        pytest.param({}, {"customresourcedefinitions", "hostdevicepolicies"}, id="both"),
+        pytest.param(
+            {},
+            {
+                "customresourcedefinitions",
+                "customresourcedefinitions/status",
+                "hostdevicepolicies",
+                "nodedevicereports",
+            },
+            id="both",
+        ),
         pytest.param({"crds": {"enabled": False}}, {"hostdevicepolicies"}, id="policies"),
     ],
 )

@@ -8,9 +8,9 @@ import pytest
 
 from drakit.testing.apiserver import FakeApiServer
 from drakit_cli import setup
-from drakit_cli.answers import UsageError
-from drakit_cli.setup import Owner, apply_crds, apply_policies
-from drakit_daemon.kube import connect
+from drakit_cli.answers import CommandError, UsageError
+from drakit_cli.setup import Owner, apply_crds, apply_policies, migrate_objects
+from drakit_daemon.kube import ConflictError, connect
 from drakit_formats import crds
 
 DEFINITIONS = tuple(setup.read_definitions())
@@ -127,3 +127,134 @@ def test_a_malformed_file_is_wrong_usage(tmp_path, text):
     file.write_text(text)
     with pytest.raises(UsageError):
         setup.policies(argparse.Namespace(release="lab/drakit", file=file))
+
+
+# ------------------------------------------------------------ versions
+
+REPORTS = f"/apis/{crds.API_VERSION}/nodedevicereports"
+OLD = "v1alpha1"
+
+
+def installed(server, *versions: str, stored: list[str]) -> None:
+    """Store drakit's definitions with these versions, of which the last one is the storage."""
+    for body in DEFINITIONS:
+        listed = [
+            {"name": name, "served": True, "storage": name == versions[-1]} for name in versions
+        ]
+        status = {**ESTABLISHED, "storedVersions": stored}
+        spec = {**body["spec"], "versions": listed}
+        server.store(f"{CRDS}/{body['metadata']['name']}", {"spec": spec, "status": status})
+
+
+def of_version(path: str, version: str) -> str:
+    return path.replace(f"/{crds.VERSION}/", f"/{version}/")
+
+
+def definition_changes(server, path: str = CRD) -> list[tuple[list[str], list[str]]]:
+    """The versions and stored versions after each change of a definition."""
+    return [
+        (
+            [each["name"] for each in change.new["spec"]["versions"]],
+            change.new["status"]["storedVersions"],
+        )
+        for change in server.cluster.history
+        if path == f"{change.key[0]}/{change.key[2]}"
+    ][1:]
+
+
+async def test_stored_objects_of_a_lost_version_are_refused_and_nothing_changes(server, session):
+    installed(server, OLD, stored=[OLD])
+    for name in ("kvm", "tun"):
+        server.store(f"{of_version(POLICIES, OLD)}/{name}", owned(OURS))
+        server.store(f"{of_version(REPORTS, OLD)}/{name}", {"spec": {"nodeName": name}})
+    with pytest.raises(CommandError) as raised:
+        await apply_crds(session, OURS, DEFINITIONS)
+    policies, reports = str(raised.value).split("\n")
+    assert "objects are stored in version v1alpha1, which this release does not have" in policies
+    assert "kubectl get hostdevicepolicies.v1alpha1.drakit.dev -o yaml" in policies
+    assert "kubectl delete crd nodedevicereports.drakit.dev" in reports
+    assert server.writes() == []
+
+
+async def test_objects_that_the_definition_can_still_read_need_a_migration_first(server, session):
+    installed(server, OLD, crds.VERSION, stored=[OLD, crds.VERSION])
+    server.store(f"{POLICIES}/kvm", owned(OURS))
+    with pytest.raises(CommandError, match="run 'drakit setup migrate' before you upgrade"):
+        await apply_crds(session, OURS, DEFINITIONS)
+    assert server.writes() == []
+
+
+async def test_a_lost_version_without_objects_is_dropped(server, session):
+    installed(server, OLD, stored=[OLD])
+    assert await apply_crds(session, OURS, DEFINITIONS) == 0
+    new = [crds.VERSION]
+    assert definition_changes(server) == [
+        ([crds.VERSION, OLD], [OLD]),
+        ([crds.VERSION, OLD], new),
+        (new, new),
+    ]
+    between = [each.new for each in server.cluster.history if CRD.endswith(each.key[2])][1]
+    assert "annotations" not in between["metadata"], "the chart would take it for complete"
+    assert [each["served"] for each in between["spec"]["versions"]] == [True, False]
+
+
+async def test_an_object_that_is_created_meanwhile_restores_the_old_definition(server, session):
+    installed(server, OLD, stored=[OLD])
+    server.store(f"{POLICIES}/kvm", owned(None))
+    with pytest.raises(CommandError, match="objects were created meanwhile"):
+        await apply_crds(session, OURS, DEFINITIONS)
+    assert definition_changes(server)[-1] == ([OLD], [OLD])
+
+
+def with_objects(server) -> None:
+    for name in ("kvm", "tun"):
+        server.store(f"{POLICIES}/{name}", owned(OURS))
+        server.store(f"{REPORTS}/{name}", {"spec": {"nodeName": name}})
+
+
+NAMES = [body["metadata"]["name"] for body in DEFINITIONS]
+
+
+async def test_a_migration_rewrites_every_object_and_can_be_repeated(server, session, monkeypatch):
+    monkeypatch.setattr(setup, "PAGE_SIZE", 1)
+    installed(server, OLD, crds.VERSION, stored=[OLD, crds.VERSION])
+    with_objects(server)
+    server.fail("PUT", f"{POLICIES}/tun", status=409, reason="Conflict", message="no", times=2)
+    server.fail("PUT", f"{REPORTS}/kvm", status=404, reason="NotFound", message="no", times=1)
+    for _ in range(2):
+        assert await migrate_objects(session, NAMES) == 0
+        paths = [f"{POLICIES}/kvm", f"{POLICIES}/tun", f"{REPORTS}/kvm", f"{REPORTS}/tun"]
+        assert {path for verb, path in server.writes() if verb == "PUT"} == set(paths)
+        server.requests.clear()
+        for name in NAMES:
+            body = await session.get(f"{CRDS}/{name}")
+            assert body["status"]["storedVersions"] == [crds.VERSION]
+
+
+async def test_a_migration_that_cannot_finish_keeps_the_stored_versions(server, session):
+    installed(server, OLD, crds.VERSION, stored=[OLD, crds.VERSION])
+    with_objects(server)
+    server.fail("PUT", f"{POLICIES}/tun", status=409, reason="Conflict", message="no", times=100)
+    with pytest.raises(ConflictError):
+        await migrate_objects(session, NAMES)
+    body = await session.get(CRD)
+    assert body["status"]["storedVersions"] == [OLD, crds.VERSION]
+
+
+async def test_without_definitions_there_is_nothing_to_migrate(server, session, capsys):
+    assert await migrate_objects(session, NAMES) == 0
+    assert capsys.readouterr().out.count("not installed") == 2
+
+
+async def test_an_upgrade_with_a_new_storage_version_migrates(server, session, monkeypatch):
+    monkeypatch.setattr(setup, "STORAGE_SECONDS", 0)
+    installed(server, OLD, crds.VERSION, stored=[OLD, crds.VERSION])
+    with_objects(server)
+    kept = {"name": OLD, "served": True, "storage": False}
+    definitions = [
+        {**body, "spec": {**body["spec"], "versions": [*body["spec"]["versions"], kept]}}
+        for body in DEFINITIONS
+    ]
+    assert await apply_crds(session, OURS, definitions) == 0
+    assert definition_changes(server)[-1] == ([crds.VERSION, OLD], [crds.VERSION])
+    assert [verb for verb, _ in server.writes()].count("PUT") == 4
