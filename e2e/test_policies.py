@@ -1,0 +1,322 @@
+"""
+HostDevicePolicies on a real API server: what it refuses, and what the conditions say.
+
+A control plane without nodes is enough: the test writes Nodes and NodeDeviceReports as kubelets and
+node plugins do, and the operator runs as a process beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drakit_formats import crds
+from e2e.cluster.api import Capability, Cluster, Options
+from e2e.cluster.choice import REPOSITORY
+from e2e.cluster.choice import cluster as choose_cluster
+from e2e.cluster.local.names import default_cluster
+from e2e.kit import device_class, holds_for, wait_for
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.feature("hostdev"),
+    pytest.mark.needs(Capability.CONTROL_PLANE_ALONE),
+]
+
+DRIVER = "hostdev.drakit.dev"
+FINE, BROKEN, DEAD = "fine", "broken", "dead"
+MATCH: list[dict[str, Any]] = [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Cluster]:
+    """A control plane that serves drakit's kinds."""
+    name = os.environ.get("CLUSTER_NAME") or default_cluster(REPOSITORY)
+    chosen = choose_cluster(f"{name}-policies")
+    chosen.start(Options(nodes=0))
+    chosen.kubectl("apply", "-f", str(REPOSITORY / "charts/drakit/crds"))
+    for plural in (crds.POLICIES, crds.REPORTS):
+        condition = ("wait", "--for=condition=Established", f"crd/{plural}.{crds.GROUP}")
+        chosen.kubectl(*condition, "--timeout=30s")
+    wait_for("the kinds", lambda: chosen.kubectl("get", "hdp,ndr", check=False).returncode == 0)
+    yield chosen
+    chosen.stop()
+    assert chosen.leftovers() == []
+
+
+def policy(name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": crds.API_VERSION,
+        "kind": "HostDevicePolicy",
+        "metadata": {"name": name},
+        "spec": {"match": MATCH, **spec},
+    }
+
+
+# ------------------------------------------------------------ what the API server refuses
+
+SELECTOR = "write labels of nodes below matchLabels, or requirements below matchExpressions"
+NO_BOOLEAN = 'must be of type string: "boolean"'
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "sentence"),
+    [
+        pytest.param({"nodeSelector": {"zone": "a"}}, "nodeSelector", SELECTOR, id="labels"),
+        pytest.param(
+            {"nodeSelector": {"zone": "a", "room": "b"}}, "nodeSelector", SELECTOR, id="two-labels"
+        ),
+        pytest.param(
+            {"nodeSelector": {"matchLabel": {"a": "b"}}}, "nodeSelector", SELECTOR, id="misspelled"
+        ),
+        pytest.param({"nodeSelector": {}}, "nodeSelector", SELECTOR, id="empty"),
+        pytest.param(
+            {"nodeSelector": {"matchLabels": {"a": "b"}, "zone": "a"}},
+            "nodeSelector",
+            "must have at most 1 item",
+            id="a-label-beside-matchLabels",
+        ),
+        pytest.param(
+            {"nodeSelector": {"matchLabels": {}}}, "matchLabels", "at least 1", id="no-labels"
+        ),
+        pytest.param(
+            {"nodeSelector": {"matchExpressions": [{"key": "zone", "operator": "In"}]}},
+            "matchExpressions[0]",
+            "operators In and NotIn need values, and the others have none",
+            id="in-nothing",
+        ),
+        pytest.param({"allow": {"dangerous": True}}, "allow.dangerous", NO_BOOLEAN, id="dangerous"),
+        pytest.param(
+            {"deviceClass": {"create": False}}, "deviceClass.create", NO_BOOLEAN, id="create"
+        ),
+        pytest.param(
+            {"container": {"byIdLinks": True}}, "container.byIdLinks", NO_BOOLEAN, id="byIdLinks"
+        ),
+        pytest.param(
+            {"sharing": {"users": 2}}, "sharing", "needs mode: Users or mode: Capacity", id="users"
+        ),
+        pytest.param(
+            {"container": {"mounts": [
+                {"hostPath": f"/usr/share/{name}", "containerPath": "/x"} for name in "ab"
+            ]}},
+            "container.mounts[1]", "Duplicate value", id="two-mounts-at-one-path",
+        ),
+        pytest.param(
+            {"group": "Unit", "container": {"path": "/dev/x"}}, "spec",
+            "with group: Unit, container.path must end in '/'", id="path-of-a-unit",
+        ),
+    ],
+)  # fmt: skip
+def test_a_refused_policy_names_the_field_and_is_never_stored_without_it(
+    server, spec, field, sentence
+):
+    # Clients other than kubectl do not ask the API server to refuse unknown fields.
+    body = json.dumps(policy("refused", **spec))
+    done = server.kubectl("apply", "--validate=false", "-f", "-", input=body, check=False)
+    assert done.returncode != 0
+    assert field in done.stderr
+    assert sentence in done.stderr
+    assert server.get("hdp")["items"] == []
+
+
+def test_a_policy_shows_its_defaults_and_can_be_selected_by_fields(server):
+    shared = policy("shared", sharing={"mode": "Users", "users": 2})
+    bodies = [policy("plain"), shared]
+    server.apply("\n---\n".join(map(json.dumps, bodies)))
+    try:
+        spec = server.get("hdp", "plain")["spec"]
+        assert spec == {
+            "match": MATCH,
+            "group": "Node",
+            "sharing": {"mode": "Exclusive"},
+            "container": {"permissions": "rw", "byIdLinks": "Never"},
+            "onVanish": "Taint",
+            "deviceClass": {"create": "Always"},
+            "allow": {"dangerous": "Never", "unstableIdentity": "Never"},
+        }
+        selected = server.get("hdp", "--field-selector=spec.sharing.mode=Users")["items"]
+        assert [each["metadata"]["name"] for each in selected] == ["shared"]
+    finally:
+        server.kubectl("delete", "hdp", "--all")
+
+
+# ------------------------------------------------------------ conditions
+
+
+class Scene:
+    """Three nodes with reports, of which one is dead, and two policies."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def node(self, name: str, *, ready: bool) -> None:
+        """Write a Node as its kubelet does; a kubelet that is silent for 40 s counts as dead."""
+        labels = {"usb": "yes"}
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        self.cluster.apply(json.dumps(body))
+        condition = {"type": "Ready", "status": "True" if ready else "False"}
+        self._patch_status("node", name, {"conditions": [condition]})
+
+    def report(self, node: str, **outcomes: dict[str, Any]) -> None:
+        """Write the report of a node with the outcomes of policies by name."""
+        name = f"{node}.{DRIVER}"
+        body = {
+            "apiVersion": crds.API_VERSION,
+            "kind": "NodeDeviceReport",
+            "metadata": {"name": name},
+            "spec": {"nodeName": node, "driver": DRIVER},
+        }
+        self.cluster.apply(json.dumps(body))
+        policies = [
+            {
+                "name": policy,
+                "observedGeneration": outcome["generation"],
+                "matched": 1,
+                "published": 1,
+                **outcome,
+            }
+            for policy, outcome in outcomes.items()
+        ]
+        self._patch_status("ndr", name, {"policies": policies})
+
+    def change(self, **spec: Any) -> int:
+        """Change the policy `serial`; return its new generation."""
+        patch = json.dumps({"spec": spec})
+        self.cluster.kubectl("patch", "hdp", "serial", "--type=merge", "-p", patch)
+        return self.cluster.get("hdp", "serial")["metadata"]["generation"]
+
+    def wait(self, condition: str, *, policy: str = "serial", seconds: int = 20) -> None:
+        """Wait as an admin does."""
+        self.cluster.kubectl(
+            *("wait", f"--for=condition={condition}", f"hdp/{policy}", f"--timeout={seconds}s")
+        )
+
+    def condition(self, wanted: str) -> tuple[str, str]:
+        """Return reason and message of a condition."""
+        found = self.cluster.get("hdp", "serial")["status"]["conditions"]
+        return next((each["reason"], each["message"]) for each in found if each["type"] == wanted)
+
+    def _patch_status(self, kind: str, name: str, status: dict[str, Any]) -> None:
+        patch = json.dumps({"status": status})
+        options = ("--subresource=status", "--type=merge", "-p", patch)
+        self.cluster.kubectl("patch", kind, name, *options)
+
+
+@contextmanager
+def operator(server: Cluster, folder: Path) -> Generator[None]:
+    config, log = folder / "operator.yaml", folder / "log"
+    config.write_text(json.dumps({"listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}}))
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "drakit_operator", "--config", str(config)),
+                *("--kubeconfig", str(server.kubeconfig)),
+            ],
+            env=os.environ | {"POD_NAME": "operator", "POD_NAMESPACE": "default"},
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        print(log.read_text()[-8000:])
+
+
+@pytest.fixture
+def scene(server: Cluster, tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(server)
+    for name in (FINE, BROKEN, DEAD):
+        scene.node(name, ready=name != DEAD)
+        scene.report(name)
+    with operator(server, tmp_path):
+        yield scene
+    server.kubectl("delete", "hdp,ndr,nodes,deviceclasses", "--all")
+
+
+def test_each_condition_can_be_waited_for(scene):
+    """Of three nodes, one is dead, and one has a problem."""
+    selector = {"matchLabels": {"usb": "yes"}}
+    scene.cluster.apply(json.dumps(policy("serial", nodeSelector=selector)))
+    scene.wait("Applied=false")
+    assert scene.condition("Applied") == (
+        "Progressing",
+        "0 of 2 nodes apply generation 1; waiting for broken, fine",
+    )
+    scene.report(DEAD, serial={"generation": 1, "problem": "of a node that is dead"})
+    scene.report(FINE, serial={"generation": 1})
+    scene.report(BROKEN, serial={"generation": 1})
+    for condition in ("Accepted", "Applied", "Conflicting=false"):
+        scene.wait(condition)
+    columns = scene.cluster.kubectl("get", "hdp", "serial", "--no-headers").stdout.split()
+    assert columns[:8] == [
+        *("serial", "True", "True", "False"),
+        *("2", "2", "2", "serial.drakit.dev"),
+    ]
+
+    # One node has a problem.
+    generation = scene.change(group="Unit")
+    scene.report(FINE, serial={"generation": generation})
+    scene.report(BROKEN, serial={"generation": generation, "problem": "its bus is down"})
+    scene.wait("Applied=false")
+    wait_for("the problem", lambda: scene.condition("Applied")[0] == "NodeProblems")
+    assert (
+        scene.condition("Applied")[1] == "1 of 2 nodes apply generation 2; broken: its bus is down"
+    )
+    scene.wait("Accepted")
+    wide = scene.cluster.kubectl("get", "hdp", "serial", "-o", "wide").stdout
+    assert "its bus is down" in wide
+
+    # One node refuses the specification.
+    generation = scene.change(group="Node")
+    scene.report(FINE, serial={"generation": generation})
+    refused = {"generation": 2, "observedGeneration": generation, "problem": "match[0]: too wide"}
+    scene.report(BROKEN, serial=refused)
+    scene.wait("Accepted=false")
+    assert scene.condition("Accepted")[0] == "Refused"
+    assert "match[0]: too wide" in scene.condition("Accepted")[1]
+
+    # Claims hold shares that the policy no longer offers, and another policy has the device.
+    generation = scene.change(sharing={"mode": "Users", "users": 2})
+    conflict = {"device": "/dev/ttyUSB0", "policy": "other"}
+    scene.report(FINE, serial={"generation": generation, "conflicts": [conflict]})
+    scene.report(BROKEN, serial={"generation": generation, "inUse": 3})
+    scene.wait("Conflicting")
+    assert "policy other matches /dev/ttyUSB0 on fine" in scene.condition("Conflicting")[1]
+    scene.wait("Accepted")
+    wait_for("the shares", lambda: scene.condition("Applied")[0] == "DevicesInUse")
+    assert "broken: claims hold 3 devices" in scene.condition("Applied")[1]
+
+    # Another owner has the DeviceClass.
+    scene.cluster.apply(json.dumps(device_class("theirs", "theirs")))
+    generation = scene.change(deviceClass={"name": "theirs"})
+    scene.wait("Accepted=false")
+    assert scene.condition("Accepted")[0] == "DeviceClassConflict"
+
+
+def test_the_status_of_a_policy_is_not_written_again_within_a_minute(scene):
+    scene.cluster.apply(json.dumps(policy("serial")))
+    for name in (FINE, BROKEN):
+        scene.report(name, serial={"generation": 1})
+    scene.wait("Applied")
+
+    def version() -> str:
+        return scene.cluster.get("hdp", "serial")["metadata"]["resourceVersion"]
+
+    before, published = version(), iter(range(2, 1000))
+
+    def is_quiet() -> bool:
+        scene.report(FINE, serial={"generation": 1, "published": next(published)})
+        return version() == before
+
+    holds_for("the status stays as it is", is_quiet, seconds=15)
