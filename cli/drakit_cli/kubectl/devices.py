@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drakit_cli.kubectl.gather import NODES, Gathered
+from drakit_cli.kubectl.gather import NODES, SLICES, Gathered
 from drakit_cli.kubectl.output import Output, shortened
 from drakit_explain.availability import Hardware
 from drakit_explain.broken import node_of_claim
@@ -85,7 +85,7 @@ class PoolRow:
     @property
     def numbers(self) -> dict[str, int]:
         """The number of devices in each state."""
-        found = dict.fromkeys(STATES, 0)
+        found: dict[str, int] = dict.fromkeys(STATES, 0)
         for each in self.devices:
             found[each.state] += 1
         return found
@@ -112,7 +112,8 @@ def pool_rows(found: Gathered) -> list[PoolRow]:
         _row(identity, node, slices, views, states, hardware, found.world)
         for (identity, node), slices in sorted(groups.items())
     ]
-    return _with_gone(rows, found.world)
+    # A slice that is not seen may have the devices that claims hold.
+    return rows if found.lacks(SLICES) else _with_gone(rows, found.world)
 
 
 def _with_gone(rows: Sequence[PoolRow], world: World) -> list[PoolRow]:

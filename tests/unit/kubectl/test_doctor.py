@@ -398,3 +398,12 @@ async def test_nobody_is_told_to_allow_kinds_that_the_cluster_does_not_have(heal
     healthy.served["drakit.dev"] = ["v1"]  # what a cluster without drakit has: no such version
     _, body = await run.json("doctor")
     assert not any("NodeDeviceReports" in each["finding"] for each in body["findings"])
+
+
+async def test_without_the_permission_for_slices_no_device_is_gone(site, run):
+    site.node("n1")
+    site.slice("s1", "a")
+    site.claim("mine", device="a", pod="user")
+    site.forbid("/apis/resource.k8s.io/v1/resourceslices")
+    code, body = await run.json("doctor")
+    assert (code, body["drivers"]) == (0, [])
