@@ -10,16 +10,14 @@ It must not know metrics, or when the numbers are needed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import Hardware
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     DeviceID,
-    Request,
     SliceFacts,
     TaintRuleFacts,
 )
@@ -35,7 +33,9 @@ STOPPED = "drakit.dev/stopped"
 GONE = "drakit.dev/gone"
 """The taint of a device that its driver does not list any more, while a claim holds it."""
 
-SLICES_AT_ONCE = 100
+POOLS_AT_ONCE = 20
+CLAIMS_AT_ONCE = 5000
+"""Work of a few milliseconds, after which others can run."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -50,38 +50,40 @@ class Numbers:
 def count(world: World, numbers: Numbers) -> Iterator[None]:
     """Add the numbers of all devices; others can run after each part of the work."""
     ready = {each.slice.name: each.pool for each in world.reachable()}
-    requests = {
-        name.name: Request(name="", device_class=name.name) for name in world.of(ClassFacts)
-    }
-    numbers.classes |= {name: _zeros() for name in requests}
-    hardware, held = Hardware(world), Counter[str]()
+    selectors = {each.name: each.selectors for each in world.of(ClassFacts).values()}
+    numbers.classes |= {name: _zeros() for name in selectors}
+    hardware, in_slices, held = Hardware(world), Counter[str](), Counter[str]()
     pools = {each.of_pool for each in world.slices() if each.driver}
     for done, pool in enumerate(sorted(pools)):
-        slices = world.slices_of_pool(pool)
-        current = newest(slices)
-        for each in slices:
-            if each in current or each.name in ready:
-                masks = _masks(each, ready.get(each.name), world, hardware)
-                held[each.driver] += _held(each, world).bit_count()
-                _add(numbers.drivers.setdefault(each.driver, _zeros()), masks)
-                for name, request in list(requests.items()):
-                    try:
-                        matches = world.selected(request, each).matches
-                    except NotEvaluatedError:
-                        del requests[name], numbers.classes[name]
-                    else:
-                        _add(numbers.classes[name], masks, matches)
-        if done % SLICES_AT_ONCE == SLICES_AT_ONCE - 1:
+        if done % POOLS_AT_ONCE == POOLS_AT_ONCE - 1:
             yield
-    yield
+        slices = world.slices_of_pool(pool)
+        current = {each.name for each in newest(slices)}
+        of_driver = numbers.drivers.setdefault(pool.driver, _zeros())
+        for each in slices:
+            if each.name not in current and each.name not in ready:
+                continue
+            masks = _masks(each, ready.get(each.name), world, hardware)
+            in_slices[pool.driver] += _held(each, world).bit_count()
+            _add(of_driver, masks)
+            for name, expressions in list(selectors.items()):
+                matches = _matches(expressions, each, world)
+                if matches is None:
+                    del selectors[name], numbers.classes[name]
+                elif matches:
+                    _add(numbers.classes[name], masks, matches)
     shared: set[DeviceID] = set()
-    for claim in list(world.of(ClaimFacts).values()):
-        held.subtract(device.driver for device in claim.devices)
-        shared.update(share.device for share in claim.shares)
-    held.subtract(device.driver for device in shared)
+    for done, claim in enumerate(list(world.of(ClaimFacts).values())):
+        if done % CLAIMS_AT_ONCE == 0:
+            yield
+        for device in claim.devices:
+            held[device.driver] += 1
+        if claim.shares:
+            shared.update(share.device for share in claim.shares)
+    held.update(device.driver for device in shared)
     for driver, number in held.items():
-        if number < 0:  # no slice has them
-            numbers.drivers.setdefault(driver, _zeros())["gone"] -= number
+        if (missing := number - in_slices[driver]) > 0:  # no slice has them
+            numbers.drivers.setdefault(driver, _zeros())["gone"] += missing
 
 
 def _zeros() -> Counter[str]:
@@ -92,6 +94,22 @@ def _add(numbers: Counter[str], masks: Mapping[str, int], among: int = -1) -> No
     for state, mask in masks.items():
         if found := mask & among:
             numbers[state] += found.bit_count()
+
+
+def _matches(expressions: Iterable[str], of: SliceFacts, world: World) -> int | None:
+    """Return a bit for each device that all expressions select; None if one is not evaluated."""
+    matches = -1
+    for expression in expressions:
+        try:
+            if world.selectors.problem(expression):
+                return 0
+            found = world.selectors.evaluated(expression, of)
+        except KeyError:
+            return None
+        if found.unknown:
+            return None
+        matches &= found.matches
+    return matches
 
 
 def _masks(
@@ -120,18 +138,12 @@ def _masks(
                 allocated |= 1 << index
     if pool is None:  # nothing else can be allocated
         unhealthy |= everything & ~allocated
-    masks: dict[str, int] = {}
-    rest = everything
-    for state, mask in (
-        ("gone", gone),
-        ("unhealthy", unhealthy),
-        ("allocated", allocated),
-        ("tainted", tainted),
-        ("free", everything),
-    ):
-        masks[state] = rest & mask
-        rest &= ~mask
-    return masks
+    unhealthy &= ~gone
+    allocated &= ~(gone | unhealthy)
+    tainted &= ~(gone | unhealthy | allocated)
+    free = everything & ~(gone | unhealthy | allocated | tainted)
+    masks = zip(STATES, (free, allocated, tainted, unhealthy, gone), strict=True)
+    return {state: mask for state, mask in masks if mask}
 
 
 def _held(of: SliceFacts, world: World) -> int:

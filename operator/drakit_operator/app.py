@@ -271,7 +271,7 @@ class App:
 
     async def _measure(self) -> None:
         if self._leader is not None:
-            await self._leader.reconciler.measure()
+            self._leader.reconciler.measure()
 
 
 class _Leader:
@@ -348,6 +348,7 @@ class _Leader:
             "feature gates": self._follow_gates,
             "release": self._follow_release,
             "resync": self._resync,
+            "device counts": self._count_devices,
         }
         workers = {f"worker {number}": self._work for number in range(self._config.workers)}
         try:
@@ -361,6 +362,10 @@ class _Leader:
         if self._queue.stalled_seconds() > STALLED_LIMIT_SECONDS and self.sources.complete.is_set():
             return "the work queue makes no progress"
         return None
+
+    async def _count_devices(self) -> None:
+        await self.sources.complete.wait()
+        await self.reconciler.count_devices()
 
     async def _work(self) -> None:
         await self.sources.complete.wait()

@@ -77,6 +77,9 @@ URGENT_SHARE = 0.25
 POLICY = "policy"
 """The concern of HostDevicePolicies."""
 
+COUNT_SECONDS = 30.0
+"""Pause between two counts of all devices: in a large cluster, one costs most of a second."""
+
 POLICY_SECONDS = 2.0
 """Pause between a change and the write to a policy that follows from it: changes come in bursts (a
 node reports, a slice changes, a pod starts)."""
@@ -247,21 +250,26 @@ class Reconciler:
         if change.new is not None:
             self._announcer.known(change.new.uid)
 
-    async def measure(self) -> None:
-        """Count the pools and the devices."""
-        numbers = Numbers()
-        for _ in count(self._store.world, numbers):
-            await asyncio.sleep(0)
-        for gauge, found in (
-            (self._metrics.devices, numbers.drivers),
-            (self._metrics.class_devices, numbers.classes),
-        ):
-            gauge.clear()
-            for name, states in found.items():
-                for state, number in states.items():
-                    gauge.labels(name, state).set(number)
+    def measure(self) -> None:
+        """Count the pools."""
         for condition, number in pool_conditions(self._store.world).items():
             self._metrics.pools.labels(str(condition)).set(number)
+
+    async def count_devices(self) -> None:
+        """Count the devices from time to time, until canceled."""
+        while True:
+            numbers = Numbers()
+            for _ in count(self._store.world, numbers):
+                await asyncio.sleep(0)
+            for gauge, found in (
+                (self._metrics.devices, numbers.drivers),
+                (self._metrics.class_devices, numbers.classes),
+            ):
+                gauge.clear()
+                for name, states in found.items():
+                    for state, number in states.items():
+                        gauge.labels(name, state).set(number)
+            await asyncio.sleep(COUNT_SECONDS)
 
     async def work(self) -> None:
         """Reconcile one object after the other, until canceled."""

@@ -423,7 +423,7 @@ async def test_the_pools_are_counted_for_the_metrics():
     bench = Bench()
     bench.see(NODES, NODE)
     bench.see(SLICES, pool("a", "g0", slices=2))
-    await bench.reconciler.measure()
+    bench.reconciler.measure()
     states = {
         sample.labels["state"]: sample.value
         for metric in bench.metrics.pools.collect()
@@ -439,14 +439,16 @@ async def test_the_devices_are_counted_for_the_metrics():
     for node in ("n1", "n2"):
         bench.see(NODES, {"metadata": {"name": node, "uid": node}})
     bench.see(SLICES, pool("a", "g0"))
-    await bench.reconciler.measure()
+    counting = asyncio.create_task(bench.reconciler.count_devices())
+    await asyncio.sleep(1)
     assert values(bench.metrics.devices) == {
         ("d", "free"): 1,
         **{("d", state): 0 for state in ("allocated", "tainted", "unhealthy", "gone")},
     }
     bench.see(SLICES, pool("a", "g0"), gone=True)
-    await bench.reconciler.measure()
+    await asyncio.sleep(31)
     assert values(bench.metrics.devices) == {}
+    counting.cancel()
     bench.queue.close()
 
 
