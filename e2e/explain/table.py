@@ -61,6 +61,8 @@ class Situation:
     @property
     def exit_code(self) -> int:
         """The exit code of ``kubectl drakit explain``."""
+        if self.verdict is Verdict.UNDECIDED:
+            return 4
         return 0 if self.verdict in (Verdict.FITS, Verdict.NOT_PENDING) else 1
 
 

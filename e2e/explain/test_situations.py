@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pytest
 
-from drakit_cli.kubectl.gather import SETTLE_SECONDS
+from drakit_cli.kubectl.pods import SETTLE_SECONDS
 from drakit_explain.cel.allocator import Result
 from drakit_explain.pending import Explanation, Verdict
 from e2e.cluster.api import Cluster
