@@ -230,22 +230,27 @@ def _with_events(explanation: Explanation, pod: PodFacts, found: Gathered) -> Ex
         known = [each for each in explanation.reasons if each.code is not Code.NOT_PREPARED]
         return replace(explanation, verdict=Verdict.BROKEN, reasons=(*known, quoted))
     uids = [pod.uid, *(claim.uid for claim in claims)]
+    hidden = any(gap.kind == "events" for gap in found.gaps)
     return replace(
         explanation,
         reasons=tuple(
-            _with_event(each, _latest(uids, _QUOTES.get(each.code, ()), found))
+            _with_event(each, _latest(uids, _QUOTES[each.code], found), hidden=hidden)
+            if each.code in _QUOTES
+            else each
             for each in explanation.reasons
         ),
     )
 
 
-def _with_event(reason: Reason, event: Event | None) -> Reason:
-    if event is None:
+def _with_event(reason: Reason, event: Event | None, *, hidden: bool) -> Reason:
+    """Replace the advice to read Events by the Event, or if they may not be read, by who may."""
+    if event is None and not hidden:
         return reason
     sentence = reason.sentence
     for advice in _ADVICE:
         sentence = sentence.partition(advice)[0]
-    return replace(reason, sentence=f"{sentence}; {event}")
+    said = event or "its Events have the cause: ask an administrator, because you may not list them"
+    return replace(reason, sentence=f"{sentence}; {said}")
 
 
 def _failure(pod: PodFacts, claims: Sequence[ClaimFacts], found: Gathered) -> str:

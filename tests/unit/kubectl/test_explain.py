@@ -705,6 +705,8 @@ async def test_events_that_may_not_be_listed_are_named(placed, run):
     placed.change(POD, {"status": {"phase": "Pending"}})
     placed.forbid("/api/v1/namespaces/lab/events")
     _, body = await run.json("explain", "pod/placed")
+    assert "ask an administrator, because you may not list them" in body["message"]
+    assert "kubectl describe" not in body["message"]
     assert body["notEvaluated"] == [
         "no permission to list Events: the words of a driver that cannot prepare are unknown"
     ]
