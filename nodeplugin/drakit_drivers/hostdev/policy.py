@@ -60,11 +60,10 @@ class NodeRequirement(DevicePolicy):
     """The key of the label."""
 
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    """``In``: the label has one of the values. ``NotIn``: the label is missing, or has another
-    value. ``Exists`` and ``DoesNotExist``: the label is there, or missing."""
+    """As in Kubernetes: ``NotIn`` also selects nodes without the label."""
 
     values: tuple[LabelValue, ...] = Field(default=(), max_length=64)
-    """The values of ``In`` and ``NotIn``. The other operators have none."""
+    """Only for ``In`` and ``NotIn``."""
 
     @model_validator(mode="after")
     def _values_fit_the_operator(self) -> Self:
@@ -87,13 +86,13 @@ class NodeRequirement(DevicePolicy):
 
 
 class NodeSelector(DevicePolicy):
-    """Labels of nodes, as in a LabelSelector of Kubernetes. A node must meet all requirements."""
+    """A LabelSelector. A node must meet all requirements."""
 
     match_labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
-    """Labels that a node must have, with their values."""
+    """Labels that a node must have."""
 
     match_expressions: tuple[NodeRequirement, ...] = Field(default=(), max_length=32)
-    """Other requirements for labels."""
+    """Requirements for labels."""
 
     @model_validator(mode="before")
     @classmethod
@@ -218,10 +217,9 @@ class Allow(DevicePolicy):
     """Exceptions to the safety rules of the driver."""
 
     unstable_identity: Choice = "Never"
-    """Whether to publish devices without a stable identity, under the names that the kernel
-    assigns. Examples are USB devices that have no serial number and whose controller has no
-    address, such as usbip devices. After a reboot, the same name can refer to another device, so a
-    claim can get a different device."""
+    """Whether to publish devices without a stable identity, such as usbip devices without a serial
+    number, under the names that the kernel assigns. After a reboot, a name can refer to another
+    device."""
 
     dangerous: Choice = "Never"
     """Whether to publish devices that give a container control of the node or its data, such as
@@ -260,8 +258,8 @@ class HostDevicePolicySpec(DevicePolicy):
     on_vanish: Literal["Taint", "Evict"] = "Taint"
     """The action when a device is unplugged, or gets a different device number, while pods use it.
     ``Taint``: the node plugin taints the device, so that no new pod gets it. ``Evict``: Kubernetes
-    also evicts the pods that use the device. It evicts them immediately if the number has changed,
-    and otherwise if the device does not return within a few seconds."""
+    also evicts the pods that use the device, unless it returns within a few seconds with the same
+    number."""
 
     device_class: DeviceClass = DeviceClass()
     """The DeviceClass that selects the devices of the policy."""
