@@ -145,14 +145,14 @@ def explain_node(node: NodeFacts, found: Gathered) -> PoolReport:
     """Explain what keeps pods from the devices of a node."""
     pools = tuple(row for row in pool_rows(found) if row.node == node.name)
     reasons = [*_of_node(node, pools), *node_problems(node, found.world)]
-    for each in found.world.of(ReportFacts).values():
-        if each.node == node.name:
-            reasons += _of_report(each, node)
-    number = sum(len(each.devices) for each in pools)
+    reports = [each for each in found.world.of(ReportFacts).values() if each.node == node.name]
+    reasons += (reason for each in reports for reason in _of_report(each, node))
+    notes = [note for each in reports for note in _notes(each)]
+    number = sum(len(each.published) for each in pools)
     state = f"node {node.name} publishes {plural(number, 'device')} in {plural(len(pools), 'pool')}"
     if node.unschedulable:
         state += "; it is cordoned, so new pods do not get them"
-    report = _report(NODE.kind, node.name, reasons, state, found)
+    report = _report(NODE.kind, node.name, reasons, state, found, notes)
     return PoolReport(report=report, pools=pools)
 
 
@@ -192,7 +192,7 @@ def explain_slice(of: SliceFacts, found: Gathered) -> PoolReport:
 
 
 def _of_node(node: NodeFacts, pools: Sequence[PoolRow]) -> Iterator[Reason]:
-    number = sum(len(each.devices) for each in pools)
+    number = sum(len(each.published) for each in pools)
     if not node.ready:
         yield Reason(
             code=Code.NODE_NOT_READY,
@@ -211,12 +211,6 @@ def _of_report(report: ReportFacts, node: NodeFacts) -> Iterator[Reason]:
             f"that use its devices cannot start",
             regarding=node.reference,
         )
-    if report.refused:
-        yield Reason(
-            code=Code.NO_DEVICE_PUBLISHED,
-            sentence=f"{driver} refuses its policies: {report.refused}",
-            regarding=node.reference,
-        )
     for each in report.unhealthy:
         yield Reason(
             code=Code.DEVICE_UNHEALTHY,
@@ -224,15 +218,31 @@ def _of_report(report: ReportFacts, node: NodeFacts) -> Iterator[Reason]:
             + (f": {each.message}" if each.message else ""),
             regarding=node.reference,
         )
+
+
+def _notes(report: ReportFacts) -> Iterator[str]:
+    """Return what a driver does not publish on a node, and why."""
+    driver = f"driver {report.driver}"
+    if report.refused:
+        yield f"{driver} refuses its policies: {report.refused}"
+    for each in report.policies:
+        if each.problem:
+            yield f"{driver} does not apply policy {each.name}: {each.problem}"
+    if report.rejected:
+        number = plural(report.rejected, "device")
+        yield f"{driver} does not publish {number}, such as {report.rejected_example}"
     for field in report.dropped:
-        yield Reason(
-            code=Code.NO_DEVICE_PUBLISHED,
-            sentence=f"{driver} cannot publish all of its devices' features: {field.message}",
-            regarding=node.reference,
-        )
+        yield f"{driver}: {field.message}"
 
 
-def _report(kind: str, name: str, reasons: Sequence[Reason], state: str, found: Gathered) -> Report:
+def _report(
+    kind: str,
+    name: str,
+    reasons: Sequence[Reason],
+    state: str,
+    found: Gathered,
+    notes: Sequence[str] = (),
+) -> Report:
     lacks = found.lacks(SLICES, NODES)
     verdict = Verdict.BROKEN if reasons else Verdict.UNDECIDED if lacks else Verdict.NOT_PENDING
     texts = tuple(each.text for each in reasons)
@@ -241,7 +251,7 @@ def _report(kind: str, name: str, reasons: Sequence[Reason], state: str, found: 
         namespace="",
         name=name,
         verdict=verdict,
-        sentences=(*texts, state),
+        sentences=(*texts, state, *notes),
         codes=tuple(each.code.value for each in reasons),
         nodes={},
         unknown=tuple(str(gap) for gap in found.gaps),

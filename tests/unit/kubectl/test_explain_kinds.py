@@ -157,6 +157,27 @@ async def test_the_reports_of_a_node_are_read(two, run):
     assert "of another node" not in body["message"]
 
 
+async def test_what_a_driver_does_not_publish_is_no_problem_of_its_node(two, run):
+    two.report("n1")
+    path = f"/apis/drakit.dev/v1beta1/nodedevicereports/n1.{two.driver}"
+    rejected = [{"device": "lamp-9", "message": "its name is too long"}]
+    policies = [{"name": "p1", "problem": "no such bus"}, {"name": "p2"}]
+    status = {
+        "devices": {"rejected": 2},
+        "rejectedDevices": rejected,
+        "policies": policies,
+        "droppedFields": [{"feature": "DRADeviceTaints", "message": "taints are dropped"}],
+    }
+    two.change(path, {"status": status})
+    code, out, _ = await run("explain", "node/n1")
+    assert code == 0
+    assert out.splitlines()[1:4] == [
+        f"Driver {two.driver} does not apply policy p1: no such bus.",
+        f"Driver {two.driver} does not publish 2 devices, such as lamp-9: its name is too long.",
+        f"Driver {two.driver}: taints are dropped.",
+    ]
+
+
 @pytest.mark.parametrize("target", ["node/n1", "slice/s-n1"])
 async def test_an_incomplete_pool_is_a_problem_of_its_node_and_its_slice(two, run, target):
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 2}
