@@ -20,7 +20,7 @@ from drakit_cli.kubectl.cluster_checks import Finding, check_cluster, check_gaps
 from drakit_cli.kubectl.components import GATES, Components
 from drakit_cli.kubectl.devices import PoolRow, pool_rows
 from drakit_cli.kubectl.gather import SLICES, Gap, Gathered
-from drakit_cli.kubectl.output import Output
+from drakit_cli.kubectl.output import Output, plural
 from drakit_cli.kubectl.permissions import Denied, Lacking, commands_that_grant
 from drakit_cli.kubectl.release_checks import check_components, check_releases
 from drakit_cli.kubectl.releases import Releases, Workload
@@ -161,7 +161,7 @@ class Diagnosis:
             output.line(f"Disabled feature gates of the API server: {', '.join(off) or 'none'}")
         kinds = Counter(each.kind for each in self.examined.components.checked)
         if kinds:
-            checked = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+            checked = ", ".join(plural(number, kind) for kind, number in kinds.items())
             output.line(f"Feature gates also checked: {checked}")
         for each in self.examined.components.unchecked:
             output.line(f"Feature gates not checked: {each}")
