@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from drakit import Version
 from drakit_drivers.hostdev.policy import Attribute, HostDevicePolicySpec, NodeSelector
+from drakit_formats.resource.nodes import selects_labels
 
 SERIAL = {"subsystem": "tty", "usb": {"vendorID": "1a86", "productID": "7523"}}
 
@@ -312,15 +313,21 @@ HAS_NO_ROOM = {"key": "room", "operator": "DoesNotExist"}
 )
 def test_a_node_selector_has_the_operators_of_kubernetes(requirement, nodes):
     rooms = {"lab": {"room": "lab"}, "hall": {"room": "hall"}, "none": {"other": "lab"}}
-    selector = NodeSelector.model_validate({"matchExpressions": [requirement]})
+    raw = {"matchExpressions": [requirement]}
+    selector = NodeSelector.model_validate(raw)
     assert {name for name, labels in rooms.items() if selector.selects(labels)} == nodes
+    # The operator reads the selector of the object.
+    assert {name for name, labels in rooms.items() if selects_labels(raw, labels)} == nodes
 
 
 def test_a_node_must_meet_all_requirements_of_a_node_selector():
-    selector = NodeSelector.model_validate(
-        {"matchLabels": {"zone": "a"}, "matchExpressions": [IN_LAB, {**HAS_ROOM, "key": "usb"}]}
-    )
+    raw = {"matchLabels": {"zone": "a"}, "matchExpressions": [IN_LAB, {**HAS_ROOM, "key": "usb"}]}
+    selector = NodeSelector.model_validate(raw)
     node = {"zone": "a", "room": "lab", "usb": ""}
     assert selector.selects(node)
+    assert selects_labels(raw, node)
     for key in node:
-        assert not selector.selects({name: node[name] for name in node if name != key})
+        fewer = {name: node[name] for name in node if name != key}
+        assert not selector.selects(fewer)
+        assert not selects_labels(raw, fewer)
+    assert selects_labels(None, {})
