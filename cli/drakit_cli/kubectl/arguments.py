@@ -133,6 +133,12 @@ def _add_listings(commands: _Group) -> None:
         help="only a driver, a pool or a device, as DRIVER, POOL, DRIVER/POOL, DEVICE, POOL/DEVICE "
         "or DRIVER/POOL/DEVICE",
     )
+    doctor.add_argument(
+        "--fail-on",
+        choices=("problem", "note"),
+        default="problem",
+        help="exit with 1 if there is a problem, or also if there is a note (default: problem)",
+    )
     claims.add_argument(
         "--device",
         metavar="DEVICE",

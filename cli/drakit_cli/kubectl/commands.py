@@ -194,7 +194,7 @@ def _doctor(options: argparse.Namespace, output: Output) -> int:
         output.data("DoctorReport", diagnosis.body())
     else:
         diagnosis.show(output)
-    return 1 if diagnosis.wrong else 0
+    return 1 if diagnosis.wrong or (options.fail_on == "note" and diagnosis.findings) else 0
 
 
 def _version(options: argparse.Namespace, output: Output) -> int:

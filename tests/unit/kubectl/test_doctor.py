@@ -53,6 +53,13 @@ async def test_a_healthy_cluster_has_no_findings(healthy, run):
         "No problems found.",
     ]
     assert healthy.writes() == []
+    assert (await run("doctor", "--fail-on=note"))[0] == 0
+
+
+async def test_a_note_is_a_failure_if_the_user_wants_that(healthy, run):
+    healthy.device_class("none", "false")
+    assert (await run("doctor"))[0] == (await run("doctor", "--fail-on=problem"))[0] == 0
+    assert (await run("doctor", "--fail-on=note"))[0] == 1
 
 
 async def test_more_columns_name_gates_nodes_and_objects(healthy, run):
