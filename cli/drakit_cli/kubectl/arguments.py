@@ -74,15 +74,14 @@ def _add_explain(commands: _Group) -> None:
         "-f",
         "--filename",
         metavar="FILE",
-        help="explain whether the pods and workloads of a manifest would fit; - reads the standard "
-        "input",
+        help="explain whether the pods of a manifest would fit; - reads the standard input",
     )
     again = explain.add_mutually_exclusive_group()
     again.add_argument(
         "-w",
         "--watch",
         action="store_true",
-        help="print the explanation again when it changes, until you interrupt the command",
+        help="print the explanation again when it changes",
     )
     again.add_argument(
         "--wait", action="store_true", help="return when nothing is blocked or undecided any more"
@@ -164,13 +163,11 @@ def _add_version(commands: _Group) -> None:
     version = commands.add_parser(
         "version",
         help="show the versions of the plugin, the cluster and drakit's releases",
-        description="Shows the versions of the plugin, of Kubernetes' compilers and allocators "
-        "that are installed with it, of the cluster, and of drakit's releases in the cluster. "
-        "Warns if the plugin and a release are more than one minor version apart.",
+        description="Shows the versions of the plugin, of its allocators, of the cluster, and of "
+        "drakit's releases. Warns if the plugin and a release are more than one minor version "
+        "apart.",
     )
-    version.add_argument(
-        "--client", action="store_true", help="show only what is installed on this machine"
-    )
+    version.add_argument("--client", action="store_true", help="show only what is on this machine")
     version.set_defaults(command="version")
     _add_connection(version)
 
