@@ -17,7 +17,7 @@ from drakit_nodeplugin.slices import packing, publisher
 from drakit_nodeplugin.state import quarantine, schema
 from drakit_operator import reconciler
 from drakit_operator.config import Config
-from drakit_operator.policies import status
+from drakit_operator.policies import controller, status
 from tests.unit.docs.listings import ROOT
 
 TAKE_OVER_SECONDS = 20
@@ -70,6 +70,7 @@ SENTENCES = {
     ],
     "reference/host-device-policy": [
         f"`nodeplugin.devices.goneEvictionDelay` ({Devices().gone_eviction_delay:.0f} s by",
+        f"at most once in {controller.WRITE_SECONDS:.0f} seconds",
     ],
     "reference/operator": [
         f"about {reconciler.POLICY_SECONDS:.0f} s after a change",
