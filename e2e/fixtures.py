@@ -69,19 +69,21 @@ def zram() -> Iterator[Zram]:
 
 def policies(cluster: Cluster, zram: Zram) -> dict[str, dict]:
     """The policies of the tests: separate zram devices for each node, and three shared nodes."""
-    first, second = cluster.nodes[:2]
+    first, second = (
+        {"matchLabels": {"kubernetes.io/hostname": name}} for name in cluster.nodes[:2]
+    )
     return {
         "zram": {
             "match": [{"subsystem": "block", "paths": [f"/dev/{name}" for name in zram.first]}],
-            "nodeSelector": {"kubernetes.io/hostname": first},
+            "nodeSelector": first,
         },
         "zram-second": {
             "match": [{"subsystem": "block", "paths": [f"/dev/{name}" for name in zram.second]}],
-            "nodeSelector": {"kubernetes.io/hostname": second},
+            "nodeSelector": second,
         },
         "hotplug": {
             "match": [{"subsystem": "block", "paths": [f"/dev/loop{HOTPLUGGED}"]}],
-            "nodeSelector": {"kubernetes.io/hostname": first},
+            "nodeSelector": first,
             "container": {"path": "/dev/plugged", "uid": 1000, "mode": "0400"},
         },
         **{name: {"enabled": True, "sharing": {"users": 4}} for name in ("kvm", "tun", "fuse")},

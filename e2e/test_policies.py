@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from drakit_formats import crds
 from e2e.cluster.api import Capability, Cluster, Options
@@ -320,3 +321,23 @@ def test_the_status_of_a_policy_is_not_written_again_within_a_minute(scene):
         return version() == before
 
     holds_for("the status stays as it is", is_quiet, seconds=15)
+
+
+def test_fewer_users_cause_a_warning_before_they_take_effect(server):
+    chart = str(REPOSITORY / "charts/drakit")
+    shown = "--show-only=templates/operator-admission.yaml"
+    image = "--set=image.repository=none.test/drakit"
+    rendered = server.helm("template", "drakit", chart, shown, image).stdout
+    bodies = list(yaml.safe_load_all(rendered))
+    mine = [each for each in bodies if each["metadata"]["name"].endswith("-sharing")]
+    manifest = "\n---\n".join(map(json.dumps, mine))
+    server.apply(manifest)
+    server.apply(json.dumps(policy("shared", sharing={"mode": "Users", "users": 4})))
+    try:
+        patch = json.dumps({"spec": {"sharing": {"users": 2}}})
+        command = ("patch", "hdp", "shared", "--dry-run=server", "--type=merge", "-p", patch)
+        sentence = "sharing.users is reduced from 4 to 2"
+        wait_for("the warning", lambda: sentence in server.kubectl(*command).stderr, seconds=30)
+    finally:
+        server.kubectl("delete", "hdp", "shared")
+        server.kubectl("delete", "-f", "-", input=manifest)
