@@ -11,10 +11,12 @@ figures are those of the operator. :mod:`.scene` has the objects.
 * ``operator-slice-change``: from the write of a slice until the operator has counted as many
   evaluated pods as wait (``drakit_operator_reconcile_duration_seconds``). Each pod is queued once.
 * ``operator-claims``: allocated claims lose their allocation, and their class does not exist: each
-  gets an Event. The time is from before the write of the claim until a watch of Events has its
-  Event, so the write of the Event is included.
+  gets an Event. Each change concerns all waiting pods, because a device is free again. The time is
+  from before the write of the claim until a watch of Events has its Event, so the write of the
+  Event is included.
 * ``operator-relist``: the API server restarts. The operator loses its watches, and reads
-  everything again. The row has the peak of the whole run, helper included.
+  everything again. The row has the peak of the whole run, helper included, and the longest pause of
+  the main loop (:mod:`.watched`), as `operator-sync` does.
 * ``kubectl-drakit``: one process for each command, with its helper.
 
 :mod:`.hostile` measures what one tenant can do to the operator.
@@ -43,6 +45,7 @@ from bench.machine import folders, memory_mib
 from bench.plugin import environment, stop
 from bench.rows import Row, median_ms, percentile
 from bench.scene import NAMESPACE, Scene
+from bench.watched import longest_pause
 from drakit_daemon.kube import Session, resource_path
 from e2e.cluster.api import CONTROL_PLANE, Cluster, Component
 from e2e.images.go import cel_program
@@ -52,9 +55,10 @@ START_SECONDS = 20.0
 MEMORY_MIB = 320.0
 """Budget of the peak: the memory limit that the chart sets."""
 
-SYNC_BUDGET_SECONDS = 30.0
+SYNC_BUDGET_SECONDS = 60.0
 SLICE_BUDGET_SECONDS = 10.0
 CLAIM_BUDGET_MS = 1000.0
+PAUSE_BUDGET_MS = 300.0
 
 EVENT_SECONDS = 180.0
 """Longest wait for the Events of all pods."""
@@ -65,8 +69,9 @@ SETTLE_SECONDS = 35.0
 QUIET_SECONDS = 20.0
 QUIET_CHANGES = 200
 EXPLAIN_SECONDS = 120.0
-CHANGES = 3_000
-CHANGES_PER_SECOND = 100
+CHANGES = {5: 100, 100: 2_000}
+"""Changes, by their number per second."""
+
 CHANGES_SHARE = 0.95
 """The share of these changes per second that a run must reach to count."""
 
@@ -82,6 +87,7 @@ _CLAIMS = resource_path("resource.k8s.io/v1", "resourceclaims", namespace=NAMESP
 _SLICES = resource_path("resource.k8s.io/v1", "resourceslices")
 _EVENTS = resource_path("events.k8s.io/v1", "events", namespace=NAMESPACE)
 _NODES = resource_path("v1", "nodes")
+_FREED = {"status": {"allocation": None, "reservedFor": None}}
 _EVALUATED = "drakit_operator_reconcile_duration_seconds_count"
 
 
@@ -114,25 +120,26 @@ def frozen(cluster: Cluster) -> Generator[None]:
 
 def create_scene(api: ApiServer, scene: Scene) -> None:
     """Create all objects of the scene."""
-    api.create_all("deviceclasses", [scene.class_body()])
+    api.create_all("deviceclasses", scene.class_bodies())
     api.create_all("nodes", scene.node_bodies())
     api.create_all("resourceslices", scene.slice_bodies())
     api.create_all("resourceclaims", scene.pending_claim_bodies())
     api.create_all("pods", scene.pod_bodies())
 
     async def finish(session: Session) -> None:
-        async def allocate(each: tuple[Body, Body]) -> None:
+        async def allocate(each: tuple[Body, Body | None]) -> None:
             body, status = each
             path = f"{_CLAIMS}/{body['metadata']['name']}"
             created = await session.create(_CLAIMS, body)
-            await session.replace(f"{path}/status", {**created, "status": status})
+            if status is not None:
+                await session.replace(f"{path}/status", {**created, "status": status})
 
         async def make_ready(body: Body) -> None:
             # Admission taints each new node.
             name = body["metadata"]["name"]
             await session.patch(f"{_NODES}/{name}", {"spec": {"taints": None}})
 
-        await each_of(scene.allocated_claims(), allocate)
+        await each_of(scene.other_claims(), allocate)
         await each_of(scene.node_bodies(), make_ready)
 
     api.run(finish)
@@ -146,7 +153,10 @@ def measure_scene(api: ApiServer, cluster: Cluster, scene: Scene) -> Iterator[Ro
         time.sleep(SETTLE_SECONDS)
         yield _measure_quiet(api, operator, cluster)
         yield _measure_slice_change(api, operator, scene)
-        yield _measure_claims(api, operator)
+        first = QUIET_CHANGES
+        for per_second, changes in CHANGES.items():
+            yield _measure_claims(api, operator, first, changes, per_second)
+            first += changes
         yield _measure_relist(api, operator, cluster)
 
 
@@ -161,8 +171,9 @@ def _measure_sync(api: ApiServer, operator: OperatorProcess, scene: Scene, began
             "cpu_seconds": operator.cpu_seconds(),
             "rss_mib": operator.rss_mib(),
             "rss_peak_mib": operator.peak_mib(),
+            "pause_ms": operator.longest_pause_ms(began),
         },
-        at_most={"seconds": SYNC_BUDGET_SECONDS},
+        at_most={"seconds": SYNC_BUDGET_SECONDS, "pause_ms": PAUSE_BUDGET_MS},
     )
 
 
@@ -222,9 +233,14 @@ class _Changes:
     answered: dict[str, float] = field(default_factory=dict[str, float])
 
 
-def _measure_claims(api: ApiServer, operator: OperatorProcess) -> Row:
+def _measure_claims(
+    api: ApiServer, operator: OperatorProcess, first: int, number: int, per_second: int
+) -> Row:
     cpu, began = operator.cpu_seconds(), time.monotonic()
-    changes, writing_seconds = api.run(_change_claims)
+    pods = operator.metric(_EVALUATED, 'concern="pod"')
+    changes, writing_seconds = api.run(
+        lambda session: _change_claims(session, range(first, first + number), per_second)
+    )
     spent = operator.cpu_seconds() - cpu
     seconds = [
         at - changes.written[name]
@@ -232,22 +248,26 @@ def _measure_claims(api: ApiServer, operator: OperatorProcess) -> Row:
         if name in changes.written
     ]
     return Row(
-        "operator-claims",
+        f"operator-claims per_second={per_second}",
         {
             "changes": len(changes.written),
             "changes_per_second": len(changes.written) / writing_seconds,
             "p50_ms": median_ms(seconds) if seconds else None,
             "p99_ms": percentile(seconds, 0.99) * 1000 if seconds else None,
             "unanswered": len(changes.written) - len(seconds),
+            "pods_evaluated": int(operator.metric(_EVALUATED, 'concern="pod"') - pods),
             "cpu_percent": spent / (time.monotonic() - began) * 100,
             "rss_peak_mib": operator.peak_mib(),
+            "pause_ms": operator.longest_pause_ms(began),
         },
-        at_least={"changes_per_second": CHANGES_PER_SECOND * CHANGES_SHARE},
+        at_least={"changes_per_second": per_second * CHANGES_SHARE},
         at_most={"unanswered": 0, "p99_ms": CLAIM_BUDGET_MS},
     )
 
 
-async def _change_claims(session: Session) -> tuple[_Changes, float]:
+async def _change_claims(
+    session: Session, numbers: Sequence[int], per_second: int
+) -> tuple[_Changes, float]:
     """Take the allocation from claims, at an even pace, until each has its Event."""
     changes = _Changes()
     there = await session.get(_EVENTS, params={"limit": "1"})
@@ -255,13 +275,12 @@ async def _change_claims(session: Session) -> tuple[_Changes, float]:
         _watch_events(session, changes, there["metadata"]["resourceVersion"])
     )
     writing: set[asyncio.Task[Any]] = set()
-    freed = {"status": {"allocation": None}}
     began = time.monotonic()
-    for number in range(CHANGES):
-        await asyncio.sleep(began + number / CHANGES_PER_SECOND - time.monotonic())
-        name = f"holds-{number + QUIET_CHANGES:05}"
+    for count, number in enumerate(numbers):
+        await asyncio.sleep(began + count / per_second - time.monotonic())
+        name = f"holds-{number:05}"
         changes.written[name] = time.monotonic()
-        writing.add(asyncio.create_task(session.patch(f"{_CLAIMS}/{name}/status", freed)))
+        writing.add(asyncio.create_task(session.patch(f"{_CLAIMS}/{name}/status", _FREED)))
     await asyncio.gather(*writing)
     seconds = time.monotonic() - began
     until = time.monotonic() + ANSWER_SECONDS
@@ -283,12 +302,13 @@ async def _watch_events(session: Session, changes: _Changes, version: str) -> No
 
 def _measure_relist(api: ApiServer, operator: OperatorProcess, cluster: Cluster) -> Row:
     """Restart the API server, which has no history then, and wait for the Event of a new change."""
+    stopped = time.monotonic()
     cluster.stop_api_server()
     cluster.start_api_server()
-    name = f"holds-{QUIET_CHANGES + CHANGES:05}"
+    name = f"holds-{QUIET_CHANGES + sum(CHANGES.values()):05}"
 
     async def change(session: Session) -> None:
-        await session.patch(f"{_CLAIMS}/{name}/status", {"status": {"allocation": None}})
+        await session.patch(f"{_CLAIMS}/{name}/status", _FREED)
 
     async def is_answered(session: Session) -> bool:
         selector = {"fieldSelector": f"regarding.kind=ResourceClaim,regarding.name={name}"}
@@ -305,8 +325,13 @@ def _measure_relist(api: ApiServer, operator: OperatorProcess, cluster: Cluster)
             "rss_mib": operator.rss_mib(),
             "rss_peak_mib": operator.peak_mib(),
             "helper_peak_mib": operator.helper_peak_mib(),
+            "pause_ms": operator.longest_pause_ms(stopped),
         },
-        at_most={"seconds": RELIST_SECONDS, "rss_peak_mib": MEMORY_MIB},
+        at_most={
+            "seconds": RELIST_SECONDS,
+            "rss_peak_mib": MEMORY_MIB,
+            "pause_ms": PAUSE_BUDGET_MS,
+        },
     )
 
 
@@ -345,6 +370,7 @@ class OperatorProcess:
     probes_port: int
     metrics_port: int
     log: Path
+    pauses: Path
 
     def check_running(self) -> None:
         if self.process.poll() is not None:
@@ -360,6 +386,10 @@ class OperatorProcess:
 
     def helper_peak_mib(self) -> float:
         return sum(memory_mib(pid, "VmHWM") for pid in self._helpers())
+
+    def longest_pause_ms(self, since: float) -> float:
+        """Return the longest time that the main loop did not run after a time."""
+        return longest_pause(self.pauses, since=since) * 1000
 
     def cpu_seconds(self) -> float:
         """Return the processor time of the operator and its helper."""
@@ -406,10 +436,12 @@ def running_operator(
     """
     with folders() as places:
         config, log = places.root / "operator.yaml", places.root / "log"
+        pauses = places.root / "pauses"
         listen = {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
         chosen = {"election": LONG_LEASE} if settings is None else settings
         config.write_text(yaml.safe_dump({"listen": listen, **chosen}))
-        argv = [*prefix, sys.executable, "-m", "drakit_operator", "--config", str(config)]
+        argv = [*prefix, sys.executable, "-m", "bench.watched", str(pauses)]
+        argv += ["--config", str(config)]
         cel = {"DRAKIT_CEL": str(helper or cel_program())}
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -421,7 +453,11 @@ def running_operator(
         try:
             probes, metrics = _ports(process, log)
             yield OperatorProcess(
-                process=process, probes_port=probes, metrics_port=metrics, log=log
+                process=process,
+                probes_port=probes,
+                metrics_port=metrics,
+                log=log,
+                pauses=pauses,
             )
         finally:
             stop(process)

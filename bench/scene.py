@@ -17,12 +17,13 @@ from typing import Any
 from bench.apiserver import Body
 
 DRIVER = "explain.bench.drakit.dev"
-CLASS = DRIVER
 NAMESPACE = "default"
 
-ABSENT_CLASS = "absent.bench.drakit.dev"
-"""The class of the allocated claims: it does not exist, so a claim that loses its allocation gets
-an Event."""
+PER_CLASS = 9
+"""Pods or claims with the same cause that each get an Event: ten would get one about the class."""
+
+FREED = 4_500
+"""Allocated claims of classes that do not exist: one that loses its allocation gets an Event."""
 
 _FLAGS = ("ecc", "mig", "nvlink", "rdma", "vgpu")
 _MODELS = ("bench-9000", "bench-8000")
@@ -33,17 +34,22 @@ _TOLERATIONS = [{"operator": "Exists"}]
 class Scene:
     """Numbers of objects."""
 
-    slices: int = 2_000
+    slices: int = 5_000
     """One per node."""
 
-    devices: int = 112
+    devices: int = 16
     """Devices per slice. Each has ten attributes, of which two are unique in the cluster."""
 
-    claims: int = 10_000
-    """All claims, including those of the pods. The others are allocated: one device each."""
+    claims: int = 100_000
+    """All claims, including those of the pods. Each device is allocated to one of the others, and
+    what is left waits for no pod."""
 
     pods: int = 500
-    selectors: int = 30
+
+    @property
+    def classes(self) -> int:
+        """Each has its own request and selector."""
+        return -(-self.pods // PER_CLASS)
 
     @property
     def a_pod(self) -> str:
@@ -52,7 +58,7 @@ class Scene:
     def facts(self) -> str:
         return (
             f"claims={self.claims} slices={self.slices} devices={self.slices * self.devices} "
-            f"pods={self.pods} selectors={self.selectors}"
+            f"pods={self.pods} classes={self.classes}"
         )
 
     def node_bodies(self) -> Iterator[Body]:
@@ -90,18 +96,24 @@ class Scene:
             },
         }
 
-    def class_body(self) -> Body:
+    def class_bodies(self) -> Iterator[Body]:
         selector = {"cel": {"expression": f'device.driver == "{DRIVER}"'}}
-        return {"metadata": {"name": CLASS}, "spec": {"selectors": [selector]}}
+        for number in range(self.classes):
+            yield {"metadata": {"name": _class(number)}, "spec": {"selectors": [selector]}}
 
     def pending_claim_bodies(self) -> Iterator[Body]:
         for number in range(self.pods):
-            exactly = _request(number % self.selectors)
+            exactly = _request(number // PER_CLASS)
             yield _claim(f"waits-{number:04}", {"name": "gpu", "exactly": exactly})
 
-    def allocated_claims(self) -> Iterator[tuple[Body, Body]]:
-        """Yield claims, and the status of each: one device, spread over all nodes."""
+    def other_claims(self) -> Iterator[tuple[Body, Body | None]]:
+        """Yield claims, and the status of each: one device, spread over all nodes, for a pod that
+        runs. Claims without a status wait for no pod."""
         for number in range(self.claims - self.pods):
+            if number >= self.slices * self.devices:
+                request = {"name": "gpu", "exactly": {"deviceClassName": _class(0)}}
+                yield _claim(f"spare-{number:05}", request), None
+                continue
             node = _node(number % self.slices)
             result = {
                 "request": "gpu",
@@ -114,9 +126,11 @@ class Scene:
                 "devices": {"results": [result]},
                 "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [here]}]},
             }
-            exactly = {"deviceClassName": ABSENT_CLASS}
+            absent = f"absent-{number // PER_CLASS}.{DRIVER}"
+            exactly = {"deviceClassName": absent if number < FREED else _class(0)}
             body = _claim(f"holds-{number:05}", {"name": "gpu", "exactly": exactly})
-            yield body, {"allocation": allocation}
+            pod = {"resource": "pods", "name": f"runs-{number:05}", "uid": _serial(number, 1 << 15)}
+            yield body, {"allocation": allocation, "reservedFor": [pod]}
 
     def pod_bodies(self) -> Iterator[Body]:
         return (self.pod_body(number) for number in range(self.pods))
@@ -138,6 +152,10 @@ def _node(number: int) -> str:
     return f"bench-{number:04}"
 
 
+def _class(number: int) -> str:
+    return f"class-{number:02}.{DRIVER}"
+
+
 def _claim(name: str, request: Body) -> Body:
     return {
         "metadata": {"name": name, "namespace": NAMESPACE},
@@ -154,7 +172,7 @@ def _request(number: int) -> Body:
     """
     chosen = [flag for bit, flag in enumerate(_FLAGS) if (number + 1) >> bit & 1]
     terms = [f'device.attributes["{DRIVER}"].{flag} == true' for flag in chosen]
-    asked: Body = {"deviceClassName": CLASS}
+    asked: Body = {"deviceClassName": _class(number)}
     match number % 3:
         case 0:
             asked["capacity"] = {"requests": {"memory": "1Ti"}}
