@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from drakit_explain.allocation import tolerates
+from drakit_explain.causes import cause_at_node
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.devices import DeviceFacts
 from drakit_explain.model import (
@@ -44,6 +45,7 @@ MAX_CONSUMERS = 256
 _STOPPED = "drakit.dev/stopped"
 _GONE = "drakit.dev/gone"
 _EVICTED = "DeletionByDeviceTaintManager"
+_NODE_GONE = "the node no longer exists"
 
 WORDS_SECONDS = 15.0
 """The time in which the report of a node follows its slices."""
@@ -89,6 +91,7 @@ def broken_pod(pod: PodFacts, world: World, *, settled: bool) -> tuple[Reason, .
             regarding=pod.reference,
             transient=each.code if each.code in _MUST_LAST else each.transient,
             patience_seconds=each.patience_seconds,
+            cause=each.cause,
         )
         for each in dict.fromkeys(found)
         if settled or each.code not in _MUST_LAST
@@ -114,6 +117,7 @@ def broken_claim(claim: ClaimFacts, world: World, *, node: str | None = None) ->
             regarding=claim.reference,
             transient=each.transient,
             patience_seconds=each.patience_seconds,
+            cause=each.cause,
         )
         for each in dict.fromkeys((*found, *_binding(claim)))
     )
@@ -135,6 +139,7 @@ def not_bindable(pod: PodFacts, claims: Iterable[ClaimFacts], world: World) -> I
                 what=f"its claim {claim.name} is allocated on node {node}, which no longer exists, "
                 f"and other pods use the claim; delete these pods, so that the claim is allocated "
                 f"again, or use another claim",
+                cause=cause_at_node(node, _NODE_GONE, world),
             )
             continue
         yield from _binding(claim)
@@ -247,6 +252,9 @@ def _not_registered(claim: ClaimFacts, node: str, world: World) -> Iterator[Find
                 code=Code.DRIVER_UNAVAILABLE,
                 what=f"driver {driver} of its claim {claim.name} is not registered with the "
                 f"kubelet ({state}); check the log of the node plugin on node {node}",
+                cause=cause_at_node(
+                    node, f"driver {driver} is not registered with the kubelet", world
+                ),
             )
 
 
@@ -338,9 +346,9 @@ def _of_result(
         if world.unreadable():
             return  # one of those may be the pool
         if node is not None and not _publishes(pool.driver, node, world):
-            yield _no_driver(pool.driver, node, claim)
+            yield _no_driver(pool.driver, node, claim, world)
         else:
-            yield _no_pool(pool, claim)
+            yield _no_pool(pool, claim, node, world)
         return
     device = published_device(result.device, world)
     if device is not None:
@@ -351,7 +359,12 @@ def _of_result(
             what=f"{device_of_result(result, claim)} is no longer published; "
             f"{_back(result.device)}, or delete the pod and the claim, so that another device is "
             f"allocated",
+            cause=cause_at_node(node, _devices_are("no longer published", result), world),
         )
+
+
+def _devices_are(state: str, result: Result) -> str:
+    return f"devices of driver {result.device.driver} are {state}"
 
 
 def _back(device: DeviceID) -> str:
@@ -382,6 +395,7 @@ def _of_taints(
             code=Code.DEVICE_GONE,
             what=f"{device} is gone: its driver no longer lists it; {back}, or delete the "
             f"pod and the claim, so that another device is allocated",
+            cause=cause_at_node(node, _devices_are("gone", result), world),
         )
     said = words_of(result.device, world) if UNHEALTHY in keys else None
     words = f" ({said or message})" if said or message else ""
@@ -392,6 +406,7 @@ def _of_taints(
             f"claim, so that another device is allocated",
             transient=Code.DEVICE_UNHEALTHY if said is None and not message else "",
             patience_seconds=WORDS_SECONDS,
+            cause=cause_at_node(node, _devices_are("unhealthy", result), world),
         )
     if _STOPPED in keys:
         where = f"on node {node}" if node is not None else "on its node"
@@ -399,6 +414,7 @@ def _of_taints(
             code=Code.DRIVER_UNAVAILABLE,
             what=f"{device} cannot be used, because its driver has stopped {where}; check the "
             f"driver's log",
+            cause=cause_at_node(node, f"driver {result.device.driver} has stopped", world),
         )
     for taint in taints:
         if taint.effect != "NoExecute":
@@ -427,6 +443,11 @@ def _of_taints(
             code=Code.EVICTION_BY_TAINT,
             what=f"{device} has the taint {taint.shown} with effect NoExecute{why}, so {when}; "
             f"{cause}, or tolerate the taint's key and effect NoExecute in the request",
+            cause=cause_at_node(
+                node,
+                _devices_are(f"tainted with {taint.shown} and effect NoExecute", result),
+                world,
+            ),
         )
 
 
@@ -446,20 +467,24 @@ def taints_for_new_pods(claim: ClaimFacts, world: World) -> Iterator[str]:
             )
 
 
-def _no_driver(driver: str, node: str, claim: ClaimFacts) -> Finding:
+def _no_driver(driver: str, node: str, claim: ClaimFacts, world: World) -> Finding:
     return Finding(
         code=Code.DRIVER_UNAVAILABLE,
         what=f"driver {driver} of its claim {claim.name} publishes no devices on node {node}; "
         f"check that the driver is running on that node and is registered with the kubelet",
+        cause=cause_at_node(node, f"driver {driver} publishes no devices there", world),
     )
 
 
-def _no_pool(pool: PoolID, claim: ClaimFacts) -> Finding:
+def _no_pool(pool: PoolID, claim: ClaimFacts, node: str | None, world: World) -> Finding:
     return Finding(
         code=Code.POOL_GONE,
         what=f"pool {pool.pool} of driver {pool.driver}, from which claim {claim.name} is "
         f"allocated, is no longer published; check the driver, or delete the pod and the claim, so "
         f"that another device is allocated",
+        cause=cause_at_node(
+            node, f"pool {pool.pool} of driver {pool.driver} is no longer published", world
+        ),
     )
 
 
@@ -500,11 +525,13 @@ def _node_problem(name: str, world: World) -> Finding | None:
             code=problem,
             what=f"node {name} no longer exists; Kubernetes deletes its pods after some minutes, "
             f"or use kubectl delete --force",
+            cause=cause_at_node(name, _NODE_GONE, world),
         )
     if problem is Code.NODE_NOT_READY:
         return Finding(
             code=problem,
             what=f"node {name} is not ready; check its kubelet (kubectl describe node {name})",
+            cause=cause_at_node(name, "the node is not ready", world),
         )
     return None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import (
@@ -103,6 +104,14 @@ class Code(StrEnum):
     """A pod is being deleted, but the kubelet has not unprepared its claims."""
 
 
+class Cause(NamedTuple):
+    """What many objects can have in common: a class or a node, and what is wrong with it."""
+
+    about: ObjectReference
+    what: str
+    """A clause that is the same for all of these objects."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     """A problem, as a clause of a sentence about an object."""
@@ -120,6 +129,9 @@ class Finding:
 
     claims: tuple[str, ...] = ()
     """The names of the pod's ResourceClaims that are not allocated because of the problem."""
+
+    cause: Cause | None = None
+    """As in :class:`Reason`."""
 
 
 def no_remedy() -> str:
@@ -151,6 +163,9 @@ class Reason:
 
     patience_seconds: float | None = None
     """How long the state is normal; None if as long as most."""
+
+    cause: Cause | None = None
+    """Why others may have the same reason; None if it is the object's own."""
 
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
     """

@@ -31,7 +31,15 @@ from drakit_explain.broken import (
     not_bindable,
 )
 from drakit_explain.budget import Budget, BudgetSpentError
-from drakit_explain.codes import Code, Finding, Reason, no_confirmation, no_remedy
+from drakit_explain.causes import cause_at_node
+from drakit_explain.codes import (
+    Cause,
+    Code,
+    Finding,
+    Reason,
+    no_confirmation,
+    no_remedy,
+)
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.deletion import pod_stays
 from drakit_explain.fold import Judged, judge
@@ -268,6 +276,9 @@ class Explainer:
                 f"log of the node plugin on that node",
                 regarding=pod.reference,
                 transient=Code.DRIVER_UNAVAILABLE,
+                cause=cause_at_node(
+                    node, f"driver {driver} is not registered with the kubelet", self._world
+                ),
             )
             for driver in drivers
             if (state := not_registered(driver, node, self._world))
@@ -432,6 +443,10 @@ class Explainer:
         fits_on: str = "",
         find_remedy: Callable[[], str] = no_remedy,
     ) -> Explanation:
+        blocked = [
+            each if each.cause is not None else replace(each, cause=self._of_template(pod, each))
+            for each in blocked
+        ]
         return Explanation(
             verdict=Verdict.BLOCKED,
             fits_on=fits_on,
@@ -443,6 +458,7 @@ class Explainer:
                     regarding=pod.reference,
                     advice=each.advice,
                     transient=each.transient,
+                    cause=each.cause,
                 )
                 for each in dict.fromkeys(blocked)
             ),
@@ -454,6 +470,7 @@ class Explainer:
                     regarding=claim.reference,
                     advice=each.advice,
                     transient=each.transient,
+                    cause=each.cause,
                 )
                 for each in dict.fromkeys(blocked)
                 for name in each.claims
@@ -462,6 +479,13 @@ class Explainer:
             claims=tuple(reports),
             nodes=nodes or {},
         )
+
+    def _of_template(self, pod: PodFacts, finding: Finding) -> Cause | None:
+        """Return what the pods of a template have in common, such as a class that is missing."""
+        if not pod.claims or not all(each.template for each in pod.claims):
+            return None
+        template = self._world.template(pod.namespace, pod.claims[0].template or "")
+        return Cause(template.reference, finding.what) if template is not None else None
 
 
 def _report(wanted: Wanted, trial: Trial) -> ClaimReport:

@@ -19,6 +19,7 @@ from drakit_explain.allocation import Answer, Failure, Outcome
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
 from drakit_explain.budget import BudgetSpentError
+from drakit_explain.causes import cause_of_class, cause_of_pool, cause_of_selector
 from drakit_explain.codes import Code, Finding
 from drakit_explain.fold import Judged, not_counted
 from drakit_explain.model import Constraint, DeviceID, PodFacts, PoolID, Request
@@ -78,15 +79,16 @@ def findings_of_shortage(
         if answer.outcome is Outcome.FAILED and answer.device is not None
     ]
     for name, answer in failed[:1]:
-        findings.append(_failed(name, answer, len(failed), trial.world))
+        findings.append(_failed(name, answer, len(failed), trial))
     invalid = _invalid(trial)
-    not_ready = _not_ready(judged, {pool.identity for pool in invalid})
+    not_ready = _not_ready(judged, {pool.identity for pool in invalid}, trial.world)
     findings += not_ready
     findings += [
         Finding(
             code=Code.POOL_INVALID,
             what=f"no device can be allocated from pool {pool.identity.pool} of driver "
             f"{pool.identity.driver}, because {pool.problem}; correct the driver",
+            cause=cause_of_pool(pool.identity, pool.problem, trial.world),
         )
         for pool in invalid[:MAX_NAMED]
     ]
@@ -169,12 +171,12 @@ def findings_of_errors(trial: Trial, judged: Judged) -> list[Finding]:
             nodes.setdefault(kind, []).append(name)
     every = tuple(each.claim for each in trial.wanted)
     return [
-        replace(_given_up(kind, names, judged, trial.world), claims=every)
+        replace(_given_up(kind, names, judged, trial), claims=every)
         for kind, names in nodes.items()
     ]
 
 
-def _given_up(kind: Failure, names: Sequence[str], judged: Judged, world: World) -> Finding:
+def _given_up(kind: Failure, names: Sequence[str], judged: Judged, trial: Trial) -> Finding:
     answer = judged.answers[names[0]]
     where = f"node {names[0]}{_and_more(len(names))}"
     chance = ", unless it looks elsewhere first: the pod may start by chance"
@@ -190,13 +192,15 @@ def _given_up(kind: Failure, names: Sequence[str], judged: Judged, world: World)
             what=f"{answer.failure}; {fits}",
             advice=_ADVICE.get(kind, ""),
             transient=_transient(kind),
+            cause=cause_of_pool(answer.pool, answer.failure, trial.world) if answer.pool else None,
         )
     device = answer.device
-    fix = _advice(answer.failure, device, world)
+    fix = _advice(answer.failure, device, trial.world)
     return Finding(
         code=code,
         what=f"{answer.failure}, on device {device.device} of pool {device.pool}, driver "
         f"{device.driver}; {fits}; {fix}",
+        cause=cause_of_selector(answer.failure, _classes(trial), trial.world),
     )
 
 
@@ -212,7 +216,7 @@ def _transient(kind: Failure) -> str:
     return Code.POOL_INCOMPLETE if kind is Failure.INCOMPLETE_POOL else ""
 
 
-def _not_ready(judged: Judged, named: set[PoolID]) -> list[Finding]:
+def _not_ready(judged: Judged, named: set[PoolID], world: World) -> list[Finding]:
     """Return the pools because of which requests for all devices fail, but those in `named`."""
     found: dict[PoolID, Finding] = {}
     for name in judged.fatal:
@@ -225,6 +229,7 @@ def _not_ready(judged: Judged, named: set[PoolID]) -> list[Finding]:
             f"on node {name}",
             advice=_ADVICE[answer.kind],
             transient=_transient(answer.kind),
+            cause=cause_of_pool(answer.pool, answer.failure, world),
         )
     return list(found.values())[:MAX_NAMED]
 
@@ -269,7 +274,11 @@ def told_by_scheduler(pod: PodFacts, rules: Rules) -> Finding | None:
 # ---- a selector that fails
 
 
-def _failed(node: str, answer: Answer, nodes: int, world: World) -> Finding:
+def _classes(trial: Trial) -> set[str]:
+    return {exact.device_class for _, _, exact in trial.exact()}
+
+
+def _failed(node: str, answer: Answer, nodes: int, trial: Trial) -> Finding:
     assert answer.device is not None
     device = answer.device
     more = _and_more(nodes)
@@ -277,7 +286,8 @@ def _failed(node: str, answer: Answer, nodes: int, world: World) -> Finding:
         code=Code.SELECTOR_FAILED,
         what=f"{answer.failure}, on device {device.device} of pool {device.pool}, driver "
         f"{device.driver}; the scheduler aborts its search on node {node}{more} at this device; "
-        f"{_advice(answer.failure, device, world)}",
+        f"{_advice(answer.failure, device, trial.world)}",
+        cause=cause_of_selector(answer.failure, _classes(trial), trial.world),
     )
 
 
@@ -325,6 +335,7 @@ def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -
             f"{error.device.device} of pool {error.device.pool}, driver {error.device.driver}; no "
             f"device matches; " + _advice(error.text, error.device, trial.world),
             claims=(each.claim,),
+            cause=cause_of_selector(error.text, _classes(trial), trial.world),
         )
         for each in trial.wanted
         for report in reports[each.origin]
@@ -348,12 +359,14 @@ def _short(
         return []
     names = dict(exact_requests(request))
     trial.budget.spend(len(names) * (STEPS_PER_CAUSE + len(trial.world.slices())))
-    return [
-        _too_few(wanted.origin, each, reader, trial)
-        for each in reports
+    findings: list[Finding] = []
+    for each in reports:
         # Where a selector fails, it is unknown whether it would select the device.
-        if each.name in names and not (each.analysis.errors and not each.analysis.matching)
-    ]
+        if each.name in names and not (each.analysis.errors and not each.analysis.matching):
+            found = _too_few(wanted.origin, each, reader, trial)
+            cause = cause_of_class(each.analysis.request.device_class, found.code, trial.world)
+            findings.append(replace(found, cause=cause))
+    return findings
 
 
 def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Trial) -> Finding:
