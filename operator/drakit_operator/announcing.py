@@ -2,10 +2,12 @@
 Announcements: when an object gets an Event, with which note, and how often.
 
 A sentence is announced once, and again only after half an hour (the API server deletes Events after
-an hour). If only the sentence changes and not its reason, because holders of devices come and go,
-the next follows after a pause. A state that is normal for a while is announced only if it lasts.
+an hour). If the sentence changes and not its reason, because holders of devices come and go, or an
+object returns to an earlier reason, the next follows after a pause that doubles each time.
+A cause that many objects share is announced once, about what they share (:mod:`.shared_causes`).
+A state that is normal for a while is announced only if it lasts.
 A remedy is searched only for an announcement that is due: another remedy alone is no news.
-The rate of all announcements is limited; an object that is due gets its turn, and waits for it.
+The rate of all announcements is limited, here alone; an object that is due waits for its turn.
 
 :func:`decide` is pure; :class:`Announcer` remembers; :class:`EventWriter` writes. Its recorder
 deduplicates across replicas and restarts.
@@ -27,6 +29,8 @@ from drakit_daemon.rate_limiter import RateLimiter
 from drakit_explain.codes import Code, Reason
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import ObjectReference
+from drakit_operator.metrics import Metrics
+from drakit_operator.shared_causes import PAUSE_SECONDS, Action, SharedCauses
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +45,9 @@ BURST = 1_000
 PER_SECOND = 200.0
 """Events per second after that. For 10,000 waiting pods, the operator needs 45 seconds."""
 
+MAX_CHANGES = 16
+"""Doublings of a pause that are counted: any limit above the longest pause will do."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
@@ -54,8 +61,8 @@ class Timing:
     """An object known for this long is settled: controllers and kubelet have had time to act."""
 
     change_seconds: float = 60.0
-    """Pause before the same reason is announced with another sentence: one Event a minute and
-    object."""
+    """Pause before the same reason is announced with another sentence, or an earlier reason again.
+    It doubles with each such Event, up to `repeat_seconds`."""
 
     repeat_seconds: float = 1800.0
     """Pause before the same is announced again: Events are kept for an hour by default."""
@@ -75,13 +82,46 @@ class Announcement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announced:
-    """The last Event of an object."""
+    """The last Event of an object, or about what it shares with others, and what came before."""
 
     code: Code
     note: str
     """Without a remedy."""
 
     at: float
+    shared: bool = False
+    """The Event is about what it shares with others: no sentence about the object is news."""
+
+    earlier: frozenset[Code] = frozenset()
+    """The reasons of Events before it."""
+
+    changes: int = 0
+    """Events in a row that had another sentence, or an earlier reason again."""
+
+    def is_repeated_by(self, wanted: Announcement) -> bool:
+        return self.code == wanted.code and (self.shared or self.note == wanted.note)
+
+    def is_known(self, code: Code) -> bool:
+        return code == self.code or code in self.earlier
+
+    def pause_seconds(self, wanted: Announcement, timing: Timing) -> float:
+        """Return the pause before an Event with a reason that is known."""
+        if self.is_repeated_by(wanted):
+            return timing.repeat_seconds
+        return min(timing.change_seconds * 2.0**self.changes, timing.repeat_seconds)
+
+
+def remembered(
+    last: Announced | None, wanted: Announcement, *, at: float, shared: bool = False
+) -> Announced:
+    """Return what is remembered of an object after an Event."""
+    now = Announced(code=wanted.code, note=wanted.note, at=at, shared=shared)
+    if last is None:
+        return now
+    # One that repeats is stable again; a new reason is news, but ends no flapping.
+    changes = 0 if last.is_repeated_by(wanted) else last.changes + last.is_known(wanted.code)
+    earlier = (last.earlier | {last.code}) - {wanted.code}
+    return replace(now, earlier=earlier, changes=min(changes, MAX_CHANGES))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,12 +173,11 @@ def decide(
     """
     if age_seconds < timing.debounce_seconds:
         return Decision(again_seconds=timing.debounce_seconds - age_seconds)
-    if last is None or last.code != wanted.code:
+    if last is None or not last.is_known(wanted.code):
         return Decision(announce=True, again_seconds=None if once else timing.repeat_seconds)
     if once:
         return Decision()
-    pause = timing.repeat_seconds if last.note == wanted.note else timing.change_seconds
-    rest = last.at + pause - now
+    rest = last.at + last.pause_seconds(wanted, timing) - now
     if rest > 0:
         return Decision(again_seconds=rest)
     return Decision(announce=True, again_seconds=timing.repeat_seconds)
@@ -149,9 +188,9 @@ class NotWrittenError(Exception):
 
 
 class Recorder(Protocol):
-    """Writes an announcement, or raises NotWrittenError."""
+    """Writes an announcement, or raises NotWrittenError. Returns False if nobody could read it."""
 
-    async def __call__(self, announcement: Announcement) -> None: ...
+    async def __call__(self, announcement: Announcement) -> bool: ...
 
 
 class Confirm(Protocol):
@@ -169,14 +208,20 @@ class Announcer:
         *,
         confirm: Confirm,
         timing: Timing,
-        on_announced: Callable[[Code], None],
+        metrics: Metrics,
     ) -> None:
         self._confirm = confirm
         self._recorder = recorder
         self._timing = timing
-        self._on_announced = on_announced
+        self._metrics = metrics
         self._since: dict[str, float] = {}
         self._announced: dict[str, Announced] = {}
+        self._flapping: dict[str, Code] = {}
+        """The reason that an object has returned to, while its Event is withheld."""
+
+        self._causes = SharedCauses(
+            change_seconds=timing.change_seconds, repeat_seconds=timing.repeat_seconds
+        )
         self._transient: dict[str, dict[str, float]] = {}
         """The transient states of an object, and since when each has been found."""
 
@@ -190,8 +235,9 @@ class Announcer:
 
     def forget(self, uid: str) -> None:
         """The object is gone, or is no longer of interest."""
-        for remembered in (self._since, self._announced, self._transient, self._turns):
-            remembered.pop(uid, None)
+        self._causes.leave(uid, now=asyncio.get_running_loop().time())
+        for each in (self._since, self._announced, self._transient, self._turns, self._flapping):
+            each.pop(uid, None)
 
     def unsettled_seconds(self, uid: str) -> float:
         """Return in how many seconds an object is settled; 0 if it is."""
@@ -212,27 +258,85 @@ class Announcer:
         wanted = summarize(lasting)
         if wanted is None:
             # The last Event is remembered: a reason that flaps is announced once.
+            self._causes.leave(uid, now=now)
             return wait_seconds
+        last = self._announced.get(uid)
         decision = decide(
             wanted,
-            self._announced.get(uid),
+            last,
             age_seconds=now - self._since.setdefault(uid, now),
             now=now,
             timing=self._timing,
             once=once,
         )
-        if decision.announce:
-            turn_seconds = self._turn_seconds(uid, now)
-            if turn_seconds > 0:
-                return turn_seconds
-            remedy = next((found for each in lasting if (found := each.find_remedy())), "")
-            if asked := lasting[0].find_confirmation():
-                uncertain_seconds = await self._confirm(asked, wanted.regarding.namespace)
-                if uncertain_seconds is not None:
-                    return uncertain_seconds
-            self._turns.pop(uid, None)
-            await self._write(uid, wanted, _note(lasting, remedy), now)
-        return _sooner(decision.again_seconds, wait_seconds)
+        if last is None and not decision.announce:  # too young
+            return _sooner(decision.again_seconds, wait_seconds)
+        cause = None if once else lasting[0].cause
+        self._causes.join(uid, wanted.code, cause, wanted.regarding, now=now)
+        if not decision.announce:
+            self._count_flapping(uid, wanted.code, last)
+            return _sooner(decision.again_seconds, wait_seconds)
+        judgment = self._causes.judge(uid, now=now)
+        if judgment.action is Action.NONE:
+            if self._causes.is_announced(uid):
+                self._cover(uid, wanted, now)
+            return _sooner(judgment.again_seconds, wait_seconds)
+        turn_seconds = self._turn_seconds(uid, now)
+        if turn_seconds > 0:
+            return turn_seconds
+        if judgment.action is Action.SHARED:
+            again = await self._announce_shared(uid, wanted, lasting[0], now)
+        else:
+            again = await self._announce_own(uid, wanted, lasting, now)
+        return again if again is not None else _sooner(decision.again_seconds, wait_seconds)
+
+    async def _announce_own(
+        self, uid: str, wanted: Announcement, lasting: Sequence[Reason], now: float
+    ) -> float | None:
+        """Write the Event of an object; if it is uncertain, return when to check again."""
+        remedy = next((found for each in lasting if (found := each.find_remedy())), "")
+        if (uncertain_seconds := await self._uncertain_seconds(lasting[0])) is not None:
+            return uncertain_seconds
+        self._turns.pop(uid, None)
+        await self._write(replace(wanted, note=_note(lasting, remedy)))
+        self._remember(uid, wanted, now)
+        return None
+
+    async def _announce_shared(
+        self, uid: str, wanted: Announcement, reason: Reason, now: float
+    ) -> float | None:
+        """Write the Event about a cause; if it is uncertain, return when to check again."""
+        if (uncertain_seconds := await self._uncertain_seconds(reason)) is not None:
+            return uncertain_seconds
+        if self._causes.judge(uid, now=now).action is not Action.SHARED:
+            return PAUSE_SECONDS  # it changed meanwhile, or another object of the cause was faster
+        self._turns.pop(uid, None)
+        with self._causes.announcing(uid, now=now) as group:
+            note = _cut(group.note(), NOTE_BYTES)
+            await self._write(replace(wanted, note=note, regarding=group.cause.about))
+        for member, regarding in list(group.members.items()):
+            self._cover(member, replace(wanted, note="", regarding=regarding), now)
+        return None
+
+    async def _uncertain_seconds(self, reason: Reason) -> float | None:
+        asked = reason.find_confirmation()
+        return await self._confirm(asked, reason.regarding.namespace) if asked else None
+
+    def _cover(self, uid: str, wanted: Announcement, now: float) -> None:
+        """The Event about its cause replaces the one of an object."""
+        last = self._announced.get(uid)
+        if last is None or not last.is_repeated_by(wanted):
+            self._metrics.suppressed_events.labels("shared").inc()
+        self._turns.pop(uid, None)
+        self._remember(uid, wanted, now, shared=True)
+
+    def _count_flapping(self, uid: str, code: Code, last: Announced | None) -> None:
+        """Count, once, that an object has returned to an earlier reason without an Event."""
+        if last is None or code == last.code:
+            self._flapping.pop(uid, None)
+        elif self._flapping.get(uid) != code:
+            self._flapping[uid] = code
+            self._metrics.suppressed_events.labels("flapping").inc()
 
     def _lasting(
         self, uid: str, reasons: Sequence[Reason], now: float
@@ -257,21 +361,33 @@ class Announcer:
     def _turn_seconds(self, uid: str, now: float) -> float:
         """Return in how many seconds it is an object's turn; it keeps its turn until it is used."""
         if uid not in self._turns:
-            self._turns[uid] = now + self._limiter.reserve()
+            seconds = self._limiter.reserve()
+            self._turns[uid] = now + seconds
+            if seconds > 0:
+                self._metrics.delayed_events.inc()
         return self._turns[uid] - now
 
-    async def _write(self, uid: str, wanted: Announcement, note: str, now: float) -> None:
-        await self._recorder(replace(wanted, note=note))
-        if uid in self._since:  # otherwise it was deleted meanwhile, and this entry would stay
-            self._announced[uid] = Announced(code=wanted.code, note=wanted.note, at=now)
-        self._on_announced(wanted.code)
+    def _remember(
+        self, uid: str, wanted: Announcement, now: float, *, shared: bool = False
+    ) -> None:
+        if uid not in self._since:  # it was deleted meanwhile, and this entry would stay
+            return
+        self._flapping.pop(uid, None)
+        last = self._announced.get(uid)
+        self._announced[uid] = remembered(last, wanted, at=now, shared=shared)
+
+    async def _write(self, announcement: Announcement) -> None:
+        if not await self._recorder(announcement):
+            self._metrics.suppressed_events.labels("namespace_deleted").inc()
+            return
+        self._metrics.events.labels(str(announcement.code)).inc()
+        regarding = announcement.regarding
         logger.info(
             "event written",
             extra={
-                "object": f"{wanted.regarding.kind} "
-                f"{wanted.regarding.namespace}/{wanted.regarding.name}",
-                "reason": str(wanted.code),
-                "note": note,
+                "object": f"{regarding.kind} {regarding.namespace}/{regarding.name}",
+                "reason": str(announcement.code),
+                "note": announcement.note,
             },
         )
 
@@ -288,12 +404,12 @@ class EventWriter:
         )
         self._may_write = may_write
 
-    async def __call__(self, announcement: Announcement) -> None:
+    async def __call__(self, announcement: Announcement) -> bool:
         """Write it, or increase the count of its Event. Raises NotWrittenError."""
         if not self._may_write():
             raise NotWrittenError("this replica no longer leads")
         try:
-            await self._recorder.write(
+            return await self._recorder.write(
                 announcement.regarding.body(),
                 reason=str(announcement.code),
                 action="Allocating",

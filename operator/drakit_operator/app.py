@@ -317,7 +317,7 @@ class _Leader:
                 writer,
                 confirm=Confirmations(session, self._allocator, metrics),
                 timing=timing,
-                on_announced=lambda code: metrics.events.labels(str(code)).inc(),
+                metrics=metrics,
             ),
             metrics=metrics,
             debounce_seconds=config.events.debounce,

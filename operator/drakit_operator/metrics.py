@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
 
+SUPPRESSED = ("shared", "flapping", "namespace_deleted")
+"""Why an Event is not written: another one about a shared cause has the reason, the object returned
+to an earlier reason too soon, or nobody could read it."""
+
 
 class Metrics:
     """One instance a process or test: the registry is private."""
@@ -31,6 +35,17 @@ class Metrics:
         )
         self.events = Counter(
             "drakit_operator_events", "Events written", ["reason"], registry=self.registry
+        )
+        self.suppressed_events = Counter(
+            "drakit_operator_events_suppressed",
+            "Events of objects that were not written, by what replaced or prevented them",
+            ["cause"],
+            registry=self.registry,
+        )
+        self.delayed_events = Counter(
+            "drakit_operator_events_delayed",
+            "Events that waited because of the rate limit",
+            registry=self.registry,
         )
         self.confirmations = Counter(
             "drakit_operator_confirmations",

@@ -41,7 +41,7 @@ class Bench:
                 self.record,
                 confirm=confirmed,
                 timing=Timing(),
-                on_announced=lambda code: None,
+                metrics=self.metrics,
             ),
             metrics=self.metrics,
             debounce_seconds=1.0,
@@ -64,6 +64,7 @@ class Bench:
         now = asyncio.get_running_loop().time()
         self.told.append((now, announcement.regarding.name, str(announcement.code)))
         self.notes[announcement.regarding.name] = announcement.note
+        return True
 
     @asynccontextmanager
     async def running(self):

@@ -3,7 +3,8 @@ Kubernetes Events: deduplicated notes for people about an object.
 
 The same note about the same object is one Event with a count (``series``), also after a restart and
 from another replica: its name is a digest of its content. If another reporter has taken the name,
-the Event gets one that nobody can guess. The rate of Events about one object is limited.
+the Event gets one that nobody can guess. :meth:`EventRecorder.record` limits the rate of Events
+about one object; callers of :meth:`EventRecorder.write` have a limit of their own.
 
 It must not know why an Event is emitted.
 """
@@ -63,7 +64,7 @@ class EventTimings:
     """Between two writes of a count: a note that repeats each second needs no write each second."""
 
     burst: int = 10
-    """New notes about one object before their rate is limited."""
+    """New notes about one object before their rate is limited (:meth:`EventRecorder.record`)."""
 
     refill_seconds: float = 60.0
     """The pause after which an object may have one more."""
@@ -139,11 +140,21 @@ class EventRecorder:
         note: str,
         type: Literal["Normal", "Warning"] = "Warning",
     ) -> None:
-        """Emit an Event as :meth:`write` does, but only log an error of the API server."""
+        """
+        Emit an Event as :meth:`write` does, but only log an error of the API server, and drop new
+        notes about an object that has too many.
+        """
+        reference = _reference(regarding)
+        note = _sendable(note)
+        about = _about(reference)
+        repeated = self._recent((*about, type, reason, note), asyncio.get_running_loop().time())
+        if repeated is None and not self._within_rate(about):
+            logger.info("too many events about one object", extra=_facts(reference, reason))
+            return
         try:
             await self.write(regarding, reason=reason, action=action, note=note, type=type)
         except ApiError as error:
-            facts = _facts(_reference(regarding), reason) | {"error": str(error)}
+            facts = _facts(reference, reason) | {"error": str(error)}
             logger.warning("Event could not be written", extra=facts)
 
     async def write(
@@ -154,33 +165,38 @@ class EventRecorder:
         action: str,
         note: str,
         type: Literal["Normal", "Warning"] = "Warning",
-    ) -> None:
+    ) -> bool:
         """
-        Emit an Event about an object. Raises :class:`ApiError` if it could not be written. An Event
-        in a namespace that is being deleted, or no longer exists, is dropped: nobody can read it.
+        Emit an Event about an object. Raises :class:`ApiError` if it could not be written. Return
+        False if its namespace is being deleted, or no longer exists: nobody could read it.
 
         ``regarding`` is the object, or a reference to it (kind, apiVersion, name, namespace, uid);
         objects of a list need their kind and apiVersion added. ``reason`` is one of a few words in
         CamelCase, ``action`` what was attempted. The same cause must have the same note.
         """
         reference = _reference(regarding)
-        # Vendors write parts of it: half of a surrogate pair cannot be sent.
-        note = note.encode(errors="backslashreplace").decode()
-        key = (reference.get("uid") or reference["name"], reference["kind"], type, reason, note)
+        note = _sendable(note)
+        key = (*_about(reference), type, reason, note)
         now = asyncio.get_running_loop().time()
-        series = self._series.get(key)
-        if series is not None and now < series.emitted_at + self._timings.same_seconds:
+        series = self._recent(key, now)
+        if series is not None:
             await self._repeat(series, now)
-        elif self._within_rate(key[:2]):
-            event = self._event(reference, type=type, reason=reason, action=action, note=note)
-            try:
-                await self._emit(key, event, now)
-            except (ForbiddenError, NotFoundError) as error:
-                if not _namespace_is_gone(error):
-                    raise
-                logger.debug("namespace of the Event is gone", extra=_facts(reference, reason))
-        else:
-            logger.info("too many events about one object", extra=_facts(reference, reason))
+            return True
+        event = self._event(reference, type=type, reason=reason, action=action, note=note)
+        try:
+            await self._emit(key, event, now)
+        except (ForbiddenError, NotFoundError) as error:
+            if not _namespace_is_gone(error):
+                raise
+            logger.debug("namespace of the Event is gone", extra=_facts(reference, reason))
+            return False
+        return True
+
+    def _recent(self, key: tuple[str, ...], now: float) -> _Series | None:
+        series = self._series.get(key)
+        if series is None or now >= series.emitted_at + self._timings.same_seconds:
+            return None
+        return series
 
     async def _emit(self, key: tuple[str, ...], event: dict[str, Any], now: float) -> None:
         metadata, seconds = event["metadata"], self._timings.request_seconds
@@ -280,6 +296,15 @@ def _reference(regarding: Mapping[str, Any]) -> dict[str, str]:
     if not found["kind"] or not found["name"]:
         raise ValueError(f"an event needs the kind and name of its object: {found}")
     return {name: value for name, value in found.items() if value}
+
+
+def _about(reference: Mapping[str, str]) -> tuple[str, ...]:
+    return (reference.get("uid") or reference["name"], reference["kind"])
+
+
+def _sendable(note: str) -> str:
+    # Vendors write parts of it: half of a surrogate pair cannot be sent.
+    return note.encode(errors="backslashreplace").decode()
 
 
 def _shortened(note: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from drakit_explain.codes import Code, Reason
 from drakit_explain.model import ObjectReference
 from drakit_operator.announcing import Announced, Announcement, Announcer, Timing, decide, summarize
+from drakit_operator.metrics import Metrics
 from tests.fakes.operator_reconciler import confirmed
 
 POD = ObjectReference(api_version="v1", kind="Pod", namespace="lab", name="train", uid="u")
@@ -70,15 +71,14 @@ class Recorded:
         self.times = []
         self.notes = []
         self.codes = []
-        self.announcer = Announcer(
-            self.record, confirm=confirmed, timing=timing, on_announced=lambda code: None
-        )
+        self.announcer = Announcer(self.record, confirm=confirmed, timing=timing, metrics=Metrics())
         self.announcer.known("u")
 
     async def record(self, announcement):
         self.times.append(now())
         self.notes.append(announcement.note)
         self.codes.append(announcement.code)
+        return True
 
     async def announce(self, *reasons, uid="u", **options):
         return await self.announcer.announce(uid, list(reasons), **options)
@@ -149,6 +149,7 @@ async def test_an_event_that_could_not_be_written_is_written_by_the_next_attempt
             await super().record(announcement)
             if len(self.notes) == 1:
                 raise OSError("unavailable")
+            return True
 
     events = Failing()
     await asyncio.sleep(2)
@@ -175,6 +176,7 @@ async def test_an_object_that_is_deleted_during_the_write_leaves_no_memory():
         async def record(self, announcement):
             await super().record(announcement)
             self.announcer.forget("u")
+            return True
 
     events = Deleting()
     for _ in range(2):

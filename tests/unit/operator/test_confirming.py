@@ -218,12 +218,13 @@ class Announcing:
             self.record,
             confirm=self.confirm,
             timing=Timing(debounce_seconds=0),
-            on_announced=lambda code: None,
+            metrics=Metrics(),
         )
         self.announcer.known("u")
 
     async def record(self, announcement):
         self.said.append(announcement.note)
+        return True
 
     async def confirm(self, asked, namespace):
         self.asked.append((asked, namespace))

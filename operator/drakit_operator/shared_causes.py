@@ -1,0 +1,198 @@
+"""
+Causes that many objects share: when one Event about a class or a node replaces one for each object.
+
+The objects of a cause are counted while they have it. Below :data:`MANY`, each has its own Event;
+from then on the class, node or template has one, with their number. A cause is judged when it has
+stopped growing for a moment, because objects come in bursts: a Job creates 50 pods in seconds.
+
+It must not know Events, sessions, or why an object has a cause.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from drakit_explain.codes import Cause, Code
+from drakit_explain.model import ObjectReference
+
+MANY = 10
+"""Objects of one kind that share a cause: fewer are answered one by one."""
+
+PAUSE_SECONDS = 0.5
+"""A cause is judged when it has not grown for this long."""
+
+LIMIT_SECONDS = 5.0
+"""Longest time that a cause may grow before it is judged."""
+
+
+class Action(Enum):
+    """What an object with a shared cause needs."""
+
+    OWN = "own"
+    """An Event of its own, if one is due."""
+
+    SHARED = "shared"
+    """The Event about what it shares with others, now."""
+
+    NONE = "none"
+    """No Event now: others with its cause may follow, or the Event about it covers the object."""
+
+
+class Judgment(NamedTuple):
+    action: Action
+    again_seconds: float | None = None
+
+
+class _Key(NamedTuple):
+    code: Code
+    cause: Cause
+
+
+@dataclass(slots=True)
+class Group:
+    """The objects that have one cause."""
+
+    cause: Cause
+    began: float
+    """When the burst began that has grown it last."""
+
+    grew: float
+    members: dict[str, ObjectReference] = field(default_factory=dict[str, ObjectReference])
+    """By UID."""
+
+    kinds: Counter[str] = field(default_factory=Counter[str])
+
+    judges: set[str] = field(default_factory=set[str])
+    """The first members: enough to judge it in time. Others check when it must have been judged."""
+
+    announced_at: float | None = None
+    announced_size: int = 0
+    being_announced: bool = False
+
+    @property
+    def size(self) -> int:
+        """Objects of its most frequent kind: a pod and its claim are one problem."""
+        return max(self.kinds.values(), default=0)
+
+    def note(self) -> str:
+        """Return the note of its Event. It names no object: names in a namespace are private."""
+        numbers = [
+            f"{number} {kind}{'s' if number > 1 else ''}"
+            for kind, number in sorted(self.kinds.items())
+            if number
+        ]
+        spaces = len({each.namespace for each in self.members.values()})
+        where = f"{spaces} namespaces" if spaces > 1 else "one namespace"
+        command = "explain -A" if self.kinds["Pod"] else "claims -A"
+        return (
+            f"{self.cause.what}; this affects {' and '.join(numbers)} in {where} "
+            f"(kubectl drakit {command})"
+        )
+
+
+class SharedCauses:
+    """Counts objects by cause. Times are seconds on one clock."""
+
+    def __init__(self, *, change_seconds: float, repeat_seconds: float) -> None:
+        """
+        :param change_seconds: pause before an Event with a number that has doubled.
+        :param repeat_seconds: pause before any other Event about the same cause.
+        """
+        self._change_seconds = change_seconds
+        self._repeat_seconds = repeat_seconds
+        self._groups: dict[_Key, Group] = {}
+        self._key_of: dict[str, _Key] = {}
+
+    def join(
+        self, uid: str, code: Code, cause: Cause | None, regarding: ObjectReference, *, now: float
+    ) -> None:
+        """Count an object for its cause, and no longer for an earlier one."""
+        key = _Key(code, cause) if cause is not None else None
+        if self._key_of.get(uid) == key:
+            return
+        self.leave(uid, now=now)
+        if key is None:
+            return
+        group = self._groups.setdefault(key, Group(cause=key.cause, began=now, grew=now))
+        if now > group.grew + PAUSE_SECONDS:
+            group.began = now
+        group.grew = now
+        group.members[uid] = regarding
+        group.kinds[regarding.kind] += 1
+        if len(group.judges) < MANY:
+            group.judges.add(uid)
+        self._key_of[uid] = key
+
+    def leave(self, uid: str, *, now: float) -> None:
+        """The object no longer has a cause that others share."""
+        key = self._key_of.pop(uid, None)
+        if key is None:
+            return
+        group = self._groups[key]
+        group.kinds[group.members.pop(uid).kind] -= 1
+        group.judges.discard(uid)
+        # One that was announced is remembered: a cause that comes and goes is announced once.
+        if not group.members and not group.being_announced and self._is_forgotten(group, now):
+            del self._groups[key]
+
+    def judge(self, uid: str, *, now: float) -> Judgment:
+        """Return what an object needs that is due for an Event of its own."""
+        key = self._key_of.get(uid)
+        if key is None:
+            return Judgment(Action.OWN)
+        group = self._groups[key]
+        forming = min(group.grew + PAUSE_SECONDS, group.began + LIMIT_SECONDS)
+        if group.size < MANY:
+            return Judgment(Action.NONE, forming - now) if forming > now else Judgment(Action.OWN)
+        if group.being_announced:
+            return Judgment(Action.NONE, PAUSE_SECONDS)
+        due = max(forming, self._next(group))
+        if due <= now:
+            return Judgment(Action.SHARED)
+        if uid not in group.judges:
+            due = max(due, group.began + LIMIT_SECONDS)
+        return Judgment(Action.NONE, due - now)
+
+    def group(self, uid: str) -> Group:
+        """Return the objects that share the cause of an object."""
+        return self._groups[self._key_of[uid]]
+
+    def is_announced(self, uid: str) -> bool:
+        """Return whether there is an Event about the cause of an object."""
+        return self.group(uid).announced_at is not None
+
+    @contextmanager
+    def announcing(self, uid: str, *, now: float) -> Generator[Group]:
+        """Announce the cause of an object in the body; after an error it is due again."""
+        group = self.group(uid)
+        group.being_announced = True
+        try:
+            yield group
+            group.announced_at, group.announced_size = now, group.size
+        finally:
+            group.being_announced = False
+        self._forget_old(now)
+
+    def _forget_old(self, now: float) -> None:
+        old = [
+            key
+            for key, each in self._groups.items()
+            if not each.members and self._is_forgotten(each, now)
+        ]
+        for key in old:
+            del self._groups[key]
+
+    def _next(self, group: Group) -> float:
+        """Return when another Event about a cause may follow."""
+        if group.announced_at is None:
+            return group.began
+        doubled = group.size >= 2 * group.announced_size
+        return group.announced_at + (self._change_seconds if doubled else self._repeat_seconds)
+
+    def _is_forgotten(self, group: Group, now: float) -> bool:
+        return group.announced_at is None or now >= group.announced_at + self._repeat_seconds
