@@ -277,9 +277,9 @@ class Announcer:
             self._count_flapping(uid, wanted.code, last)
             return _sooner(decision.again_seconds, wait_seconds)
         judgment = self._causes.judge(uid, now=now)
-        if judgment.action is Action.NONE:
-            if self._causes.is_announced(uid):
-                self._cover(uid, wanted, now)
+        if judgment.action is Action.COVERED:
+            self._cover(uid, wanted, now)
+        if judgment.again_seconds is not None:
             return _sooner(judgment.again_seconds, wait_seconds)
         turn_seconds = self._turn_seconds(uid, now)
         if turn_seconds > 0:

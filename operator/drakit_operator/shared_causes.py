@@ -39,8 +39,11 @@ class Action(Enum):
     SHARED = "shared"
     """The Event about what it shares with others, now."""
 
-    NONE = "none"
-    """No Event now: others with its cause may follow, or the Event about it covers the object."""
+    WAIT = "wait"
+    """No Event now: others with its cause may follow."""
+
+    COVERED = "covered"
+    """None: the Event about its cause covers the object."""
 
 
 class Judgment(NamedTuple):
@@ -148,23 +151,20 @@ class SharedCauses:
         group = self._groups[key]
         forming = min(group.grew + PAUSE_SECONDS, group.began + LIMIT_SECONDS)
         if group.size < MANY:
-            return Judgment(Action.NONE, forming - now) if forming > now else Judgment(Action.OWN)
+            return Judgment(Action.WAIT, forming - now) if forming > now else Judgment(Action.OWN)
         if group.being_announced:
-            return Judgment(Action.NONE, PAUSE_SECONDS)
+            return Judgment(Action.WAIT, PAUSE_SECONDS)
         due = max(forming, self._next(group))
         if due <= now:
             return Judgment(Action.SHARED)
         if uid not in group.judges:
             due = max(due, group.began + LIMIT_SECONDS)
-        return Judgment(Action.NONE, due - now)
+        action = Action.WAIT if group.announced_at is None else Action.COVERED
+        return Judgment(action, due - now)
 
     def group(self, uid: str) -> Group:
         """Return the objects that share the cause of an object."""
         return self._groups[self._key_of[uid]]
-
-    def is_announced(self, uid: str) -> bool:
-        """Return whether there is an Event about the cause of an object."""
-        return self.group(uid).announced_at is not None
 
     @contextmanager
     def announcing(self, uid: str, *, now: float) -> Generator[Group]:

@@ -1,0 +1,289 @@
+"""One Event about a class, node or template in place of many; flapping; what is counted."""
+
+import asyncio
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from drakit_explain.codes import Cause, Code, Reason
+from drakit_explain.model import ObjectReference
+from drakit_operator.announcing import Announcer, Timing
+from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
+from drakit_operator.metrics import Metrics
+from tests.fakes.operator_reconciler import GPU, Bench, confirmed, pod, template
+from tests.unit.operator.test_object_events import NODE, READY, claim, pool, see_taken_device
+
+pytestmark = pytest.mark.looptime
+
+GPUS = Cause(ObjectReference("DeviceClass", "gpu.example", "k"), "other claims hold the devices")
+NODE_1 = Cause(ObjectReference("Node", "n1", "n1", api_version="v1"), "devices are unhealthy")
+TIMING = Timing(debounce_seconds=0, change_seconds=60, repeat_seconds=1800)
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+def reference(number):
+    return ObjectReference("Pod", f"train-{number}", f"u{number}", f"lab-{number % 2}")
+
+
+class Place:
+    """An announcer that checks each object again when the announcer asks for it."""
+
+    def __init__(self, *, failures=0):
+        self.written = []
+        self.failures = failures
+        self.metrics = Metrics()
+        self.due = {}
+        self.reasons = {}
+        self.announcer = Announcer(
+            self.record, confirm=confirmed, timing=TIMING, metrics=self.metrics
+        )
+
+    async def record(self, announcement):
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the API server is unavailable")
+        self.written.append((now(), announcement.regarding.name, announcement.note))
+        return announcement.regarding.namespace != "deleted"
+
+    def set(self, number, cause=GPUS, code=Code.DEVICES_ALLOCATED, sentence="it waits"):
+        regarding = reference(number)
+        self.announcer.known(regarding.uid)
+        self.reasons[regarding.uid] = [
+            Reason(code=code, sentence=sentence, regarding=regarding, cause=cause)
+        ]
+        self.due[regarding.uid] = now()
+
+    def end(self, number):
+        uid = reference(number).uid
+        self.announcer.forget(uid)
+        del self.due[uid], self.reasons[uid]
+
+    async def run(self, seconds):
+        """Check what is due, four times a second."""
+        end = now() + seconds
+        while now() < end:
+            for uid in [uid for uid, at in self.due.items() if at <= now()]:
+                try:
+                    again = await self.announcer.announce(uid, self.reasons[uid])
+                except OSError:
+                    again = 1.0
+                self.due[uid] = now() + (3600 if again is None else again)
+            await asyncio.sleep(0.25)
+
+    @property
+    def about(self):
+        return [name for _, name, _ in self.written]
+
+    def suppressed(self, cause):
+        name = "drakit_operator_events_suppressed_total"
+        return self.metrics.registry.get_sample_value(name, {"cause": cause})
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.25], ids=["at-once", "four-a-second"])
+async def test_fifty_objects_with_one_cause_give_one_event(pause):
+    place = Place()
+    for number in range(50):
+        place.set(number)
+        await place.run(pause)
+    await place.run(1000)
+    (first, *others) = place.written
+    assert first[1] == "gpu.example"
+    assert first[2].startswith("other claims hold the devices; this affects ")
+    assert first[2].endswith(" Pods in 2 namespaces (kubectl drakit explain -A)")
+    if not pause:
+        assert "50 Pods" in first[2]
+        assert others == []
+        assert place.suppressed("shared") == 50
+    assert {name for _, name, _ in others} <= {"gpu.example"}
+    assert len(others) <= 1, "once more, because the number has doubled"
+
+
+async def test_an_event_about_a_cause_is_repeated_like_others():
+    place = Place()
+    for number in range(20):
+        place.set(number)
+    await place.run(4000)
+    assert place.about == ["gpu.example"] * 3
+    times = [at for at, _, _ in place.written]
+    assert times[1] - times[0] == pytest.approx(1800, abs=2)
+
+
+async def test_a_few_objects_with_one_cause_have_their_own_events():
+    place = Place()
+    for number in range(9):
+        place.set(number)
+    await place.run(100)
+    assert sorted(place.about) == sorted(reference(number).name for number in range(9))
+    place.written.clear()
+    place.set(9)
+    await place.run(1000)
+    assert place.about == ["gpu.example"]
+    assert "10 Pods" in place.written[0][2]
+
+
+async def test_objects_that_remain_of_many_do_not_get_an_event_each_and_later_ones_do():
+    place = Place()
+    for number in range(50):
+        place.set(number)
+    await place.run(10)
+    for number in range(45):
+        place.end(number)
+    for number in range(45, 50):
+        place.set(number, sentence="another holder")
+    place.set(50)
+    await place.run(1000)
+    assert place.about == ["gpu.example", "train-50"]
+
+
+async def test_two_causes_are_two_events_and_an_object_has_one_of_them():
+    place = Place()
+    for number in range(40):
+        place.set(number, *((GPUS,) if number % 2 else (NODE_1, Code.DEVICE_UNHEALTHY)))
+    await place.run(100)
+    assert sorted(place.about) == ["gpu.example", "n1"]
+    assert all("20 Pods" in note for _, _, note in place.written)
+
+
+async def test_an_event_about_a_cause_that_could_not_be_written_is_written_later():
+    place = Place(failures=3)
+    for number in range(50):
+        place.set(number)
+    await place.run(100)
+    assert place.about == ["gpu.example"]
+
+
+async def test_causes_that_alternate_for_all_objects_give_one_event_each():
+    place = Place()
+    for turn in range(10):
+        for number in range(20):
+            place.set(number, *((NODE_1, Code.DEVICE_UNHEALTHY) if turn % 2 else (GPUS,)))
+        await place.run(20)
+    assert place.about == ["gpu.example", "n1"]
+
+
+async def test_reasons_that_alternate_give_events_after_pauses_that_double():
+    place = Place()
+    for turn in range(360):
+        code = Code.DEVICES_TAINTED if turn % 2 else Code.DEVICES_ALLOCATED
+        place.set(1, None, code)
+        await place.run(10)
+    times = [at for at, _, _ in place.written]
+    assert len(times) == 7, "in an hour"
+    pauses = [late - early for early, late in itertools.pairwise(times)]
+    assert all(pause >= 60 * 2**number for number, pause in enumerate(pauses))
+    assert place.suppressed("flapping") > 100
+
+
+async def test_a_sentence_that_changes_all_the_time_is_announced_after_pauses_that_double():
+    place = Place()
+    for turn in range(360):
+        place.set(1, None, sentence=f"holder {turn}")
+        await place.run(10)
+    pauses = [
+        late[0] - early[0] for early, late in zip(place.written, place.written[1:], strict=False)
+    ]
+    assert [round(each, -1) for each in pauses] == [60, 120, 240, 480, 960]
+
+
+async def test_only_what_is_written_is_counted_as_an_event():
+    place = Place()
+    place.set(1, None)
+    place.reasons["u1"] = [
+        replace(place.reasons["u1"][0], regarding=replace(reference(1), namespace="deleted"))
+    ]
+    await place.run(1)
+    count = place.metrics.registry.get_sample_value
+    labels = {"reason": "DevicesAllocated"}
+    assert count("drakit_operator_events_total", labels) is None
+    assert place.suppressed("namespace_deleted") == 1
+    place.set(2, None)
+    await place.run(1)
+    assert count("drakit_operator_events_total", labels) == 1
+
+
+async def test_events_that_wait_for_the_rate_limit_are_counted():
+    place = Place()
+    for number in range(1010):
+        place.set(number, None)
+    await place.run(1)
+    assert len(place.written) == 1010
+    assert place.metrics.registry.get_sample_value("drakit_operator_events_delayed_total") == 10
+
+
+# ---- from the objects of a cluster
+
+
+async def test_fifty_pods_for_taken_devices_give_one_event_about_the_class():
+    async with Bench().running() as bench:
+        see_taken_device(bench)
+        for number in range(50):
+            bench.see(CLAIMS, claim(f"claim-{number}"))
+            bench.see(PODS, pod(f"train-{number}", f"claim-{number}"))
+        await asyncio.sleep(100)
+    assert [told[1:] for told in bench.told] == [("gpu.example", "DevicesAllocated")]
+    assert (
+        "this affects 50 Pods and 50 ResourceClaims in one namespace" in bench.notes["gpu.example"]
+    )
+
+
+async def test_fifty_claims_of_a_node_that_is_gone_give_one_event_about_the_node():
+    devices = [f"g{number}" for number in range(50)]
+    async with Bench().running() as bench:
+        for kind, body in ((CLASSES, GPU), (NODES, READY), (SLICES, pool("s", *devices))):
+            bench.see(kind, body)
+        other = {"metadata": {"name": "n2", "uid": "n2"}}
+        bench.see(NODES, other)
+        for name in devices:
+            made = claim(f"claim-{name}", devices=[name])
+            made["status"]["allocation"]["nodeSelector"] = {
+                "nodeSelectorTerms": [
+                    {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+                ]
+            }
+            bench.see(CLAIMS, made)
+        await asyncio.sleep(10)
+        assert bench.told == []
+        bench.see(NODES, NODE, gone=True)
+        await asyncio.sleep(400)
+    assert [told[1:] for told in bench.told if told[1] != "s"] == [("n1", "NodeGone")]
+    assert bench.notes["n1"].startswith("the node no longer exists; this affects 50 ResourceClaims")
+
+
+async def test_fifty_claims_with_unhealthy_devices_give_one_event_about_the_node():
+    devices = [f"g{number}" for number in range(50)]
+    unhealthy = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
+    async with Bench().running() as bench:
+        for kind, body in ((CLASSES, GPU), (NODES, READY), (SLICES, pool("s", *devices))):
+            bench.see(kind, body)
+        for name in devices:
+            made = claim(f"claim-{name}", devices=[name])
+            made["status"]["allocation"]["nodeSelector"] = {
+                "nodeSelectorTerms": [
+                    {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+                ]
+            }
+            bench.see(CLAIMS, made)
+        await asyncio.sleep(10)
+        bench.see(SLICES, pool("s", *devices, taints=[unhealthy]))
+        await asyncio.sleep(400)
+    assert [told[1:] for told in bench.told] == [("n1", "DeviceUnhealthy")]
+
+
+async def test_fifty_pods_of_a_template_without_its_class_give_one_event_about_the_template():
+
+    async with Bench().running() as bench:
+        bench.see(TEMPLATES, template("absent.example"))
+        await asyncio.sleep(10)
+        assert [told[1:] for told in bench.told] == [("tpl", "DeviceClassMissing")]
+        bench.told.clear()
+        for number in range(50):
+            body = pod(f"train-{number}")
+            body["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "tpl"}]
+            bench.see(PODS, body)
+        await asyncio.sleep(20)
+    assert [told[1:] for told in bench.told] == [("tpl", "DeviceClassMissing")]
+    assert "this affects 50 Pods in one namespace" in bench.notes["tpl"]
