@@ -111,17 +111,10 @@ class ApiServer:
         """Do what needs the session, in its loop."""
         return self._runner.run(work(self._session))
 
-    def pods_with_events(self) -> int:
-        """Return the number of pods with an Event of the operator."""
+    def has_events(self) -> bool:
+        """Return whether there is an Event of the operator."""
         events = self._runner.run(self._session.list(_EVENTS)).items
-        return len(
-            {
-                event["regarding"]["name"]
-                for event in events
-                if event["regarding"]["kind"] == "Pod"
-                and event.get("reportingController") == "drakit.dev/operator"
-            }
-        )
+        return any(each.get("reportingController") == "drakit.dev/operator" for each in events)
 
     async def _slice_writes(self) -> int:
         writes = 0

@@ -22,6 +22,7 @@ from drakit_nodeplugin.metrics import Metrics as NodePluginMetrics
 from drakit_nodeplugin.slices.api import Verb
 from drakit_nodeplugin.state.records import STATES
 from drakit_operator import kinds
+from drakit_operator.metrics import SUPPRESSED
 from drakit_operator.metrics import Metrics as OperatorMetrics
 from drakit_operator.reconciler import POLICY, concerns_of
 from drakit_operator.store import Store
@@ -81,6 +82,7 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
         POLICY,
     ),
     ("drakit_operator_reconcile_duration_seconds", "result"): ("success", "error"),
+    ("drakit_operator_events_suppressed_total", "cause"): SUPPRESSED,
     ("drakit_operator_confirmations_total", "result"): [str(each) for each in Result],
     ("drakit_operator_pools", "state"): [str(each) for each in PoolCondition],
     ("drakit_operator_devices", "driver"): [],

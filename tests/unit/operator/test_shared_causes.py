@@ -173,7 +173,7 @@ async def test_reasons_that_alternate_give_events_after_pauses_that_double():
         await place.run(10)
     times = [at for at, _, _ in place.written]
     assert len(times) == 7, "in an hour"
-    pauses = [late - early for early, late in itertools.pairwise(times)]
+    pauses = [late - early for early, late in itertools.pairwise(times[1:])]
     assert all(pause >= 60 * 2**number for number, pause in enumerate(pauses))
     assert place.suppressed("flapping") > 100
 
