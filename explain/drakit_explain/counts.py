@@ -1,5 +1,5 @@
 """
-The numbers of devices by state, of each driver and of each DeviceClass, for metrics.
+The numbers of devices by state, of each driver, DeviceClass and HostDevicePolicy, for metrics.
 
 A device is in exactly one state, the first of these that applies: gone, unhealthy, allocated,
 tainted, free (:mod:`drakit_cli.kubectl.devices` shows the same). DeviceTaintRules count.
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from drakit_explain.availability import Hardware
+from drakit_explain.devices import bits, unpacked
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -22,7 +23,7 @@ from drakit_explain.model import (
     TaintRuleFacts,
 )
 from drakit_explain.pools import NodePool, newest
-from drakit_explain.reports import UNHEALTHY
+from drakit_explain.reports import HOSTDEV, UNHEALTHY
 from drakit_explain.world import World
 
 STATES = ("free", "allocated", "tainted", "unhealthy", "gone")
@@ -32,6 +33,12 @@ STOPPED = "drakit.dev/stopped"
 
 GONE = "drakit.dev/gone"
 """The taint of a device that its driver does not list any more, while a claim holds it."""
+
+MAX_NAMES = 100
+"""Classes and policies that are counted, the first by name: each has a series for each state."""
+
+POLICY = ("policy", f"{HOSTDEV}/policy")
+"""The attribute with the policy of a host device, by its short and its full name."""
 
 POOLS_AT_ONCE = 20
 CLAIMS_AT_ONCE = 5000
@@ -46,11 +53,15 @@ class Numbers:
     classes: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
     """Those of classes whose selectors are evaluated; a device can be in several of them."""
 
+    policies: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
+    """Those of policies with devices in slices."""
+
 
 def count(world: World, numbers: Numbers) -> Iterator[None]:
     """Add the numbers of all devices; others can run after each part of the work."""
     ready = {each.slice.name: each.pool for each in world.reachable()}
-    selectors = {each.name: each.selectors for each in world.of(ClassFacts).values()}
+    classes = sorted(world.of(ClassFacts).values(), key=lambda each: each.name)[:MAX_NAMES]
+    selectors = {each.name: each.selectors for each in classes}
     numbers.classes |= {name: _zeros() for name in selectors}
     hardware, in_slices, held = Hardware(world), Counter[str](), Counter[str]()
     pools = {each.of_pool for each in world.slices() if each.driver}
@@ -66,12 +77,15 @@ def count(world: World, numbers: Numbers) -> Iterator[None]:
             masks = _masks(each, ready.get(each.name), world, hardware)
             in_slices[pool.driver] += _held(each, world).bit_count()
             _add(of_driver, masks)
+            for name, mask in _policies(each).items() if pool.driver == HOSTDEV else ():
+                _add(numbers.policies.setdefault(name, _zeros()), masks, mask)
             for name, expressions in list(selectors.items()):
                 matches = _matches(expressions, each, world)
                 if matches is None:
                     del selectors[name], numbers.classes[name]
                 elif matches:
                     _add(numbers.classes[name], masks, matches)
+    numbers.policies = dict(sorted(numbers.policies.items())[:MAX_NAMES])
     shared: set[DeviceID] = set()
     for done, claim in enumerate(list(world.of(ClaimFacts).values())):
         if done % CLAIMS_AT_ONCE == 0:
@@ -94,6 +108,19 @@ def _add(numbers: Counter[str], masks: Mapping[str, int], among: int = -1) -> No
     for state, mask in masks.items():
         if found := mask & among:
             numbers[state] += found.bit_count()
+
+
+def _policies(of: SliceFacts) -> dict[str, int]:
+    """Return a bit for each device of each policy."""
+    found: dict[str, int] = {}
+    for group in of.devices.groups:
+        for name, column in zip(group.kind.attributes, group.columns, strict=True):
+            if name not in POLICY:
+                continue
+            for index, value in zip(bits(group.mask), unpacked(column), strict=True):
+                if isinstance(value, str):
+                    found[value] = found.get(value, 0) | 1 << index
+    return found
 
 
 def _matches(expressions: Iterable[str], of: SliceFacts, world: World) -> int | None:

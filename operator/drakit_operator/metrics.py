@@ -69,8 +69,16 @@ class Metrics:
         self.class_devices = Gauge(
             "drakit_operator_class_devices",
             "Devices that the selectors of a DeviceClass select, by state; a device can be in "
-            "several classes. Only the leader reports them, for classes that it has evaluated",
+            "several classes. Only the leader reports them, for classes that it has evaluated, "
+            "among the first 100 by name",
             ["device_class", "state"],
+            registry=self.registry,
+        )
+        self.policy_devices = Gauge(
+            "drakit_operator_policy_devices",
+            "Devices of a HostDevicePolicy by state. Only the leader reports them, for the first "
+            "100 policies by name",
+            ["policy", "state"],
             registry=self.registry,
         )
         self.kind_listed = Gauge(

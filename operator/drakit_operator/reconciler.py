@@ -264,6 +264,7 @@ class Reconciler:
             for gauge, found in (
                 (self._metrics.devices, numbers.drivers),
                 (self._metrics.class_devices, numbers.classes),
+                (self._metrics.policy_devices, numbers.policies),
             ):
                 gauge.clear()
                 for name, states in found.items():

@@ -89,6 +89,8 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_operator_devices", "state"): DEVICE_STATES,
     ("drakit_operator_class_devices", "device_class"): [],
     ("drakit_operator_class_devices", "state"): DEVICE_STATES,
+    ("drakit_operator_policy_devices", "policy"): [],
+    ("drakit_operator_policy_devices", "state"): DEVICE_STATES,
     ("drakit_operator_kind_listed", "kind"): [],
     ("drakit_devices", "pool"): [],
     ("drakit_operator_skipped_objects_total", "kind"): [],
@@ -105,6 +107,7 @@ LABELS: Mapping[tuple[str, str], str] = {
     ("drakit_devices", "pool"): "a pool of the driver's ResourceSlices",
     ("drakit_operator_devices", "driver"): "the name of a driver",
     ("drakit_operator_class_devices", "device_class"): "the name of a DeviceClass",
+    ("drakit_operator_policy_devices", "policy"): "the name of a HostDevicePolicy",
     ("drakit_operator_kind_listed", "kind"): f"resource and group, such as `{kinds.CLAIMS}`",
     (
         "drakit_operator_skipped_objects_total",

@@ -11,9 +11,10 @@ import pytest
 from drakit_cli.kubectl.devices import pool_rows
 from drakit_cli.kubectl.gather import Gathered
 from drakit_explain.cel.library import Library
-from drakit_explain.counts import STATES, Numbers, count
+from drakit_explain.counts import MAX_NAMES, STATES, Numbers, count
 from drakit_explain.devices import TaintFacts
 from drakit_explain.model import ClassFacts, DeviceID, Share, TaintRuleFacts
+from drakit_explain.reports import HOSTDEV
 from drakit_explain.selectors import bring_up_to_date
 from tests.fakes.world import device, holding, node, slice_on, world_of
 
@@ -59,6 +60,51 @@ def test_the_states_of_each_driver_and_class():
     }
     assert found.classes["fast"] == Counter(dict.fromkeys(STATES, 0), free=1, tainted=1)
     assert found.classes["all"].total() == 9
+
+
+def published(name, policy, **facts):
+    return device(name, attributes={"path": f"/dev/{name}", "policy": policy}, **facts)
+
+
+def host_devices(place, *devices):
+    return replace(slice_on(place, *devices), driver=HOSTDEV)
+
+
+def test_the_states_of_each_policy():
+    qualified = device("full", attributes={f"{HOSTDEV}/policy": "cameras"})
+    held = [DeviceID(HOSTDEV, "n1", each) for each in ("s2", "s4")]
+    world = world_of(
+        *(node("n1"), node("n2")),
+        host_devices(
+            "n1",
+            *(published("s1", "serial"), published("c1", "cameras"), published("s2", "serial")),
+            published("s3", "serial", taints=tainted("drakit.dev/unhealthy")),
+            published("s4", "serial", taints=tainted("drakit.dev/gone")),
+            qualified,
+        ),
+        host_devices("n2", published("s1", "serial"), published("c1", "cameras")),
+        replace(slice_on("n1", published("theirs", "serial")), name="theirs", uid="theirs"),
+        replace(holding("mine"), devices=tuple(held)),
+        TaintRuleFacts(
+            name="r", uid="r", taint=tainted("example.com/x")[0], driver=HOSTDEV, pool="n2"
+        ),
+    )
+    assert numbers_of(world).policies == {
+        "cameras": {"free": 2, "allocated": 0, "tainted": 1, "unhealthy": 0, "gone": 0},
+        "serial": {"free": 1, "allocated": 1, "tainted": 1, "unhealthy": 1, "gone": 1},
+    }
+
+
+def test_the_first_classes_and_policies_by_name_are_counted():
+    names = [f"p{number:03}" for number in range(MAX_NAMES + 2)]
+    world = world_of(
+        node("n1"),
+        host_devices("n1", *[published(f"d{name}", name) for name in reversed(names)]),
+        *[ClassFacts(name=name, uid=name) for name in reversed(names)],
+    )
+    found = numbers_of(world)
+    assert list(found.classes) == list(found.policies) == names[:MAX_NAMES]
+    assert found.drivers[HOSTDEV]["free"] == len(names)
 
 
 @pytest.mark.parametrize("seed", range(60))

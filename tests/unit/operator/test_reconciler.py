@@ -7,7 +7,8 @@ import pytest
 
 from drakit_explain.codes import Code, Reason
 from drakit_explain.world import World
-from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES, TEMPLATES, Name
+from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES, Name
+from drakit_operator.reconciler import COUNT_SECONDS
 from drakit_operator.store import Change, Store
 from tests.fakes.operator_reconciler import GPU, Bench, pod, template
 
@@ -229,3 +230,49 @@ async def test_the_search_for_a_remedy_is_charged_to_the_namespace(monkeypatch):
         await asyncio.sleep(100)
     second = min(at for at in checked if at > announced[0])
     assert second - announced[0] == pytest.approx(50, abs=0.1)
+
+
+async def test_the_devices_of_a_class_or_policy_that_disappears_have_no_series():
+    def series(bench):
+        return {
+            (next(iter(sample.labels.values())), sample.labels["state"]): sample.value
+            for gauge in (bench.metrics.class_devices, bench.metrics.policy_devices)
+            for metric in gauge.collect()
+            for sample in metric.samples
+            if sample.value
+        }
+
+    def devices(*policies):
+        return host_slice({f"d{number}": each for number, each in enumerate(policies)})
+
+    async with Bench().running() as bench:
+        counting = asyncio.create_task(bench.reconciler.count_devices())
+        for name in ("gpu.example", "nic.example"):
+            bench.see(CLASSES, {"metadata": {"name": name, "uid": name}, "spec": {}})
+        bench.see(NODES, {"metadata": {"name": "n1", "uid": "n1"}})
+        bench.see(SLICES, devices("serial", "cameras", "serial"))
+        await asyncio.sleep(COUNT_SECONDS + 1)
+        both = {("gpu.example", "free"): 3, ("nic.example", "free"): 3}
+        assert series(bench) == both | {("serial", "free"): 2, ("cameras", "free"): 1}
+        nic = {"metadata": {"name": "nic.example", "uid": "nic.example"}}
+        bench.see(CLASSES, nic, gone=True)
+        bench.see(SLICES, devices("cameras"))
+        await asyncio.sleep(COUNT_SECONDS + 1)
+        assert series(bench) == {("gpu.example", "free"): 1, ("cameras", "free"): 1}
+        counting.cancel()
+
+
+def host_slice(policies):
+    """A slice of node `n1` with host devices by name, each of a policy."""
+    return {
+        "metadata": {"name": "s", "uid": "s"},
+        "spec": {
+            "driver": "hostdev.drakit.dev",
+            "nodeName": "n1",
+            "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+            "devices": [
+                {"name": name, "attributes": {"policy": {"string": policy}}}
+                for name, policy in policies.items()
+            ],
+        },
+    }
