@@ -60,23 +60,34 @@ class Obstacle:
     """Devices that are unavailable for one kind of reason."""
 
     devices: int = 0
-    claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
-    """The claims that must release something, by UID."""
-
     words: set[str] = field(default_factory=set[str])
     """Keys of taints, names of capacities, or reasons against nodes."""
+
+    holders: list[Mapping[str, ClaimFacts]] = field(
+        default_factory=list["Mapping[str, ClaimFacts]"]
+    )
+    """Claims by UID, slice by slice as the counts of the slices have them: they are not copied,
+    because every second request of a large cluster has the same 100,000."""
+
+    @property
+    def claims(self) -> dict[str, ClaimFacts]:
+        """The claims that must release something, by UID: computed for who names them."""
+        united: dict[str, ClaimFacts] = {}
+        for each in self.holders:
+            united.update(each)
+        return united
 
     def add(
         self, devices: int = 1, *, claims: Iterable[ClaimFacts] = (), words: Iterable[str] = ()
     ) -> None:
         self.devices += devices
-        for claim in claims:
-            self.claims[claim.uid] = claim
+        if found := {claim.uid: claim for claim in claims}:
+            self.holders.append(found)
         self.words.update(words)
 
     def merge(self, other: Obstacle) -> None:
         self.devices += other.devices
-        self.claims |= other.claims
+        self.holders += other.holders
         self.words |= other.words
 
 
@@ -197,7 +208,7 @@ class SliceCount:
         result.small += self.small
         if self.held:
             result.allocated.devices += self.held
-            result.allocated.claims.update(self.holders)
+            result.allocated.holders.append(self.holders)
 
     @property
     def available(self) -> int:

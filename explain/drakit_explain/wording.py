@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
+from heapq import nsmallest
 
 from drakit_explain.availability import NAMED_HOLDERS, Availability, Obstacle
 from drakit_explain.model import ClaimFacts
@@ -206,12 +207,11 @@ def _words(words: Collection[str]) -> str:
 
 
 def _holders(obstacle: Obstacle, reader: str | None) -> str:
-    claims = [
-        claim for claim in obstacle.claims.values() if reader is None or claim.namespace == reader
-    ]
-    claims.sort(key=lambda claim: (claim.namespace, claim.name))
-    named = [named_holder(claim) for claim in claims[:NAMED_HOLDERS]]
-    others = len(obstacle.claims) - len(claims)
+    every = obstacle.claims.values()
+    claims = [claim for claim in every if reader is None or claim.namespace == reader]
+    first_of = nsmallest(NAMED_HOLDERS, claims, key=lambda claim: (claim.namespace, claim.name))
+    named = [named_holder(claim) for claim in first_of]
+    others = len(every) - len(claims)
     counted: list[str] = []
     if rest := len(claims) - len(named):
         counted.append(f"{rest} more")
