@@ -401,10 +401,12 @@ class DriverReport:
             self._changed.set()
 
     async def _write(self) -> None:
-        if (name := report_name(self._node.name, self._driver)) is None:
+        name = report_name(self._node.name, self._driver)
+        if name is None:
             facts = {"driver": self._driver, "limit": MAX_NAME}
             logger.warning("no report: the names of node and driver are too long", extra=facts)
-            await asyncio.Event().wait()
+            while True:
+                await asyncio.Event().wait()
         session = await asyncio.shield(self._session)
         log = ProblemLog(
             logger,
