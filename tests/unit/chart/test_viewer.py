@@ -9,6 +9,8 @@ from drakit_cli.kubectl.targets import KINDS
 from tests.unit.chart.reading import the
 
 READ = {"get", "list", "watch"}
+RELEASES = {("apps", "deployments"), ("apps", "daemonsets")}
+"""The workloads that `doctor` and `version` look for."""
 
 
 def rights(objects) -> dict[tuple[str, str], set[str]]:
@@ -26,6 +28,7 @@ def test_the_viewer_reads_what_kubectl_drakit_reads_and_no_more_than_that(render
     listed = {(each.group, each.plural) for each in kinds} | {("", "events")}
     named = {(each.group, each.names[0]) for each in KINDS}
     assert {key for key, verbs in allowed.items() if verbs == READ} == listed
+    assert {key for key, verbs in allowed.items() if verbs == {"get", "list"}} == RELEASES
     assert allowed.keys() == listed | named | {("scheduling.k8s.io", "priorityclasses")}
     assert set().union(*allowed.values()) == READ
 
