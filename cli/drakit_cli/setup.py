@@ -239,14 +239,14 @@ async def _drop_versions(
     Remove versions without objects from a definition's stored versions.
 
     The API server allows this only while the definition has another storage version. Therefore, the
-    old versions stay for a moment, unserved. An object that was created in the meantime
-    restores the old definition.
+    old versions stay for a moment, unserved. They have neither schema nor selectable fields then:
+    the API server refuses two versions of which only one of these is the same. An object that was
+    created in the meantime restores the old definition.
     """
     spec = old["spec"]
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     unserved = [
-        {**each, "served": False, "storage": False}
-        for each in spec["versions"]
-        if each["name"] in lost
+        {"name": each, "served": False, "storage": False, "schema": schema} for each in lost
     ]
     both = {**new["spec"], "versions": [*new["spec"]["versions"], *unserved]}
     # Without the checksum, by which the chart knows that a definition is complete.
