@@ -165,9 +165,10 @@ def test_the_operators_page_has_the_limits_of_explanations():
 
 def test_the_operators_page_has_the_time_of_a_namespace():
     text = " ".join((ROOT / "docs/reference/operator.md").read_text().split())
+    assert reconciler.BUDGET_SECONDS == selecting.BUDGET_SECONDS
     assert (
-        f"{reconciler.BUDGET_SECONDS:.0f} s of checks, of which {reconciler.BUDGET_SHARE} s come "
-        f"back each second, and {selecting.BUDGET_SECONDS:.0f} s of selectors, of "
-        f"which {selecting.BUDGET_SHARE} s come back each second" in text
+        f"budgets of time, each of {reconciler.BUDGET_SECONDS:.0f} s: checks "
+        f"({reconciler.BUDGET_SHARE} s come back each second), checks of claims "
+        f"({reconciler.URGENT_SHARE} s), and selectors ({selecting.BUDGET_SHARE} s)." in text
     )
     assert f"again after {selecting.EXPENSIVE_SECONDS / 60:.0f} minutes" in text
