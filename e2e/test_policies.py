@@ -8,12 +8,7 @@ node plugins do, and the operator runs as a process beside it.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +16,9 @@ import pytest
 import yaml
 
 from drakit_formats import crds
-from e2e.cluster.api import Capability, Cluster, Options
+from e2e.alone import control_plane, operator
+from e2e.cluster.api import Capability, Cluster
 from e2e.cluster.choice import REPOSITORY
-from e2e.cluster.choice import cluster as choose_cluster
-from e2e.cluster.local.names import default_cluster
 from e2e.kit import device_class, holds_for, wait_for
 
 pytestmark = [
@@ -40,18 +34,8 @@ MATCH: list[dict[str, Any]] = [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Cluster]:
-    """A control plane that serves drakit's kinds."""
-    name = os.environ.get("CLUSTER_NAME") or default_cluster(REPOSITORY)
-    chosen = choose_cluster(f"{name}-policies")
-    chosen.start(Options(nodes=0))
-    chosen.kubectl("apply", "-f", str(REPOSITORY / "charts/drakit/crds"))
-    for plural in (crds.POLICIES, crds.REPORTS):
-        condition = ("wait", "--for=condition=Established", f"crd/{plural}.{crds.GROUP}")
-        chosen.kubectl(*condition, "--timeout=30s")
-    wait_for("the kinds", lambda: chosen.kubectl("get", "hdp,ndr", check=False).returncode == 0)
-    yield chosen
-    chosen.stop()
-    assert chosen.leftovers() == []
+    with control_plane("policies") as started:
+        yield started
 
 
 def policy(name: str, **spec: Any) -> dict[str, Any]:
@@ -210,28 +194,6 @@ class Scene:
         patch = json.dumps({"status": status})
         options = ("--subresource=status", "--type=merge", "-p", patch)
         self.cluster.kubectl("patch", kind, name, *options)
-
-
-@contextmanager
-def operator(server: Cluster, folder: Path) -> Generator[None]:
-    config, log = folder / "operator.yaml", folder / "log"
-    config.write_text(json.dumps({"listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}}))
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "drakit_operator", "--config", str(config)),
-                *("--kubeconfig", str(server.kubeconfig)),
-            ],
-            env=os.environ | {"POD_NAME": "operator", "POD_NAMESPACE": "default"},
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        print(log.read_text()[-8000:])
 
 
 @pytest.fixture

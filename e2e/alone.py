@@ -1,0 +1,71 @@
+"""
+A control plane without nodes that serves drakit's kinds, and the operator as a process beside it.
+
+Tests write Nodes, ResourceSlices and NodeDeviceReports as kubelets and node plugins do. It runs
+beside the session's cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from drakit_formats import crds
+from e2e.cluster.api import Cluster, Options
+from e2e.cluster.choice import REPOSITORY
+from e2e.cluster.choice import cluster as choose_cluster
+from e2e.cluster.local.names import default_cluster
+from e2e.kit import wait_for
+
+STOP_SECONDS = 10
+"""Time in which an operator that is stopped releases its Lease, so that the next one leads."""
+
+
+@contextmanager
+def control_plane(suffix: str) -> Generator[Cluster]:
+    """Start a control plane in the body, with drakit's kinds and nothing of them."""
+    name = os.environ.get("CLUSTER_NAME") or default_cluster(REPOSITORY)
+    chosen = choose_cluster(f"{name}-{suffix}")
+    chosen.start(Options(nodes=0))
+    chosen.kubectl("apply", "-f", str(REPOSITORY / "charts/drakit/crds"))
+    for plural in (crds.POLICIES, crds.REPORTS):
+        condition = ("wait", "--for=condition=Established", f"crd/{plural}.{crds.GROUP}")
+        chosen.kubectl(*condition, "--timeout=30s")
+    wait_for("the kinds", lambda: chosen.kubectl("get", "hdp,ndr", check=False).returncode == 0)
+    yield chosen
+    chosen.stop()
+    assert chosen.leftovers() == []
+
+
+@contextmanager
+def operator(server: Cluster, folder: Path, **settings: Any) -> Generator[None]:
+    """Run the operator with settings in the body; its log is printed afterwards."""
+    config, log = folder / "operator.yaml", folder / "log"
+    listen = {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
+    config.write_text(json.dumps({"listen": listen, **settings}))
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "drakit_operator", "--config", str(config)),
+                *("--kubeconfig", str(server.kubeconfig)),
+            ],
+            env=os.environ | {"POD_NAME": "operator", "POD_NAMESPACE": "default"},
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        print(log.read_text()[-8000:])
