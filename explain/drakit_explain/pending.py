@@ -22,7 +22,7 @@ from enum import StrEnum
 from functools import cache
 
 from drakit_explain.allocation import NotEvaluatedError, Outcome
-from drakit_explain.availability import Analysis, analyze, budget_of
+from drakit_explain.availability import Analysis, Counted, analyze, budget_of, count_ahead
 from drakit_explain.broken import (
     broken_pod,
     has_others,
@@ -169,6 +169,7 @@ class Explainer:
         self._name_all = name_all_holders
         self._nodes = UsableNodes(world)
         self._analyses: dict[Request, Analysis] = {}
+        self._counted: dict[Request, Counted] = {}
         self._revisions: tuple[int, int | None] = (-1, None)
         self._results: dict[int, _Result] = {}
         """By the hash of its key, which is computed once: it takes longest."""
@@ -177,12 +178,32 @@ class Explainer:
         """Return the selectors that must be evaluated before the pod is explained."""
         return [
             text
-            for each in wanted_of(pod, self._world)
-            for request in each.requests
-            for _, exact in exact_requests(request)
+            for exact in self._exact_requests(pod)
             for _, text in self._world.expressions(exact)
             if text
         ]
+
+    def prepare(self, pod: PodFacts) -> Iterator[None]:
+        """Count the devices that the explanation of a pod needs, and yield in between; optional."""
+        self._counted.clear()
+        world, budget = self._world, budget_of(self._world)
+        with suppress(BudgetSpentError, NotEvaluatedError, ValueError):
+            for request in self._exact_requests(pod):
+                key = replace(request, name="")
+                found = self._analyses.get(key)
+                newest = max(world.slices_revision, world.rules_revision)
+                if key in self._counted or (found is not None and found.revision >= newest):
+                    continue
+                counted = self._counted[key] = Counted(
+                    revision=world.revision, selectors=world.expressions(request)
+                )
+                yield from count_ahead(request, world, counted, budget, before=found)
+
+    def _exact_requests(self, pod: PodFacts) -> Iterator[Request]:
+        for each in wanted_of(pod, self._world):
+            for request in each.requests:
+                for _, exact in exact_requests(request):
+                    yield exact
 
     def explain(self, pod: PodFacts, *, settled: bool = False) -> Explanation:
         """
@@ -329,7 +350,8 @@ class Explainer:
         key = replace(request, name="")
         found = self._analyses.get(key)
         if found is None or found.revision != self._world.revision:
-            found = analyze(request, self._world, budget, before=found)
+            before = self._counted.pop(key, None) or found
+            found = analyze(request, self._world, budget, before=before)
         keep(self._analyses, key, found, limit=MAX_KEPT)
         return found
 

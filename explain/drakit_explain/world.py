@@ -357,6 +357,13 @@ class World:
         """Return the revision of the last change of an allocation in a pool."""
         return self._stamps.get(pool.identity, 0)
 
+    def pools_changed_since(self, revision: int) -> Iterator[PoolID]:
+        """Name the pools in which an allocation has changed after a revision, the last first."""
+        for pool, changed in reversed(self._stamps.items()):
+            if changed <= revision:
+                return
+            yield pool
+
     def unreadable(self) -> list[str]:
         """Name the slices that exist, and that could not be read: they may have any device."""
         return [name for name, pool in self._slices_by_pool.get(_UNREADABLE, {}).items() if pool]
@@ -570,6 +577,7 @@ class World:
         if pools:
             self.revision += 1
         for pool in pools & self._slices_by_pool.keys():
+            self._stamps.pop(pool, None)  # the last one is the newest
             self._stamps[pool] = self.revision
             for of in self.slices_of_pool(pool):
                 self._forget_holders(of)

@@ -46,7 +46,7 @@ from drakit_operator.leadership import Leadership
 from drakit_operator.metrics import Metrics
 from drakit_operator.policies.controller import PolicyController
 from drakit_operator.policies.handlers import PolicyHandlers
-from drakit_operator.reconciler import URGENT, Key, Reconciler
+from drakit_operator.reconciler import URGENT, URGENT_WORKERS, Key, Reconciler
 from drakit_operator.sources import LoadWatch, Sources
 from drakit_operator.store import Store
 
@@ -351,6 +351,7 @@ class _Leader:
             "device counts": self._count_devices,
         }
         workers = {f"worker {number}": self._work for number in range(self._config.workers)}
+        workers |= {f"urgent {number}": self._work_urgently for number in range(URGENT_WORKERS)}
         try:
             await tasks.run(parts | workers)
         finally:
@@ -367,13 +368,16 @@ class _Leader:
         await self.sources.complete.wait()
         await self.reconciler.count_devices()
 
-    async def _work(self) -> None:
+    async def _work_urgently(self) -> None:
+        await self._work(urgent=True)
+
+    async def _work(self, *, urgent: bool = False) -> None:
         await self.sources.complete.wait()
         await self._release_read.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOADS_SECONDS):
                 await self._loads.listed.wait()
-        await self.reconciler.work()
+        await self.reconciler.work(urgent=urgent)
 
     async def _serve_policies(self) -> None:
         await self.sources.complete.wait()  # the status of a policy sums up all reports

@@ -9,8 +9,8 @@ size costs what one of its pods costs.
 
 Beyond the budget, an object is known without its content, and every answer about it is undecided,
 until it changes or all objects of its kind are listed again; :meth:`ContentBudgets.take_room` tells
-when that helps. Beyond the budget of time, the objects of a namespace wait. Other namespaces are
-not affected.
+when that helps. Beyond the budget of time, the objects of a namespace wait while others have work.
+Other namespaces are not affected.
 
 It must not know queues, Events, or how content is evaluated.
 """

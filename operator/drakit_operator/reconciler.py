@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
@@ -38,7 +38,7 @@ from drakit_operator.affected import (
     templates_affected,
 )
 from drakit_operator.announcing import Announcer, NotWrittenError
-from drakit_operator.budgets import TimeBudgets
+from drakit_operator.budgets import TimeBudgets, Turns
 from drakit_operator.kinds import (
     CLAIMS,
     CLASSES,
@@ -69,10 +69,16 @@ BUDGET_SECONDS = 15.0
 """Seconds that the main loop checks objects of one namespace at once: a thousand pods and more."""
 
 BUDGET_SHARE = 0.5
-"""Seconds that come back to a namespace each second. The rest is for the others, and for probes."""
+"""Seconds that come back to a namespace each second. Without them, it gets what others leave."""
+
+URGENT_WORKERS = 4
+"""Workers for urgent checks alone, in addition to those for all: these may wait for their turn."""
 
 URGENT_SHARE = 0.25
 """Of urgent checks, which have a budget of their own: other checks must not delay them."""
+
+YIELD_SECONDS = 0.002
+"""Pause of other checks between two looks at whether urgent ones are done."""
 
 POLICY = "policy"
 """The concern of HostDevicePolicies."""
@@ -110,6 +116,9 @@ class Concern:
     expressions: Callable[[Name], Sequence[str]] | None = None
     """The selectors that must be evaluated first."""
 
+    prepare: Callable[[Name], Iterator[None]] = lambda _: iter(())
+    """Does the long part of the check, and yields in between."""
+
 
 Problems = Mapping[str, Sequence[Reason]]
 """Reasons by the UID of their object; empty if the object does not exist."""
@@ -123,6 +132,10 @@ def concerns_of(store: Store, *, name_all_holders: bool) -> dict[str, Concern]:
     def expressions_of_pod(name: Name) -> Sequence[str]:
         pod = world.pod(name.namespace, name.name)
         return explainer.expressions(pod) if pod is not None and waits(pod) else ()
+
+    def prepare_pod(name: Name) -> Iterator[None]:
+        pod = world.pod(name.namespace, name.name)
+        return explainer.prepare(pod) if pod is not None and waits(pod) else iter(())
 
     def expressions_of_template(name: Name) -> Sequence[str]:
         template = world.template(name.namespace, name.name)
@@ -148,6 +161,7 @@ def concerns_of(store: Store, *, name_all_holders: bool) -> dict[str, Concern]:
             problems=lambda name, settled: problems_of_pod(name, world, explainer, settled=settled),
             settles=True,
             expressions=expressions_of_pod,
+            prepare=prepare_pod,
         ),
         "claim": Concern(
             kind=CLAIMS, affected=claims_affected, problems=problems_of(ClaimFacts, claim_problems)
@@ -209,7 +223,10 @@ class Reconciler:
         self._is_current = is_current
         self._concerns = concerns_of(store, name_all_holders=name_all_holders)
         self._evaluation = SelectorEvaluation(store.world, selectors)
-        self._turn = asyncio.Lock()
+        self._turns = Turns(self._budgets)
+        self._check_seconds = 0.0
+        """What the last check took that is not urgent."""
+
         self._store = store
         self._queue = queue
         self._announcer = announcer
@@ -272,10 +289,14 @@ class Reconciler:
                         gauge.labels(name, state).set(number)
             await asyncio.sleep(COUNT_SECONDS)
 
-    async def work(self) -> None:
-        """Reconcile one object after the other, until canceled."""
+    async def work(self, *, urgent: bool = False) -> None:
+        """
+        Reconcile one object after the other, until canceled.
+
+        :param urgent: only those whose checks are urgent.
+        """
         while True:
-            key = await self._queue.get()
+            key = await self._queue.get(urgent=urgent)
             with request_scope(new_request_id()):
                 await self._reconcile(key)
             await asyncio.sleep(0)  # a long queue must not keep the probes waiting
@@ -288,7 +309,7 @@ class Reconciler:
                 current = self._is_current()  # the status sums up all reports
                 again = await self._refresh_policy(key.name.name) if current else OUTDATED_SECONDS
             else:
-                again = await self._announce_problems(self._concerns[key.concern], key.name)
+                again = await self._announce_problems(key)
         except Exception as error:
             result = "error"
             if isinstance(error, NotWrittenError | ApiError):
@@ -307,33 +328,43 @@ class Reconciler:
         seconds = asyncio.get_running_loop().time() - began
         self._metrics.reconcile_seconds.labels(key.concern, result).observe(seconds)
 
-    async def _announce_problems(self, concern: Concern, name: Name) -> float | None:
+    async def _announce_problems(self, key: Key) -> float | None:
         """Announce the problems of an object; return in how many seconds to check it again."""
+        concern, name = self._concerns[key.concern], key.name
         if not self._is_current():
             return OUTDATED_SECONDS
         urgent = concern is self._concerns[URGENT]
         budgets = self._urgent_budgets if urgent else self._budgets
-        if (wait_seconds := budgets.wait_seconds(name.namespace)) > 0:
-            return wait_seconds
-        with self._charged(budgets, name.namespace):
+        wait_seconds = budgets.wait_seconds(name.namespace)
+        spare = self._queue.is_spare(key)
+        if wait_seconds > 0 and not spare:
+            self._queue.defer(key, wait_seconds)
+            return None
+        payer = "" if spare else name.namespace  # nobody else wanted the time
+        with self._charged(budgets, payer):
             expressions = concern.expressions(name) if concern.expressions else ()
         retry = await self._evaluation.prepare(expressions, namespace=name.namespace)
         if retry is not None and retry <= BUSY_SECONDS:
             return retry  # it soon has outcomes, and an explanation without them costs as much
         # One at a time: checking all devices of a large cluster takes a tenth of a second.
-        async with nullcontext() if urgent else self._turn:
-            await asyncio.sleep(0)
+        async with nullcontext() if urgent else self._turns.turn(name.namespace):
+            await (asyncio.sleep(0) if urgent else self._yield_to_urgent())
+            if retry is None:
+                await self._prepare(concern, name, payer)
             lost = self._evaluation.lost(expressions) and retry is None
             if lost or not self._is_current():
                 return OUTDATED_SECONDS
             unsettled = self._unsettled_seconds(concern, name)
-            with self._charged(budgets, name.namespace):
+            began = self._clock()
+            with self._charged(budgets, payer):
                 found = concern.problems(name, unsettled <= 0)
+            if not urgent:
+                self._check_seconds = self._clock() - began
         # At once: the announcer may ask for a remedy in the world with these problems.
         pauses = [
             await self._announcer.announce(
                 uid,
-                [self._with_charge(each, budgets, name.namespace) for each in reasons],
+                [self._with_charge(each, budgets, payer) for each in reasons],
                 once=concern.once,
             )
             for uid, reasons in found.items()
@@ -341,6 +372,25 @@ class Reconciler:
         if found:
             pauses += [retry, unsettled if unsettled > 0 else None]
         return min((each for each in pauses if each is not None), default=None)
+
+    async def _prepare(self, concern: Concern, name: Name, payer: str) -> None:
+        parts = concern.prepare(name)
+        while True:
+            began = self._clock()
+            with self._charged(self._budgets, payer):
+                is_last = next(parts, parts) is parts
+            if is_last:
+                return
+            self._check_seconds = self._clock() - began
+            await self._yield_to_urgent()
+
+    async def _yield_to_urgent(self) -> None:
+        """Leave urgent checks and their Events the time that the last other check took."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._check_seconds
+        await asyncio.sleep(0)
+        while self._queue.is_urgent() and loop.time() < until:  # noqa: ASYNC110 - it is short
+            await asyncio.sleep(YIELD_SECONDS)
 
     @contextmanager
     def _charged(self, budgets: TimeBudgets, namespace: str) -> Generator[None]:

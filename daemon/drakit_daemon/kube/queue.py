@@ -5,6 +5,8 @@ While a worker has a key, no other worker gets it; if the key is added meanwhile
 afterwards. Groups of keys take turns, so that none waits for all keys of another. Time is the
 loop's. The workers decide what a key means.
 
+Keys can be deferred: they wait for a time, but a worker without other work takes them before.
+
 A key is in the queue once, so the owner's objects are its bound.
 
 It must not know Kubernetes. It belongs to one loop; from elsewhere use ``call_soon_threadsafe``.
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
@@ -72,6 +74,8 @@ class WorkQueue(Generic[Key]):
         self._urgent = urgent
         self._ready: dict[str, deque[Key]] = {}  # by group, in the order of their turns
         self._ready_keys: set[Key] = set()
+        self._deferred: dict[Key, None] = {}  # those of `_waiting` that idle workers take
+        self._spare: set[Key] = set()  # deferred keys in progress that were taken before their time
         self._waiting: dict[Key, float] = {}  # until when
         self._due: list[tuple[float, int, Key]] = []  # a heap; outdated if not in `_waiting`
         self._numbers = count()  # keys of one time are not compared
@@ -80,6 +84,7 @@ class WorkQueue(Generic[Key]):
         self._again: set[Key] = set()  # added while they were in progress
         self._backoffs: dict[Key, Backoff] = {}
         self._getters: deque[asyncio.Future[None]] = deque()
+        self._urgent_getters: deque[asyncio.Future[None]] = deque()
         self._progress_at = float("-inf")
         """When a worker last took a key or was done with one, or the first key became ready."""
 
@@ -92,6 +97,7 @@ class WorkQueue(Generic[Key]):
     def add(self, key: Key) -> None:
         """Queue a key."""
         self._waiting.pop(key, None)
+        self._deferred.pop(key, None)
         if key in self._working:
             self._again.add(key)
         elif key not in self._ready_keys:
@@ -112,11 +118,29 @@ class WorkQueue(Generic[Key]):
         if self._waiting.get(key, due + 1) <= due:
             return
         self._waiting[key] = due
+        self._deferred.pop(key, None)
         heappush(self._due, (due, next(self._numbers), key))
         if len(self._due) > 2 * len(self._waiting) + OUTDATED:
             self._due = [each for each in self._due if self._waiting.get(each[2]) == each[0]]
             heapify(self._due)
         self._set_timer()
+
+    def defer(self, key: Key, seconds: float) -> None:
+        """Queue a key after some time, or when a worker has nothing else to do."""
+        self.add_after(key, seconds)
+        if key in self._waiting:
+            self._deferred[key] = None
+            self._wake_getter()
+
+    def is_spare(self, key: Key) -> bool:
+        """Return whether a worker has a deferred key before its time, for want of other work."""
+        return key in self._spare
+
+    def is_urgent(self) -> bool:
+        """Return whether urgent keys are ready or in progress."""
+        return self._urgent in self._ready or any(
+            self._group_of(each) == self._urgent for each in self._working
+        )
 
     def retry(self, key: Key) -> float:
         """Queue a key again after a failure; return the delay in seconds."""
@@ -137,38 +161,61 @@ class WorkQueue(Generic[Key]):
         backoff = self._backoffs.get(key)
         return backoff.failures if backoff else 0
 
-    async def get(self) -> Key:
-        """Wait for a key; no other worker gets it until :meth:`done`."""
-        while not self._ready:
+    async def get(self, *, urgent: bool = False) -> Key:
+        """
+        Wait for a key; no other worker gets it until :meth:`done`.
+
+        :param urgent: wait for urgent keys only.
+        """
+        while not self._can_take(urgent=urgent):
+            getters = self._urgent_getters if urgent else self._getters
             getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._getters.append(getter)
+            getters.append(getter)
             try:
                 await getter
             except asyncio.CancelledError:
                 # Woken and canceled at the same time: the key is for another worker.
-                if getter.done() and not getter.cancelled() and self._ready:
+                if getter.done() and not getter.cancelled() and self._can_take():
                     self._wake_getter()
                 raise
+        self._progress_at = asyncio.get_running_loop().time()
+        if not self._ready:
+            key = next(self._idle_keys())
+            del self._deferred[key], self._waiting[key]
+            self._spare.add(key)
+            self._working.add(key)
+            return key
         group = next(iter(self._ready))
-        if self._urgent in self._ready and self._urgent_row < URGENT_IN_A_ROW:
-            group = self._urgent
-        self._urgent_row = self._urgent_row + 1 if group == self._urgent else 0
+        if urgent or (self._urgent in self._ready and self._urgent_row < URGENT_IN_A_ROW):
+            group = self._urgent or ""
+        if not urgent:
+            self._urgent_row = self._urgent_row + 1 if group == self._urgent else 0
         keys = self._ready.pop(group)
         key = keys.popleft()
         if keys:
             self._ready[group] = keys  # behind the others
         self._ready_keys.discard(key)
         self._working.add(key)
-        self._progress_at = asyncio.get_running_loop().time()
         return key
+
+    def _can_take(self, *, urgent: bool = False) -> bool:
+        if urgent:
+            return self._urgent in self._ready
+        return bool(self._ready) or any(True for _ in self._idle_keys())
+
+    def _idle_keys(self) -> Iterator[Key]:
+        return (each for each in self._deferred if each not in self._working)
 
     def done(self, key: Key) -> None:
         """End the work on a key, with or without success."""
         self._working.discard(key)
+        self._spare.discard(key)
         self._progress_at = asyncio.get_running_loop().time()
         if key in self._again:
             self._again.discard(key)
             self.add(key)
+        elif key in self._deferred:
+            self._wake_getter()
 
     def stalled_seconds(self) -> float:
         """
@@ -186,6 +233,7 @@ class WorkQueue(Generic[Key]):
             self._timer.cancel()
         for keys in (self._ready, self._ready_keys, self._waiting, self._due, self._again):
             keys.clear()
+        self._deferred.clear()
         self._backoffs.clear()
 
     def _set_timer(self) -> None:
@@ -210,8 +258,14 @@ class WorkQueue(Generic[Key]):
         self._set_timer()
 
     def _wake_getter(self) -> None:
-        while self._getters:
-            getter = self._getters.popleft()
-            if not getter.done():
-                getter.set_result(None)
-                return
+        if self._urgent in self._ready:
+            _wake_first(self._urgent_getters)
+        _wake_first(self._getters)
+
+
+def _wake_first(getters: deque[asyncio.Future[None]]) -> None:
+    while getters:
+        getter = getters.popleft()
+        if not getter.done():
+            getter.set_result(None)
+            return

@@ -4,17 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.availability import analyze
+from drakit_explain.availability import Counted, analyze, count_ahead
 from drakit_explain.budget import Budget
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, Place, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
+    DeviceID,
     NodeFacts,
     PodClaim,
     PodFacts,
     Request,
+    Share,
     SliceFacts,
     TaintRuleFacts,
 )
@@ -37,6 +39,16 @@ def published(number, *, model="x", place=None, size=BIG):
     return replace(of, place=place or of.place)
 
 
+def shareable():
+    memory = [CapacityFacts(name="memory", value="80Gi")]
+    return slice_on("n2", device("all", attributes={"model": "x"}, capacity=memory, shareable=True))
+
+
+def share(amount):
+    taken = Share(device=DeviceID("d", "n2", "all"), consumed=(Amount("memory", amount),))
+    return replace(holding("z"), shares=(taken,))
+
+
 def rule(effect="NoSchedule"):
     return TaintRuleFacts(name="r", uid="r", taint=TaintFacts(key="k", effect=effect), pool="n1")
 
@@ -52,6 +64,11 @@ CHANGES = [
         lambda world: world.apply(replace(holding("a", "g0", pool="n0"), reserved_for=("p",))),
         id="a-holder-gets-another-pod",
     ),
+    pytest.param(
+        lambda world: (world.apply(share("80Gi")), world.apply(holding("b", "g1", pool="n2"))),
+        id="a-share-is-taken-and-a-device",
+    ),
+    pytest.param(lambda world: world.remove(ClaimFacts, Name("lab", "z")), id="a-share-is-given"),
     pytest.param(lambda world: world.apply(published(1, model="y")), id="a-slice-changes"),
     pytest.param(lambda world: world.apply(published(1, size=SMALL)), id="devices-become-smaller"),
     pytest.param(lambda world: world.remove(SliceFacts, Name("", "s1")), id="a-slice-is-withdrawn"),
@@ -67,8 +84,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize(
+REQUESTS = pytest.mark.parametrize(
     "request_",
     [
         pytest.param(
@@ -84,22 +100,57 @@ CHANGES = [
             id="a-capacity",
         ),
         pytest.param(Request(name="r", device_class="gpu", count=0), id="all"),
+        pytest.param(Request(name="r", device_class="gpu", count=3), id="three"),
     ],
 )
-def test_counts_follow_a_change(change, request_):
-    world = world_of(
+
+
+def cluster():
+    return world_of(
         CLASS,
         *(node(f"n{number}") for number in range(3)),
-        *(published(number) for number in range(3)),
+        *(published(number) for number in range(2)),
+        replace(shareable(), name="s2"),
+        replace(published(2), name="s3", pool="other"),
         holding("a", "g0", pool="n0"),
+        share("8Gi"),
     )
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@REQUESTS
+def test_counts_follow_a_change(change, request_):
+    world = cluster()
     before = analyzed(request_, world, None)
+    before.count_on_nodes()
+    before.find_kinds(world)
     change(world)
     after = analyzed(request_, world, before)
     scratch = analyzed(request_, world, None)
     nodes = dict.fromkeys(world.views())
     assert after.for_nodes(nodes, Budget()) == scratch.for_nodes(nodes, Budget())
+    assert after.count_on_nodes() == scratch.count_on_nodes()
+    assert after.find_kinds(world) == scratch.find_kinds(world)
     assert replace(after, by_nodes=[]) == replace(scratch, by_nodes=[])
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("change", CHANGES)
+@REQUESTS
+def test_counts_that_were_made_ahead_follow_a_change(monkeypatch, change, request_, parts):
+    monkeypatch.setattr("drakit_explain.availability.SLICES_AT_ONCE", 1)
+    world = cluster()
+    analyzed(request_, world, None)  # evaluates its selectors
+    counted = Counted(revision=world.revision, selectors=world.expressions(request_))
+    ahead = count_ahead(request_, world, counted, Budget(), before=None)
+    for _ in range(parts):
+        next(ahead)
+    assert len(counted.counts) == parts
+    change(world)
+    for _ in ahead:
+        pass
+    after, scratch = analyzed(request_, world, counted), analyzed(request_, world, None)
+    assert after == scratch
 
 
 def test_unchanged_slices_are_not_counted_again():

@@ -170,6 +170,52 @@ async def test_an_urgent_key_that_was_added_during_its_work_is_urgent_again():
     assert await queue.get() == "claim"
 
 
+async def test_an_urgent_worker_gets_no_other_keys():
+    queue = WorkQueue[str](group_of=kind_of, urgent="claim")
+    workers = [asyncio.create_task(queue.get(urgent=True)) for _ in range(2)]
+    await asyncio.sleep(0)
+    queue.add("pod-1")
+    queue.defer("pod-2", 5)
+    await asyncio.sleep(10)
+    assert not any(each.done() for each in workers)
+    queue.add("claim-1")
+    assert await workers[0] == "claim-1"
+    assert queue.is_urgent()
+    assert [await queue.get(), await queue.get()] == ["pod-1", "pod-2"]
+    queue.done("claim-1")
+    assert not queue.is_urgent()
+    queue.add("claim-2")
+    assert await workers[1] == "claim-2"
+
+
+async def test_a_deferred_key_comes_behind_all_others_or_when_its_time_has_come():
+    queue = WorkQueue[str](group_of=kind_of)
+    queue.defer("pod-late", 60)
+    queue.defer("pod-soon", 5)
+    queue.add("pod-1")
+    queue.add("node-1")
+    await asyncio.sleep(10)
+    assert [await queue.get() for _ in range(4)] == ["pod-1", "node-1", "pod-soon", "pod-late"]
+    assert [queue.is_spare(each) for each in ("pod-soon", "pod-late")] == [False, True]
+    queue.done("pod-late")
+    assert not queue.is_spare("pod-late")
+    assert len(queue) == 0
+
+
+async def test_an_idle_worker_gets_a_key_that_is_deferred_while_another_has_it():
+    queue = WorkQueue[str]()
+    queue.add("a")
+    key = await queue.get()
+    idle = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.defer(key, 60)
+    await asyncio.sleep(0)
+    assert not idle.done(), "no two workers have a key"
+    queue.done(key)
+    await asyncio.sleep(1)
+    assert idle.done()
+
+
 async def test_groups_take_turns_however_many_keys_one_has():
     queue = WorkQueue[str](group_of=kind_of, urgent="claim")
     for key in ("pod-1", "pod-2", "pod-3", "node-1", "node-2", "slice-1"):

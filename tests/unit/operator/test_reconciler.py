@@ -98,12 +98,12 @@ async def test_one_object_is_judged_in_a_turn_of_the_loop_however_many_workers_t
         asyncio.create_task(work)
         for work in (count(), *(bench.reconciler.work() for _ in range(4)))
     ]
-    while [len(each) for each in looks.values()] != [2] * 8:  # for its selectors, and its judgment
+    while [len(each) for each in looks.values()] != [3] * 8:  # selectors, counts, judgment
         await asyncio.sleep(0)
     for task in tasks:
         task.cancel()
     bench.queue.close()
-    assert len({judged for _, judged in looks.values()}) == 8, "the Lease is renewed in between"
+    assert len({judged for _, _, judged in looks.values()}) == 8, "the Lease is renewed in between"
 
 
 async def test_a_remedy_is_searched_before_the_facts_of_the_judgment_can_change(monkeypatch):
@@ -145,8 +145,15 @@ async def test_a_remedy_is_searched_before_the_facts_of_the_judgment_can_change(
     assert searched == judged != []
 
 
+@pytest.mark.parametrize(
+    ("idle", "expected"),
+    [(False, [1, 1, 11, 31, 51]), (True, [1, 1, 1, 1, 1])],
+    ids=["busy", "idle"],
+)
 @pytest.mark.parametrize("busy", ["selectors", "problems"])
-async def test_a_namespace_that_keeps_the_loop_busy_waits_and_others_do_not(monkeypatch, busy):
+async def test_a_namespace_that_keeps_the_loop_busy_is_behind_the_others(
+    monkeypatch, busy, idle, expected
+):
     passed, checked = [0.0], []
 
     def work(namespace, part):
@@ -164,6 +171,8 @@ async def test_a_namespace_that_keeps_the_loop_busy_waits_and_others_do_not(monk
     monkeypatch.setattr("drakit_operator.reconciler.Explainer.expressions", expressions)
     monkeypatch.setattr("drakit_operator.reconciler.problems_of_pod", check)
     bench = Bench(clock=lambda: passed[0])
+    if not idle:
+        monkeypatch.setattr(bench.queue, "defer", bench.queue.add_after)
     began = asyncio.get_running_loop().time()
     for number in range(5):
         metadata = {"namespace": "tenant", "name": str(number), "uid": str(number)}
@@ -176,7 +185,8 @@ async def test_a_namespace_that_keeps_the_loop_busy_waits_and_others_do_not(monk
         for space in ("tenant", "lab")
     }
     assert times["lab"] == [1]
-    assert times["tenant"] == [1, 1, 11, 31, 51], "15 s at once, then every other second"
+    assert times["tenant"] == expected, "15 s at once, then every other second, or when idle"
+    assert [each for each, _ in checked].index("lab") == 2, "before those that wait"
 
 
 async def test_a_claim_does_not_wait_for_the_pods_of_its_namespace(monkeypatch):
@@ -222,6 +232,7 @@ async def test_the_search_for_a_remedy_is_charged_to_the_namespace(monkeypatch):
 
     monkeypatch.setattr("drakit_operator.reconciler.problems_of_pod", check)
     bench = Bench(clock=lambda: passed[0])
+    monkeypatch.setattr(bench.queue, "defer", bench.queue.add_after)  # others keep it busy
     bench.see(PODS, pod())
     async with bench.running():
         await asyncio.sleep(20)
