@@ -199,7 +199,7 @@ class SliceCount:
     held: int = 0
     """Devices that `holders` have."""
 
-    holders: Mapping[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
+    holders: Mapping[str, ClaimFacts] | None = None
     found: Availability | None = None
     """If the slice has taints, counters or shares, in place of the four numbers above."""
 
@@ -209,7 +209,7 @@ class SliceCount:
             return
         result.free += self.free
         result.small += self.small
-        if self.held:
+        if self.holders is not None:
             result.allocated.devices += self.held
             result.allocated.holders.append(self.holders)
 
@@ -308,13 +308,13 @@ class Analysis:
     def count_on_nodes(self) -> Mapping[str, OnNode]:
         """Count the devices of each node, whether a pod can use the node or not."""
         if not self.on_nodes:
+            same: dict[OnNode, OnNode] = {}  # few numbers for many nodes
             for count in self.counts.values():
                 free, held, tainted = count.available, count.releasable, count.tainted
                 for node in count.reach.nodes:
                     known = self.on_nodes.get(node, _NOTHING)
-                    self.on_nodes[node] = OnNode(
-                        known.free + free, known.held + held, known.tainted + tainted
-                    )
+                    number = OnNode(known.free + free, known.held + held, known.tainted + tainted)
+                    self.on_nodes[node] = same.setdefault(number, number)
         return self.on_nodes
 
     def on_one_node(
@@ -621,6 +621,14 @@ class _Counting:
         )
         if selected.matches:
             self._sorting.sort(count, selected.matches)
+        if count.errors or count.found is not None:
+            return count
+        # Requests find the same in a slice, and the counts of many requests are kept.
+        key = (count.stamp, count.rejected, count.free, count.small, id(count.holders))
+        known = self._world.found_in(of)
+        if (same := known.get(key)) is not None and same.reach is reach:
+            return same
+        known[key] = count
         return count
 
     def _select(self, of: SliceFacts) -> Selected:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from drakit_explain.allocation import Consumed, NotEvaluatedError, Selected, consumed_of
 from drakit_explain.devices import DeviceFacts, TaintFacts, bits
@@ -162,6 +162,7 @@ class World:
         self._not_ready: list[tuple[str, NodePool]] | None = None
         self._allocated_in: dict[str, int] = {}
         self._holders_in: dict[str, dict[int, Mapping[str, ClaimFacts]]] = {}
+        self._found_in: dict[str, dict[object, Any]] = {}
         self._stamps: dict[PoolID, int] = {}
         self._known_reachable: dict[str, Reachable] = {}
         self.selectors: SelectorIndex = SelectorIndex()
@@ -389,6 +390,13 @@ class World:
             known[devices] = {claim.uid: claim for claim in claims if claim is not None}
         return known[devices]
 
+    def found_in(self, of: SliceFacts) -> dict[object, Any]:
+        """Return a place for what is found in a slice, until it or its holders change."""
+        found = self._found_in.setdefault(of.name, {})
+        if len(found) >= MAX_MASKS:
+            found.clear()
+        return found
+
     def holder(self, device: DeviceID) -> ClaimFacts | None:
         """Return the claim that has a device for itself."""
         name = self._holders.get(device)
@@ -585,6 +593,7 @@ class World:
     def _forget_holders(self, of: SliceFacts) -> None:
         self._allocated_in.pop(of.name, None)
         self._holders_in.pop(of.name, None)
+        self._found_in.pop(of.name, None)
 
     def _slice_changed(self, fact: SliceFacts) -> None:
         self._reachability_changed()
