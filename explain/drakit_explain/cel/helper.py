@@ -60,6 +60,10 @@ MAX_ANSWER = 64 << 20
 
 CHUNK = 1 << 16
 
+ENVIRONMENT = {"GOGC": "50"}
+"""What its environment has unless ours says otherwise. Go collects garbage more often, which costs
+little: 80,000 devices take 9 MiB less."""
+
 PROBE = {"reads": {"expressions": list[str]()}}
 """A question that every working program answers at once."""
 
@@ -248,6 +252,7 @@ class Helper:
                 [self._program, *_flags(self._gates)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                env=ENVIRONMENT | os.environ,
                 bufsize=0,
             )
             self._exchange(
