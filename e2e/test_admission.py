@@ -22,7 +22,7 @@ Kubectl = Callable[..., str]
 POLICY = {
     "apiVersion": crds.API_VERSION,
     "kind": "HostDevicePolicy",
-    "metadata": {"name": "admission"},
+    "metadata": {"name": "admission", "finalizers": ["drakit.dev/test"]},
     "spec": {
         "match": [{"subsystem": "mem", "paths": ["/dev/absent"]}],
         "deviceClass": {"create": "Never"},
@@ -47,14 +47,17 @@ def as_operator(release: Cluster, tmp_path_factory: pytest.TempPathFactory) -> K
 
 @pytest.fixture(scope="module")
 def uids(release: Cluster) -> Iterator[dict[str, str]]:
-    """The UIDs of owners that exist: the garbage collector must not delete the classes."""
+    """The UIDs of owners that exist: the garbage collector must not delete the classes. Neither
+    must the operator, which leaves policies alone that are being deleted."""
     release.apply(json.dumps(POLICY))
     name = POLICY["metadata"]["name"]
+    release.kubectl("delete", "hostdevicepolicy", name, "--wait=false")
     yield {
         "uid": release.get("hostdevicepolicy", name)["metadata"]["uid"],
         "namespace_uid": release.get("namespace", "default")["metadata"]["uid"],
     }
-    release.kubectl("delete", "hostdevicepolicy", name)
+    free = json.dumps({"metadata": {"finalizers": None}})
+    release.kubectl("patch", "hostdevicepolicy", name, "--type=merge", "-p", free)
 
 
 def merge_patch(old: Object, new: Object) -> Object:
