@@ -1,8 +1,9 @@
 """
 Causes that many objects share: when one Event about a class or a node replaces one for each object.
 
-The objects of a cause are counted while they have it. Below :data:`MANY`, each has its own Event;
-from then on the class, node or template has one, with their number. A cause is judged when it has
+The objects of a cause are counted while they have it. Below :data:`MANY` in a namespace, each has
+its own Event; from then on the class, node or template has one, with the number of all. The objects
+of one namespace do not take the Events from those of another. A cause is judged when it has
 stopped growing for a moment, because objects come in bursts: a Job creates 50 pods in seconds.
 
 It must not know Events, sessions, or why an object has a cause.
@@ -21,7 +22,7 @@ from drakit_explain.codes import Cause, Code
 from drakit_explain.model import ObjectReference
 
 MANY = 10
-"""Objects of one kind that share a cause: fewer are answered one by one."""
+"""Objects of one kind in a namespace that share a cause: fewer are answered one by one."""
 
 PAUSE_SECONDS = 0.5
 """A cause is judged when it has not grown for this long."""
@@ -69,6 +70,8 @@ class Group:
     """By UID."""
 
     kinds: Counter[str] = field(default_factory=Counter[str])
+    spaces: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
+    """The kinds by namespace."""
 
     judges: set[str] = field(default_factory=set[str])
     """The first members: enough to judge it in time. Others check when it must have been judged."""
@@ -82,6 +85,23 @@ class Group:
         """Objects of its most frequent kind: a pod and its claim are one problem."""
         return max(self.kinds.values(), default=0)
 
+    def size_beside(self, uid: str) -> int:
+        """Return the size in the namespace of a member."""
+        return max(self.spaces[self.members[uid].namespace].values())
+
+    def add(self, uid: str, member: ObjectReference) -> None:
+        self.members[uid] = member
+        self.kinds[member.kind] += 1
+        self.spaces.setdefault(member.namespace, Counter())[member.kind] += 1
+
+    def remove(self, uid: str) -> None:
+        member = self.members.pop(uid)
+        self.kinds[member.kind] -= 1
+        space = self.spaces[member.namespace]
+        space[member.kind] -= 1
+        if not any(space.values()):
+            del self.spaces[member.namespace]
+
     def note(self) -> str:
         """Return the note of its Event. It names no object: names in a namespace are private."""
         numbers = [
@@ -89,7 +109,7 @@ class Group:
             for kind, number in sorted(self.kinds.items())
             if number
         ]
-        spaces = len({each.namespace for each in self.members.values()})
+        spaces = len(self.spaces)
         where = f"{spaces} namespaces" if spaces > 1 else "one namespace"
         command = "explain -A" if self.kinds["Pod"] else "claims -A"
         return (
@@ -125,8 +145,7 @@ class SharedCauses:
         if now > group.grew + PAUSE_SECONDS:
             group.began = now
         group.grew = now
-        group.members[uid] = regarding
-        group.kinds[regarding.kind] += 1
+        group.add(uid, regarding)
         if len(group.judges) < MANY:
             group.judges.add(uid)
         self._key_of[uid] = key
@@ -137,7 +156,7 @@ class SharedCauses:
         if key is None:
             return
         group = self._groups[key]
-        group.kinds[group.members.pop(uid).kind] -= 1
+        group.remove(uid)
         group.judges.discard(uid)
         # One that was announced is remembered: a cause that comes and goes is announced once.
         if not group.members and not group.being_announced and self._is_forgotten(group, now):
@@ -150,7 +169,7 @@ class SharedCauses:
             return Judgment(Action.OWN)
         group = self._groups[key]
         forming = min(group.grew + PAUSE_SECONDS, group.began + LIMIT_SECONDS)
-        if group.size < MANY:
+        if group.size_beside(uid) < MANY:
             return Judgment(Action.WAIT, forming - now) if forming > now else Judgment(Action.OWN)
         if group.being_announced:
             return Judgment(Action.WAIT, PAUSE_SECONDS)

@@ -112,17 +112,30 @@ async def test_an_event_about_a_cause_is_repeated_like_others():
     assert times[1] - times[0] == pytest.approx(1800, abs=2)
 
 
-async def test_a_few_objects_with_one_cause_have_their_own_events():
+async def test_a_few_objects_of_a_namespace_with_one_cause_have_their_own_events():
     place = Place()
-    for number in range(9):
+    for number in range(18):  # nine in each of two namespaces
         place.set(number)
     await place.run(100)
-    assert sorted(place.about) == sorted(reference(number).name for number in range(9))
+    assert sorted(place.about) == sorted(reference(number).name for number in range(18))
     place.written.clear()
-    place.set(9)
+    place.set(18)
     await place.run(1000)
     assert place.about == ["gpu.example"]
-    assert "10 Pods" in place.written[0][2]
+    assert "19 Pods" in place.written[0][2]
+
+
+async def test_many_objects_of_a_namespace_do_not_take_the_events_of_another():
+    place = Place()
+    for number in range(0, 100, 2):  # in lab-0
+        place.set(number)
+    await place.run(10)
+    assert place.about == ["gpu.example"]
+    place.written.clear()
+    for number in (1, 3):
+        place.set(number)
+    await place.run(10)
+    assert sorted(place.about) == ["train-1", "train-3"]
 
 
 async def test_objects_that_remain_of_many_do_not_get_an_event_each_and_later_ones_do():
