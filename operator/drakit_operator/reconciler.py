@@ -333,7 +333,7 @@ class Reconciler:
         concern, name = self._concerns[key.concern], key.name
         if not self._is_current():
             return OUTDATED_SECONDS
-        urgent = concern is self._concerns[URGENT]
+        urgent = key.concern == URGENT
         budgets = self._urgent_budgets if urgent else self._budgets
         wait_seconds = budgets.wait_seconds(name.namespace)
         spare = self._queue.is_spare(key)

@@ -295,7 +295,7 @@ class _Garbage:
         self._kept += 1
         if self._kept >= COLLECTED:
             self._kept = 0
-            gc.collect()  # a cycle that is frozen stays for ever
+            gc.collect()  # nothing frees a frozen cycle
             gc.freeze()
 
 

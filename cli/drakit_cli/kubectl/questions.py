@@ -146,8 +146,7 @@ async def _gather_for(
 
 async def _complete(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
     """Add what depends on the gathered facts: release, feature gates, and the room on nodes."""
-    await read_release(session, found)
-    found = await with_gates(session, found, selectors_of(pods, found))
+    found = await _with_rules(session, found, pods)
     return await with_loads(session, found, nodes_that_matter(pods, found))
 
 
@@ -209,6 +208,12 @@ def _planned(report: Report, pod: PlannedPod, found: Gathered) -> Report:
     return replace(report, kind=pod.kind, sentences=tuple(sentences), unknown=tuple(unknown))
 
 
+async def _with_rules(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
+    """Add what decides about pods besides objects: the release, and gates of their selectors."""
+    await read_release(session, found)
+    return await with_gates(session, found, selectors_of(pods, found))
+
+
 # ---------------------------------------------------------------- other objects
 
 
@@ -225,8 +230,7 @@ async def ask_claim(session: Session, namespace: str, target: Target) -> Report:
     if claim is None:
         raise _absent(found, CLAIMS, target.kind, namespace, target.name)
     pod = user_of(claim)
-    await read_release(session, found)
-    found = await with_gates(session, found, selectors_of([pod], found))
+    found = await _with_rules(session, found, [pod])
     return await explain_claim(claim, found, confirm=partial(confirm, session, found))
 
 
@@ -242,8 +246,7 @@ async def ask_template(session: Session, namespace: str, target: Target) -> Repo
     template = found.world.template(namespace, target.name)
     if template is None:
         raise _absent(found, TEMPLATES, target.kind, namespace, target.name)
-    await read_release(session, found)
-    found = await with_gates(session, found, selectors_of([user_of(template)], found))
+    found = await _with_rules(session, found, [user_of(template)])
     return await objects.explain_template(template, found, confirm=partial(confirm, session, found))
 
 
@@ -255,8 +258,7 @@ async def ask_class(session: Session, namespace: str, target: Target) -> Report:
         raise _absent(found, CLASSES, CLASS, "", target.name)
     template = objects.template_of(device_class, namespace)
     found.world.apply(template)
-    await read_release(session, found)
-    found = await with_gates(session, found, selectors_of([user_of(template)], found))
+    found = await _with_rules(session, found, [user_of(template)])
     path, body = objects.body_of(template)
     return await objects.explain_class(
         device_class,
