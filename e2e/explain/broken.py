@@ -69,7 +69,8 @@ def claim_of_another_pod(s: Scene) -> Iterator[None]:
     for name in ("owner", WAITS):
         s.pod(s.request(), name=name)
     (claim,) = wait_for("the claim of the other pod", lambda: s.claims_of("owner"), seconds=30)
-    wait_for("the claim of the pod", lambda: s.claims_of(WAITS), seconds=30)
+    # Kubernetes writes the name into the status after it has created the claim.
+    wait_for("the name of the pod's own claim", lambda: s.claim_names(WAITS), seconds=30)
     status = {"resourceClaimStatuses": [{"name": "claim-0", "resourceClaimName": claim}]}
     s.api.patch("pods", WAITS, {"status": status}, namespace=s.namespace, subresource="status")
     yield

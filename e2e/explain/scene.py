@@ -439,6 +439,11 @@ class Scene:
             if owner["name"] == name
         ]
 
+    def claim_names(self, name: str) -> list[str]:
+        """The names in a pod's status of the claims that were made for it."""
+        status = self.api.get("pods", name, namespace=self.namespace).get("status", {})
+        return [each["resourceClaimName"] for each in status.get("resourceClaimStatuses", ())]
+
     def command(self, target: str) -> tuple[int, Body]:
         return self.explaining.command(self.namespace, target)
 
