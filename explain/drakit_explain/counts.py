@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from drakit_explain.availability import Hardware
+from drakit_explain.counting import Hardware
 from drakit_explain.devices import bits, unpacked
 from drakit_explain.model import (
     ClaimFacts,

@@ -16,9 +16,10 @@ from collections.abc import Hashable, Iterator, Sequence
 from drakit_explain.allocation import SearchedClaim
 from drakit_explain.budget import Budget
 from drakit_explain.devices import bits
-from drakit_explain.model import DeviceID, Request, SliceFacts
+from drakit_explain.model import DeviceID, SliceFacts
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.release import rules_of
+from drakit_explain.selection import Selection
 from drakit_explain.world import World
 
 _STEPS_PER_REQUEST = 2
@@ -47,12 +48,12 @@ class Profiles:
         self._counts_empty = not rules_of(world.minor).skips_pools
         """Whether devices on other nodes only make a pool incomplete."""
 
-        self._exact: tuple[Request, ...] = tuple(
-            exact
+        self._selections = [
+            Selection(world, exact)
             for claim in claims
             for request in claim.requests
             for exact in request.alternatives or (request,)
-        )
+        ]
         self._attributes = sorted({each.attribute for one in claims for each in one.constraints})
 
     def of(self, pools: Sequence[NodePool]) -> Hashable:
@@ -90,12 +91,12 @@ class Profiles:
         )
 
     def _slice(self, of: SliceFacts, pool: NodePool, values: dict[object, int]) -> Hashable:
-        world, devices = self._world, of.devices
-        self._budget.spend(_STEPS_PER_REQUEST * len(self._exact))
+        devices = of.devices
+        self._budget.spend(_STEPS_PER_REQUEST * len(self._selections))
         outcomes: list[Hashable] = []
         relevant = 0
-        for exact in self._exact:
-            selected = world.selected(exact, of)
+        for selection in self._selections:
+            selected = selection.of(of)
             errors = 0
             for index in selected.errors:
                 errors |= 1 << index

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from heapq import nsmallest
 from typing import NamedTuple
 
 from drakit_explain.allocation import (
@@ -30,6 +31,7 @@ from drakit_explain.budget import BudgetSpentError
 from drakit_explain.devices import TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration
 from drakit_explain.nodes import NodeProblem, Unusable, is_condition
+from drakit_explain.selection import Selection
 from drakit_explain.selectors import THE_REQUEST
 from drakit_explain.trial import Position, Released, Trial, WithoutSelector
 from drakit_explain.wording import named_holder, shown
@@ -110,24 +112,28 @@ class _Remedies:
 
     def _best_nodes(self) -> list[str]:
         """Return the usable nodes that lack the least: by devices that match, then free ones."""
-        found = [
-            [self._trial.analysis(exact) for exact in request.alternatives or (request,)]
-            for request in self._trial.requests()
-        ]
-        scores: dict[str, tuple[float, int]] = {}
-        number = sum(map(len, found))
-        for name in self._trial.usable():
-            self._trial.budget.spend(number)
-            matching = free = 0.0
-            for alternatives in found:
-                matching += max(
-                    min(each.matching_by_node.get(name, 0) / needed(each.request), 1)
-                    for each in alternatives
-                )
-                free += max(each.free_by_node.get(name, 0) for each in alternatives)
-            if matching:
-                scores[name] = (-matching, -int(free))
-        return sorted(scores, key=lambda name: (*scores[name], name))[:MAX_NODES]
+        matching: dict[str, float] = {}
+        free: dict[str, int] = {}
+        for request in self._trial.requests():
+            shares: dict[str, float] = {}
+            most: dict[str, int] = {}
+            for exact in request.alternatives or (request,):
+                found = self._trial.analysis(exact)
+                self._trial.budget.spend(len(found.matching_by_node))
+                least = needed(exact)
+                for name, number in found.matching_by_node.items():
+                    shares[name] = max(shares.get(name, 0.0), min(number / least, 1.0))
+                for name, number in found.free_by_node.items():
+                    most[name] = max(most.get(name, 0), number)
+            for name, share in shares.items():
+                matching[name] = matching.get(name, 0.0) + share
+            for name, number in most.items():
+                free[name] = free.get(name, 0) + number
+        return nsmallest(
+            MAX_NODES,
+            filter(self._trial.is_usable, matching),
+            key=lambda name: (-matching[name], -free.get(name, 0), name),
+        )
 
     def _fits(
         self,
@@ -167,18 +173,14 @@ class _Remedies:
                 yield _Remedy(node, "no selector failed there")
 
     def without_a_holder(self) -> Iterator[_Remedy]:
-        holders: dict[object, dict[str, ClaimFacts]] = {}
-        for _, _, exact in self._trial.exact():
-            found = self._trial.found(exact)
-            for obstacle in (found.allocated, found.partitioned, found.used_up):
-                for uid, claim in obstacle.claims.items():
-                    self._trial.budget.spend(1 + len(claim.devices) + len(claim.shares))
-                    for pool in _pools(claim):
-                        holders.setdefault(pool, {})[uid] = claim
-        for node in self._nodes if holders else ():
+        for node in self._nodes:
             of_node: dict[str, ClaimFacts] = {}
-            for pool in self._trial.pools(node):
-                of_node |= holders.get(pool.identity, {})
+            for _, _, exact in self._trial.exact():
+                counts = self._trial.analysis(exact).counts
+                for pool in self._trial.pools(node):
+                    for each in pool.slices:
+                        self._trial.budget.spend(1 + len(each.devices))
+                        of_node |= counts[each.name].holders_in_the_way
             here = list(of_node.values())
             here.sort(key=self._order)
             for claim in here[:MAX_CHANGES]:
@@ -298,13 +300,13 @@ class _Remedies:
         counts: dict[str, int] = {}
         reachable = self._world.reachable()
         self._trial.budget.spend(3 * len(reachable))
+        selection = Selection(self._world, exact, without=expression)
         for reach in reachable:
-            selected = self._world.selected(exact, reach.slice, without=expression)
-            if number := selected.matches.bit_count():
+            if number := selection.of(reach.slice).matches.bit_count():
                 for node in reach.nodes:
                     if self._trial.nodes.get(node) is None:
                         counts[node] = counts.get(node, 0) + number
-        return sorted(counts, key=lambda name: (-counts[name], name))[:MAX_NODES]
+        return nsmallest(MAX_NODES, counts, key=lambda name: (-counts[name], name))
 
     def without_a_request(self) -> Iterator[_Remedy]:
         if sum(1 for _ in self._trial.requests()) < 2:
@@ -318,11 +320,6 @@ class _Remedies:
                     if self._fits(node, claims=claims):
                         what = self._request(Position(number, index, None), request.name)
                         yield _Remedy(node, f"the pod did not have {what}")
-
-
-def _pools(claim: ClaimFacts) -> Iterator[object]:
-    yield from (device.of_pool for device in claim.devices)
-    yield from (share.device.of_pool for share in claim.shares)
 
 
 def _tolerating(exact: Request, taints: Sequence[TaintFacts]) -> Request:

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from drakit_explain.allocation import Answer, Failure, Outcome
-from drakit_explain.availability import Analysis, Availability, needed
+from drakit_explain.availability import Analysis, needed
 from drakit_explain.broken import published_device
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.causes import cause_of_class, cause_of_pool, cause_of_selector
 from drakit_explain.codes import Code, Finding
+from drakit_explain.counting import Availability
 from drakit_explain.fold import Judged, not_counted
 from drakit_explain.model import Constraint, DeviceID, PodFacts, PoolID, Request
 from drakit_explain.pending_claims import Wanted, exact_requests, what_to_check

@@ -22,8 +22,9 @@ from drakit_explain.allocation import (
     Selections,
     consumed_of,
 )
-from drakit_explain.availability import Analysis, Availability, needed
+from drakit_explain.availability import Analysis, needed
 from drakit_explain.budget import Budget
+from drakit_explain.counting import Availability
 from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.model import ClaimFacts, DeviceID, Request, SliceFacts
 from drakit_explain.nodes import Nodes

@@ -20,8 +20,8 @@ from typing import Any
 
 from drakit_cli.kubectl.gather import NODES, SLICES, Gathered
 from drakit_cli.kubectl.output import Output, shortened
-from drakit_explain.availability import Hardware
 from drakit_explain.broken import node_of_claim
+from drakit_explain.counting import Hardware
 from drakit_explain.counts import GONE, STATES, STOPPED
 from drakit_explain.devices import DeviceFacts
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, SliceFacts

@@ -17,11 +17,11 @@ from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Event, Gathered
 from drakit_cli.kubectl.pods import SeenPod, claims_of, is_starting
 from drakit_explain.allocation import NotEvaluatedError, Selected
-from drakit_explain.availability import Availability
 from drakit_explain.broken import broken_claim, taints_for_new_pods
 from drakit_explain.cel.allocator import Confirmed
 from drakit_explain.codes import Code, Reason, certain, no_remedy
 from drakit_explain.confirmation import Confirmation
+from drakit_explain.counting import Availability
 from drakit_explain.deletion import claim_stays
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request, TemplateFacts
 from drakit_explain.nodes import NodeProblem, Unusable

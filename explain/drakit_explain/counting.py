@@ -1,0 +1,422 @@
+"""
+The devices of one slice for one request: how many are free, and what stands in the way of the
+others.
+
+Each device is counted once, under the obstacle that lasts longest: a node that the pod cannot use,
+then taints, then holders, since a release does not help a tainted device. :mod:`.availability` adds
+up the slices of a cluster.
+
+It must not know pods, clients, or how a sentence is made of the counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from drakit.quantity import quantity_units
+from drakit_explain.allocation import consumed_by, counters_of, short_capacities, tolerates
+from drakit_explain.budget import Budget
+from drakit_explain.codes import Code
+from drakit_explain.devices import DeviceFacts, DeviceKind, TaintFacts, bits
+from drakit_explain.model import ClaimFacts, DeviceID, PoolID, Request, Toleration
+from drakit_explain.pools import Counter, NodePool
+from drakit_explain.release import rules_of
+from drakit_explain.reports import UNHEALTHY
+from drakit_explain.selection import Selection
+from drakit_explain.world import Reachable, World
+
+STEPS_PER_SLICE = 10
+STEPS_PER_DEVICE = 5
+"""Steps of a slice, and of each of its devices if they are counted one by one."""
+
+NAMED_DEVICES = 3
+"""Unhealthy devices that are kept: a sentence names their drivers' words."""
+
+NAMED_HOLDERS = 3
+"""Holders that are kept per namespace: an Event names at most this many."""
+
+
+@dataclass(slots=True)
+class Obstacle:
+    """Devices that are unavailable for one kind of reason."""
+
+    devices: int = 0
+    words: set[str] = field(default_factory=set[str])
+    """Keys of taints, names of capacities, or reasons against nodes."""
+
+    holders: list[Mapping[str, ClaimFacts]] = field(
+        default_factory=list["Mapping[str, ClaimFacts]"]
+    )
+    """Claims by UID, slice by slice as the counts of the slices have them: they are not copied,
+    because every second request of a large cluster has the same 100,000."""
+
+    @property
+    def claims(self) -> dict[str, ClaimFacts]:
+        """The claims that must release something, by UID: computed for who names them."""
+        united: dict[str, ClaimFacts] = {}
+        for each in self.holders:
+            united.update(each)
+        return united
+
+    def add(
+        self, devices: int = 1, *, claims: Iterable[ClaimFacts] = (), words: Iterable[str] = ()
+    ) -> None:
+        self.devices += devices
+        if found := {claim.uid: claim for claim in claims}:
+            self.holders.append(found)
+        self.words.update(words)
+
+    def merge(self, other: Obstacle) -> None:
+        self.devices += other.devices
+        self.holders += other.holders
+        self.words |= other.words
+
+
+class Left(NamedTuple):
+    """What a device has left of a capacity, in billionths."""
+
+    amount: int
+    total: int
+    needed: int
+
+
+@dataclass(slots=True)
+class Availability:
+    """Devices of a request: free, or behind an obstacle."""
+
+    free: int = 0
+    small: int = 0
+    """Devices that can never have the requested capacity; `total` does not include them."""
+
+    left_out: int = 0
+    """Shared devices with too little left. A request for all devices does not need them, as it does
+    not need small ones (``validateDeviceRequest`` in ``allocator_incubating.go``)."""
+
+    tainted: Obstacle = field(default_factory=Obstacle)
+    effects: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Key and effect of each taint of `tainted`."""
+
+    rules: set[str] = field(default_factory=set[str])
+    """DeviceTaintRules that add taints of `tainted`."""
+
+    near: set[str] = field(default_factory=set[str])
+    """How tolerations of the request differ from taints of `tainted` with the same key."""
+
+    unhealthy: set[DeviceID] = field(default_factory=set[DeviceID])
+    """The first devices of `tainted` that drakit's node plugin reports as unhealthy."""
+
+    allocated: Obstacle = field(default_factory=Obstacle)
+    partitioned: Obstacle = field(default_factory=Obstacle)
+    """Other devices use the hardware that they need."""
+
+    used_up: Obstacle = field(default_factory=Obstacle)
+    """They are shared, and too little of them is left."""
+
+    left: dict[str, Left] = field(default_factory=dict[str, "Left"])
+    """By the name of a capacity: the most that a device of `used_up` has left."""
+
+    elsewhere: Obstacle = field(default_factory=Obstacle)
+    """Only nodes that the pod cannot use reach them."""
+
+    most_free: tuple[str, int] = ("", 0)
+    """The node with the most free devices, the first by name of several, and their number."""
+
+    on_one_node: tuple[Code | None, int] | None = None
+    """What :meth:`Analysis.on_one_node` found: equal pods share it."""
+
+    @property
+    def total(self) -> int:
+        return self.free + self.tainted.devices + self.releasable + self.elsewhere.devices
+
+    @property
+    def releasable(self) -> int:
+        """Devices that become available when claims release devices."""
+        return self.allocated.devices + self.partitioned.devices + self.used_up.devices
+
+    def add_unhealthy(self, *devices: DeviceID) -> None:
+        self.unhealthy = set(sorted(self.unhealthy.union(devices))[:NAMED_DEVICES])
+
+    def merge(self, other: Availability) -> None:
+        self.free += other.free
+        self.small += other.small
+        self.left_out += other.left_out
+        for name in ("tainted", "allocated", "partitioned", "used_up", "elsewhere"):
+            getattr(self, name).merge(getattr(other, name))
+        self.effects |= other.effects
+        self.rules |= other.rules
+        self.near |= other.near
+        if other.unhealthy:
+            self.add_unhealthy(*other.unhealthy)
+        for name, left in other.left.items():
+            self.left[name] = max(left, self.left.get(name, left))
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorError:
+    """A device on which a selector fails; a search that reaches it ends."""
+
+    device: DeviceID
+    text: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class SliceCount:
+    """The devices of one slice for a request; valid until the slice or its pool changes."""
+
+    reach: Reachable
+    stamp: int
+    """The world's revision at the last change of an allocation in the pool."""
+
+    rejected: tuple[int, ...]
+    """For each selector that was reached: the devices that it rejects."""
+
+    errors: tuple[SelectorError, ...]
+    free: int = 0
+    small: int = 0
+    held: int = 0
+    """Devices that `holders` have."""
+
+    holders: Mapping[str, ClaimFacts] | None = None
+    found: Availability | None = None
+    """If the slice has taints, counters or shares, in place of the four numbers above."""
+
+    def merge_into(self, result: Availability) -> None:
+        if self.found is not None:
+            result.merge(self.found)
+            return
+        result.free += self.free
+        result.small += self.small
+        if self.holders is not None:
+            result.allocated.devices += self.held
+            result.allocated.holders.append(self.holders)
+
+    @property
+    def holders_in_the_way(self) -> Mapping[str, ClaimFacts]:
+        """The claims that must release something for more devices to be free, by UID."""
+        if self.found is None:
+            return self.holders or {}
+        found = self.found
+        return found.allocated.claims | found.partitioned.claims | found.used_up.claims
+
+    @property
+    def available(self) -> int:
+        return self.free if self.found is None else self.found.free
+
+    @property
+    def releasable(self) -> int:
+        return self.held if self.found is None else self.found.releasable
+
+    @property
+    def tainted(self) -> int:
+        return 0 if self.found is None else self.found.tainted.devices
+
+    @property
+    def total(self) -> int:
+        """Devices without those that are too small."""
+        return self.free + self.held if self.found is None else self.found.total
+
+    @property
+    def left_out(self) -> int:
+        return 0 if self.found is None else self.found.left_out
+
+    @property
+    def too_small(self) -> int:
+        return self.small if self.found is None else self.found.small
+
+
+class SliceCounting:
+    """Counts the devices of slices for one request."""
+
+    def __init__(self, request: Request, world: World, budget: Budget) -> None:
+        self._world = world
+        self._budget = budget
+        self._sorting = _Sorting(request, world, budget)
+        self._selection = Selection(world, request)
+
+    def count(self, reach: Reachable) -> SliceCount:
+        of = reach.slice
+        self._budget.spend(STEPS_PER_SLICE)
+        selected = self._selection.of(of)
+        count = SliceCount(
+            reach=reach,
+            stamp=self._world.stamp(reach.pool),
+            rejected=selected.rejected,
+            errors=tuple(
+                SelectorError(
+                    DeviceID(of.driver, of.pool, of.devices.names[index]), text, tuple(reach.nodes)
+                )
+                for index, text in selected.errors.items()
+            ),
+        )
+        if selected.matches:
+            self._sorting.sort(count, selected.matches)
+        if count.errors or count.found is not None:
+            return count
+        # Requests find the same in a slice, and the counts of many requests are kept.
+        key = (count.stamp, count.rejected, count.free, count.small, id(count.holders))
+        known = self._world.found_in(of)
+        if (same := known.get(key)) is not None and same.reach is reach:
+            return same
+        known[key] = count
+        return count
+
+
+class _Sorting:
+    """Sorts the devices of one request."""
+
+    def __init__(self, request: Request, world: World, budget: Budget) -> None:
+        self._request = request
+        self._world = world
+        self._budget = budget
+        self._hardware = Hardware(world)
+        self._fits: dict[int, tuple[DeviceKind, bool]] = {}
+        self._leaves_out = rules_of(world.minor).leaves_out_used_up
+
+    def sort(self, count: SliceCount, matches: int) -> None:
+        """Sort devices of a slice."""
+        reach, world = count.reach, self._world
+        of = reach.slice
+        if not reach.plain or world.has_taint_rules:
+            count.found = Availability()
+            self._budget.spend(STEPS_PER_DEVICE * matches.bit_count())
+            if of.devices.consumes:  # the counters of a pool are read once
+                self._budget.spend(2 * len(of.devices))
+            for index in bits(matches):
+                device = of.devices[index]
+                identity = DeviceID(of.driver, of.pool, device.name)
+                self._sort_one(reach.pool, identity, device, count.found)
+            return
+        fitting = matches
+        for kind, mask, _ in of.devices.groups if self._request.capacity else ():
+            if not self._can_fit(kind):
+                fitting &= ~mask
+        held = 0 if self._request.admin_access else fitting & world.allocated_in(of)
+        count.free, count.small = (fitting ^ held).bit_count(), (matches ^ fitting).bit_count()
+        if held:
+            count.held, count.holders = held.bit_count(), world.holders_in(of, held)
+
+    def _can_fit(self, kind: DeviceKind) -> bool:
+        known = self._fits.get(id(kind))
+        if known is None:
+            short = short_capacities(kind.capacity, self._request.capacity, used=())
+            known = self._fits[id(kind)] = (kind, short is not None)
+        return known[1]
+
+    def _sort_one(
+        self, pool: NodePool, identity: DeviceID, device: DeviceFacts, found: Availability
+    ) -> None:
+        world = self._world
+        request = self._request
+        shareable = device.kind.shareable
+        sharers = world.sharers(identity) if shareable else ()
+        consumed = world.consumed(identity) if sharers else None
+        short = short_capacities(
+            device.kind.capacity, request.capacity, used=[consumed] if consumed else ()
+        )
+        if short is None:
+            found.small += 1
+            return
+        found.left_out += bool(short) and self._leaves_out
+        taints = world.taints(identity, device)
+        if taints and (obstacles := _not_tolerated(taints, request.tolerations)):
+            found.tainted.add(words=(taint.key for taint in obstacles))
+            found.effects.update((taint.key, taint.effect) for taint in obstacles)
+            found.rules.update(world.taint_rules(identity, obstacles))
+            found.near.update(_near(obstacles, request.tolerations))
+            if any(taint.key == UNHEALTHY for taint in obstacles):
+                found.add_unhealthy(identity)
+        elif request.admin_access:
+            found.free += 1  # it consumes nothing
+        elif (holder := world.holder(identity)) is not None:
+            found.allocated.add(claims=(holder,))
+        elif short:
+            need = consumed_by(device.kind.capacity, request.capacity)
+            totals = {each.name: quantity_units(each.value) for each in device.kind.capacity}
+            for name in short:
+                used = consumed.get(name, 0) if consumed else 0
+                word = name.removeprefix(f"{identity.driver}/")
+                left = Left(max(totals[name] - used, 0), totals[name], need[name])
+                found.left[word] = max(left, found.left.get(word, left))
+                found.used_up.words.add(word)
+            found.used_up.add(claims=sharers)
+        # A shared device already consumes its counters.
+        elif any(need > pool.counters.get(counter, 0) for counter, need in counters_of(device)):
+            found.small += 1
+        elif not sharers and (claims := self._hardware.in_the_way(pool, device)) is not None:
+            found.partitioned.add(claims=claims)
+        else:
+            found.free += 1
+
+
+def _near(taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]) -> Iterator[str]:
+    """Return how tolerations differ from taints of the same key."""
+    for taint in taints:
+        for each in tolerations:
+            if each.key != taint.key:
+                continue
+            field, has, wants = "value", each.value, taint.value
+            if each.effect not in ("", taint.effect):
+                field, has, wants = "effect", each.effect, taint.effect
+            given, wanted = has or '""', wants or '""'
+            yield f"its toleration of {taint.key} has {field} {given}, not {wanted}"
+
+
+def _not_tolerated(
+    taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]
+) -> list[TaintFacts]:
+    return [
+        taint
+        for taint in taints
+        if not any(tolerates(toleration, taint) for toleration in tolerations)
+    ]
+
+
+@dataclass(slots=True)
+class _Taken:
+    """The amount taken of a counter, and its holders."""
+
+    amount: int = 0
+    claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
+
+
+class Hardware:
+    """The rest of each pool's counters beside allocated partitions. Each pool is read once."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._pools: dict[PoolID, dict[Counter, _Taken]] = {}
+
+    def in_the_way(self, pool: NodePool, device: DeviceFacts) -> list[ClaimFacts] | None:
+        """Return the claims that hold the device's hardware; None if enough is left."""
+        if not device.consumes:
+            return None
+        if pool.identity not in self._pools:
+            self._pools[pool.identity] = self._taken(pool)
+        taken = self._pools[pool.identity]
+        found: list[ClaimFacts] = []
+        short = False
+        for counter, need in counters_of(device):
+            used = taken.get(counter)
+            if (used.amount if used else 0) + need > pool.counters.get(counter, 0):
+                short = True
+                found.extend(used.claims.values() if used else ())
+        return found if short else None
+
+    def _taken(self, pool: NodePool) -> dict[Counter, _Taken]:
+        taken: dict[Counter, _Taken] = {}
+        driver, name = pool.identity
+        for each in (*pool.slices, *pool.elsewhere):
+            for device in each.devices:
+                if not device.consumes:
+                    continue
+                identity = DeviceID(driver, name, device.name)
+                holder = self._world.holder(identity)
+                claims = [holder] if holder is not None else self._world.sharers(identity)
+                for counter, amount in counters_of(device) if claims else ():
+                    entry = taken.setdefault(counter, _Taken())
+                    entry.amount += amount
+                    entry.claims.update({claim.uid: claim for claim in claims})
+        return taken
