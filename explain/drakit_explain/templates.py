@@ -38,6 +38,7 @@ from drakit_explain.profiles import Profiles
 from drakit_explain.release import rules_of
 from drakit_explain.representatives import confirmation_of_template
 from drakit_explain.search import allocate
+from drakit_explain.selection import Selection
 from drakit_explain.selectors import OWN_SELECTOR, selector_of
 from drakit_explain.trial import Released
 from drakit_explain.world import World
@@ -153,9 +154,10 @@ def _match(request: Request, world: World, budget: Budget) -> _Matching:
     found = _Matching(error=_not_compiled(request, world))
     reachable = world.reachable()
     budget.spend(STEPS_PER_SLICE * len(reachable))
+    selection = Selection(world, request)
     for reach in reachable:
         of = reach.slice
-        selected = world.selected(request, of)
+        selected = selection.of(of)
         for index, text in selected.errors.items():
             device = f"device {of.devices[index].name} of pool {of.pool}, driver {of.driver}"
             found.error = found.error or (
@@ -265,11 +267,13 @@ def _fits_at_once(
     requests: Sequence[Request], constraints: Sequence[Constraint], world: World, budget: Budget
 ) -> bool:
     """Return whether one of the first nodes with a matching device has all that is needed."""
-    first = [exact for request in requests[:1] for _, exact in exact_requests(request)]
+    first = [
+        Selection(world, exact) for request in requests[:1] for _, exact in exact_requests(request)
+    ]
     tried: set[str] = set()
     for reach in world.reachable():
         budget.spend(STEPS_PER_SLICE * len(first))
-        if not any(world.selected(exact, reach.slice).matches for exact in first):
+        if not any(each.of(reach.slice).matches for each in first):
             continue
         for node in reach.nodes:
             if node not in tried:

@@ -27,6 +27,7 @@ from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request, Templa
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
 from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
+from drakit_explain.selection import Selection
 from drakit_explain.shortage import RequestReport, is_given_up
 
 Confirm = Callable[[Confirmation], Awaitable[Confirmed]]
@@ -128,9 +129,10 @@ def nodes_that_matter(pods: Iterable[PodFacts], found: Gathered) -> set[str]:
         for _, exact in exact_requests(request)
     }
     for exact in requests:
+        selection = Selection(world, exact)
         for reach in world.reachable():
             try:
-                selected = world.selected(exact, reach.slice)
+                selected = selection.of(reach.slice)
             except NotEvaluatedError:
                 selected = Selected(matches=1)
             if selected.matches or selected.errors:
