@@ -2,7 +2,8 @@
 The numbers of devices by state, of each driver, DeviceClass and HostDevicePolicy, for metrics.
 
 A device is in exactly one state, the first of these that applies: gone, unhealthy, allocated,
-tainted, free (:mod:`drakit_cli.kubectl.devices` shows the same). DeviceTaintRules count.
+tainted, free: :func:`states_in` decides, also for the rows of ``kubectl drakit devices``.
+DeviceTaintRules count.
 
 It must not know metrics, or when the numbers are needed.
 """
@@ -74,7 +75,8 @@ def count(world: World, numbers: Numbers) -> Iterator[None]:
         for each in slices:
             if each.name not in current and each.name not in ready:
                 continue
-            masks = _masks(each, ready.get(each.name), world, hardware)
+            pool_of_node = ready.get(each.name)
+            masks = states_in(each, pool_of_node, world, hardware, usable=pool_of_node is not None)
             in_slices[pool.driver] += _held(each, world).bit_count()
             _add(of_driver, masks)
             for name, mask in _policies(each).items() if pool.driver == HOSTDEV else ():
@@ -139,10 +141,15 @@ def _matches(expressions: Iterable[str], of: SliceFacts, world: World) -> int | 
     return matches
 
 
-def _masks(
-    of: SliceFacts, pool: NodePool | None, world: World, hardware: Hardware
+def states_in(
+    of: SliceFacts, pool: NodePool | None, world: World, hardware: Hardware, *, usable: bool
 ) -> dict[str, int]:
-    """Return a bit for each device in each state. `pool` is None if it is not ready."""
+    """
+    Return a bit for each device of a slice in each state.
+
+    :param pool: the pool as a node sees it, if it is ready: its counters are compared.
+    :param usable: whether devices can be allocated from the pool; otherwise, none is free.
+    """
     everything = (1 << len(of.devices)) - 1
     gone = unhealthy = tainted = 0
     for index, taints in enumerate(of.devices.taints):
@@ -163,7 +170,7 @@ def _masks(
         for index, device in enumerate(of.devices):
             if device.consumes and hardware.in_the_way(pool, device) is not None:
                 allocated |= 1 << index
-    if pool is None:  # nothing else can be allocated
+    if not usable:
         unhealthy |= everything & ~allocated
     unhealthy &= ~gone
     allocated &= ~(gone | unhealthy)

@@ -2,9 +2,9 @@
 ``kubectl drakit devices``: each pool with its devices and what is wrong with it, and with ``-o
 wide`` each device.
 
-A device is in exactly one state, the first of these that applies: gone, unhealthy, allocated,
-tainted, free. The numbers of a pool add up, and are those of the node plugin's metric
-``drakit_devices``, but for DeviceTaintRules, which a node does not know.
+A device is in exactly one state (:mod:`drakit_explain.counts`). The numbers of a pool add up, and
+are those of the node plugin's metric ``drakit_devices``, but for DeviceTaintRules, which a node
+does not know.
 
 A pool is gathered per node, as the scheduler does: slices that name a node make one pool with the
 others of this node. All other slices of a pool make one.
@@ -22,11 +22,10 @@ from drakit_cli.kubectl.gather import NODES, SLICES, Gathered
 from drakit_cli.kubectl.output import Output, shortened
 from drakit_explain.broken import node_of_claim
 from drakit_explain.counting import Hardware
-from drakit_explain.counts import GONE, STATES, STOPPED
-from drakit_explain.devices import DeviceFacts
+from drakit_explain.counts import STATES, states_in
+from drakit_explain.devices import DeviceFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, SliceFacts
 from drakit_explain.pools import NodePool, PoolState
-from drakit_explain.reports import UNHEALTHY
 from drakit_explain.world import World
 
 # ---------------------------------------------------------------- rows
@@ -162,6 +161,15 @@ def _row(
         problem = f"invalid: {state.problem}"
     elif len(current) != expected:
         problem = f"incomplete: {len(current)} of {expected} slices"
+    ready = state if state is not None and state.state is PoolState.READY else None
+    devices: list[DeviceRow] = []
+    for each in current:
+        masks = states_in(each, ready, world, hardware, usable=not problem)
+        by_index = {index: name for name, mask in masks.items() for index in bits(mask)}
+        devices += [
+            _device(DeviceID(*identity, device.name), device, by_index[index], problem, world)
+            for index, device in enumerate(each.devices)
+        ]
     return PoolRow(
         identity=identity,
         node=node,
@@ -170,43 +178,26 @@ def _row(
         expected=expected,
         problem=problem,
         vanished=vanished,
-        devices=tuple(
-            _device(identity, device, world, state, hardware, problem)
-            for each in current
-            for device in each.devices
-        ),
+        devices=tuple(devices),
     )
 
 
 def _device(
-    pool: PoolID,
-    device: DeviceFacts,
-    world: World,
-    in_pool: NodePool | None,
-    hardware: Hardware,
-    problem: str,
+    name: DeviceID, device: DeviceFacts, state: str, problem: str, world: World
 ) -> DeviceRow:
-    name = DeviceID(*pool, device.name)
     holder = world.holder(name)
     claims = (holder,) if holder is not None else tuple(world.sharers(name))
-    keys = {each.key for each in world.taints(name, device)}
-    blocked = False
-    if not claims and in_pool is not None and in_pool.state is PoolState.READY:
-        blocked = hardware.in_the_way(in_pool, device) is not None
-    state, detail = "free", ""
-    if GONE in keys:
-        state = "gone"
-    elif keys & {UNHEALTHY, STOPPED}:
-        state = "unhealthy"
-    elif claims or blocked:
-        state = "allocated"
-        detail = "hardware in use" if blocked else "" if holder is not None else "shared"
-    elif problem:
-        state, detail = "unhealthy", problem
-    elif keys:
-        state = "tainted"
+    detail = ""
+    if state == "allocated" and holder is None:
+        detail = "shared" if claims else "hardware in use"
+    elif state == "unhealthy":
+        detail = problem
     return DeviceRow(
-        name=device.name, claims=claims, taints=tuple(sorted(keys)), state=state, detail=detail
+        name=device.name,
+        claims=claims,
+        taints=tuple(sorted({each.key for each in world.taints(name, device)})),
+        state=state,
+        detail=detail,
     )
 
 

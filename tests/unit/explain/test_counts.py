@@ -129,7 +129,7 @@ def test_the_numbers_are_those_of_the_command(seed):
         left[pool] -= set(names)
         facts.append(holding(f"c{number}", *names, pool=pool))
     if chance.random() < 0.5:
-        taint = tainted("example.com/rule")[0]
+        taint = tainted(chance.choice(KEYS))[0]
         where = chance.choice(({"device": "a"}, {"pool": "n1"}, {"driver": "d"}))
         facts.append(TaintRuleFacts(name="r", uid="r", taint=taint, **where))
     world = world_of(*facts)
