@@ -89,17 +89,15 @@ class _Bounded(Generic[Value]):
     """A mapping that forgets the least recently used items."""
 
     capacity: int
-    items: OrderedDict[tuple[str, ...], Value] = field(
-        default_factory=lambda: OrderedDict[tuple[str, ...], Value]()
-    )
+    items: OrderedDict[str, Value] = field(default_factory=lambda: OrderedDict[str, Value]())
 
-    def get(self, key: tuple[str, ...]) -> Value | None:
+    def get(self, key: str) -> Value | None:
         if key not in self.items:
             return None
         self.items.move_to_end(key)
         return self.items[key]
 
-    def put(self, key: tuple[str, ...], value: Value) -> None:
+    def put(self, key: str, value: Value) -> None:
         self.items[key] = value
         self.items.move_to_end(key)
         while len(self.items) > self.capacity:
@@ -144,17 +142,15 @@ class EventRecorder:
         Emit an Event as :meth:`write` does, but only log an error of the API server, and drop new
         notes about an object that has too many.
         """
-        reference = _reference(regarding)
-        note = _sendable(note)
-        about = _about(reference)
-        repeated = self._recent((*about, type, reason, note), asyncio.get_running_loop().time())
-        if repeated is None and not self._within_rate(about):
-            logger.info("too many events about one object", extra=_facts(reference, reason))
+        event = self._event(regarding, type=type, reason=reason, action=action, note=note)
+        series = self._recent(event)
+        if series is None and not self._within_rate(event):
+            logger.info("too many events about one object", extra=_facts(event))
             return
         try:
-            await self.write(regarding, reason=reason, action=action, note=note, type=type)
+            await self._emit(event, series)
         except ApiError as error:
-            facts = _facts(reference, reason) | {"error": str(error)}
+            facts = _facts(event) | {"error": str(error)}
             logger.warning("Event could not be written", extra=facts)
 
     async def write(
@@ -174,38 +170,35 @@ class EventRecorder:
         objects of a list need their kind and apiVersion added. ``reason`` is one of a few words in
         CamelCase, ``action`` what was attempted. The same cause must have the same note.
         """
-        reference = _reference(regarding)
-        note = _sendable(note)
-        key = (*_about(reference), type, reason, note)
-        now = asyncio.get_running_loop().time()
-        series = self._recent(key, now)
+        event = self._event(regarding, type=type, reason=reason, action=action, note=note)
+        return await self._emit(event, self._recent(event))
+
+    async def _emit(self, event: dict[str, Any], series: _Series | None) -> bool:
         if series is not None:
-            await self._repeat(series, now)
+            await self._repeat(series)
             return True
-        event = self._event(reference, type=type, reason=reason, action=action, note=note)
         try:
-            await self._emit(key, event, now)
+            await self._create(event)
         except (ForbiddenError, NotFoundError) as error:
             if not _namespace_is_gone(error):
                 raise
-            logger.debug("namespace of the Event is gone", extra=_facts(reference, reason))
+            logger.debug("namespace of the Event is gone", extra=_facts(event))
             return False
         return True
 
-    def _recent(self, key: tuple[str, ...], now: float) -> _Series | None:
-        series = self._series.get(key)
-        if series is None or now >= series.emitted_at + self._timings.same_seconds:
+    def _recent(self, event: Mapping[str, Any]) -> _Series | None:
+        series = self._series.get(_path(event))
+        if series is None or _now() >= series.emitted_at + self._timings.same_seconds:
             return None
         return series
 
-    async def _emit(self, key: tuple[str, ...], event: dict[str, Any], now: float) -> None:
+    async def _create(self, event: dict[str, Any]) -> None:
         metadata, seconds = event["metadata"], self._timings.request_seconds
-        namespace = metadata["namespace"]
-        path = resource_path(_API_VERSION, "events", namespace=namespace, name=metadata["name"])
-        series = _Series(path, emitted_at=now, written_at=now)
-        self._series.put(key, series)  # before the write: the note may repeat during it
+        path = _path(event)
+        collection = path.rpartition("/")[0]
+        series = _Series(path, emitted_at=_now(), written_at=_now())
+        self._series.put(path, series)  # before the write: the note may repeat during it
         try:
-            collection = resource_path(_API_VERSION, "events", namespace=namespace)
             try:
                 await self._session.create(collection, event, timeout_seconds=seconds)
             except AlreadyExistsError:  # from before a restart, or long ago
@@ -219,19 +212,19 @@ class EventRecorder:
                     return
                 counted: dict[str, Any] = there.get("series") or {}
                 series.count = int(counted.get("count") or 1) + 1
-                await self._write_count(series, now)
+                await self._write_count(series)
         except BaseException:
-            self._series.items.pop(key, None)  # not emitted: the next attempt may succeed
+            self._series.items.pop(path, None)  # not emitted: the next attempt may succeed
             raise
 
-    async def _repeat(self, series: _Series, now: float) -> None:
+    async def _repeat(self, series: _Series) -> None:
         series.count += 1
-        series.emitted_at = now
-        if now >= series.written_at + self._timings.count_seconds:
-            await self._write_count(series, now)
+        series.emitted_at = _now()
+        if series.emitted_at >= series.written_at + self._timings.count_seconds:
+            await self._write_count(series)
 
-    async def _write_count(self, series: _Series, now: float) -> None:
-        series.written_at = now
+    async def _write_count(self, series: _Series) -> None:
+        series.written_at = _now()
         body = {"series": {"count": max(series.count, 2), "lastObservedTime": _timestamp()}}
         try:
             await self._session.patch(
@@ -241,7 +234,9 @@ class EventRecorder:
             # The server has deleted it (after an hour, by default): the next one is new.
             series.emitted_at = -self._timings.same_seconds
 
-    def _within_rate(self, about: tuple[str, ...]) -> bool:
+    def _within_rate(self, event: Mapping[str, Any]) -> bool:
+        reference: Mapping[str, str] = event["regarding"]
+        about = f"{reference['kind']}/{reference.get('uid') or reference['name']}"
         limiter = self._limiters.get(about)
         if limiter is None:
             limiter = RateLimiter(
@@ -251,8 +246,11 @@ class EventRecorder:
         return limiter.take()
 
     def _event(
-        self, reference: Mapping[str, str], *, type: str, reason: str, action: str, note: str
+        self, regarding: Mapping[str, Any], *, type: str, reason: str, action: str, note: str
     ) -> dict[str, Any]:
+        reference = _reference(regarding)
+        # Vendors write parts of it: half of a surrogate pair cannot be sent.
+        note = note.encode(errors="backslashreplace").decode()
         # Everything that distinguishes two Events, so that the same cause has the same name.
         about = (reference["kind"], reference.get("uid", ""), type, reason, note)
         parts = (*self._author, *about)
@@ -298,15 +296,6 @@ def _reference(regarding: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _about(reference: Mapping[str, str]) -> tuple[str, ...]:
-    return (reference.get("uid") or reference["name"], reference["kind"])
-
-
-def _sendable(note: str) -> str:
-    # Vendors write parts of it: half of a surrogate pair cannot be sent.
-    return note.encode(errors="backslashreplace").decode()
-
-
 def _shortened(note: str) -> str:
     # The API's limit counts bytes.
     encoded = note.encode()
@@ -315,9 +304,22 @@ def _shortened(note: str) -> str:
     return encoded[: _MAX_NOTE_CHARACTERS - 3].decode(errors="ignore") + "…"
 
 
-def _facts(reference: Mapping[str, str], reason: str) -> dict[str, str]:
+def _path(event: Mapping[str, Any]) -> str:
+    """Return the path of an Event; equal for all that are the same Event with a count."""
+    metadata = event["metadata"]
+    return resource_path(
+        _API_VERSION, "events", namespace=metadata["namespace"], name=metadata["name"]
+    )
+
+
+def _facts(event: Mapping[str, Any]) -> dict[str, str]:
+    reference: Mapping[str, str] = event["regarding"]
     name = "/".join(filter(None, (reference.get("namespace"), reference["name"])))
-    return {"object": f"{reference['kind']} {name}", "reason": reason}
+    return {"object": f"{reference['kind']} {name}", "reason": event["reason"]}
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _timestamp() -> str:
