@@ -259,11 +259,8 @@ def _not_registered(claim: ClaimFacts, node: str, world: World) -> Iterator[Find
 
 
 def _reserved(claim: ClaimFacts, pod: PodFacts) -> bool:
-    if any(each.resource != "pods" for each in claim.consumers):
-        return True  # a group of pods: its members are unknown here
-    if claim.consumers:
-        return any(each.uid == pod.uid for each in claim.consumers)
-    return pod.name in claim.reserved_for
+    # The members of a group of pods are unknown here.
+    return any(each.resource != "pods" or each.uid == pod.uid for each in claim.consumers)
 
 
 def _not_reserved(claim: ClaimFacts, pod: PodFacts) -> Finding:

@@ -341,11 +341,8 @@ class ClaimFacts:
     results: tuple[Result, ...] = ()
     """All that is allocated, in the allocation's order."""
 
-    reserved_for: tuple[str, ...] = ()
-    """Names of the pods that may use it; they live in the claim's namespace."""
-
     consumers: tuple[Consumer, ...] = ()
-    """All that it is reserved for, those that are no pods included."""
+    """All that it is reserved for, in its namespace."""
 
     owner_pod: str | None = None
     """The pod for which it was made from a template, or for extended resources."""
@@ -360,6 +357,11 @@ class ClaimFacts:
     nodes: Object | str | None = None
     """The nodes that can use the allocation (API: ``status.allocation.nodeSelector``): raw, or the
     name of the only node, because most allocations have one; None means all."""
+
+    @property
+    def reserved_for(self) -> tuple[str, ...]:
+        """Return the names of the pods that may use it."""
+        return tuple(each.name for each in self.consumers if each.resource == "pods")
 
     @property
     def reference(self) -> ObjectReference:

@@ -168,7 +168,6 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
             if result.get("shareID")
         ),
         results=allocated,
-        reserved_for=tuple(each.name for each in consumers if each.resource == "pods"),
         consumers=consumers,
         owner_pod=text(owner, "name") if owner is not None else None,
         owner_uid=text(owner, "uid") if owner is not None else "",

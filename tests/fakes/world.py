@@ -10,6 +10,7 @@ from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     Constraint,
+    Consumer,
     DeviceID,
     NodeFacts,
     PodClaim,
@@ -75,7 +76,7 @@ def holding(name: str, *devices: str, pool: str = "n1", namespace: str = "lab") 
         uid=name,
         allocated=True,
         devices=tuple(DeviceID("d", pool, each) for each in devices),
-        reserved_for=(f"pod-{name}",),
+        consumers=(Consumer("pods", f"pod-{name}", f"pod-{name}"),),
     )
 
 

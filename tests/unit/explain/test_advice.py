@@ -357,7 +357,6 @@ USED = ClaimFacts(
     allocated=True,
     devices=(DEVICE,),
     results=(Result(request="r", device=DEVICE),),
-    reserved_for=("train",),
     consumers=(OWN,),
     nodes=on_node("n1"),
 )
@@ -373,9 +372,7 @@ def broken(*facts, pod=PLACED, settled=True):
         pytest.param([], "ResourceClaimMissing", id="no-claim"),
         pytest.param([replace(USED, allocated=False)], "ClaimNotAllocated", id="not-allocated"),
         pytest.param([replace(USED, consumers=(OTHER,))], "ClaimNotReserved", id="not-reserved"),
-        pytest.param(
-            [replace(USED, reserved_for=(), consumers=())], "ClaimNotReserved", id="no-consumer"
-        ),
+        pytest.param([replace(USED, consumers=())], "ClaimNotReserved", id="no-consumer"),
     ],
 )
 def test_what_a_watch_that_lags_would_show_must_last(facts, code):

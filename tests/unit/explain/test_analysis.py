@@ -11,6 +11,7 @@ from drakit_explain.devices import Amount, CapacityFacts, Place, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
+    Consumer,
     DeviceID,
     NodeFacts,
     PodClaim,
@@ -61,7 +62,9 @@ CHANGES = [
         lambda world: world.remove(ClaimFacts, Name("lab", "a")), id="a-device-is-released"
     ),
     pytest.param(
-        lambda world: world.apply(replace(holding("a", "g0", pool="n0"), reserved_for=("p",))),
+        lambda world: world.apply(
+            replace(holding("a", "g0", pool="n0"), consumers=(Consumer("pods", "p", "p"),))
+        ),
         id="a-holder-gets-another-pod",
     ),
     pytest.param(

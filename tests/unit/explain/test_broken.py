@@ -35,7 +35,6 @@ CLAIM = ClaimFacts(
     allocated=True,
     devices=(DEVICE,),
     results=(RESULT,),
-    reserved_for=("train",),
     consumers=(Consumer("pods", "train", "p"),),
     nodes=ON_N1,
 )

@@ -7,6 +7,7 @@ import pytest
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
+    Consumer,
     PodClaim,
     PodFacts,
     Request,
@@ -33,7 +34,9 @@ def published(*names, driver="d"):
 
 
 def holder(name, *devices, pods=()):
-    return replace(holding(name, *devices), reserved_for=tuple(pods))
+    return replace(
+        holding(name, *devices), consumers=tuple(Consumer("pods", each, each) for each in pods)
+    )
 
 
 def gpu(name="gpu", **changes):

@@ -8,7 +8,6 @@ from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, ListV
 from drakit_explain.model import (
     ClaimFacts,
     Constraint,
-    Consumer,
     Placement,
     PodClaim,
     TaintRuleFacts,
@@ -92,11 +91,7 @@ ONLY_N2 = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": 
 
 @pytest.mark.parametrize("nodes", [{"nodeSelectorTerms": [ONLY_N2]}, "n2"])
 def test_an_allocated_claim_excludes_other_nodes(nodes):
-    other = replace(
-        holding("other"),
-        nodes=nodes,
-        consumers=(Consumer(resource="pods", name="user", uid="u"),),
-    )
+    other = replace(holding("other"), nodes=nodes)
     world = cluster(node("n2"), slice_on("n1", device("g0")), claim(request()), other)
     pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
     code, sentence = only_reason(world, pod)
@@ -105,7 +100,7 @@ def test_an_allocated_claim_excludes_other_nodes(nodes):
 
 
 def test_an_allocated_claim_that_no_pod_uses_excludes_no_node_for_certain():
-    other = replace(holding("other"), nodes={"nodeSelectorTerms": [ONLY_N2]})
+    other = replace(holding("other"), nodes={"nodeSelectorTerms": [ONLY_N2]}, consumers=())
     world = cluster(node("n2"), slice_on("n1", device("g0")), claim(request()), other)
     pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
     explanation = explain(pod, world)
