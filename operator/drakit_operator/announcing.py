@@ -45,6 +45,9 @@ BURST = 1_000
 PER_SECOND = 200.0
 """Events per second after that. For 10,000 waiting pods, the operator needs 45 seconds."""
 
+SAME_SECONDS = 0.1
+"""Objects that are first seen within this time share one number: a list has 100,000 of them."""
+
 MAX_CHANGES = 16
 """Doublings of a pause that are counted: any limit above the longest pause will do."""
 
@@ -215,6 +218,7 @@ class Announcer:
         self._timing = timing
         self._metrics = metrics
         self._since: dict[str, float] = {}
+        self._seen_at = float("-inf")
         self._announced: dict[str, Announced] = {}
         self._flapping: dict[str, Code] = {}
         """The reason that an object has returned to, while its Event is withheld."""
@@ -231,7 +235,10 @@ class Announcer:
 
     def known(self, uid: str) -> None:
         """Record when an object was first seen."""
-        self._since.setdefault(uid, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        if now >= self._seen_at + SAME_SECONDS:
+            self._seen_at = now
+        self._since.setdefault(uid, self._seen_at)
 
     def forget(self, uid: str) -> None:
         """The object is gone, or is no longer of interest."""

@@ -194,8 +194,10 @@ class Reflector(Generic[KeptT]):
                             self._recovered()
                             self._heard(metadata["resourceVersion"])
                             self.synced = True
-                            yield Replaced(items=list(first.values()))
-                            first = {}
+                            items = list(first.values())
+                            first.clear()  # the consumer now makes its own table of them
+                            yield Replaced(items=items)
+                            del items
                         continue
                     if not all_first:
                         self._recovered()
