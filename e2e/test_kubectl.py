@@ -327,9 +327,9 @@ def test_a_user_of_a_namespace_gets_reasons_and_the_names_of_what_is_not_checked
     _, body = tenant.json("doctor")
     notes = {each["finding"]: each for each in body["findings"] if each["severity"] == "note"}
     for missing, fix in (
-        ("no permission to list nodes", "--verb=get,list --resource=nodes"),
+        ("no permission to list nodes", "kubectl create clusterrole"),
         ("no permission to read feature gates of the API server", "--non-resource-url=/metrics"),
-        ("no permission to list daemonsets", "--resource=daemonsets.apps"),
+        ("no permission to list daemonsets", "kubectl create clusterrole"),
     ):
         (found,) = [each for each in notes if each.startswith(missing)]
         assert notes[found]["object"] == "Your permissions"

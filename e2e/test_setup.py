@@ -329,6 +329,25 @@ def test_a_viewer_gets_the_answers_of_an_administrator(viewed, view):
     wait_for("the same answer", lambda: ask(viewed, *view, *VIEWER) == ask(viewed, *view))
 
 
+def test_the_command_of_the_doctor_makes_a_user_a_viewer(viewed):
+    bob = ("--as", "bob")
+    viewed.kubectl("create", "rolebinding", "bob", "--clusterrole=view", "--user=bob")
+
+    def fix_of_nodes() -> str:
+        _, out, error = ask(viewed, "doctor", *bob, "-o", "json")
+        assert out, error
+        findings = json.loads(out)["findings"]
+        fixes = [each["fix"] for each in findings if "to list nodes" in each["finding"]]
+        return fixes[0] if fixes else ""
+
+    question, command = fix_of_nodes().replace("USER", "bob").split(": ", 1)
+    assert question == "ask an administrator"
+    programs = Path(viewed.program("kubectl")).parent
+    viewed.run(["bash", "-c", f'PATH="{programs}:$PATH"; {command}'])
+    wait_for("the permission", lambda: not fix_of_nodes())
+    assert ask(viewed, "devices", *bob) == ask(viewed, "devices")
+
+
 def test_a_doctor_of_a_viewer_lacks_only_what_the_role_leaves_out(viewed):
     def findings(*options: str) -> dict[str, str]:
         _, out, error = ask(viewed, "doctor", *options, "-o", "json")

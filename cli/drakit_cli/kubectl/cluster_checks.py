@@ -14,6 +14,7 @@ from drakit_cli.kubectl.capabilities import evaluate_selectors, lacks_helper
 from drakit_cli.kubectl.devices import PoolRow
 from drakit_cli.kubectl.gather import CLASSES, NODES, SLICES, Gap, Gathered
 from drakit_cli.kubectl.output import plural, shortened
+from drakit_cli.kubectl.permissions import VIEWER_LACKS
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import analyze, budget_of
 from drakit_explain.budget import BudgetSpentError
@@ -253,8 +254,12 @@ def check_kubernetes(version: str, found: Gathered) -> Iterator[Finding]:
         )
 
 
-def check_gaps(gaps: Iterable[Gap]) -> Iterator[Finding]:
-    """Report what could not be checked, each with the permission that is missing."""
+def check_gaps(gaps: Iterable[Gap], viewer: str) -> Iterator[Finding]:
+    """
+    Report what could not be checked, each with the permission that is missing.
+
+    :param viewer: the ClusterRole of the chart for viewers; empty without one.
+    """
     for gap in gaps:
         subject, fix = f"{gap.kind} {gap.where}".rstrip(), "run the command again"
         if gap.kind == "selectors" and lacks_helper():
@@ -263,6 +268,11 @@ def check_gaps(gaps: Iterable[Gap]) -> Iterator[Finding]:
             fix = _grant(gap.kind.strip("/"), f"--verb=get --non-resource-url={gap.kind}")
         elif gap.forbidden and gap.kind == "subjectaccessreviews":
             fix = _grant("reviews", f"--verb=create --resource={_resource(gap)}")
+        elif gap.forbidden and viewer and gap.kind not in VIEWER_LACKS:
+            fix = (
+                "ask an administrator: kubectl create clusterrolebinding drakit-viewer-USER "
+                f"--clusterrole={viewer} --user=USER"
+            )
         elif gap.forbidden:
             fix = _grant(gap.kind, f"--verb=get,list --resource={_resource(gap)}")
         elif gap.where:

@@ -21,7 +21,7 @@ from drakit_cli.kubectl.components import GATES, Components
 from drakit_cli.kubectl.devices import PoolRow, pool_rows
 from drakit_cli.kubectl.gather import SLICES, Gap, Gathered
 from drakit_cli.kubectl.output import Output, plural
-from drakit_cli.kubectl.permissions import Denied, Lacking, commands_that_grant
+from drakit_cli.kubectl.permissions import Denied, Lacking, commands_that_grant, find_viewer
 from drakit_cli.kubectl.release_checks import check_components, check_releases
 from drakit_cli.kubectl.releases import Releases, Workload
 from drakit_explain.reports import not_registered
@@ -193,7 +193,9 @@ def diagnose(examined: Examined) -> Diagnosis:
     )
     findings += check_components(examined.components, examined.capabilities)
     findings += check_kubernetes(examined.capabilities.version, found)
-    findings += [*_lacking(examined.lacking), *check_gaps(examined.all_gaps)]
+    gaps = examined.all_gaps
+    viewer = find_viewer(releases, gaps)
+    findings += [*_lacking(examined.lacking, viewer), *check_gaps(gaps, viewer)]
     return Diagnosis(
         examined=examined,
         drivers=tuple(_drivers(rows)),
@@ -202,7 +204,7 @@ def diagnose(examined: Examined) -> Diagnosis:
     )
 
 
-def _lacking(lacking: Sequence[Lacking]) -> Iterator[Finding]:
+def _lacking(lacking: Sequence[Lacking], viewer: str) -> Iterator[Finding]:
     """Report what the user may not read, of what the other commands need."""
     if lacking:
         names = [f"{each.permission} ({each.command})" for each in lacking]
@@ -210,7 +212,7 @@ def _lacking(lacking: Sequence[Lacking]) -> Iterator[Finding]:
             object="Your permissions",
             what=f"in namespace {lacking[0].permission.namespace}, you are not allowed to "
             + ", ".join(names),
-            fix=commands_that_grant(lacking),
+            fix=commands_that_grant(lacking, viewer),
             problem=False,
         )
 

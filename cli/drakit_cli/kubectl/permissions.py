@@ -14,8 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drakit_cli.kubectl.gather import Gap
-from drakit_cli.kubectl.releases import NODEPLUGIN, OPERATOR, Release, Releases, Workload
+from drakit_cli.kubectl.gather import REPORTS, Gap
+from drakit_cli.kubectl.releases import (
+    NODEPLUGIN,
+    OPERATOR,
+    PART_OF,
+    Release,
+    Releases,
+    Workload,
+)
 from drakit_daemon.kube import ApiError, ForbiddenError, Session, resource_path
 from drakit_formats.resource.objects import child
 
@@ -216,7 +223,7 @@ def _needed(release: Release, workload: Workload) -> Iterator[Permission]:
 
 # ---------------------------------------------------------------- the user
 
-_COMMANDS: Sequence[tuple[str, str, Sequence[str], str]] = (
+COMMANDS: Sequence[tuple[str, str, Sequence[str], str]] = (
     ("", "pods", ("get",), "explain pod/NAME"),
     (_DRA, "resourceclaims", ("get",), "explain claim/NAME"),
     ("", "resourcequotas", ("list",), "explain: quotas that prevent the creation of a claim"),
@@ -238,7 +245,7 @@ async def find_lacking(session: Session, namespace: str) -> tuple[list[Lacking],
     """Return what the user may not read in a namespace, of what the commands need there."""
     needed = {
         Permission(verb=verb, group=group, resource=resource, namespace=namespace): command
-        for group, resource, verbs, command in _COMMANDS
+        for group, resource, verbs, command in COMMANDS
         for verb in verbs
     }
     try:
@@ -255,10 +262,35 @@ async def find_lacking(session: Session, namespace: str) -> tuple[list[Lacking],
     return [Lacking(permission=each, command=needed[each]) for each in missing], []
 
 
-def commands_that_grant(lacking: Iterable[Lacking]) -> str:
+VIEWER_LACKS = frozenset({"configmaps", "subjectaccessreviews"})
+"""What the doctor uses and the chart's ClusterRole for viewers leaves out, beside the paths of the
+API server; a test compares them."""
+
+VIEWER_LABELS = dict([PART_OF]) | {"app.kubernetes.io/component": "viewer"}
+
+
+def find_viewer(releases: Releases, gaps: Iterable[Gap]) -> str:
+    """Return the name of the ClusterRole for viewers, as a command has it; empty without one."""
+    for each in releases.releases:
+        if operator := each.workload(OPERATOR):  # the releases with an operator have the role
+            return f"{operator.name.removesuffix('-operator')}-viewer"
+    if any(gap.forbidden and gap.kind == REPORTS.plural for gap in gaps):
+        # The cluster has drakit's kinds, and the user cannot list the releases.
+        labels = ",".join(f"{key}={value}" for key, value in VIEWER_LABELS.items())
+        first = "'{.items[0].metadata.name}'"
+        return f'"$(kubectl get clusterroles -l {labels} -o jsonpath={first})"'
+    return ""
+
+
+def commands_that_grant(lacking: Iterable[Lacking], viewer: str) -> str:
     """Return the command that lets a user read what he lacks, in one namespace."""
     all_of = list(lacking)
     namespace = all_of[0].permission.namespace
+    if viewer:
+        return (
+            f"ask an administrator: kubectl -n {namespace} create rolebinding drakit-viewer-USER "
+            f"--clusterrole={viewer} --user=USER"
+        )
     verbs = sorted({each.permission.verb for each in all_of})
     resources = sorted({each.permission.of for each in all_of})
     role = "drakit-user"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drakit_cli.kubectl import gather
+from drakit_cli.kubectl.permissions import COMMANDS, VIEWER_LABELS, VIEWER_LACKS
 from drakit_cli.kubectl.targets import KINDS
 from tests.unit.chart.reading import the
 
@@ -31,6 +32,17 @@ def test_the_viewer_reads_what_kubectl_drakit_reads_and_no_more_than_that(render
     assert {key for key, verbs in allowed.items() if verbs == {"get", "list"}} == RELEASES
     assert allowed.keys() == listed | named | {("scheduling.k8s.io", "priorityclasses")}
     assert set().union(*allowed.values()) == READ
+
+
+def test_the_doctor_refers_to_the_viewer_for_what_it_may_read(render):
+    objects = render()
+    allowed = rights(objects)
+    assert not VIEWER_LACKS & {resource for _, resource in allowed}
+    for group, resource, verbs, _ in COMMANDS:
+        assert allowed[group, resource] >= set(verbs)
+    labels = the(objects, "ClusterRole", "drakit-viewer")["metadata"]["labels"]
+    assert VIEWER_LABELS.items() <= labels.items()
+    assert the(objects, "Deployment", "drakit-operator")
 
 
 @pytest.mark.parametrize(

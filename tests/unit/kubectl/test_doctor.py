@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from drakit_cli.kubectl.components import CONTROLLERS, GATES, KUBELET, SCHEDULER
+from drakit_formats import crds
 from tests.unit.kubectl.conftest import DRIVER
 
 API = "/apis/resource.k8s.io/v1"
@@ -184,6 +185,10 @@ async def test_a_problem_has_a_remedy(healthy, run, spoil, subject, text, fix):
     assert fix in found["fix"]
 
 
+VIEW = "drakit-viewer-USER --clusterrole=drakit-viewer --user=USER"
+"""The chart's ClusterRole, bound to the user."""
+
+
 def unselected(site):
     site.device_class("none", 'device.driver == "other.example.com"')
 
@@ -198,6 +203,11 @@ def no_nodes(site):
 
 def no_metrics(site):
     site.forbid("/metrics")
+
+
+def no_configuration(site):
+    site.forbid("/api/v1/configmaps")
+    site.forbid("/api/v1/namespaces/lab/configmaps")
 
 
 def no_version(site):
@@ -225,19 +235,25 @@ def no_helper(site):
             daemon_sets_of_others,
             "Your permissions",
             "no permission to list daemonsets in namespaces other than lab",
-            "--verb=get,list --resource=daemonsets.apps",
+            f"kubectl create clusterrolebinding {VIEW}",
         ),
         pytest.param(
             no_nodes,
             "Your permissions",
             "no permission to list nodes",
-            "kubectl create clusterrole drakit-user-nodes --verb=get,list --resource=nodes",
+            f"kubectl create clusterrolebinding {VIEW}",
         ),
         pytest.param(
             no_metrics,
             "Your permissions",
             "no permission to read feature gates of the API server (/metrics)",
             "--verb=get --non-resource-url=/metrics",
+        ),
+        pytest.param(
+            no_configuration,
+            "Your permissions",
+            "no permission to list configmaps",
+            "--verb=get,list --resource=configmaps",
         ),
         pytest.param(no_version, "/version", "version of the API server cannot be read", "again"),
         pytest.param(
@@ -326,10 +342,37 @@ async def test_what_the_other_commands_may_not_read_is_granted_by_one_command(he
     (found,) = [each for each in body["findings"] if "you are not allowed" in each["finding"]]
     assert (code, found["severity"], found["object"]) == (0, "note", "Your permissions")
     assert "get pods (explain pod/NAME), list events (explain" in found["finding"]
-    assert (
-        "kubectl -n lab create role drakit-user --verb=get,list --resource=events,pods"
-        in (found["fix"])
-    )
+    assert found["fix"] == f"ask an administrator: kubectl -n lab create rolebinding {VIEW}"
+
+
+async def test_without_a_release_a_user_gets_a_role_of_his_own(site, run):
+    site.slice("s1", "a")
+    site.forbid("/api/v1/nodes")
+    site.denied = ("me list events", "me get pods")
+    _, body = await run.json("doctor")
+    fixes = {each["fix"] for each in body["findings"] if each["object"] == "Your permissions"}
+    start = "ask an administrator: kubectl"
+    assert fixes == {
+        f"{start} create clusterrole drakit-user-nodes --verb=get,list --resource=nodes && kubectl "
+        "create clusterrolebinding drakit-user-nodes --clusterrole=drakit-user-nodes --user=USER",
+        f"{start} -n lab create role drakit-user --verb=get,list --resource=events,pods && kubectl "
+        "-n lab create rolebinding drakit-user --role=drakit-user --user=USER",
+    }
+
+
+async def test_an_administrator_looks_for_the_role_of_a_release_that_a_user_cannot_see(
+    healthy, run
+):
+    healthy.forbid(f"/apis/{crds.API_VERSION}/nodedevicereports")
+    healthy.forbid("/apis/apps")
+    _, body = await run.json("doctor")
+    fixes = {each["fix"] for each in body["findings"] if each["object"] == "Your permissions"}
+    assert fixes == {
+        "ask an administrator: kubectl create clusterrolebinding drakit-viewer-USER "
+        '--clusterrole="$(kubectl get clusterroles '
+        "-l app.kubernetes.io/part-of=drakit,app.kubernetes.io/component=viewer "
+        "-o jsonpath='{.items[0].metadata.name}')\" --user=USER"
+    }
 
 
 def _of_gates(body):
