@@ -164,6 +164,7 @@ class Scene:
         policies = [
             {
                 "name": policy,
+                "uid": self.cluster.get("hdp", policy)["metadata"]["uid"],
                 "observedGeneration": outcome["generation"],
                 "matched": 1,
                 "published": 1,
@@ -265,6 +266,17 @@ def test_each_condition_can_be_waited_for(scene):
     generation = scene.change(deviceClass={"name": "theirs"})
     scene.wait("Accepted=false")
     assert scene.condition("Accepted")[0] == "DeviceClassConflict"
+
+
+def test_a_policy_that_is_created_again_waits_for_new_reports(scene):
+    for _ in range(2):
+        scene.cluster.apply(json.dumps(policy("serial")))
+        scene.wait("Applied=false")
+        assert scene.condition("Applied")[0] == "Progressing"
+        for name in (FINE, BROKEN):
+            scene.report(name, serial={"generation": 1})
+        scene.wait("Applied")
+        scene.cluster.kubectl("delete", "hdp", "serial")
 
 
 def test_the_status_of_a_policy_is_not_written_again_within_a_minute(scene):

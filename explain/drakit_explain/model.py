@@ -502,6 +502,7 @@ class PolicyReport:
     """The outcome of a policy on one node."""
 
     name: str
+    uid: str
     observed_generation: int
     matched: int
     published: int

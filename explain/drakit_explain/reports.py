@@ -104,7 +104,8 @@ def _registration(conditions: Iterable[Object]) -> str:
 
 def _outcome(body: Object) -> PolicyReport:
     return PolicyReport(
-        name=text(body, "name"),
+        name=intern(text(body, "name")),
+        uid=intern(text(body, "uid")),
         observed_generation=int(body.get("observedGeneration") or 0),
         matched=int(body.get("matched") or 0),
         published=int(body.get("published") or 0),
@@ -200,7 +201,7 @@ def share_not_offered(device: DeviceID, policy: object, world: World) -> str:
     if found is None or report is None or number is None or not found.shares:
         return ""
     applied = any(
-        each.name == policy and each.observed_generation == found.generation and not each.problem
+        (each.uid, each.observed_generation) == (found.uid, found.generation) and not each.problem
         for each in report.policies
     )
     if not applied or int(number[1]) < found.shares:

@@ -81,6 +81,7 @@ async def test_policies_are_applied_changed_broken_mended_and_deleted(lamps):
         assert status["endpoints"] == [{"name": LAMPS, "state": "Running"}]
         assert by_name(status)["hall"] == {
             "name": "hall",
+            "uid": lamps.api_server.object(f"{POLICIES}/hall")["metadata"]["uid"],
             "observedGeneration": 1,
             "generation": 1,
             "matched": 2,

@@ -162,6 +162,7 @@ class PolicyState:
     """The state of a policy, for reports."""
 
     name: str
+    uid: str
     observed_generation: int
     """The newest generation that the node plugin has seen."""
 
@@ -254,6 +255,7 @@ class PolicyTable:
             valid = None
         return PolicyState(
             name=name,
+            uid=newest.stored.uid,
             observed_generation=newest.stored.generation,
             generation=None if valid is None else valid.stored.generation,
             problem=problem,

@@ -280,6 +280,7 @@ def _policy(state: PolicyState, outcome: PolicyOutcome | None) -> dict[str, Any]
         outcome = PolicyOutcome(policy=state.name)
     body: dict[str, Any] = {
         "name": state.name,
+        "uid": state.uid,
         "observedGeneration": state.observed_generation,
         "matched": outcome.matched,
         "published": outcome.published,

@@ -240,11 +240,13 @@ def _answers(policy: PolicyFacts, world: World) -> Iterator[_Answer]:
 
 
 def _answer(policy: PolicyFacts, report: ReportFacts) -> _Answer:
-    name, node = policy.name, report.node
+    name, uid, node = policy.name, policy.uid, report.node
     found = next((each for each in report.policies if each.name == name), None)
+    nothing = PolicyReport(name=name, uid=uid, observed_generation=0, matched=0, published=0)
     if found is None:
-        nothing = PolicyReport(name=name, observed_generation=0, matched=0, published=0)
         return _Answer(node, "applied" if report.policies_omitted else "behind", nothing)
+    if found.uid != uid:  # it is about an earlier policy of the same name
+        return _Answer(node, "behind", nothing)
     if found.observed_generation != policy.generation:
         return _Answer(node, "behind", found)
     if found.generation != policy.generation:

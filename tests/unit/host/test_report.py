@@ -48,7 +48,11 @@ FACTS = ReportFacts(
     claims={"prepared": 1},
     stuck=[],
     stuck_count=0,
-    policies=[PolicyState(name="disks", observed_generation=3, generation=2, problem="spec.x: no")],
+    policies=[
+        PolicyState(
+            name="disks", uid="d", observed_generation=3, generation=2, problem="spec.x: no"
+        )
+    ],
     outcomes=[PolicyOutcome(policy="disks", matched=3, published=2, in_use=1)],
 )
 
@@ -91,7 +95,8 @@ def full(size: int) -> ReportFacts:
         stuck=[StuckClaim(namespace="lab", name=n, uid=n, state="unpreparing") for n in names][:20],
         stuck_count=size,
         policies=[
-            PolicyState(name=n, observed_generation=2, generation=None, problem=long) for n in names
+            PolicyState(name=n, uid=n, observed_generation=2, generation=None, problem=long)
+            for n in names
         ],
         outcomes=[
             PolicyOutcome(
@@ -265,6 +270,7 @@ def test_a_policy_shows_its_generations_its_outcome_and_its_problem():
     assert status_of(FACTS)["policies"] == [
         {
             "name": "disks",
+            "uid": "d",
             "observedGeneration": 3,
             "generation": 2,
             "matched": 3,
@@ -276,9 +282,14 @@ def test_a_policy_shows_its_generations_its_outcome_and_its_problem():
 
 
 def test_too_many_policies_are_cut_to_those_with_problems_and_devices():
-    quiet = [PolicyState(name=f"a{n:03}", observed_generation=1, generation=1) for n in range(150)]
-    bad = PolicyState(name="y", observed_generation=1, generation=None, problem="spec: is missing")
-    used = PolicyState(name="z", observed_generation=1, generation=1)
+    quiet = [
+        PolicyState(name=f"a{n:03}", uid="a", observed_generation=1, generation=1)
+        for n in range(150)
+    ]
+    bad = PolicyState(
+        name="y", uid="y", observed_generation=1, generation=None, problem="spec: is missing"
+    )
+    used = PolicyState(name="z", uid="z", observed_generation=1, generation=1)
     facts = replace(
         FACTS, policies=[*quiet, bad, used], outcomes=[PolicyOutcome(policy="z", matched=1)]
     )

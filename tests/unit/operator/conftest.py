@@ -98,13 +98,19 @@ class Cluster(Objects):
     def add_policy(self, name: str) -> None:
         self.store(
             f"/apis/{crds.API_VERSION}/hostdevicepolicies/{name}",
-            {"apiVersion": crds.API_VERSION, "kind": "HostDevicePolicy", "spec": {}},
+            {
+                "apiVersion": crds.API_VERSION,
+                "kind": "HostDevicePolicy",
+                "metadata": {"uid": name},
+                "spec": {},
+            },
         )
 
     def add_report(self, node: str, *policies: str, generation: int = 1) -> None:
         outcomes = [
             {
                 "name": each,
+                "uid": each,
                 "observedGeneration": generation,
                 "generation": generation,
                 "matched": 1,

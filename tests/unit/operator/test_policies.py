@@ -55,6 +55,7 @@ def report(node: str, *policies: PolicyReport, driver: str = DRIVER, **fields: A
 def outcome(**changes: Any) -> PolicyReport:
     values = {
         "name": "serial",
+        "uid": POLICY.uid,
         "observed_generation": 3,
         "generation": 3,
         "matched": 2,
@@ -156,7 +157,13 @@ NO_NODES = ("Unknown", "NoNodes")
             id="a-node-is-behind",
         ),
         pytest.param(
-            # The policy of this name that it knows may be the one before.
+            [report("a", outcome(uid="uid-before", problem="of the policy before", in_use=1))],
+            ("Unknown", "Pending"),
+            ("False", "Progressing"),
+            "0 of 1 node apply generation 3; waiting for a",
+            id="a-node-knows-a-policy-that-had-the-name-before",
+        ),
+        pytest.param(
             [report("a", outcome(observed_generation=7, generation=7))],
             ("Unknown", "Pending"),
             ("False", "Progressing"),
@@ -362,7 +369,7 @@ STATUS = f"PATCH {PATH}/status"
 @pytest.fixture
 async def server():
     async with FakeApiServer() as server:
-        server.store(PATH, {"spec": {"match": []}})
+        server.store(PATH, {"metadata": {"uid": POLICY.uid}, "spec": {"match": []}})
         yield server
 
 
