@@ -383,19 +383,22 @@ class _Taken:
 
 
 class Hardware:
-    """The rest of each pool's counters beside allocated partitions. Each pool is read once."""
+    """The rest of each pool's counters beside allocated partitions. Each pool is read once, until
+    an allocation in it changes."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._pools: dict[PoolID, dict[Counter, _Taken]] = {}
+        self._pools: dict[PoolID, tuple[int, dict[Counter, _Taken]]] = {}
+        """With the revision of the last change of an allocation in the pool."""
 
     def in_the_way(self, pool: NodePool, device: DeviceFacts) -> list[ClaimFacts] | None:
         """Return the claims that hold the device's hardware; None if enough is left."""
         if not device.consumes:
             return None
-        if pool.identity not in self._pools:
-            self._pools[pool.identity] = self._taken(pool)
-        taken = self._pools[pool.identity]
+        stamp, known = self._world.stamp(pool), self._pools.get(pool.identity)
+        if known is None or known[0] != stamp:
+            known = self._pools[pool.identity] = stamp, self._taken(pool)
+        _, taken = known
         found: list[ClaimFacts] = []
         short = False
         for counter, need in counters_of(device):

@@ -7,7 +7,7 @@ import pytest
 from drakit_explain.availability import Counted, analyze, count_ahead
 from drakit_explain.budget import Budget
 from drakit_explain.cel.library import Library
-from drakit_explain.devices import Amount, CapacityFacts, Place, TaintFacts
+from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, Place, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -153,6 +153,38 @@ def test_counts_that_were_made_ahead_follow_a_change(monkeypatch, change, reques
     for _ in ahead:
         pass
     after, scratch = analyzed(request_, world, counted), analyzed(request_, world, None)
+    assert after == scratch
+
+
+def test_counters_that_a_claim_takes_between_two_parts_are_counted(monkeypatch):
+    monkeypatch.setattr("drakit_explain.availability.SLICES_AT_ONCE", 1)
+    request_ = Request(name="r", device_class="gpu")
+    card = (CounterSetFacts(name="card", counters=(Amount("m", "1"),)),)
+    partitions = [replace(device(f"p{each}"), consumes=card) for each in range(4)]
+    counters = replace(
+        slice_on("n0"),
+        name="counters",
+        counter_sets=(CounterSetFacts(name="card", counters=(Amount("m", "2"),)),),
+    )
+    slices = [
+        replace(slice_on("n0", *partitions[:2]), name="s0"),
+        replace(slice_on("n0", *partitions[2:]), name="s1"),
+    ]
+    world = world_of(
+        CLASS,
+        node("n0"),
+        *(replace(each, pool_slices=3) for each in (counters, *slices)),
+        holding("a", "p0", pool="n0"),
+    )
+    analyzed(request_, world, None)
+    counted = Counted(revision=world.revision, selectors=world.expressions(request_))
+    ahead = count_ahead(request_, world, counted, Budget(), before=None)
+    next(ahead)
+    world.apply(holding("b", "p1", pool="n0"))
+    for _ in ahead:
+        pass
+    after, scratch = analyzed(request_, world, counted), analyzed(request_, world, None)
+    assert scratch.counts["s1"].available == 0
     assert after == scratch
 
 
