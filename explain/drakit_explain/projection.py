@@ -12,11 +12,12 @@ It must not know clients, or what is done with the facts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import lru_cache
 from sys import intern
 from typing import TypeVar
+
+import orjson
 
 from drakit_explain.devices import (
     Amount,
@@ -96,7 +97,8 @@ FOR_EXTENDED = "resource.kubernetes.io/extended-resource-claim"
 
 
 def finalizers(metadata: Object) -> tuple[str, ...]:
-    return once(tuple(str(each) for each in (metadata.get("finalizers") or ())[:MAX_NAMES]))
+    found = metadata.get("finalizers")
+    return once(tuple(map(str, found[:MAX_NAMES]))) if found else ()
 
 
 def project_taint_rule(body: Object) -> TaintRuleFacts:
@@ -135,7 +137,10 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         _device_key(entry): children(entry, "conditions") for entry in children(status, "devices")
     }
     allocated = tuple(
-        _result(result, conditions.get(_device_key(result), [])) for result in results
+        [
+            _result(each, conditions.get(_device_key(each), []) if conditions else [])
+            for each in results
+        ]
     )
     taken = [
         (result, facts.device)
@@ -143,14 +148,16 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         if not result.get("adminAccess")
     ]
     # A pod is named twice, and its name and UID are kept once.
-    of_owner = {name: name for name in (text(owner or {}, "name"), text(owner or {}, "uid"))}
+    of_owner = {name: name for name in (text(owner, "name"), text(owner, "uid"))} if owner else {}
     consumers = tuple(
-        Consumer(
-            intern(text(consumer, "resource")),
-            of_owner.get(name := text(consumer, "name"), name),
-            of_owner.get(uid := text(consumer, "uid"), uid),
-        )
-        for consumer in children(status, "reservedFor")
+        [
+            Consumer(
+                intern(text(consumer, "resource")),
+                of_owner.get(name := text(consumer, "name"), name),
+                of_owner.get(uid := text(consumer, "uid"), uid),
+            )
+            for consumer in children(status, "reservedFor")
+        ]
     )
     requests, constraints, size = _requests(spec)
     return ClaimFacts(
@@ -161,11 +168,13 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         constraints=constraints,
         size_bytes=size,
         allocated=allocation is not None,
-        devices=tuple(device for result, device in taken if not result.get("shareID")),
+        devices=tuple([device for result, device in taken if not result.get("shareID")]),
         shares=tuple(
-            Share(device=device, consumed=amounts(child(result, "consumedCapacity")))
-            for result, device in taken
-            if result.get("shareID")
+            [
+                Share(device=device, consumed=amounts(child(result, "consumedCapacity")))
+                for result, device in taken
+                if result.get("shareID")
+            ]
         ),
         results=allocated,
         consumers=consumers,
@@ -185,13 +194,10 @@ def _nodes(selector: Object) -> Object | str | None:
         case {
             "nodeSelectorTerms": [
                 {
-                    "matchFields": [
-                        {"key": "metadata.name", "operator": "In", "values": [str(name)]}
-                    ],
-                    **more,
-                }
+                    "matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]
+                } as term
             ]
-        } if not any(more.values()):
+        } if len(term) == 1 or not any(term[each] for each in term if each != "matchFields"):
             return intern(name)
         case _:
             return selector or None
@@ -203,16 +209,13 @@ def _device_key(entry: Object) -> tuple[str, ...]:
 
 def _result(result: Object, conditions: list[Object]) -> Result:
     true = {text(each, "type") for each in conditions if text(each, "status") == "True"}
+    binding, failure = result.get("bindingConditions"), result.get("bindingFailureConditions")
     return Result(
         request=intern(text(result, "request")),
         device=_device_id(result),
-        tolerations=once(tuple(_toleration(each) for each in children(result, "tolerations"))),
-        outstanding=once(
-            tuple(each for each in result.get("bindingConditions") or () if each not in true)
-        ),
-        failed=once(
-            tuple(each for each in result.get("bindingFailureConditions") or () if each in true)
-        ),
+        tolerations=_tolerations(result),
+        outstanding=once(tuple([each for each in binding if each not in true])) if binding else (),
+        failed=once(tuple([each for each in failure if each in true])) if failure else (),
     )
 
 
@@ -288,7 +291,7 @@ def _place(body: Object) -> Place | None:
 
 def _json_bytes(*parts: object) -> int:
     """Return the size of parsed JSON as the API server writes it."""
-    return len(json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode())
+    return len(orjson.dumps(parts))
 
 
 def _constraint(body: Object) -> Constraint:
@@ -302,15 +305,22 @@ def _constraint(body: Object) -> Constraint:
 
 def _requests(spec: Object) -> tuple[tuple[Request, ...], tuple[Constraint, ...], int]:
     """Read requests and constraints, and how large they are; not the content of those too large."""
-    bodies = children(spec, "devices", "requests")
-    constraints = children(spec, "devices", "constraints")
-    size = _json_bytes(bodies, constraints)
-    requests = tuple(_request(each) for each in bodies)
-    if size > MAX_CONTENT:
+    devices = child(spec, "devices")
+    bodies, constraints = children(devices, "requests"), children(devices, "constraints")
+    content = orjson.dumps((bodies, constraints))
+    if len(content) <= MAX_SHARED:
+        return _requests_of(content)
+    if len(content) > MAX_CONTENT:
         why = f"the size (the requests of its claim have more than {MAX_CONTENT >> 10} KiB)"
-        return without_content(requests, why), (), 0
-    found = requests, tuple(_constraint(each) for each in constraints), size
-    return once(found) if size <= MAX_SHARED else found
+        return without_content(tuple(map(_request, bodies)), why), (), 0
+    return tuple(map(_request, bodies)), tuple(map(_constraint, constraints)), len(content)
+
+
+@lru_cache(maxsize=1024)
+def _requests_of(content: bytes) -> tuple[tuple[Request, ...], tuple[Constraint, ...], int]:
+    """Read requests and constraints; most claims have those of many others."""
+    bodies, constraints = orjson.loads(content)
+    return tuple(map(_request, bodies)), tuple(map(_constraint, constraints)), len(content)
 
 
 def _request(request: Object) -> Request:
@@ -331,7 +341,7 @@ def _exact(name: str, body: Object) -> Request:
         count=0 if every else int(body.get("count") or 1),
         selectors=_selectors(body),
         admin_access=bool(body.get("adminAccess")),
-        tolerations=tuple(_toleration(entry) for entry in children(body, "tolerations")),
+        tolerations=_tolerations(body),
         capacity=amounts(child(body, "capacity", "requests")),
         unsupported=_unsupported(body),
     )
@@ -349,6 +359,11 @@ def _unsupported(body: Object) -> str:
     if mode not in ("", "ExactCount", "All"):
         return f"allocation mode {mode}"
     return "derivedAttributes" if body.get("derivedAttributes") else ""
+
+
+def _tolerations(body: Object) -> tuple[Toleration, ...]:
+    found = children(body, "tolerations")
+    return once(tuple(map(_toleration, found))) if found else ()
 
 
 def _toleration(body: Object) -> Toleration:
@@ -376,39 +391,60 @@ def _device_id(result: Object) -> DeviceID:
 
 def _device(device: Object, *, by_device: bool) -> DeviceFacts:
     attributes = child(device, "attributes")
-    values = tuple(_attribute(value) for value in attributes.values())
+    values = tuple([_attribute(value) for value in attributes.values()])
+    capacity = child(device, "capacity")
     return DeviceFacts(
         name=device["name"],
-        kind=once(
-            DeviceKind(
-                attributes=tuple(intern(name) for name in attributes),
-                capacity=tuple(
-                    _capacity(intern(name), value)
-                    for name, value in child(device, "capacity").items()
-                ),
-                shareable=bool(device.get("allowMultipleAllocations")),
-                binding=device.get("bindingConditions") is not None,
-                unusual=any(value is None or isinstance(value, ListValue) for value in values),
-            )
+        kind=_kind(
+            tuple(attributes),
+            orjson.dumps(capacity) if capacity else b"",
+            bool(device.get("allowMultipleAllocations")),
+            device.get("bindingConditions") is not None,
+            None in values or ListValue in map(type, values),
         ),
         values=values,
-        taints=once(
-            tuple(
-                TaintFacts(
-                    key=text(taint, "key"), effect=taint["effect"], value=text(taint, "value")
-                )
-                for taint in children(device, "taints")
-                if taint.get("effect") in PREVENTING
-            )
-        ),
-        consumes=once(
-            tuple(
-                _counter_set(text(counters, "counterSet"), counters)
-                for counters in children(device, "consumesCounters")
-            )
-        ),
+        taints=_taints(device),
+        consumes=_consumes(device),
         place=_place(device) if by_device else None,
     )
+
+
+@lru_cache(maxsize=1024)
+def _kind(
+    attributes: tuple[str, ...], capacity: bytes, shareable: bool, binding: bool, unusual: bool
+) -> DeviceKind:
+    """Return the kind of all devices that are alike; it is found by what is cheap to compare."""
+    return once(
+        DeviceKind(
+            attributes=tuple(map(intern, attributes)),
+            capacity=tuple(
+                _capacity(intern(name), value)
+                for name, value in orjson.loads(capacity or b"{}").items()
+            ),
+            shareable=shareable,
+            binding=binding,
+            unusual=unusual,
+        )
+    )
+
+
+def _taints(body: Object) -> tuple[TaintFacts, ...]:
+    """Read the taints of a device or node that repel pods."""
+    found = children(body, "taints")
+    if not found:
+        return ()
+    return once(
+        tuple(
+            TaintFacts(key=text(each, "key"), effect=each["effect"], value=text(each, "value"))
+            for each in found
+            if each.get("effect") in PREVENTING
+        )
+    )
+
+
+def _consumes(device: Object) -> tuple[CounterSetFacts, ...]:
+    found = children(device, "consumesCounters")
+    return once(tuple(_counter_set(text(each, "counterSet"), each) for each in found))
 
 
 @lru_cache(maxsize=1024)
@@ -447,14 +483,17 @@ def _counter_set(name: str, body: Object) -> CounterSetFacts:
 
 
 def amounts(body: Object) -> tuple[Amount, ...]:
-    return tuple(Amount(intern(name), intern(str(quantity))) for name, quantity in body.items())
+    return tuple([Amount(intern(name), intern(str(each))) for name, each in body.items()])
+
+
+_PLAIN = frozenset(("string", "int", "bool"))
 
 
 def _attribute(value: Object) -> AttributeFact | None:
     for kind, fact in value.items():
+        if kind in _PLAIN:
+            return fact
         match kind:
-            case "string" | "int" | "bool":
-                return fact
             case "version":
                 return _version(fact)
             case "strings" | "ints" | "bools" | "versions":
@@ -589,7 +628,7 @@ def _placement(spec: Object) -> Placement:
     placement = Placement(
         node_selector=tuple(sorted(child(spec, "nodeSelector").items())),
         affinity=affinity,
-        tolerations=tuple(_toleration(each) for each in children(spec, "tolerations")),
+        tolerations=tuple(map(_toleration, children(spec, "tolerations"))),
         size_bytes=size,
     )
     return placement if affinity is not None or size > MAX_SHARED else once(placement)
@@ -603,11 +642,7 @@ def project_node(body: Object) -> NodeFacts:
         name=metadata["name"],
         uid=metadata["uid"],
         labels={intern(k): intern(v) for k, v in child(metadata, "labels").items()},
-        taints=tuple(
-            TaintFacts(key=text(each, "key"), effect=each["effect"], value=text(each, "value"))
-            for each in children(spec, "taints")
-            if each.get("effect") in PREVENTING
-        ),
+        taints=_taints(spec),
         unschedulable=bool(spec.get("unschedulable")),
         ready=text(conditions.get("Ready", {}), "status") == "True",
         allocatable=amounts(child(status, "allocatable")),
