@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -126,6 +127,8 @@ async def _timed(
             raise
         print(f"error: {error}", file=sys.stderr)
         return None, MAX_PAUSE_SECONDS
+    finally:
+        gc.collect()  # a command has no collector, and this one may have no end
     return answer, min(max((clock() - began) * _REST, MIN_PAUSE_SECONDS), MAX_PAUSE_SECONDS)
 
 
