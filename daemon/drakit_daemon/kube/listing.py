@@ -3,7 +3,8 @@ Paged lists and watch streams, in which an unreadable object affects only itself
 
 If a page is too large or cannot be parsed, the list fetches smaller pages until the offending
 object is alone in its page. It then skips this object, and reports its name. The consumer extracts
-its data from each object at once, so that at most one page is in memory.
+its data from each object at once, while the API server prepares the next page, so that at most one
+page is in memory.
 
 A watch is one stream, from its first byte to its end or first error; :mod:`.reflector` starts a new
 one. An object that is too large, or nested too deeply even without its managed fields, affects only
@@ -15,9 +16,10 @@ the chunks of a stream are passed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
@@ -98,9 +100,9 @@ class Fetch(Protocol):
     """Fetch one page; UnreadableError if it is larger than ``max_bytes`` or cannot be parsed. Only
     pages of one object are requested without the rest of the object."""
 
-    async def __call__(
+    def __call__(
         self, params: Mapping[str, str], *, max_bytes: int, metadata_only: bool
-    ) -> Answer: ...
+    ) -> Coroutine[Any, Any, Answer]: ...
 
 
 async def read_list(
@@ -136,32 +138,46 @@ async def _read(
     items: list[Kept] = []
     skipped: list[Skipped] = []
     limit, token = page_size, ""
-    while True:
+
+    def ask(*, metadata_only: bool = False) -> asyncio.Task[Answer]:
         query = {**params, "limit": str(limit), **({"continue": token} if token else {})}
-        try:
-            answer = await fetch(
-                query,
-                max_bytes=max_page_bytes if limit > 1 else MAX_OBJECT_BYTES,
-                metadata_only=False,
-            )
-            items += [keep(item) for item in answer.body.get("items") or ()]
-        except UnreadableError as error:
-            if limit > 1:
-                limit = max(limit // _SHRINK, 1)
-                continue
-            # If the metadata is unreadable as well, the object is not the cause: the list fails.
-            answer = await fetch(query, max_bytes=MAX_OBJECT_BYTES, metadata_only=True)
-            skipped += [
-                Skipped(metadata=item.get("metadata") or {}, reason=error.message)
-                for item in answer.body.get("items") or ()
-            ]
-        metadata: Mapping[str, Any] = answer.body.get("metadata") or {}
-        token = metadata.get("continue") or ""
-        if not token:
-            version = metadata.get("resourceVersion", "")
-            return Listing(items=items, resource_version=version, skipped=tuple(skipped))
-        if answer.size_bytes * 2 <= max_page_bytes:
-            limit = min(limit * 2, page_size)
+        max_bytes = max_page_bytes if limit > 1 else MAX_OBJECT_BYTES
+        return asyncio.create_task(fetch(query, max_bytes=max_bytes, metadata_only=metadata_only))
+
+    page = ask()
+    try:
+        while True:
+            reason = ""
+            try:
+                answer = await page
+            except UnreadableError as error:
+                if limit > 1:
+                    limit = max(limit // _SHRINK, 1)
+                    page = ask()
+                    continue
+                # If the metadata is unreadable, too, the object is not the cause: the list fails.
+                page = ask(metadata_only=True)
+                answer, reason = await page, error.message
+            bodies: list[dict[str, Any]] = answer.body.get("items") or []
+            metadata: Mapping[str, Any] = answer.body.get("metadata") or {}
+            token = metadata.get("continue") or ""
+            if token:
+                if answer.size_bytes * 2 <= max_page_bytes:
+                    limit = min(limit * 2, page_size)
+                page = ask()
+                await asyncio.sleep(0)  # the request is sent
+            if reason:
+                skipped += [
+                    Skipped(metadata=each.get("metadata") or {}, reason=reason) for each in bodies
+                ]
+            else:
+                items += map(keep, bodies)
+            if not token:
+                version = metadata.get("resourceVersion", "")
+                return Listing(items=items, resource_version=version, skipped=tuple(skipped))
+            del answer, bodies  # before the next page is parsed
+    finally:
+        page.cancel()
 
 
 # ---------------------------------------------------------------- watches

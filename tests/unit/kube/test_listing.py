@@ -1,9 +1,14 @@
-"""Lists with an unreadable object, or with pages that are too large."""
+"""Lists in pages, also with an unreadable object, or with pages that are too large."""
+
+import asyncio
+from contextlib import suppress
 
 import pytest
 
 from drakit_daemon.kube import UnavailableError, UnreadableError, listing
+from drakit_daemon.kube.listing import read_list
 from drakit_daemon.kube.reflector import Reflector, Replaced
+from drakit_daemon.kube.request import Answer
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims"
 DEEP = "[" * 1200 + "]" * 1200
@@ -97,6 +102,56 @@ async def test_what_is_kept_of_an_object_is_all_that_is_returned(session, claims
     claims()
     found = await session.read_list(CLAIMS, lambda item: item["metadata"]["name"])
     assert found.items[:2] == ["c00", "c01"]
+
+
+@pytest.fixture
+def pages():
+    """Three pages of two objects, and what happens: pages that are asked for, objects that are
+    kept, and pages that nobody needs any more."""
+    happened = []
+
+    async def fetch(params, **_):
+        number = int(params.get("continue", "0"))
+        happened.append(f"page {number}")
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            happened.append(f"not page {number}")
+            raise
+        items = [{"metadata": {"name": f"c{number}{each}"}} for each in "ab"]
+        metadata = {"continue": str(number + 1)} if number < 2 else {}
+        return Answer(body={"items": items, "metadata": metadata})
+
+    return fetch, happened
+
+
+async def test_the_api_server_prepares_a_page_while_the_one_before_is_read(pages):
+    fetch, happened = pages
+    found = await read_list(
+        fetch, lambda body: happened.append(body["metadata"]["name"]), params={}, page_size=2
+    )
+    assert len(found.items) == 6
+    assert happened == [
+        *("page 0", "page 1", "c0a", "c0b"),
+        *("page 2", "c1a", "c1b"),
+        *("c2a", "c2b"),
+    ]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["is-cancelled", "cannot-keep-an-object"])
+async def test_a_list_that_ends_early_asks_for_no_more(pages, fails):
+    fetch, happened = pages
+
+    def keep(body):
+        if fails:
+            raise ValueError(body)
+        task.cancel()
+
+    task = asyncio.create_task(read_list(fetch, keep, params={}, page_size=2))
+    with suppress(asyncio.CancelledError, ValueError):
+        await task
+    await asyncio.sleep(0.02)
+    assert happened == ["page 0", "page 1", "not page 1"]
 
 
 async def test_a_proxys_answer_is_not_blamed_on_an_object(session, api_server):
