@@ -3,7 +3,7 @@ What one tenant can do to the others: `python -m bench.hostile`.
 
 The operator runs as a process with the chart's limits against a real API server. For each of the
 :mod:`.attacks` it starts again; the last row is a start while the objects of all attacks exist.
-During an attack, pods of another namespace appear, the probes are asked as a kubelet asks them, and
+During an attack, pods of other namespaces appear, the probes are asked as a kubelet asks them, and
 the Lease is read.
 
 Prints one line for each attack. Exits with 1 if a figure exceeds its limit, and names it:
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import yaml
@@ -44,6 +44,7 @@ from bench.rows import Row
 from drakit_daemon.kube import ApiError, Session, connect, resource_path
 from drakit_daemon.kube.session import Timeouts
 from drakit_formats import crds
+from drakit_operator.announcing import CONTROLLER
 from e2e.cluster.api import Cluster, Options
 from e2e.cluster.choice import cluster as find_cluster
 from e2e.images.go import cel_program
@@ -70,7 +71,9 @@ WRITERS = 3
 
 ATTEMPTS = 5
 POLL_SECONDS = 0.5
-INNOCENT = "innocent"
+INNOCENTS = tuple(f"innocent-{number}" for number in range(10))
+"""Namespaces that innocent pods use in turn: for many pods of one namespace with one cause, the
+operator writes an Event about their class instead."""
 
 _CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.events"),
@@ -149,6 +152,11 @@ def _print(row: Row) -> list[str]:
 # ---------------------------------------------------------------- one attack
 
 
+class _Innocent(NamedTuple):
+    namespace: str
+    name: str
+
+
 @dataclass(kw_only=True)
 class _Observed:
     """What is seen of the operator during an attack."""
@@ -162,10 +170,10 @@ class _Observed:
     unanswered: int = 0
     probe_seconds: float = 0.0
     peak_mib: float = 0.0
-    created: dict[str, float] = field(default_factory=dict[str, float])
+    created: dict[_Innocent, float] = field(default_factory=dict[_Innocent, float])
     """When innocent pods were created."""
 
-    explained: dict[str, float] = field(default_factory=dict[str, float])
+    explained: dict[_Innocent, float] = field(default_factory=dict[_Innocent, float])
     """In how many seconds each had its Event."""
 
     writes: int = 0
@@ -241,10 +249,10 @@ async def _attack(cluster: Cluster, session: Session, attack: Attack, seen: _Obs
     number = 0
     try:
         while until is None or time.monotonic() < until:
-            name = f"{attack.name}-{number}"
+            pod = _Innocent(INNOCENTS[number % len(INNOCENTS)], f"{attack.name}-{number}")
             number += 1
-            await _create(session, innocent(INNOCENT, name))
-            seen.created[name] = time.monotonic()
+            await _create(session, innocent(*pod))
+            seen.created[pod] = time.monotonic()
             await asyncio.sleep(INNOCENT_PAUSE_SECONDS)
             if until is None and (created.is_set() or attacking.done()):
                 until = time.monotonic() + OBSERVED_SECONDS
@@ -317,23 +325,18 @@ async def _follow_lease(session: Session, seen: _Observed) -> None:
 
 
 async def _follow_events(session: Session, seen: _Observed) -> None:
-    path = resource_path("events.k8s.io/v1", "events", namespace=INNOCENT)
     while True:
         await asyncio.sleep(POLL_SECONDS)
-        try:
-            events = (await session.get(path))["items"]
-        except ApiError:
-            seen.no_answers += 1
-            continue
-        for event in events:
-            regarding = event["regarding"]
-            name = regarding["name"]
-            if (
-                regarding["kind"] == "Pod"
-                and event.get("reportingController") == "drakit.dev/operator"
-                and name in seen.created
-            ):
-                seen.explained.setdefault(name, time.monotonic() - seen.created[name])
+        for pod in seen.created.keys() - seen.explained.keys():
+            path = resource_path("events.k8s.io/v1", "events", namespace=pod.namespace)
+            of_pod = {"fieldSelector": f"regarding.kind=Pod,regarding.name={pod.name}"}
+            try:
+                events = (await session.get(path, params=of_pod))["items"]
+            except ApiError:
+                seen.no_answers += 1
+                continue
+            if any(each.get("reportingController") == CONTROLLER for each in events):
+                seen.explained[pod] = time.monotonic() - seen.created[pod]
 
 
 async def _follow_memory(operator: OperatorProcess, seen: _Observed) -> None:
@@ -389,7 +392,7 @@ async def _wait_until_ready(operator: OperatorProcess) -> None:
 
 
 async def _create_scene(session: Session, attacks: Sequence[Attack]) -> None:
-    for name in (INNOCENT, *(each.name for each in attacks)):
+    for name in (*INNOCENTS, *(each.name for each in attacks)):
         body = {"metadata": {"name": name}}
         await session.create(resource_path("v1", "namespaces"), body)
         # The controller manager, which makes it, is frozen.
@@ -433,7 +436,10 @@ async def _delete_all(session: Session, attack: Attack) -> None:
     """Delete the objects of an attack, and the innocent pods: the next operator would see them."""
     paths = {
         _collection(item) if item.namespace else f"{_collection(item)}/{item.name}"
-        for item in (*attack.items(attack.name), *innocent(INNOCENT, ""))
+        for item in (
+            *attack.items(attack.name),
+            *(item for namespace in INNOCENTS for item in innocent(namespace, "")),
+        )
     }
     for path in sorted(paths):
         # Not by the session: the answers have what was deleted.
