@@ -14,7 +14,6 @@ from drakit_cli.kubectl.capabilities import evaluate_selectors, lacks_helper
 from drakit_cli.kubectl.devices import PoolRow
 from drakit_cli.kubectl.gather import CLASSES, NODES, SLICES, Gap, Gathered
 from drakit_cli.kubectl.output import plural, shortened
-from drakit_cli.kubectl.permissions import VIEWER_LACKS
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import analyze, budget_of
 from drakit_explain.budget import BudgetSpentError
@@ -36,6 +35,10 @@ _HELPER_FIX = (
     "install the plugin with its programs: from krew's archive, or in a clone of drakit, on Linux "
     'with Go: pip install "$(make -s wheel)[kubectl]"'
 )
+
+VIEWER_LACKS = frozenset({"configmaps", "subjectaccessreviews"})
+"""What the doctor uses and the chart's ClusterRole for viewers leaves out, beside the paths of the
+API server; a test compares them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -262,10 +262,6 @@ async def find_lacking(session: Session, namespace: str) -> tuple[list[Lacking],
     return [Lacking(permission=each, command=needed[each]) for each in missing], []
 
 
-VIEWER_LACKS = frozenset({"configmaps", "subjectaccessreviews"})
-"""What the doctor uses and the chart's ClusterRole for viewers leaves out, beside the paths of the
-API server; a test compares them."""
-
 VIEWER_LABELS = dict([PART_OF]) | {"app.kubernetes.io/component": "viewer"}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from drakit_cli.kubectl import gather
-from drakit_cli.kubectl.permissions import COMMANDS, VIEWER_LABELS, VIEWER_LACKS
+from drakit_cli.kubectl.cluster_checks import VIEWER_LACKS
+from drakit_cli.kubectl.permissions import COMMANDS, VIEWER_LABELS
 from drakit_cli.kubectl.targets import KINDS
 from tests.unit.chart.reading import the
 
