@@ -264,8 +264,9 @@ class FakeApiServer:
                 return {"kind": "APIGroup", "apiVersion": "v1", "name": group, "versions": named}
             case ["apis", group, version] if self._serves(path):
                 prefix = f"/apis/{group}/{version}/"
-                found = {key[0] for key in self.cluster.objects if key[0].startswith(prefix)}
-                resources = [{"name": each.removeprefix(prefix)} for each in sorted(found)]
+                paths = {key[0] for key in self.cluster.objects if key[0].startswith(prefix)}
+                found = {each.rpartition("/")[2] for each in paths}
+                resources = [{"name": each} for each in sorted(found)]
                 return {"kind": "APIResourceList", "apiVersion": "v1", "resources": resources}
             case _:
                 return None

@@ -77,6 +77,7 @@ REPLICA_SET = ObjectKind(kind="ReplicaSet", group="apps", names=("replicasets", 
 POD_GROUP = ObjectKind(
     kind="PodGroup", group="scheduling.k8s.io", version="v1alpha2", names=("podgroups", "podgroup")
 )
+"""Its version is that of Kubernetes 1.36: other releases serve others."""
 
 WORKLOADS = (JOB, DEPLOYMENT, STATEFUL_SET, DAEMON_SET, REPLICA_SET, POD_GROUP)
 KINDS = (POD, CLAIM, TEMPLATE, CLASS, SLICE, NODE, *WORKLOADS)

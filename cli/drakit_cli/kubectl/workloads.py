@@ -7,14 +7,16 @@ It must not know how a pod is explained, or how an answer is printed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from drakit_cli.answers import CommandError
 from drakit_cli.kubectl.explain import UNDECIDED_CODE, Report
-from drakit_cli.kubectl.gather import MissingError
+from drakit_cli.kubectl.gather import MissingError, UnreachableError, sentence_of
 from drakit_cli.kubectl.pods import SeenPod, list_pods, read_object
 from drakit_cli.kubectl.targets import DAEMON_SET, DEPLOYMENT, JOB, POD_GROUP, Target
-from drakit_daemon.kube import Session
+from drakit_daemon.kube import ApiError, Session
+from drakit_daemon.kube.discovery import served_versions, version_of
 from drakit_explain.model import PodFacts
 from drakit_explain.pending import Verdict
 from drakit_formats.resource.objects import Object, child, text
@@ -41,12 +43,11 @@ async def find_workload(session: Session, namespace: str, target: Target) -> Wor
     :raises MissingError: it does not exist.
     :raises UnreachableError: it or its pods may not be read.
     """
-    if target.kind is POD_GROUP:  # its pods name it, and its API has no version that lasts
+    if target.kind is POD_GROUP:
         listed = await list_pods(session, namespace, {})
         pods = [each for each in listed if each.facts.group == target.name]
-        if not pods:
-            raise MissingError(f'no pod in namespace "{namespace}" is of PodGroup "{target.name}"')
-        desired = 0
+        body = await _read_group(session, namespace, target, has_pods=bool(pods))
+        desired = int(child(body, "spec", "schedulingPolicy", "gang").get("minCount") or 0)
     else:
         body = await read_object(session, target.kind, namespace, target.name)
         labels = child(body, "spec", "selector", "matchLabels")
@@ -55,6 +56,35 @@ async def find_workload(session: Session, namespace: str, target: Target) -> Wor
         pods = [each for each in listed if _is_of(each, target, text(body, "metadata", "uid"))]
         desired = _desired(target, body)
     return Workload(target=target, namespace=namespace, desired=desired, pods=tuple(pods))
+
+
+async def _read_group(
+    session: Session, namespace: str, target: Target, *, has_pods: bool
+) -> Object:
+    """
+    Read a PodGroup, in the version that the cluster serves; none lasts longer than a release.
+
+    Its pods name it, so their answer needs no permission to read it. In Kubernetes 1.35, they name
+    a part of another object.
+    """
+    kind, name = target.kind, target.name
+    try:
+        served = await served_versions(session, kind.group)
+        version = await version_of(session, kind.group, kind.plural, served)
+    except ApiError as error:
+        raise UnreachableError(sentence_of(error)) from None
+    if version is not None:
+        try:
+            return await read_object(session, replace(kind, version=version), namespace, name)
+        except CommandError:
+            if not has_pods:
+                raise
+    elif not has_pods:
+        raise MissingError(
+            f'no pod in namespace "{namespace}" is of PodGroup "{name}", and the API server does '
+            "not serve PodGroups: they need the feature gate GenericWorkload"
+        )
+    return {}
 
 
 def _is_of(pod: SeenPod, target: Target, uid: str) -> bool:

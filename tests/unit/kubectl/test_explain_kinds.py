@@ -272,7 +272,34 @@ async def test_the_pods_of_a_group_name_it(two, run):
     for name, group in (("a", "g"), ("b", "g"), ("c", "other")):
         two.pod(name, "mine", schedulingGroup={"podGroupName": group})
     _, body = await run.json("explain", "podgroup/g")
+    assert body["message"] == "PodGroup lab/g: 0 of 2 pods run; 2 wait for devices"
     assert body["groups"][0]["pods"] == ["a", "b"]
+
+    two.served["scheduling.k8s.io"] = ["v1", "v1alpha3"]
+    gang = {"spec": {"schedulingPolicy": {"gang": {"minCount": 3}}}}
+    for name in ("g", "empty"):
+        two.store(f"/apis/scheduling.k8s.io/v1alpha3/namespaces/lab/podgroups/{name}", gang)
+    _, body = await run.json("explain", "podgroup/g")
+    assert body["message"].endswith(": 0 of 3 pods run; 2 wait for devices; 1 is not created")
+    _, body = await run.json("explain", "podgroup/empty")
+    assert body["message"] == "PodGroup lab/empty: 0 of 3 pods run; 3 are not created"
+    code, _, error = await run("explain", "podgroup/absent")
+    assert (code, error) == (5, 'error: PodGroup "absent" does not exist in namespace "lab"\n')
+
+    two.forbid("/apis/scheduling.k8s.io/v1alpha3/namespaces")
+    _, body = await run.json("explain", "podgroup/g")
+    assert body["groups"][0]["pods"] == ["a", "b"]
+    assert (await run("explain", "podgroup/empty"))[0] == 3
+
+
+async def test_a_cluster_without_pod_groups_says_so(two, run):
+    two.served["scheduling.k8s.io"] = ["v1"]
+    code, _, error = await run("explain", "podgroup/g")
+    assert code == 5
+    assert error == (
+        'error: no pod in namespace "lab" is of PodGroup "g", and the API server does not serve '
+        "PodGroups: they need the feature gate GenericWorkload\n"
+    )
 
 
 # ---------------------------------------------------------------- all pods that wait
