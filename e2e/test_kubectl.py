@@ -199,18 +199,25 @@ def test_other_kinds_are_explained(stuck, admin):
     assert admin("explain", "resourceslice", name)[0] == 0
 
 
-def test_the_pods_of_a_job_have_one_answer(stage, admin):
+def test_the_pods_of_a_job_have_one_answer(stage, admin, tmp_path):
     """Four lamps, and sixteen pods that want one each."""
     stage.apply(template("lamp", ("lamp", "lamp.test")))
     body = pod("unused", ("lamp", from_template("lamp")))
-    stage.apply(
-        {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": {"name": "train"},
-            "spec": {"parallelism": 16, "completions": 16, "template": {"spec": body["spec"]}},
-        }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "train"},
+        "spec": {"parallelism": 16, "completions": 16, "template": {"spec": body["spec"]}},
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    code, answers = admin.json("explain", "-f", str(path))
+    (planned,) = answers["items"]
+    assert (code, planned["verdict"]) == (1, "blocked")
+    assert planned["message"].startswith(
+        f"{DEVICES} of the 16 pods of Job {stage.name}/train fit; the next one would wait: "
     )
+    stage.apply(job)
 
     def answer() -> dict | None:
         code, body = admin.json("explain", "job", "train")

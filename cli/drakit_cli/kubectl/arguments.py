@@ -74,7 +74,7 @@ def _add_explain(commands: _Group) -> None:
         "-f",
         "--filename",
         metavar="FILE",
-        help="explain whether the pods of a manifest would fit; - reads the standard input",
+        help="explain how many pods of a manifest would fit; - reads the standard input",
     )
     again = explain.add_mutually_exclusive_group()
     again.add_argument(

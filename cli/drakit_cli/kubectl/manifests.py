@@ -56,7 +56,7 @@ class PlannedPod:
     facts: PodFacts
     priority_class: str = ""
     pods: int = 1
-    """The pods that the workload wants; only one of them is explained."""
+    """The equal pods that the workload wants at the same time; of a DaemonSet, one."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -123,6 +123,8 @@ def _read(body: Object, kind: str, namespace: str, manifest: Manifest) -> None:
         template = child(spec, "template")
         of_pod = {**child(template, "metadata"), **{key: named[key] for key in _NAMES}}
         number = int(spec.get("replicas" if "Job" not in kind else "parallelism", 1))
+        if completions := spec.get("completions"):
+            number = min(number, int(completions))
         manifest.pods.append(_pod(kind, of_pod, child(template, "spec"), pods=number))
     elif text(body, "apiVersion").startswith(f"{GROUP}/"):
         version = text(body, "apiVersion").removeprefix(f"{GROUP}/")

@@ -14,6 +14,7 @@ from functools import partial
 from drakit_cli.kubectl import objects
 from drakit_cli.kubectl.capabilities import confirm, with_gates
 from drakit_cli.kubectl.explain import (
+    Confirm,
     Report,
     explain_claim,
     explain_pods,
@@ -49,7 +50,8 @@ from drakit_cli.kubectl.pods import (
     with_events,
     with_loads,
 )
-from drakit_cli.kubectl.targets import CLASS, NODE, POD, ObjectKind, Target
+from drakit_cli.kubectl.replicas import placed
+from drakit_cli.kubectl.targets import CLASS, DAEMON_SET, NODE, POD, ObjectKind, Target
 from drakit_cli.kubectl.workloads import WorkloadReport, find_workload
 from drakit_daemon.kube import ApiError, Session, resource_path
 from drakit_explain.model import ClassFacts, PodFacts, SliceFacts, TemplateFacts
@@ -168,12 +170,12 @@ async def ask_manifest(session: Session, namespace: str, content: str) -> list[R
         if not exists:  # a claim of the cluster keeps its devices
             found.world.apply(fact)
     found = await _complete(session, found, pods)
-    reports = await explain_pods(
-        [SeenPod(facts=each) for each in pods],
-        found,
-        confirm=partial(confirm, session, found, local=manifest.bodies),
-    )
-    return [_planned(report, pod, found) for pod, report in zip(planned, reports, strict=True)]
+    verify = partial(confirm, session, found, local=manifest.bodies)
+    reports = await explain_pods([SeenPod(facts=each) for each in pods], found, confirm=verify)
+    return [
+        await _planned(report, pod, found, verify)
+        for pod, report in zip(planned, reports, strict=True)
+    ]
 
 
 async def _with_priority(session: Session, pod: PlannedPod) -> PlannedPod:
@@ -189,23 +191,52 @@ async def _with_priority(session: Session, pod: PlannedPod) -> PlannedPod:
     return pod
 
 
-def _planned(report: Report, pod: PlannedPod, found: Gathered) -> Report:
+async def _planned(report: Report, pod: PlannedPod, found: Gathered, verify: Confirm) -> Report:
     """Return a report with what would happen."""
     kind = pod.kind if pod.kind != POD.kind else POD.word
-    subject = f"{kind} {report.namespace}/{report.name}"
-    alone = f"pod {report.namespace}/{report.name}"
-    sentences = [
-        each.replace(f"{alone} waits: ", f"{subject} would wait: ", 1) for each in report.sentences
-    ]
-    if report.verdict is Verdict.FITS:
-        fits = f"fits on node {report.fits_on}" if report.fits_on else "needs no free device"
-        sentences[-1] = f"{subject} {fits}"
-    unknown = list(report.unknown)
+    subject, alone = (f"{each} {report.namespace}/{report.name}" for each in (kind, POD.word))
+    fits = f"fits on node {report.fits_on}" if report.fits_on else "needs no free device"
+    waits = "would wait"
+    unknown: list[str] = []
     if unchecked := not_checked(pod.facts, found.world):
         unknown.append(f"not checked: {', '.join(unchecked)}")
-    if pod.pods > 1:
-        unknown.append(f"only the first of the {pod.pods} pods of {subject} was checked")
+    if pod.kind == DAEMON_SET.kind:
+        unknown.append(f"only one pod of {subject} was checked, not one on each node")
+    if pod.pods > 1 and report.verdict is not Verdict.BLOCKED:
+        number, report = await _place_all(report, pod, found, verify)
+        pods, one = f"the {pod.pods} pods of {subject}", number == 1
+        if report.verdict is Verdict.BLOCKED:
+            subject = f"{number} of {pods}"
+            waits = f"{'fits' if one else 'fit'}; the next one would wait"
+        elif number == pod.pods:
+            subject, fits = pods, f"fit, the first on node {report.fits_on}"
+        else:
+            unknown.append(f"only {number} of {pods} {'was' if one else 'were'} checked")
+    sentences = [
+        each.replace(f"{alone} waits", f"{subject} {waits}", 1) for each in report.sentences
+    ]
+    if report.verdict is Verdict.FITS:
+        sentences[-1] = f"{subject} {fits}"
+    unknown = [*report.unknown, *unknown]
     return replace(report, kind=pod.kind, sentences=tuple(sentences), unknown=tuple(unknown))
+
+
+async def _place_all(
+    report: Report, pod: PlannedPod, found: Gathered, verify: Confirm
+) -> tuple[int, Report]:
+    """Return how many pods of a workload fit for certain, and the report of the next one if it
+    would wait, otherwise that of the first."""
+    shared = any(each.claim for each in pod.facts.claims)
+    if report.verdict is not Verdict.FITS or not report.fits_on or shared:
+        return 1, report
+    with placed(pod.facts, pod.pods - 1, found.world) as done:
+        if done.stopped:
+            return max(done.number, 1), report
+        following = [SeenPod(facts=pod.facts)]
+        (last,) = await explain_pods(following, found, confirm=verify, brief=True)
+    if last.verdict is Verdict.BLOCKED:
+        return done.number, last
+    return done.number + (last.verdict is Verdict.FITS), report
 
 
 async def _with_rules(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
