@@ -131,7 +131,8 @@ class Reflector(Generic[KeptT]):
         """Why it is not watching at the moment; None if it is, or is about to start."""
 
     def silent_seconds(self) -> float:
-        """Seconds since the server last sent anything, bookmarks included; for health checks."""
+        """Seconds since the server last sent anything, bookmarks included, or has kept a new watch
+        open for HEALTHY_SECONDS; for health checks."""
         if self._heard_at is None:
             return float("inf")
         return asyncio.get_running_loop().time() - self._heard_at
@@ -177,7 +178,7 @@ class Reflector(Generic[KeptT]):
         began, events = loop.time(), 0
         all_first = self._version is None
         first: dict[str, KeptT] = {}
-        healthy = None if all_first else loop.call_later(HEALTHY_SECONDS, self._recovered)
+        healthy = None if all_first else loop.call_later(HEALTHY_SECONDS, self._kept_open)
         try:
             stream = self._session.watch(
                 self._path,
@@ -240,6 +241,11 @@ class Reflector(Generic[KeptT]):
     def _heard(self, version: str) -> None:
         self._version = version
         self._heard_at = asyncio.get_running_loop().time()
+
+    def _kept_open(self) -> None:
+        """The server has accepted a watch, so nothing has changed since, although it is silent."""
+        self._heard_at = asyncio.get_running_loop().time()
+        self._recovered()
 
     def _recovered(self) -> None:
         self._backoff.succeeded()

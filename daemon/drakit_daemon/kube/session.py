@@ -191,7 +191,9 @@ class Timeouts:
     """After this the server ends a watch, so that watches spread over its replicas again."""
 
     watch_silence_seconds: float = 70.0
-    """The server sends a bookmark each minute: a watch that is silent for longer is dead."""
+    """After this without a byte, a watch ends: its connection may be dead. A server sends a
+    bookmark each minute at best, and none while etcd reports no progress (every 10 minutes by
+    default, if nothing of the kind changes)."""
 
 
 _DRY_RUN = {"dryRun": "All"}
@@ -401,10 +403,11 @@ class Session:
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
     ) -> AsyncGenerator[WatchEvent]:
         """
-        Watch a collection over one connection, until the server ends it; then the watch returns.
+        Watch a collection over one connection, until the server ends it or is silent for
+        ``watch_silence_seconds``; then the watch returns.
 
         Raises GoneError if the resource version is too old: list again. Raises UnavailableError if
-        the connection broke or is silent: resume from the last version.
+        the connection broke: resume from the last version.
         """
         query = {
             **(params or {}),
@@ -418,8 +421,11 @@ class Session:
             total=None, sock_connect=self.timeouts.connect_seconds, sock_read=silence
         )
         async with self._opened("WATCH", path, params=query, timeout=timeout) as response:
-            async for event in read_events(response.content.iter_any(), path=path):
-                yield event
+            try:
+                async for event in read_events(response.content.iter_any(), path=path):
+                    yield event
+            except TimeoutError:
+                return
 
     async def _request(
         self,

@@ -7,7 +7,13 @@ from itertools import pairwise
 import pytest
 
 from drakit_daemon.kube import GoneError, Listing, UnavailableError, WatchEvent
-from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
+from drakit_daemon.kube.reflector import (
+    HEALTHY_SECONDS,
+    Applied,
+    Deleted,
+    Reflector,
+    Replaced,
+)
 from drakit_daemon.kube.request import error_of_status
 
 PATH = "/apis/resource.k8s.io/v1/resourceslices"
@@ -109,7 +115,15 @@ async def test_a_bookmark_is_where_the_next_watch_begins():
     session = Scripted(10, [event("BOOKMARK", "", 90)])
     reflector, _ = await follow(session, 1)
     assert calls(session) == ["list", "10", "90"]
-    assert reflector.silent_seconds() == 600
+
+
+async def test_a_watch_without_events_is_resumed_and_counts_as_heard():
+    session = Scripted(10, *([70.0] for _ in range(8)))
+    reflector, _ = await follow(session, 1)
+    assert calls(session) == ["list", *9 * ["10"]]
+    assert [at for _, at in session.calls[1:]] == [70.0 * number for number in range(9)]
+    assert reflector.last_error is None
+    assert reflector.silent_seconds() == 600 - 560 - HEALTHY_SECONDS
 
 
 async def test_a_version_that_is_too_old_begins_with_a_new_list():
