@@ -113,7 +113,7 @@ async def test_a_watch_that_ends_is_resumed_at_once():
 
 async def test_a_bookmark_is_where_the_next_watch_begins():
     session = Scripted(10, [event("BOOKMARK", "", 90)])
-    reflector, _ = await follow(session, 1)
+    await follow(session, 1)
     assert calls(session) == ["list", "10", "90"]
 
 
