@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
@@ -324,10 +325,15 @@ def wanted(request: Request) -> str:
     return "all" if request.every else str(request.count)
 
 
-def holders(found: Availability) -> list[str]:
-    """Name the claims that hold devices, hardware or shares of a request."""
+MAX_HOLDERS = 100
+"""Holders of devices that are named for a request: in a large cluster, all claims hold some."""
+
+
+def holders(found: Availability) -> tuple[list[str], int]:
+    """Name claims that hold devices, hardware or shares of a request, and count all of them."""
     claims = found.allocated.claims | found.partitioned.claims | found.used_up.claims
-    return sorted(holder(claim) for claim in claims.values())
+    first = nsmallest(MAX_HOLDERS, claims.values(), key=lambda each: (each.namespace, each.name))
+    return [holder(claim) for claim in first], len(claims)
 
 
 def holder(claim: ClaimFacts) -> str:
@@ -530,6 +536,7 @@ def _claim_body(claim: ClaimReport) -> dict[str, Any]:
 
 def _request_body(report: RequestReport) -> dict[str, Any]:
     found, analysis = report.found, report.analysis
+    named, number = holders(found)
     return {
         "name": report.name,
         "deviceClass": analysis.request.device_class,
@@ -542,7 +549,8 @@ def _request_body(report: RequestReport) -> dict[str, Any]:
         "selectorErrors": [
             {"device": "/".join(error.device), "error": error.text} for error in analysis.errors
         ],
-        "holders": holders(found),
+        "holders": named,
+        "holderCount": number,
         "taints": sorted(found.tainted.words),
     }
 
@@ -556,13 +564,16 @@ def notes(report: RequestReport, *, wide: bool) -> Sequence[str]:
         if number or wide
     ]
     texts += _cut([f"selector error: {each.text}" for each in analysis.errors], wide=wide)
-    texts += _cut([f"allocated to {each}" for each in holders(found)], wide=wide)
+    named, number = holders(found)
+    texts += _cut([f"allocated to {each}" for each in named], wide=wide, number=number)
     if words := sorted(found.tainted.words):
         texts.append(f"tainted with {', '.join(words)}")
     return [f"{report.name}: {text}" for text in texts]
 
 
-def _cut(texts: Sequence[str], *, wide: bool) -> list[str]:
+def _cut(texts: Sequence[str], *, wide: bool, number: int = 0) -> list[str]:
+    """Cut a list, of which there may be more than `texts` has."""
     most = len(texts) if wide else 3
-    rest = len(texts) - most
-    return [*texts[:most], *([f"and {rest} more (-o wide)"] if rest > 0 else [])]
+    rest = max(len(texts), number) - most
+    more = "" if wide else " (-o wide)"
+    return [*texts[:most], *([f"and {rest} more{more}"] if rest > 0 else [])]

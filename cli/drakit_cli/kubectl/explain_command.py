@@ -48,14 +48,16 @@ class Answer:
     """An answer, for programs and for people."""
 
     kind: str
-    body: Mapping[str, Any]
+    body: Callable[[], Mapping[str, Any]]
+    """Of 500 pods in a large cluster, it takes longer to write than the table."""
+
     exit_code: int
     show: Callable[[Output], None]
 
     def print(self, output: Output) -> None:
         """Print it."""
         if output.for_programs:
-            output.data(self.kind, self.body)
+            output.data(self.kind, self.body())
         else:
             self.show(output)
 
@@ -87,7 +89,7 @@ async def _watch(ask: Callable[[], Awaitable[Answer]], output: Output) -> Answer
     last: Answer | None = None
     while True:
         answer, pause = await _timed(ask, last)
-        if answer is not None and (last is None or answer.body != last.body):
+        if answer is not None and (last is None or answer.body() != last.body()):
             if last is not None and output.format != "json":
                 output.line("---")
             answer.print(output)
@@ -198,7 +200,7 @@ def _of_report(report: Report) -> Answer:
     def show(output: Output) -> None:
         render.show_report(report, output)
 
-    return Answer(kind=_ONE, body=report.body(), exit_code=report.exit_code, show=show)
+    return Answer(kind=_ONE, body=report.body, exit_code=report.exit_code, show=show)
 
 
 def _of_pools(answer: PoolReport) -> Answer:
@@ -206,14 +208,14 @@ def _of_pools(answer: PoolReport) -> Answer:
         render.show_pools(answer, output)
 
     code = answer.report.exit_code
-    return Answer(kind=_ONE, body=answer.body(), exit_code=code, show=show)
+    return Answer(kind=_ONE, body=answer.body, exit_code=code, show=show)
 
 
 def _of_workload(answer: WorkloadReport) -> Answer:
     def show(output: Output) -> None:
         render.show_workload(answer, output)
 
-    return Answer(kind=_ONE, body=answer.body(), exit_code=answer.exit_code, show=show)
+    return Answer(kind=_ONE, body=answer.body, exit_code=answer.exit_code, show=show)
 
 
 def _of_manifest(reports: list[Report]) -> Answer:
@@ -238,5 +240,9 @@ def _of_waiting(found: Waiting, where: str) -> Answer:
 
 
 def _of_list(reports: Sequence[Report], show: Callable[[Output], None]) -> Answer:
-    body = {"items": [each.body() for each in reports]}
-    return Answer(kind="ExplainReportList", body=body, exit_code=worst_code(reports), show=show)
+    return Answer(
+        kind="ExplainReportList",
+        body=lambda: {"items": [each.body() for each in reports]},
+        exit_code=worst_code(reports),
+        show=show,
+    )

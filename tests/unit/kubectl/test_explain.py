@@ -65,6 +65,27 @@ async def test_programs_get_the_same_facts(stuck, run, form):
     assert body["message"] == f"{body['reasons'][0]['sentence']}; {body['remedy']}"
 
 
+async def test_of_many_holders_the_first_are_named_and_all_are_counted(site, run):
+    site.device_class("gpu")
+    for node in range(2):
+        site.node(f"n{node}")
+        names = [f"gpu-{each}" for each in range(60)]
+        site.slice(f"s{node}", *names, node=f"n{node}")
+        for number, name in enumerate(names, start=node * 60):
+            site.claim(f"has-{number:03}", device=name, pod="holder", pool=f"n{node}")
+    site.claim("mine")
+    site.pod("waiting", "mine")
+    code, body = await run.json("explain", "pod/waiting")
+    assert code == 1
+    (request,) = body["claims"][0]["requests"]
+    assert request["holders"] == [
+        f"claim lab/has-{number:03} (pod holder)" for number in range(100)
+    ]
+    assert request["holderCount"] == 120
+    _, out, _ = await run("explain", "pod/waiting")
+    assert "and 117 more (-o wide)" in out
+
+
 async def test_a_pod_with_free_devices_waits_for_something_else(stuck, run):
     stuck.slice("s2", "gpu-0", node="n2")
     stuck.node("n2")
