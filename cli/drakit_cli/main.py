@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from drakit_cli.answers import CommandError
+from drakit_cli.options import add_connection
 
 # argparse has no public name for it.
 _Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
@@ -162,13 +163,7 @@ def _add_setup(group: _Group) -> None:
             help="release of the chart that owns the objects",
         )
     for command in (crds, migrate, policies):
-        command.add_argument(
-            "--kubeconfig",
-            type=Path,
-            metavar="FILE",
-            help="kubeconfig file (default: the pod's service account, or the user's kubeconfig)",
-        )
-        command.add_argument("--context", help="kubeconfig context (default: the current context)")
+        add_connection(command)
 
 
 def _add_conformance(group: _Group) -> None:

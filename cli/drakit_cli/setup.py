@@ -32,13 +32,12 @@ from typing import Any, TypeVar, cast
 import yaml
 
 from drakit_cli.answers import CommandError, UsageError
+from drakit_cli.connection import fetch
 from drakit_daemon.kube import (
     ApiError,
-    ConfigError,
     ConflictError,
     NotFoundError,
     Session,
-    connect,
     resource_path,
 )
 from drakit_formats.crds import API_VERSION
@@ -125,16 +124,8 @@ def policies(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, work: Callable[[Session], Awaitable[int]]) -> int:
-    async def run() -> int:
-        async with await connect(
-            options.kubeconfig, context=options.context, user_agent="drakit-setup"
-        ) as session:
-            return await work(session)
-
     try:
-        return asyncio.run(run())
-    except ConfigError as error:
-        raise UsageError(str(error)) from error
+        return fetch(options, work, user_agent="drakit-setup")
     except ApiError as error:
         raise CommandError(str(error)) from error
 

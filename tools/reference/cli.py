@@ -27,13 +27,25 @@ def page() -> str:
         body=[
             "The plugin `kubectl drakit`, the command `drakit`, and the two daemons that the chart runs. Every command has the\n"
             "option `--help`.",
-            *(
-                block
-                for make in (kubectl, drakit, nodeplugin, operator)
-                for block in _program(make())
-            ),
+            *_programs([make() for make in (kubectl, drakit, nodeplugin, operator)]),
         ],
     )
+
+
+def _programs(parsers: Iterable[argparse.ArgumentParser]) -> Iterator[str]:
+    described: set[str | None] = set()
+    for parser in parsers:
+        yield from _program(parser)
+        shared = {
+            group.title: group
+            for command, _ in _commands(parser)
+            for group in _shared_groups(command)
+        }
+        for title, group in shared.items():
+            if title not in described:  # else the page has it for another program
+                described.add(title)
+                yield f"### Options: {title}"
+                yield _table(group._group_actions)
 
 
 def _program(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -54,10 +66,6 @@ def _program(parser: argparse.ArgumentParser) -> Iterator[str]:
         yield f"### {command.prog}"
         yield from _text(command) if command.description else [_sentence(purpose)]
         yield from _usage(command)
-    shared = {group.title: group for command, _ in commands for group in _shared_groups(command)}
-    for title, group in shared.items():
-        yield f"### Options: {title}"
-        yield _table(group._group_actions)
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
@@ -88,8 +96,9 @@ def _usage(parser: argparse.ArgumentParser) -> Iterator[str]:
     shared = [each for group in groups for each in group._group_actions]
     if own := [each for each in (*operands, *options) if each not in shared]:
         yield _table(own)
-    for group in groups:
-        yield f"Also: [options for {group.title}](#options-{str(group.title).replace(' ', '-')})."
+    links = [f"[{each.title}](#options-{str(each.title).replace(' ', '-')})" for each in groups]
+    if links:
+        yield f"Also: options for {', '.join(links)}."
 
 
 def _shared_groups(parser: argparse.ArgumentParser) -> list[argparse._ArgumentGroup]:

@@ -7,9 +7,9 @@ It must not know what the commands compute.
 from __future__ import annotations
 
 import argparse
-import re
-from pathlib import Path
 from typing import TypeAlias
+
+from drakit_cli.options import add_connection, duration
 
 _Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 
@@ -93,7 +93,7 @@ def _add_explain(commands: _Group) -> None:
         help="end --wait after this time, such as 30s or 5m (default: never)",
     )
     explain.set_defaults(command="explain")
-    _add_connection(explain)
+    _add_shared(explain)
 
 
 def _add_listings(commands: _Group) -> None:
@@ -156,7 +156,7 @@ def _add_listings(commands: _Group) -> None:
     )
     for name, each in (("devices", devices), ("claims", claims), ("doctor", doctor)):
         each.set_defaults(command=name)
-        _add_connection(each)
+        _add_shared(each)
 
 
 def _add_version(commands: _Group) -> None:
@@ -169,76 +169,19 @@ def _add_version(commands: _Group) -> None:
     )
     version.add_argument("--client", action="store_true", help="show only what is on this machine")
     version.set_defaults(command="version")
-    _add_connection(version)
+    _add_shared(version)
 
 
-def _add_connection(parser: argparse.ArgumentParser) -> None:
-    connection = parser.add_argument_group("connection and output")
-    connection.add_argument(
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    """Add the options of all commands that ask the API server."""
+    group = parser.add_argument_group("namespace and output")
+    group.add_argument(
         "-n",
         "--namespace",
         metavar="NAME",
         help="namespace (default: the namespace of the context)",
     )
-    connection.add_argument(
+    group.add_argument(
         "-o", "--output", choices=_FORMATS, default="", help="output format; wide adds columns"
     )
-    connection.add_argument(
-        "--kubeconfig",
-        type=Path,
-        metavar="FILE",
-        help="kubeconfig file (default: the files of $KUBECONFIG, then ~/.kube/config)",
-    )
-    for option, metavar, text in (
-        ("--context", "NAME", "kubeconfig context (default: the current context)"),
-        ("--cluster", "NAME", "cluster of the kubeconfig (default: the cluster of the context)"),
-        ("--user", "NAME", "user of the kubeconfig (default: the user of the context)"),
-        ("--as", "NAME", "user to impersonate"),
-        ("--as-uid", "UID", "UID of the user to impersonate"),
-        ("-s --server", "URL", "URL of the API server"),
-        ("--token", "TOKEN", "bearer token for the API server"),
-        ("--certificate-authority", "FILE", "certificates that may sign the API server's"),
-        ("--tls-server-name", "NAME", "host name in the API server's certificate"),
-    ):
-        connection.add_argument(
-            *option.split(),
-            dest=option.split()[-1].strip("-").replace("-", "_") + "_" * (option == "--as"),
-            metavar=metavar,
-            help=text,
-        )
-    connection.add_argument(
-        "--as-group",
-        action="append",
-        default=[],
-        metavar="GROUP",
-        help="group to impersonate; you can repeat the option",
-    )
-    connection.add_argument(
-        "--insecure-skip-tls-verify",
-        action="store_true",
-        help="do not check the API server's certificate",
-    )
-    connection.add_argument(
-        "--request-timeout",
-        type=duration,
-        metavar="DURATION",
-        help="time limit of a request, such as 30s or 2m (default: 30s)",
-    )
-
-
-_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "": 1.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
-
-
-def duration(text: str) -> float:
-    """
-    Return the seconds of a duration as kubectl reads it, such as 1m30s; a plain number is seconds.
-
-    :raises argparse.ArgumentTypeError: it is no duration.
-    """
-    if text.isdecimal():
-        return float(text)
-    parts = _PART.findall(text)
-    if not parts or "".join(map("".join, parts)) != text:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration such as 30s or 5m")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    add_connection(parser)

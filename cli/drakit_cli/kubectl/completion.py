@@ -127,11 +127,12 @@ def _names(given: argparse.Namespace, kind: ObjectKind) -> list[str]:
 
 def _read_names(given: argparse.Namespace, path: str, kind: ObjectKind | None = None) -> list[str]:
     """List names in the cluster; none if that fails, or takes too long."""
-    from drakit_cli.kubectl.connection import open_session
+    from drakit_cli.connection import open_session
+    from drakit_cli.kubectl.connection import USER_AGENT
 
     async def read() -> list[str]:
         async with asyncio.timeout(SECONDS):
-            async with await open_session(given) as session:
+            async with await open_session(given, user_agent=USER_AGENT) as session:
                 namespace = given.namespace or session.namespace or "default"
                 inside = f"/namespaces/{namespace}" if kind is not None and kind.namespaced else ""
                 collection = f"{path}{inside}/{kind.plural}" if kind is not None else path
@@ -149,7 +150,7 @@ def _names_in_kubeconfig(given: argparse.Namespace, section: str) -> list[str]:
 
     import yaml
 
-    from drakit_cli.kubectl.connection import find_kubeconfig
+    from drakit_cli.connection import find_kubeconfig
 
     found: list[str] = []
     for path in str(find_kubeconfig(given.kubeconfig, os.environ) or "").split(os.pathsep):

@@ -1,5 +1,5 @@
 """
-The session of a command: connected as the user, by the options of the command and the kubeconfig.
+Questions of a command, in the namespace of the user.
 
 It must not know what is asked.
 """
@@ -7,24 +7,15 @@ It must not know what is asked.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from drakit_cli.answers import UsageError
-from drakit_daemon.kube import ConfigError, Overrides, Session, connect
-from drakit_daemon.kube.session import Timeouts
+from drakit_cli import connection
+from drakit_daemon.kube import Session
 
 Answer = TypeVar("Answer")
 
-CONNECT_SECONDS = 10.0
-REQUEST_SECONDS = 30.0
-"""A user may be far from the cluster."""
-
-_NO_TIMEOUT_SECONDS = 24 * 3600.0
-"""The time limit of a request whose time limit is 0, which means none."""
+USER_AGENT = "kubectl-drakit"
 
 
 def fetch(options: argparse.Namespace, ask: Callable[[Session, str], Awaitable[Answer]]) -> Answer:
@@ -34,55 +25,7 @@ def fetch(options: argparse.Namespace, ask: Callable[[Session, str], Awaitable[A
     :raises UsageError: the kubeconfig is unusable.
     """
 
-    async def fetch() -> Answer:
-        async with await open_session(options) as session:
-            return await ask(session, options.namespace or session.namespace or "default")
+    async def ask_inside(session: Session) -> Answer:
+        return await ask(session, options.namespace or session.namespace or "default")
 
-    return asyncio.run(fetch())
-
-
-async def open_session(options: argparse.Namespace) -> Session:
-    """Return a session of the user; nothing is sent yet."""
-    seconds = options.request_timeout
-    request_seconds = REQUEST_SECONDS if seconds is None else seconds or _NO_TIMEOUT_SECONDS
-    try:
-        return await connect(
-            find_kubeconfig(options.kubeconfig, os.environ),
-            context=options.context,
-            overrides=_overrides(options),
-            user_agent="kubectl-drakit",
-            timeouts=Timeouts(
-                connect_seconds=min(CONNECT_SECONDS, request_seconds),
-                request_seconds=request_seconds,
-            ),
-        )
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
-
-
-def _overrides(options: argparse.Namespace) -> Overrides:
-    as_user = options.as_ or ""
-    if not as_user and (options.as_group or options.as_uid):
-        raise UsageError("--as-group and --as-uid need --as")
-    return Overrides(
-        cluster=options.cluster or "",
-        user=options.user or "",
-        server=options.server or "",
-        token=options.token or "",
-        certificate_authority=options.certificate_authority or "",
-        insecure_skip_tls_verify=options.insecure_skip_tls_verify,
-        tls_server_name=options.tls_server_name or "",
-        as_user=as_user,
-        as_uid=options.as_uid or "",
-        as_groups=tuple(options.as_group),
-    )
-
-
-def find_kubeconfig(given: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """Prefer the user's kubeconfig to the service account of a pod, as kubectl does."""
-    if given is not None:
-        return given
-    if listed := environ.get("KUBECONFIG"):
-        return Path(listed)
-    default = Path(environ.get("HOME", "/root"), ".kube", "config")
-    return default if default.is_file() else None
+    return connection.fetch(options, ask_inside, user_agent=USER_AGENT)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 
 import pytest
 
 from drakit.testing.apiserver import FakeApiServer
 from drakit_cli import setup
 from drakit_cli.answers import CommandError, UsageError
+from drakit_cli.main import main
 from drakit_cli.setup import Owner, apply_crds, apply_policies, migrate_objects
 from drakit_daemon.kube import ConflictError, connect
 from drakit_formats import crds
@@ -244,6 +246,15 @@ async def test_a_migration_that_cannot_finish_keeps_the_stored_versions(server, 
 async def test_without_definitions_there_is_nothing_to_migrate(server, session, capsys):
     assert await migrate_objects(session, NAMES) == 0
     assert capsys.readouterr().out.count("not installed") == 2
+
+
+async def test_a_user_can_be_impersonated(server, tmp_path, capsys):
+    given = ["--kubeconfig", str(server.write_kubeconfig(tmp_path)), "--as", "alice"]
+    for command in (["migrate"], ["policies", "--release", str(OURS)]):
+        assert await asyncio.to_thread(main, ["setup", *command, *given]) == 0
+        assert {each["Impersonate-User"] for each in server.headers} == {"alice"}
+    assert await asyncio.to_thread(main, ["setup", "migrate", *given[:2], "--as-uid", "7"]) == 2
+    assert "--as-uid need --as" in capsys.readouterr().err
 
 
 async def test_an_upgrade_with_a_new_storage_version_migrates(server, session, monkeypatch):

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from drakit_cli.kubectl.arguments import duration
-from drakit_cli.kubectl.connection import find_kubeconfig
+from drakit_cli.connection import find_kubeconfig
 from drakit_cli.kubectl.main import main
+from drakit_cli.options import duration
 from drakit_explain import cel
 
 EXEC = """\
@@ -143,6 +143,7 @@ def test_the_users_kubeconfig_comes_before_a_service_account(tmp_path):
     assert find_kubeconfig(None, home) == file
     assert str(find_kubeconfig(None, {"KUBECONFIG": "a:b"})) == "a:b"
     assert find_kubeconfig(tmp_path, {"KUBECONFIG": "a:b"}) == tmp_path
+    assert find_kubeconfig(None, {"HOME": "/" + "x" * 300}) is None, "a home that cannot be read"
 
 
 @pytest.mark.parametrize("arguments", [[], ["absent"], ["completion"], ["devices", "-o", "xml"]])

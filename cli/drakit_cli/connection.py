@@ -1,0 +1,94 @@
+"""
+The session of a command: connected by its options (:mod:`.options`) and the kubeconfig.
+
+It must not know what is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from drakit_cli.answers import UsageError
+from drakit_daemon.kube import ConfigError, Overrides, Session, connect
+from drakit_daemon.kube.session import Timeouts
+
+Answer = TypeVar("Answer")
+
+CONNECT_SECONDS = 10.0
+REQUEST_SECONDS = 30.0
+"""A user may be far from the cluster."""
+
+_NO_TIMEOUT_SECONDS = 24 * 3600.0
+"""The time limit of a request whose time limit is 0, which means none."""
+
+
+def fetch(
+    options: argparse.Namespace,
+    ask: Callable[[Session], Awaitable[Answer]],
+    *,
+    user_agent: str,
+) -> Answer:
+    """
+    Connect, and ask.
+
+    :raises UsageError: the kubeconfig is unusable.
+    """
+
+    async def fetch() -> Answer:
+        async with await open_session(options, user_agent=user_agent) as session:
+            return await ask(session)
+
+    return asyncio.run(fetch())
+
+
+async def open_session(options: argparse.Namespace, *, user_agent: str) -> Session:
+    """Return a session; nothing is sent yet."""
+    seconds = options.request_timeout
+    request_seconds = REQUEST_SECONDS if seconds is None else seconds or _NO_TIMEOUT_SECONDS
+    try:
+        return await connect(
+            find_kubeconfig(options.kubeconfig, os.environ),
+            context=options.context,
+            overrides=_overrides(options),
+            user_agent=user_agent,
+            timeouts=Timeouts(
+                connect_seconds=min(CONNECT_SECONDS, request_seconds),
+                request_seconds=request_seconds,
+            ),
+        )
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+
+
+def _overrides(options: argparse.Namespace) -> Overrides:
+    as_user = options.as_ or ""
+    if not as_user and (options.as_group or options.as_uid):
+        raise UsageError("--as-group and --as-uid need --as")
+    return Overrides(
+        cluster=options.cluster or "",
+        user=options.user or "",
+        server=options.server or "",
+        token=options.token or "",
+        certificate_authority=options.certificate_authority or "",
+        insecure_skip_tls_verify=options.insecure_skip_tls_verify,
+        tls_server_name=options.tls_server_name or "",
+        as_user=as_user,
+        as_uid=options.as_uid or "",
+        as_groups=tuple(options.as_group),
+    )
+
+
+def find_kubeconfig(given: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Prefer the user's kubeconfig to the service account of a pod, as kubectl does."""
+    if given is not None:
+        return given
+    if listed := environ.get("KUBECONFIG"):
+        return Path(listed)
+    default = Path(environ.get("HOME", "/root"), ".kube", "config")
+    # Not its own `is_file`, which raises an error if the directory may not be read.
+    return default if os.path.isfile(default) else None
