@@ -11,8 +11,15 @@ It must not know what needs a gate or a selector.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+)
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from drakit_cli.kubectl.gather import Gap, Gathered, unread
@@ -137,18 +144,18 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
         selectors.close()
 
 
-async def confirm(
-    session: Session,
-    found: Gathered,
-    asked: Confirmation,
-    *,
-    local: Mapping[str, Object] | None = None,
-) -> Confirmed:
+@asynccontextmanager
+async def open_allocator(
+    session: Session, found: Gathered, *, local: Mapping[str, Object] | None = None
+) -> AsyncGenerator[Callable[[Confirmation], Awaitable[Confirmed]]]:
     """
-    Ask Kubernetes' allocator of the cluster's release, if it is installed here.
+    Yield a function that asks Kubernetes' allocator of the cluster's release, if it is installed
+    here. It must not be called before its last answer.
 
     :param local: objects that are not in the cluster, by path.
     """
+    allocator = Allocator()
+    has_gates = False
 
     async def read(path: str) -> Object | None:
         if local and path in local:
@@ -160,13 +167,17 @@ async def confirm(
         except ApiError:
             return None
 
-    allocator = Allocator()
-    if await allocator.can_answer(asked):
-        with suppress(ApiError, GatesUnknownError):
-            enabled = found.enabled or await read_all_gates(session)
-            allocator.use(allocator_gates(enabled))
-    try:
+    async def confirm(asked: Confirmation) -> Confirmed:
+        nonlocal has_gates
+        if not has_gates and await allocator.can_answer(asked):
+            has_gates = True
+            with suppress(ApiError, GatesUnknownError):
+                enabled = found.enabled or await read_all_gates(session)
+                allocator.use(allocator_gates(enabled))
         return await allocator.confirm(asked, read)
+
+    try:
+        yield confirm
     finally:
         allocator.close()
 

@@ -17,14 +17,21 @@ from typing import Any
 from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Event, Gathered
 from drakit_cli.kubectl.pods import SeenPod, claims_of, is_starting
-from drakit_explain.allocation import NotEvaluatedError, Selected
+from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.broken import broken_claim, taints_for_new_pods
 from drakit_explain.cel.allocator import Confirmed
 from drakit_explain.codes import Code, Reason, certain, no_remedy
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.counting import Availability
 from drakit_explain.deletion import claim_stays
-from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request, TemplateFacts
+from drakit_explain.model import (
+    ClaimFacts,
+    PodClaim,
+    PodFacts,
+    Request,
+    SliceFacts,
+    TemplateFacts,
+)
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
 from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
@@ -129,16 +136,20 @@ def nodes_that_matter(pods: Iterable[PodFacts], found: Gathered) -> set[str]:
         for request in each.requests
         for _, exact in exact_requests(request)
     }
-    for exact in requests:
-        selection = Selection(world, exact)
-        for reach in world.reachable():
-            try:
-                selected = selection.of(reach.slice)
-            except NotEvaluatedError:
-                selected = Selected(matches=1)
-            if selected.matches or selected.errors:
-                nodes.update(reach.nodes)
+    selections = [Selection(world, exact) for exact in requests]
+    for reach in world.reachable():
+        if any(_may_select(each, reach.slice) for each in selections):
+            nodes.update(reach.nodes)
     return nodes
+
+
+def _may_select(selection: Selection, of: SliceFacts) -> bool:
+    """Return whether a request selects a device of a slice, or ends the search there."""
+    try:
+        selected = selection.of(of)
+    except NotEvaluatedError:
+        return True
+    return bool(selected.matches or selected.errors)
 
 
 class Confirmations:

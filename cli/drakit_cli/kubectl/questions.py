@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from drakit_cli.kubectl import objects
-from drakit_cli.kubectl.capabilities import confirm, with_gates
+from drakit_cli.kubectl.capabilities import open_allocator, with_gates
 from drakit_cli.kubectl.explain import (
     Confirm,
     Report,
@@ -122,8 +121,8 @@ async def _explain(
     found = await _gather_for(session, facts, namespace=namespace, everywhere=everywhere)
     found = await _complete(session, found, facts)
     found = await with_events(session, found, facts)
-    reports = await explain_pods(pods, found, confirm=partial(confirm, session, found), brief=brief)
-    return reports, found
+    async with open_allocator(session, found) as confirm:
+        return await explain_pods(pods, found, confirm=confirm, brief=brief), found
 
 
 async def _gather_for(
@@ -170,12 +169,13 @@ async def ask_manifest(session: Session, namespace: str, content: str) -> list[R
         if not exists:  # a claim of the cluster keeps its devices
             found.world.apply(fact)
     found = await _complete(session, found, pods)
-    verify = partial(confirm, session, found, local=manifest.bodies)
-    reports = await explain_pods([SeenPod(facts=each) for each in pods], found, confirm=verify)
-    return [
-        await _planned(report, pod, found, verify)
-        for pod, report in zip(planned, reports, strict=True)
-    ]
+    seen = [SeenPod(facts=each) for each in pods]
+    async with open_allocator(session, found, local=manifest.bodies) as confirm:
+        reports = await explain_pods(seen, found, confirm=confirm)
+        return [
+            await _planned(report, pod, found, confirm)
+            for pod, report in zip(planned, reports, strict=True)
+        ]
 
 
 async def _with_priority(session: Session, pod: PlannedPod) -> PlannedPod:
@@ -262,7 +262,8 @@ async def ask_claim(session: Session, namespace: str, target: Target) -> Report:
         raise _absent(found, CLAIMS, target.kind, namespace, target.name)
     pod = user_of(claim)
     found = await _with_rules(session, found, [pod])
-    return await explain_claim(claim, found, confirm=partial(confirm, session, found))
+    async with open_allocator(session, found) as confirm:
+        return await explain_claim(claim, found, confirm=confirm)
 
 
 async def ask_template(session: Session, namespace: str, target: Target) -> Report:
@@ -278,7 +279,8 @@ async def ask_template(session: Session, namespace: str, target: Target) -> Repo
     if template is None:
         raise _absent(found, TEMPLATES, target.kind, namespace, target.name)
     found = await _with_rules(session, found, [user_of(template)])
-    return await objects.explain_template(template, found, confirm=partial(confirm, session, found))
+    async with open_allocator(session, found) as confirm:
+        return await objects.explain_template(template, found, confirm=confirm)
 
 
 async def ask_class(session: Session, namespace: str, target: Target) -> Report:
@@ -291,12 +293,8 @@ async def ask_class(session: Session, namespace: str, target: Target) -> Report:
     found.world.apply(template)
     found = await _with_rules(session, found, [user_of(template)])
     path, body = objects.body_of(template)
-    return await objects.explain_class(
-        device_class,
-        found,
-        template=template,
-        confirm=partial(confirm, session, found, local={path: body}),
-    )
+    async with open_allocator(session, found, local={path: body}) as confirm:
+        return await objects.explain_class(device_class, found, template=template, confirm=confirm)
 
 
 async def ask_node(session: Session, namespace: str, target: Target) -> PoolReport:
