@@ -286,6 +286,8 @@ class SelectorIndex:
                 part.questions[profile].slices.append(of)
             elif len(part.devices) < BATCH:
                 part.questions[profile] = _Question([of], _ask(entry, of, part))
+            else:
+                break  # the next part has the others
         return part
 
     def store(self, needed: Evaluations, outcomes: Mapping[str, Sequence[Outcome]]) -> None:

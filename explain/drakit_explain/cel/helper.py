@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import orjson
+
 from drakit_daemon.backoff import Backoff
 from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.selectors import FeatureGates, Outcome, Reads
@@ -204,10 +206,9 @@ class Helper:
     def _encoded(self, question: Mapping[str, Any]) -> bytes:
         """Return a question as a line; QuestionError if it is nested too deeply."""
         try:
-            line = json.dumps(question, ensure_ascii=False, separators=(",", ":"))
-        except RecursionError as error:
+            return orjson.dumps(question, option=orjson.OPT_APPEND_NEWLINE)
+        except orjson.JSONEncodeError as error:
             raise QuestionError(f"a question for {self._program} is nested too deeply") from error
-        return line.encode(errors="surrogatepass") + b"\n"
 
     def _ask(self, line: bytes, parse: Callable[[Any], Parsed], *, seconds: float) -> Parsed:
         """Ask a question, and return its parsed answer. Raises as the public methods do."""
