@@ -196,6 +196,7 @@ def pod_that_sets_its_node(s: Scene) -> Iterator[None]:
     node = s.make_node("a")
     s.publish(device("a"), nodeName=node)
     s.pod(s.request(), nodeName=node)
+    wait_for("the name of the pod's claim", lambda: s.claim_names(WAITS), seconds=30)
     yield
     s.pod(s.request())
     s.wait_scheduled()

@@ -194,14 +194,6 @@ class SliceCount:
             result.allocated.holders.append(self.holders)
 
     @property
-    def holders_in_the_way(self) -> Mapping[str, ClaimFacts]:
-        """The claims that must release something for more devices to be free, by UID."""
-        if self.found is None:
-            return self.holders or {}
-        found = self.found
-        return found.allocated.claims | found.partitioned.claims | found.used_up.claims
-
-    @property
     def available(self) -> int:
         return self.free if self.found is None else self.found.free
 
@@ -284,10 +276,12 @@ class _Sorting:
             self._budget.spend(STEPS_PER_DEVICE * matches.bit_count())
             if of.devices.consumes:  # the counters of a pool are read once
                 self._budget.spend(2 * len(of.devices))
+            partitions: dict[int, Mapping[str, ClaimFacts]] = {}  # many devices have the same
             for index in bits(matches):
                 device = of.devices[index]
                 identity = DeviceID(of.driver, of.pool, device.name)
-                self._sort_one(reach.pool, identity, device, count.found)
+                self._sort_one(reach.pool, identity, device, count.found, partitions)
+            count.found.partitioned.holders += partitions.values()
             return
         fitting = matches
         for kind, mask, _ in of.devices.groups if self._request.capacity else ():
@@ -306,8 +300,18 @@ class _Sorting:
         return known[1]
 
     def _sort_one(
-        self, pool: NodePool, identity: DeviceID, device: DeviceFacts, found: Availability
+        self,
+        pool: NodePool,
+        identity: DeviceID,
+        device: DeviceFacts,
+        found: Availability,
+        partitions: dict[int, Mapping[str, ClaimFacts]],
     ) -> None:
+        """
+        Count a device.
+
+        :param partitions: gets the claims that hold the hardware of devices, by identity.
+        """
         world = self._world
         request = self._request
         shareable = device.kind.shareable
@@ -346,7 +350,8 @@ class _Sorting:
         elif any(need > pool.counters.get(counter, 0) for counter, need in counters_of(device)):
             found.small += 1
         elif not sharers and (claims := self._hardware.in_the_way(pool, device)) is not None:
-            found.partitioned.add(claims=claims)
+            found.partitioned.add()
+            partitions.update((id(each), each) for each in claims)
         else:
             found.free += 1
 
@@ -374,6 +379,40 @@ def _not_tolerated(
     ]
 
 
+def holders_for(
+    request: Request, node: NodePool, count: SliceCount, selection: Selection, hardware: Hardware
+) -> Mapping[str, ClaimFacts]:
+    """
+    Return the claims of which one may have to release something in a slice, by UID.
+
+    Also those that leave enough for each device alone: the devices of a request may be short
+    together.
+
+    :param node: the pool of the slice as the node sees it.
+    :param hardware: of the same world.
+    """
+    if count.found is None:
+        return count.holders or {}
+    of, world = count.reach.slice, hardware.world
+    found: dict[str, ClaimFacts] = {}
+    mappings: dict[int, Mapping[str, ClaimFacts]] = {}
+    for index in bits(selection.of(of).matches) if not request.admin_access else ():
+        device = of.devices[index]
+        identity = DeviceID(of.driver, of.pool, device.name)
+        if not node.reaches(of, index):
+            continue
+        if _not_tolerated(world.taints(identity, device), request.tolerations):
+            continue
+        if (holder := world.holder(identity)) is not None:
+            found[holder.uid] = holder
+            continue
+        found.update((claim.uid, claim) for claim in world.sharers(identity))
+        mappings.update((id(each), each) for each in hardware.takers(node, device))
+    for each in mappings.values():
+        found |= each
+    return found
+
+
 @dataclass(slots=True)
 class _Taken:
     """The amount taken of a counter, and its holders."""
@@ -387,26 +426,41 @@ class Hardware:
     an allocation in it changes."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self.world: World = world
         self._pools: dict[PoolID, tuple[int, dict[Counter, _Taken]]] = {}
         """With the revision of the last change of an allocation in the pool."""
 
-    def in_the_way(self, pool: NodePool, device: DeviceFacts) -> list[ClaimFacts] | None:
-        """Return the claims that hold the device's hardware; None if enough is left."""
+    def in_the_way(
+        self, pool: NodePool, device: DeviceFacts
+    ) -> list[Mapping[str, ClaimFacts]] | None:
+        """
+        Return the claims that hold the device's hardware, by UID; None if enough is left.
+
+        Devices that consume one counter get the same mapping.
+        """
         if not device.consumes:
             return None
-        stamp, known = self._world.stamp(pool), self._pools.get(pool.identity)
-        if known is None or known[0] != stamp:
-            known = self._pools[pool.identity] = stamp, self._taken(pool)
-        _, taken = known
-        found: list[ClaimFacts] = []
+        taken = self._of_pool(pool)
+        found: list[Mapping[str, ClaimFacts]] = []
         short = False
         for counter, need in counters_of(device):
             used = taken.get(counter)
             if (used.amount if used else 0) + need > pool.counters.get(counter, 0):
                 short = True
-                found.extend(used.claims.values() if used else ())
+                found += [used.claims] if used else []
         return found if short else None
+
+    def takers(self, pool: NodePool, device: DeviceFacts) -> Iterator[Mapping[str, ClaimFacts]]:
+        """Return the claims that take something of the counters that a device consumes."""
+        for counter, _ in counters_of(device):
+            if (used := self._of_pool(pool).get(counter)) is not None:
+                yield used.claims
+
+    def _of_pool(self, pool: NodePool) -> Mapping[Counter, _Taken]:
+        stamp, known = self.world.stamp(pool), self._pools.get(pool.identity)
+        if known is None or known[0] != stamp:
+            known = self._pools[pool.identity] = stamp, self._taken(pool)
+        return known[1]
 
     def _taken(self, pool: NodePool) -> dict[Counter, _Taken]:
         taken: dict[Counter, _Taken] = {}
@@ -416,8 +470,8 @@ class Hardware:
                 if not device.consumes:
                     continue
                 identity = DeviceID(driver, name, device.name)
-                holder = self._world.holder(identity)
-                claims = [holder] if holder is not None else self._world.sharers(identity)
+                holder = self.world.holder(identity)
+                claims = [holder] if holder is not None else self.world.sharers(identity)
                 for counter, amount in counters_of(device) if claims else ():
                     entry = taken.setdefault(counter, _Taken())
                     entry.amount += amount

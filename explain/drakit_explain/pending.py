@@ -372,6 +372,7 @@ class Explainer:
             nodes=nodes,
             budget=budget,
             analyze=self._analysis,
+            own=frozenset(claim.uid for claim in allocated),
         )
         result = self._result(pod, allocated, trial)
         judged = result.judged

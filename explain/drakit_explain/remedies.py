@@ -28,6 +28,7 @@ from drakit_explain.allocation import (
 )
 from drakit_explain.availability import needed
 from drakit_explain.budget import BudgetSpentError
+from drakit_explain.counting import Hardware, holders_for
 from drakit_explain.devices import TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration
 from drakit_explain.nodes import NodeProblem, Unusable, is_condition
@@ -45,6 +46,8 @@ MAX_CHANGES = 8
 MAX_REMEDIES = 3
 
 _STEPS_PER_CHANGE = 10
+_STEPS_PER_HOLDER = 2
+"""Steps of a device with taints, counters or shares, whose holder is searched."""
 
 _OWN_TAINTS = "drakit.dev/"
 
@@ -173,20 +176,27 @@ class _Remedies:
                 yield _Remedy(node, "no selector failed there")
 
     def without_a_holder(self) -> Iterator[_Remedy]:
+        exact = [each for _, _, each in self._trial.exact()]
+        selections = [Selection(self._world, each) for each in exact]
+        hardware = Hardware(self._world)
         for node in self._nodes:
             of_node: dict[str, ClaimFacts] = {}
-            for _, _, exact in self._trial.exact():
-                counts = self._trial.analysis(exact).counts
+            for request, selection in zip(exact, selections, strict=True):
+                counts = self._trial.analysis(request).counts
                 for pool in self._trial.pools(node):
                     for each in pool.slices:
-                        self._trial.budget.spend(1 + len(each.devices))
-                        of_node |= counts[each.name].holders_in_the_way
+                        count = counts[each.name]
+                        one_by_one = len(each.devices) if count.found is not None else 0
+                        self._trial.budget.spend(1 + _STEPS_PER_HOLDER * one_by_one)
+                        of_node |= holders_for(request, pool, count, selection, hardware)
+            for uid in self._trial.own:
+                of_node.pop(uid, None)
             here = list(of_node.values())
             here.sort(key=self._order)
             for claim in here[:MAX_CHANGES]:
-                if self._fits(node, allocated=Released(self._world, claim)):
+                if self._fits(node, allocated=Released(self._world, claim, kept=self._trial.own)):
                     yield _Remedy(node, f"{self._named(claim)} released its devices")
-            if here and self._fits(node, allocated=Released(self._world)):
+            if here and self._fits(node, allocated=Released(self._world, kept=self._trial.own)):
                 yield _Remedy(node, "other claims released their devices")
 
     def _order(self, claim: ClaimFacts) -> tuple[object, ...]:

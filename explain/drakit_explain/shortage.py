@@ -507,7 +507,8 @@ def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
                     advice="relax one of them or add devices",
                 )
     for name in nodes:
-        if trial.allocate(name, allocated=Released(trial.world)).outcome is Outcome.FITS:
+        released = Released(trial.world, kept=trial.own)
+        if trial.allocate(name, allocated=released).outcome is Outcome.FITS:
             return Finding(
                 code=Code.DEVICES_ALLOCATED,
                 what=f"the pod's requests compete for the same free devices on node {name}, and "

@@ -9,7 +9,7 @@ It must not know how a result is worded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -56,6 +56,9 @@ class Trial:
     budget: Budget
     analyze: Callable[[Request, Budget], Analysis]
     """Counts the devices of the cluster for an exact request."""
+
+    own: frozenset[str] = frozenset()
+    """UIDs of the pod's claims that are allocated: it needs their devices, too."""
 
     fatal: Sequence[str] = ()
     """Nodes on which the search fails so that the scheduler gives up the pod on all nodes; one of
@@ -178,10 +181,16 @@ class Trial:
 class Released(Allocated):
     """The world as it is when claims have released their devices; the devices keep their taints."""
 
-    def __init__(self, world: World, claim: ClaimFacts | None = None) -> None:
-        """`claim` is the only one that has; None means all."""
+    def __init__(
+        self, world: World, claim: ClaimFacts | None = None, *, kept: Collection[str] = ()
+    ) -> None:
+        """
+        :param claim: the only one that has released its devices; None means all.
+        :param kept: UIDs of claims that have not.
+        """
         self._world = world
         self._claim = claim
+        self._kept = kept
 
     def is_allocated(self, device: DeviceID) -> bool:
         holder = self._world.holder(device)
@@ -198,6 +207,8 @@ class Released(Allocated):
         return self._world.taints(device, facts)
 
     def _holds(self, claim: ClaimFacts) -> bool:
+        if claim.uid in self._kept:
+            return True
         return self._claim is not None and claim.uid != self._claim.uid
 
 

@@ -8,10 +8,11 @@ from drakit_explain import pending, trial
 from drakit_explain.allocation import Outcome
 from drakit_explain.budget import Budget
 from drakit_explain.cel.library import Library
-from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, TaintFacts
+from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, Place, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     Constraint,
+    Consumer,
     DeviceID,
     Placement,
     PodClaim,
@@ -222,6 +223,83 @@ def test_a_claim_that_has_a_share_is_named():
     facts = [slice_on("n1", nic), sharer, claim(request(capacity=(Amount("bw", "5G"),)))]
     expected = "the pod would fit on node n1 if claim lab/a (pod pod-a) released its devices"
     assert remedy(*facts) == expected
+
+
+def card(amount):
+    return (CounterSetFacts(name="card", counters=(Amount("m", amount),)),)
+
+
+def shared(name, amount):
+    taken = Share(device=DeviceID("d", "n1", "g0"), consumed=(Amount("m", amount),))
+    return replace(holding(name), shares=(taken,))
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted"),
+    [
+        pytest.param(
+            [
+                replace(
+                    slice_on(
+                        "n1",
+                        *(device(f"small-{n}", consumes=card("3")) for n in range(2)),
+                        device("large", consumes=card("4"), taints=(BROKEN,)),
+                    ),
+                    pool_slices=2,
+                ),
+                replace(
+                    slice_on("n1"), name="c", pool_slices=2, counter_sets=card("7"), devices=()
+                ),
+                holding("h", "large"),
+            ],
+            claim(request(count=2)),
+            id="partitions",
+        ),
+        pytest.param(
+            [
+                slice_on(
+                    "n1",
+                    device("g0", shareable=True, capacity=[CapacityFacts(name="m", value="4")]),
+                ),
+                shared("h", "2"),
+            ],
+            claim(*(request(name, capacity=(Amount("m", "2"),)) for name in ("a", "b"))),
+            id="shares",
+        ),
+    ],
+)
+def test_a_claim_is_named_that_leaves_enough_for_one_device_but_not_for_two(facts, wanted):
+    assert remedy(*facts, wanted).startswith(
+        "the pod would fit on node n1 if claim lab/h (pod pod-h) released its devices"
+    )
+
+
+def test_the_pod_itself_needs_the_devices_of_its_claims():
+    own = replace(holding("own", "g0"), consumers=(Consumer("pods", POD.name, POD.uid),))
+    pod = replace(POD, claims=(PodClaim(name="o", claim="own"), *POD.claims))
+    devices = slice_on("n1", device("g0"), device("g1"))
+    assert remedy(devices, own, claim(request(count=2)), pod=pod) == (
+        'the pod would fit on node n1 if request "r" asked for 1 instead of 2'
+    )
+
+
+def test_only_holders_on_the_node_are_tried():
+    nodes = [f"n{number:02}" for number in range(12)]
+    devices = [replace(device(f"g-{name}"), place=Place(node=name)) for name in nodes]
+    pool = replace(slice_on("all", *devices), place=None, by_device=True)
+    found = explain(
+        replace(POD, placement=Placement(node_selector=(("k", "v"),))),
+        world_of(
+            ANY,
+            *(node(name, labels={"k": "v"} if name == "n11" else {}) for name in nodes),
+            pool,
+            *(holding(f"h-{name}", f"g-{name}", pool="all") for name in nodes),
+            claim(request()),
+        ),
+    )
+    assert found.remedy == (
+        "the pod would fit on node n11 if claim lab/h-n11 (pod pod-h-n11) released its devices"
+    )
 
 
 def test_a_claim_that_has_a_partition_of_the_hardware_is_named():
