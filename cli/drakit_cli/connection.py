@@ -39,11 +39,16 @@ def fetch(
     :raises UsageError: the kubeconfig is unusable.
     """
 
-    async def fetch() -> Answer:
-        async with await open_session(options, user_agent=user_agent) as session:
-            return await ask(session)
+    # Not the result of the task: when the task ends, Python 3.11 writes it as text to replace the
+    # signal handler that refers to it. An answer can refer to all facts of a cluster.
+    answers: list[Answer] = []
 
-    return asyncio.run(fetch())
+    async def fetch() -> None:
+        async with await open_session(options, user_agent=user_agent) as session:
+            answers.append(await ask(session))
+
+    asyncio.run(fetch())
+    return answers[0]
 
 
 async def open_session(options: argparse.Namespace, *, user_agent: str) -> Session:

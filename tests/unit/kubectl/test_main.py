@@ -11,6 +11,8 @@ import sys
 import pytest
 
 from drakit_cli.connection import find_kubeconfig
+from drakit_cli.kubectl.arguments import parser
+from drakit_cli.kubectl.connection import fetch
 from drakit_cli.kubectl.main import main
 from drakit_cli.options import duration
 from drakit_explain import cel
@@ -144,6 +146,28 @@ def test_the_users_kubeconfig_comes_before_a_service_account(tmp_path):
     assert str(find_kubeconfig(None, {"KUBECONFIG": "a:b"})) == "a:b"
     assert find_kubeconfig(tmp_path, {"KUBECONFIG": "a:b"}) == tmp_path
     assert find_kubeconfig(None, {"HOME": "/" + "x" * 300}) is None, "a home that cannot be read"
+
+
+def test_an_answer_is_not_written_as_text_when_the_loop_ends(tmp_path):
+    written = []
+
+    class Answer:
+        """It can be as large as the cluster."""
+
+        def __repr__(self):
+            written.append(self)
+            return ""
+
+    async def ask(session, namespace):
+        return Answer()
+
+    cluster = {"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}]}
+    contexts = {"contexts": [{"name": "c", "context": {"cluster": "c"}}], "current-context": "c"}
+    file = tmp_path / "kubeconfig"
+    file.write_text(json.dumps({"users": [], **cluster, **contexts}))
+    options = parser().parse_args(["claims", "--kubeconfig", str(file)])
+    answer = fetch(options, ask)
+    assert (type(answer), written) == (Answer, [])
 
 
 @pytest.mark.parametrize("arguments", [[], ["absent"], ["completion"], ["devices", "-o", "xml"]])
