@@ -270,8 +270,8 @@ def find_viewer(releases: Releases, gaps: Iterable[Gap]) -> str:
     for each in releases.releases:
         if operator := each.workload(OPERATOR):  # the releases with an operator have the role
             return f"{operator.name.removesuffix('-operator')}-viewer"
-    if any(gap.forbidden and gap.kind == REPORTS.plural for gap in gaps):
-        # The cluster has drakit's kinds, and the user cannot list the releases.
+    # The cluster has drakit's kinds, and a release that the user cannot list may have the role.
+    if {REPORTS.plural, "deployments"} <= {gap.kind for gap in gaps if gap.forbidden}:
         labels = ",".join(f"{key}={value}" for key, value in VIEWER_LABELS.items())
         first = "'{.items[0].metadata.name}'"
         return f'"$(kubectl get clusterroles -l {labels} -o jsonpath={first})"'

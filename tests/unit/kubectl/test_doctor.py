@@ -345,6 +345,20 @@ async def test_what_the_other_commands_may_not_read_is_granted_by_one_command(he
     assert found["fix"] == f"ask an administrator: kubectl -n lab create rolebinding {VIEW}"
 
 
+async def test_a_release_without_an_operator_has_no_viewers_role(site, run):
+    """A vendor's release: the user reads all of it."""
+    site.slice("s1", "a")
+    site.release("acme", "n1", operator=0)
+    site.forbid(f"/apis/{crds.API_VERSION}/nodedevicereports")
+    site.forbid("/api/v1/nodes")
+    _, body = await run.json("doctor")
+    fixes = {each["fix"] for each in body["findings"] if each["object"] == "Your permissions"}
+    assert {fix.partition(" --verb=get,list ")[2].partition(" &&")[0] for fix in fixes} == {
+        "--resource=nodes",
+        "--resource=nodedevicereports.drakit.dev",
+    }
+
+
 async def test_without_a_release_a_user_gets_a_role_of_his_own(site, run):
     site.slice("s1", "a")
     site.forbid("/api/v1/nodes")
