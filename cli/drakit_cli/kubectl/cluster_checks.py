@@ -7,7 +7,7 @@ It must not know sessions, or releases.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors, lacks_helper
@@ -257,12 +257,16 @@ def check_kubernetes(version: str, found: Gathered) -> Iterator[Finding]:
         )
 
 
-def check_gaps(gaps: Iterable[Gap], viewer: str) -> Iterator[Finding]:
+def check_gaps(gaps: Sequence[Gap], viewer: str) -> Iterator[Finding]:
     """
     Report what could not be checked, each with the permission that is missing.
 
     :param viewer: the ClusterRole of the chart for viewers; empty without one.
     """
+    of_viewer = {gap.kind for gap in gaps if gap.forbidden and _viewer_reads(gap.kind)}
+    if len(of_viewer) == 1:
+        # It also reads the pods, events and quotas of all namespaces: a role for one kind is less.
+        viewer = ""
     for gap in gaps:
         subject, fix = f"{gap.kind} {gap.where}".rstrip(), "run the command again"
         if gap.kind == "selectors" and lacks_helper():
@@ -271,7 +275,7 @@ def check_gaps(gaps: Iterable[Gap], viewer: str) -> Iterator[Finding]:
             fix = _grant(gap.kind.strip("/"), f"--verb=get --non-resource-url={gap.kind}")
         elif gap.forbidden and gap.kind == "subjectaccessreviews":
             fix = _grant("reviews", f"--verb=create --resource={_resource(gap)}")
-        elif gap.forbidden and viewer and gap.kind not in VIEWER_LACKS:
+        elif gap.forbidden and viewer and gap.kind in of_viewer:
             fix = (
                 "ask an administrator: kubectl create clusterrolebinding drakit-viewer-USER "
                 f"--clusterrole={viewer} --user=USER"
@@ -282,6 +286,10 @@ def check_gaps(gaps: Iterable[Gap], viewer: str) -> Iterator[Finding]:
             fix = "correct or delete the object, or ask its owner"
         subject = "Your permissions" if gap.forbidden else subject
         yield Finding(object=subject, what=str(gap), fix=fix, problem=False)
+
+
+def _viewer_reads(kind: str) -> bool:
+    return not kind.startswith("/") and kind not in VIEWER_LACKS
 
 
 def _grant(name: str, role: str) -> str:

@@ -235,13 +235,13 @@ def no_helper(site):
             daemon_sets_of_others,
             "Your permissions",
             "no permission to list daemonsets in namespaces other than lab",
-            f"kubectl create clusterrolebinding {VIEW}",
+            "--verb=get,list --resource=daemonsets.apps",
         ),
         pytest.param(
             no_nodes,
             "Your permissions",
             "no permission to list nodes",
-            f"kubectl create clusterrolebinding {VIEW}",
+            "kubectl create clusterrole drakit-user-nodes --verb=get,list --resource=nodes",
         ),
         pytest.param(
             no_metrics,
@@ -343,6 +343,18 @@ async def test_what_the_other_commands_may_not_read_is_granted_by_one_command(he
     assert (code, found["severity"], found["object"]) == (0, "note", "Your permissions")
     assert "get pods (explain pod/NAME), list events (explain" in found["finding"]
     assert found["fix"] == f"ask an administrator: kubectl -n lab create rolebinding {VIEW}"
+
+
+async def test_several_kinds_are_granted_by_the_viewers_role(healthy, run):
+    no_nodes(healthy)
+    daemon_sets_of_others(healthy)
+    no_configuration(healthy)
+    _, body = await run.json("doctor")
+    fixes = [each["fix"] for each in body["findings"] if each["object"] == "Your permissions"]
+    view = f"ask an administrator: kubectl create clusterrolebinding {VIEW}"
+    assert fixes.count(view) == 2
+    (own,) = set(fixes) - {view}
+    assert "create clusterrole drakit-user-configmaps " in own
 
 
 async def test_a_release_without_an_operator_has_no_viewers_role(site, run):
