@@ -201,7 +201,7 @@ def share_not_offered(device: DeviceID, policy: object, world: World) -> str:
     if found is None or report is None or number is None or not found.shares:
         return ""
     applied = any(
-        (each.uid, each.observed_generation) == (found.uid, found.generation) and not each.problem
+        (each.uid, each.generation) == (found.uid, found.generation) and not each.problem
         for each in report.policies
     )
     if not applied or int(number[1]) < found.shares:

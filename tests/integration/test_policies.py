@@ -131,6 +131,8 @@ async def test_a_restart_without_the_api_server_keeps_devices_and_prepares_after
         policy(lamps, "wine", lamps=1, room="cellar")
         status = await reported(lamps, lambda s: "policiesRefused" in s)
         assert "the cellar has no lamps" in status["policiesRefused"]
+        assert by_name(status)["hall"]["generation"] == 1
+        assert "generation" not in by_name(status)["wine"]
         await stop(process)
     before = lamps.api_server.objects(SLICES)
     report = lamps.api_server.object(REPORT)

@@ -167,7 +167,7 @@ class PolicyState:
     """The newest generation that the node plugin has seen."""
 
     generation: int | None
-    """The generation that is valid; None if there is none."""
+    """The valid generation if the driver has applied it; otherwise None."""
 
     problem: str = ""
 
@@ -238,12 +238,15 @@ class PolicyTable:
         in force."""
         return self._by_age()[:MAX_POLICIES]
 
-    def states(self) -> Sequence[PolicyState]:
-        """Return the state of each policy, by name."""
+    def states(self, applied: AnyPolicies) -> Sequence[PolicyState]:
+        """Return the state of each policy, by name. `applied` are the policies that the driver
+        applied last."""
         too_many = {each.stored.name for each in self._by_age()[MAX_POLICIES:]}
-        return [self._state(name, too_many) for name in sorted(self._newest)]
+        return [self._state(name, too_many, applied.get(name)) for name in sorted(self._newest)]
 
-    def _state(self, name: str, too_many: Collection[str]) -> PolicyState:
+    def _state(
+        self, name: str, too_many: Collection[str], applied: Policy[Any] | None
+    ) -> PolicyState:
         newest, valid = self._newest[name], self._valid.get(name)
         problem = newest.problem
         if problem and valid is not None:
@@ -253,6 +256,8 @@ class PolicyTable:
                 f"{MAX_POLICIES} older policies are in effect, the maximum; delete unused policies"
             )
             valid = None
+        if valid is not None and valid.policy is not applied:
+            valid = None  # the driver still has an earlier version, or an earlier policy
         return PolicyState(
             name=name,
             uid=newest.stored.uid,
@@ -312,7 +317,7 @@ class PolicyWatch:
 
     def states(self) -> Sequence[PolicyState]:
         """Return the state of each policy, by name."""
-        return self._table.states()
+        return self._table.states(self._feed.in_force or {})
 
     async def restore(self) -> None:
         """Begin with the copy on the node, before the driver starts."""
@@ -390,7 +395,7 @@ class PolicyWatch:
         self.revision.advance()
 
     def _log_problems(self) -> None:
-        problems = {each.name: each.problem for each in self._table.states() if each.problem}
+        problems = {each.name: each.problem for each in self.states() if each.problem}
         for name, problem in problems.items():
             if self._problems.get(name) != problem:
                 facts = {"driver": self._driver, "policy": name, "error": problem}

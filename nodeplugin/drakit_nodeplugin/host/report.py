@@ -267,16 +267,25 @@ def _rejected(rejected: RejectedDevice) -> dict[str, Any]:
 
 def _policies(facts: ReportFacts) -> tuple[list[dict[str, Any]], int]:
     """Return the first policies, and the number of the others. Policies with a problem come first,
-    then those that match a device, so that these are not omitted."""
+    then those that are not in effect, then those that match a device, so that these are not
+    omitted."""
     outcomes = {each.policy: each for each in facts.outcomes}
     shown = [_policy(each, outcomes.get(each.name)) for each in facts.policies]
-    shown.sort(key=lambda each: ("problem" not in each, not each["matched"], each["name"]))
+    shown.sort(
+        key=lambda each: (
+            "problem" not in each,
+            "generation" in each,
+            not each["matched"],
+            each["name"],
+        )
+    )
     first = sorted(shown[:MAX_LISTED], key=lambda each: each["name"])
     return first, len(shown) - len(first)
 
 
 def _policy(state: PolicyState, outcome: PolicyOutcome | None) -> dict[str, Any]:
-    if outcome is None:
+    # Until the driver has applied a policy, an outcome is that of an earlier one with this name.
+    if outcome is None or state.generation is None:
         outcome = PolicyOutcome(policy=state.name)
     body: dict[str, Any] = {
         "name": state.name,

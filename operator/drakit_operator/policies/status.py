@@ -249,10 +249,14 @@ def _answer(policy: PolicyFacts, report: ReportFacts) -> _Answer:
         return _Answer(node, "behind", nothing)
     if found.observed_generation != policy.generation:
         return _Answer(node, "behind", found)
-    if found.generation != policy.generation:
-        return _Answer(node, "refused" if found.problem else "behind", found, found.problem)
+    in_effect = found.generation == policy.generation
+    if found.problem and not in_effect:
+        return _Answer(node, "refused", found, found.problem)
+    # A driver that refuses its policies does not put the new generation into effect.
     if problem := report.refused or found.problem:
         return _Answer(node, "problem", found, problem)
+    if not in_effect:
+        return _Answer(node, "behind", found)
     if found.in_use:
         message = (
             f"claims hold {_count(found.in_use, 'device')} that the policy no longer offers, such "

@@ -363,7 +363,9 @@ def test_other_dropped_fields_are_not_named_where_devices_are_taken():
 HOSTDEV = "hostdev.drakit.dev"
 GONE = TaintFacts(key="drakit.dev/gone", effect="NoSchedule")
 POLICY = PolicyFacts(name="cams", uid="p", generation=3, shares=2)
-OUTCOME = PolicyReport(name="cams", uid="p", observed_generation=3, matched=2, published=2)
+OUTCOME = PolicyReport(
+    name="cams", uid="p", observed_generation=3, generation=3, matched=2, published=2
+)
 APPLIED = report(HOSTDEV, policies=(OUTCOME,))
 
 
@@ -387,6 +389,12 @@ APPLIED = report(HOSTDEV, policies=(OUTCOME,))
             [replace(POLICY, generation=4), APPLIED],
             False,
             id="the-node-has-an-older-policy",
+        ),
+        pytest.param(
+            "cams-046d-1-5",
+            [POLICY, report(HOSTDEV, policies=(replace(OUTCOME, generation=0),))],
+            False,
+            id="the-node-has-not-applied-it-yet",
         ),
         pytest.param(
             "cams-046d-1-5",

@@ -29,11 +29,13 @@ FORBIDDEN = ForbiddenError(status=403, reason="Forbidden", message="no", method=
 DOWN = UnavailableError.no_answer("GET", PATH, why="nothing")
 
 
-def body(name: str, lamps: Any, *, generation: int = 1, version: str = "1") -> dict[str, Any]:
+def body(
+    name: str, lamps: Any, *, generation: int = 1, version: str = "1", uid: str = ""
+) -> dict[str, Any]:
     return {
         "metadata": {
             "name": name,
-            "uid": f"uid-{name}",
+            "uid": uid or f"uid-{name}",
             "generation": generation,
             "creationTimestamp": "2026-01-01T00:00:00Z",
             "resourceVersion": version,
@@ -86,6 +88,8 @@ class Rig:
             feed=self.feed,
         )
         self.tasks: list[asyncio.Task] = []
+        self.applies = asyncio.Event()
+        self.applies.set()
 
     async def start(self) -> None:
         await self.watch.restore()
@@ -93,11 +97,18 @@ class Rig:
         self.tasks = [asyncio.create_task(self.watch.run()), asyncio.create_task(self.driver())]
 
     async def driver(self) -> None:
-        """A driver that applies everything."""
+        """A driver that applies everything, while `applies` is set."""
         applied = None
         while True:
             applied = await self.feed.next(applied)
+            await self.applies.wait()
             self.feed.report(applied, None)
+
+    def generations(self) -> dict[str, tuple[str, int, int | None]]:
+        return {
+            each.name: (each.uid, each.observed_generation, each.generation)
+            for each in self.watch.states()
+        }
 
     @property
     def lamps(self) -> dict[str, int] | None:
@@ -141,6 +152,27 @@ async def test_lists_and_events_reach_the_driver_and_the_copy(start, tmp_path):
     async with asyncio.timeout(5):
         while len(await asyncio.to_thread(read_policies, tmp_path / FILE) or ()) != 1:
             await asyncio.sleep(0.01)
+
+
+async def test_a_generation_is_in_effect_once_the_driver_has_applied_it(start):
+    rig = await start(Api(body("hall", 2), body("porch", 1), body("attic", 1)))
+    await until(lambda: rig.lamps == {"hall": 2, "porch": 1, "attic": 1})
+    rig.applies.clear()
+    rig.api.send("MODIFIED", body("hall", 3, generation=2, version="2"))
+    rig.api.send("DELETED", body("porch", 1, version="3"))
+    rig.api.send("ADDED", body("porch", 1, version="4", uid="uid-new"))
+    before = {
+        "hall": ("uid-hall", 2, None),
+        "porch": ("uid-new", 1, None),
+        "attic": ("uid-attic", 1, 1),
+    }
+    await until(lambda: rig.generations() == before)
+    assert rig.lamps == {"hall": 2, "porch": 1, "attic": 1}
+    seen = rig.watch.revision.number
+    rig.applies.set()
+    after = before | {"hall": ("uid-hall", 2, 2), "porch": ("uid-new", 1, 1)}
+    await until(lambda: rig.generations() == after)
+    assert rig.watch.revision.number > seen, "so that the report is written again"
 
 
 async def test_changes_of_a_status_alone_cause_no_work(start, monkeypatch):

@@ -95,7 +95,7 @@ def full(size: int) -> ReportFacts:
         stuck=[StuckClaim(namespace="lab", name=n, uid=n, state="unpreparing") for n in names][:20],
         stuck_count=size,
         policies=[
-            PolicyState(name=n, uid=n, observed_generation=2, generation=None, problem=long)
+            PolicyState(name=n, uid=n, observed_generation=2, generation=1, problem=long)
             for n in names
         ],
         outcomes=[
@@ -281,7 +281,32 @@ def test_a_policy_shows_its_generations_its_outcome_and_its_problem():
     ]
 
 
-def test_too_many_policies_are_cut_to_those_with_problems_and_devices():
+def test_a_policy_that_the_driver_has_not_applied_has_no_outcome():
+    """The outcome is of a deleted policy of the same name."""
+    conflicts = (PolicyConflict(device="/dev/x", policy="old"),)
+    facts = replace(
+        FACTS,
+        policies=[
+            PolicyState(name=name, uid=f"uid-{name}", observed_generation=1, generation=generation)
+            for name, generation in (("cams", None), ("mics", 1))
+        ],
+        outcomes=[
+            PolicyOutcome(policy=name, matched=3, published=2, in_use=1, conflicts=conflicts)
+            for name in ("cams", "mics")
+        ],
+    )
+    cams, mics = status_of(facts)["policies"]
+    assert cams == {
+        "name": "cams",
+        "uid": "uid-cams",
+        "observedGeneration": 1,
+        "matched": 0,
+        "published": 0,
+    }
+    assert (mics["generation"], mics["matched"], mics["inUse"]) == (1, 3, 1)
+
+
+def test_too_many_policies_are_cut_to_those_with_problems_changes_and_devices():
     quiet = [
         PolicyState(name=f"a{n:03}", uid="a", observed_generation=1, generation=1)
         for n in range(150)
@@ -289,12 +314,13 @@ def test_too_many_policies_are_cut_to_those_with_problems_and_devices():
     bad = PolicyState(
         name="y", uid="y", observed_generation=1, generation=None, problem="spec: is missing"
     )
+    new = PolicyState(name="x", uid="x", observed_generation=1, generation=None)
     used = PolicyState(name="z", uid="z", observed_generation=1, generation=1)
     facts = replace(
-        FACTS, policies=[*quiet, bad, used], outcomes=[PolicyOutcome(policy="z", matched=1)]
+        FACTS, policies=[*quiet, bad, new, used], outcomes=[PolicyOutcome(policy="z", matched=1)]
     )
     names = [each["name"] for each in status_of(facts)["policies"]]
-    assert names[-2:] == ["y", "z"]
+    assert names[-3:] == ["x", "y", "z"]
     assert len(names) == 100
 
 

@@ -171,7 +171,7 @@ NO_NODES = ("Unknown", "NoNodes")
             id="a-node-knows-another-generation",
         ),
         pytest.param(
-            [report("a", outcome(generation=2)), report("b")],
+            [report("a", outcome(generation=0, matched=0, published=0)), report("b")],
             ("Unknown", "Pending"),
             ("False", "Progressing"),
             "0 of 2 nodes apply generation 3; waiting for a, b",
@@ -211,6 +211,16 @@ NO_NODES = ("Unknown", "NoNodes")
             ("False", "NodeProblems"),
             "1 of 2 nodes apply generation 3; a: the driver fails",
             id="a-driver-refuses-all-policies",
+        ),
+        pytest.param(
+            [
+                report("a", outcome(generation=0, matched=0, published=0), refused="it fails"),
+                report("b", outcome()),
+            ],
+            ("True", "Accepted"),
+            ("False", "NodeProblems"),
+            "1 of 2 nodes apply generation 3; a: it fails",
+            id="a-driver-refuses-the-new-generation",
         ),
         pytest.param(
             [report("a", outcome()), report("b", outcome(in_use=2))],
