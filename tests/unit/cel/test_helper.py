@@ -87,6 +87,17 @@ def test_one_process_answers_all_questions(place):
     assert len(place.starts) == 1
 
 
+def test_more_expressions_than_one_question_may_have_are_asked_in_parts(place):
+    place.install(
+        "    asked = question.get('reads', {}).get('expressions', [])\n"
+        "    if len(asked) > 100: time.sleep(9)\n"
+        "    answer = json.dumps(dict(reads=[dict(attributes=[each]) for each in asked])) + chr(10)"
+    )
+    expressions = [f"e{number}" for number in range(250)]
+    found = place.helper.reads(expressions)
+    assert [each.attributes for each in found] == [{each} for each in expressions]
+
+
 def test_a_process_that_died_since_the_last_question_is_replaced(place):
     place.install()
     assert place.helper.select("true", DEVICES) == SELECTED
