@@ -322,7 +322,8 @@ class Announcer:
             note = _cut(group.note(), NOTE_BYTES)
             await self._write(replace(wanted, note=note, regarding=group.cause.about))
         for member, regarding in list(group.members.items()):
-            self._cover(member, replace(wanted, note="", regarding=regarding), now)
+            if group.is_covered(regarding):
+                self._cover(member, replace(wanted, note="", regarding=regarding), now)
         return None
 
     async def _uncertain_seconds(self, reason: Reason) -> float | None:

@@ -85,9 +85,9 @@ class Group:
         """Objects of its most frequent kind: a pod and its claim are one problem."""
         return max(self.kinds.values(), default=0)
 
-    def size_beside(self, uid: str) -> int:
-        """Return the size in the namespace of a member."""
-        return max(self.spaces[self.members[uid].namespace].values())
+    def is_covered(self, member: ObjectReference) -> bool:
+        """Return whether many of a member's namespace have the cause: its Event is theirs."""
+        return max(self.spaces[member.namespace].values()) >= MANY
 
     def add(self, uid: str, member: ObjectReference) -> None:
         self.members[uid] = member
@@ -169,7 +169,7 @@ class SharedCauses:
             return Judgment(Action.OWN)
         group = self._groups[key]
         forming = min(group.grew + PAUSE_SECONDS, group.began + LIMIT_SECONDS)
-        if group.size_beside(uid) < MANY:
+        if not group.is_covered(group.members[uid]):
             return Judgment(Action.WAIT, forming - now) if forming > now else Judgment(Action.OWN)
         if group.being_announced:
             return Judgment(Action.WAIT, PAUSE_SECONDS)
