@@ -299,6 +299,7 @@ class _Leader:
         self._queue: WorkQueue[Key] = WorkQueue(
             retry_limit_seconds=RETRY_LIMIT_SECONDS,
             group_of=lambda key: key.concern,
+            owner_of=lambda key: key.name.namespace,
             urgent=URGENT,
         )
         self._policies = PolicyController(

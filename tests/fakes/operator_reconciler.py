@@ -30,7 +30,11 @@ class Bench:
         self.notes = {}
         self.failures = failures
         self.store = store or Store()
-        self.queue = WorkQueue(group_of=lambda key: key.concern, urgent=URGENT)
+        self.queue = WorkQueue(
+            group_of=lambda key: key.concern,
+            owner_of=lambda key: key.name.namespace,
+            urgent=URGENT,
+        )
         self.metrics = Metrics()
         self.current = True
         self.refreshed = []

@@ -2,8 +2,8 @@
 A work queue of keys: many changes of one object are one piece of work; failures are retried later.
 
 While a worker has a key, no other worker gets it; if the key is added meanwhile, it is queued again
-afterwards. Groups of keys take turns, so that none waits for all keys of another. Time is the
-loop's. The workers decide what a key means.
+afterwards. Groups of keys take turns, and so do the owners of a group's keys: none waits for all
+keys of another. Time is the loop's. The workers decide what a key means.
 
 Keys can be deferred: they wait for a time, but a worker without other work takes them before.
 
@@ -59,20 +59,24 @@ class WorkQueue(Generic[Key]):
         retry_seconds: float = 0.5,
         retry_limit_seconds: float = 300.0,
         group_of: Callable[[Key], str] = lambda key: "",
+        owner_of: Callable[[Key], str] = lambda key: "",
         urgent: str | None = None,
     ) -> None:
         """
         Make an empty queue.
 
         :param group_of: returns the group of a key. Groups with ready keys take turns.
+        :param owner_of: returns the owner of a key. Owners take turns within a group.
         :param urgent: the group that comes before the others. Every fifth turn is another one's
             nevertheless, so that urgent keys cannot keep the others waiting.
         """
         self._retry_seconds = retry_seconds
         self._retry_limit_seconds = retry_limit_seconds
         self._group_of = group_of
+        self._owner_of = owner_of
         self._urgent = urgent
-        self._ready: dict[str, deque[Key]] = {}  # by group, in the order of their turns
+        # By group and owner, both in the order of their turns.
+        self._ready: dict[str, dict[str, deque[Key]]] = {}
         self._ready_keys: set[Key] = set()
         self._deferred: dict[Key, None] = {}  # those of `_waiting` that idle workers take
         self._spare: set[Key] = set()  # deferred keys in progress that were taken before their time
@@ -104,7 +108,8 @@ class WorkQueue(Generic[Key]):
             if not self._ready:
                 self._progress_at = asyncio.get_running_loop().time()
             self._ready_keys.add(key)
-            self._ready.setdefault(self._group_of(key), deque()).append(key)
+            owners = self._ready.setdefault(self._group_of(key), {})
+            owners.setdefault(self._owner_of(key), deque()).append(key)
             self._wake_getter()
 
     def add_after(self, key: Key, seconds: float) -> None:
@@ -190,10 +195,14 @@ class WorkQueue(Generic[Key]):
             group = self._urgent or ""
         if not urgent:
             self._urgent_row = self._urgent_row + 1 if group == self._urgent else 0
-        keys = self._ready.pop(group)
+        owners = self._ready.pop(group)
+        owner = next(iter(owners))
+        keys = owners.pop(owner)
         key = keys.popleft()
         if keys:
-            self._ready[group] = keys  # behind the others
+            owners[owner] = keys  # behind the others
+        if owners:
+            self._ready[group] = owners
         self._ready_keys.discard(key)
         self._working.add(key)
         return key

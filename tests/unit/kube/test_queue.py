@@ -230,6 +230,25 @@ async def test_groups_take_turns_however_many_keys_one_has():
     ]
 
 
+async def test_owners_take_turns_within_a_group_however_many_keys_one_has():
+    queue = WorkQueue[str](group_of=kind_of, owner_of=lambda key: key.split("-")[1])
+    for key in ("pod-a-1", "pod-a-2", "pod-a-3", "pod-b-1", "pod-b-2", "node--1", "node--2"):
+        queue.add(key)
+    found = [await queue.get() for _ in range(3)]
+    queue.add("pod-c-1")
+    found += [await queue.get() for _ in range(5)]
+    assert [each for each in found if each.startswith("pod")] == [
+        "pod-a-1",
+        "pod-b-1",
+        "pod-a-2",
+        "pod-b-2",
+        "pod-c-1",
+        "pod-a-3",
+    ]
+    assert [found.index("node--1"), found.index("node--2")] == [1, 3]
+    assert len(queue) == 0
+
+
 KINDS = {"claim": 100_000, "pod": 35_000, "node": 5_000, "slice": 5_000, "template": 4_000}
 FEW = {"class": 900, "policy": 100}
 
