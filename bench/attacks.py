@@ -149,10 +149,11 @@ def _with_distinct(namespace: str, name: str, *, count: int) -> Iterator[Item]:
     yield _pod(namespace, name, name)
 
 
-def _ten(namespace: str) -> Iterator[Item]:
-    for number in range(10):
+def _searches(namespace: str) -> Iterator[Item]:
+    """Different searches, each with a remedy to find and a reason to confirm."""
+    for number in range(250):
         yield from _with_alternatives(namespace, f"alternatives-{number}", count=1 + number % 4)
-        yield from _with_distinct(namespace, f"distinct-{number}", count=COLORS + 1 + number)
+        yield from _with_distinct(namespace, f"distinct-{number}", count=COLORS + 1 + number % 10)
 
 
 def _sixteen_claims(namespace: str) -> Iterator[Item]:
@@ -230,6 +231,12 @@ def _many(namespace: str) -> Iterator[Item]:
         selectors = [f'device.driver == "{"x" * 2_000}-{name}-{each}"' for each in range(28)]
         yield _claim(namespace, name, [_request("r", *selectors)])
         yield _pod_with_terms(namespace, name, terms=1_100)
+
+
+def _small(namespace: str) -> Iterator[Item]:
+    """Pods that the budget for content admits, each with a selector of its own."""
+    for number in range(3_000):
+        yield from innocent(namespace, f"p{number}")
 
 
 def _parameters(namespace: str) -> Iterator[Item]:
@@ -391,13 +398,14 @@ _KINDS = {
 ATTACKS = (
     Attack(name="alternatives", facts="pods=1 alternatives=4096", items=_alternatives),
     Attack(name="distinct", facts=f"pods=1 values={COLORS}", items=_distinct),
-    Attack(name="ten", facts="pods=20", items=_ten),
+    Attack(name="searches", facts="pods=500", items=_searches),
     Attack(name="claims", facts="pods=1 claims=16 requests=1", items=_sixteen_requests),
     Attack(name="claims-full", facts="pods=1 claims=16 requests=32", items=_sixteen_claims),
     Attack(name="affinity", facts="pods=16 mb=1.4", items=_affinity),
     Attack(name="four-byte", facts="claims=48 mb=1.4", items=_four_bytes),
     Attack(name="expressions", facts="expressions=720 kib=2", items=_expressions),
     Attack(name="many", facts="claims=500 pods=500 kib=60", items=_many),
+    Attack(name="small", facts="claims=3000 pods=3000", items=_small),
     Attack(name="parameters", facts="claims=40 values=108800", items=_parameters),
     Attack(name="cel", facts="pods=20 expressions=320", items=_expensive),
     Attack(name="helper", facts="pods=10", items=_hanging, helper_hangs=True),
