@@ -52,7 +52,7 @@ from drakit_operator.kinds import (
 )
 from drakit_operator.metrics import Metrics
 from drakit_operator.problems import claim_problems, problems_of_pod
-from drakit_operator.selecting import BUSY_SECONDS, SelectorEvaluation
+from drakit_operator.selecting import BusyError, SelectorEvaluation
 from drakit_operator.store import Change, Store
 
 logger = logging.getLogger(__name__)
@@ -343,9 +343,11 @@ class Reconciler:
         payer = "" if spare else name.namespace  # nobody else wanted the time
         with self._charged(budgets, payer):
             expressions = concern.expressions(name) if concern.expressions else ()
-        retry = await self._evaluation.prepare(expressions, namespace=name.namespace)
-        if retry is not None and retry <= BUSY_SECONDS:
-            return retry  # it soon has outcomes, and an explanation without them costs as much
+        try:
+            retry = await self._evaluation.prepare(expressions, namespace=name.namespace)
+        except BusyError as error:
+            # It soon has outcomes, and an explanation without them costs as much.
+            return error.retry_seconds
         # One at a time: checking all devices of a large cluster takes a tenth of a second.
         async with nullcontext() if urgent else self._turns.turn(name.namespace):
             await (asyncio.sleep(0) if urgent else self._yield_to_urgent())

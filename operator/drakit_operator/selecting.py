@@ -49,12 +49,23 @@ BUDGET_SHARE = 0.25
 BUSY_SECONDS = 0.5
 """Pause of an object while another one of its namespace waits for the evaluator."""
 
+BUSY_STEP_SECONDS = 0.01
+"""What is added for each other object that has such a pause: thousands must not poll at once."""
+
 MAX_OF_OBJECT = 64
 """Different selectors of one object, those of its classes included; with more, the object is not
 evaluated. A pod of 16 claims can have 131,072."""
 
 P = ParamSpec("P")
 Answered = TypeVar("Answered")
+
+
+class BusyError(Exception):
+    """Another object of the namespace waits for the evaluator."""
+
+    def __init__(self, retry_seconds: float) -> None:
+        super().__init__("another object of the namespace waits for the evaluator")
+        self.retry_seconds: float = retry_seconds
 
 
 class SelectorEvaluation:
@@ -71,6 +82,9 @@ class SelectorEvaluation:
         self._clock = clock
         self._budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=BUDGET_SHARE)
         self._turns = Turns(self._budgets)
+        self._pauses = TimeBudgets(seconds=0, share=1)
+        """The pauses of objects, as if they were work: each comes after the others."""
+
         self._gates: FeatureGates | None = None
         self._gates_known = asyncio.Event()
         self._refused: dict[str, float] = {}
@@ -116,6 +130,7 @@ class SelectorEvaluation:
         Return None if all are evaluated, otherwise after how many seconds to try again.
 
         :param namespace: the time is taken from its budget.
+        :raises BusyError: another object of the namespace waits.
         """
         wanted = dict.fromkeys(expressions)
         if not wanted or len(wanted) > MAX_OF_OBJECT:
@@ -126,7 +141,9 @@ class SelectorEvaluation:
             if not self._is_missing(expression):
                 continue
             if namespace and self._turns.is_waiting(namespace):
-                return BUSY_SECONDS  # the workers are for other namespaces, too
+                # The workers are for other namespaces, too.
+                self._pauses.charge(namespace, BUSY_STEP_SECONDS)
+                raise BusyError(BUSY_SECONDS + self._pauses.used_seconds(namespace))
             # One at a time: pods with other selectors get their turn in between.
             async with self._turns.turn(namespace):
                 retry = await self._prepare(expression, namespace)
