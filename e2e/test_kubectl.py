@@ -413,7 +413,7 @@ def test_the_doctors_remedies_end_what_it_finds_about_releases(two_releases, adm
         (each for each in found.values() if denied in each["finding"]),
         key=lambda each: each["severity"] != "problem",
     )
-    assert "get /metrics" in optional["finding"]
+    assert "list devicetaintrules.resource.k8s.io" in optional["finding"]
     (lists,) = [
         each
         for each in found.values()
