@@ -87,14 +87,15 @@ def run(options: argparse.Namespace, output: Output) -> int:
 async def _watch(ask: Callable[[], Awaitable[Answer]], output: Output) -> Answer:
     """Print an answer when it is another one, without end."""
     last: Answer | None = None
+    shown: Mapping[str, Any] | None = None
     while True:
         answer, pause = await _timed(ask, last)
-        if answer is not None and (last is None or answer.body() != last.body()):
+        if answer is not None and (body := answer.body()) != shown:
             if last is not None and output.format != "json":
                 output.line("---")
             answer.print(output)
             output.flush()
-            last = answer
+            last, shown = answer, body
         await asyncio.sleep(pause)
 
 
