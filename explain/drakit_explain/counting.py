@@ -325,7 +325,7 @@ class _Sorting:
             return
         found.left_out += bool(short) and self._leaves_out
         taints = world.taints(identity, device)
-        if taints and (obstacles := _not_tolerated(taints, request.tolerations)):
+        if taints and (obstacles := not_tolerated(taints, request.tolerations)):
             found.tainted.add(words=(taint.key for taint in obstacles))
             found.effects.update((taint.key, taint.effect) for taint in obstacles)
             found.rules.update(world.taint_rules(identity, obstacles))
@@ -369,9 +369,10 @@ def _near(taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]) -> It
             yield f"its toleration of {taint.key} has {field} {given}, not {wanted}"
 
 
-def _not_tolerated(
+def not_tolerated(
     taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]
 ) -> list[TaintFacts]:
+    """Return the taints that none of a request's tolerations covers."""
     return [
         taint
         for taint in taints
@@ -401,7 +402,7 @@ def holders_for(
         identity = DeviceID(of.driver, of.pool, device.name)
         if not node.reaches(of, index):
             continue
-        if _not_tolerated(world.taints(identity, device), request.tolerations):
+        if not_tolerated(world.taints(identity, device), request.tolerations):
             continue
         if (holder := world.holder(identity)) is not None:
             found[holder.uid] = holder

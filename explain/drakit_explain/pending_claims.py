@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from drakit.quantity import quantity_units
+from drakit_explain.allocation import SearchedClaim
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.model import (
     ClaimFacts,
@@ -63,6 +64,11 @@ class Wanted:
 
     template: str = ""
     """The name of the ResourceClaimTemplate from which it will be created."""
+
+    @property
+    def searched(self) -> SearchedClaim:
+        """What the search needs of it."""
+        return SearchedClaim(name=self.origin, requests=self.requests, constraints=self.constraints)
 
 
 def resolve(

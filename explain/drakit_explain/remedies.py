@@ -24,11 +24,10 @@ from drakit_explain.allocation import (
     SearchedClaim,
     Selections,
     WithoutErrors,
-    tolerates,
 )
 from drakit_explain.availability import needed
 from drakit_explain.budget import BudgetSpentError
-from drakit_explain.counting import Hardware, holders_for
+from drakit_explain.counting import Hardware, holders_for, not_tolerated
 from drakit_explain.devices import TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration
 from drakit_explain.nodes import NodeProblem, Unusable, is_condition
@@ -233,9 +232,9 @@ class _Remedies:
                 for index in bits(matches):
                     device = each.devices[index]
                     identity = DeviceID(each.driver, each.pool, device.name)
-                    for taint in self._world.taints(identity, device):
-                        if not any(tolerates(one, taint) for one in exact.tolerations):
-                            found[taint.key, taint.effect] = taint
+                    taints = self._world.taints(identity, device)
+                    for taint in not_tolerated(taints, exact.tolerations):
+                        found[taint.key, taint.effect] = taint
         return [found[key] for key in sorted(found)][:MAX_CHANGES]
 
     def without_a_constraint(self) -> Iterator[_Remedy]:

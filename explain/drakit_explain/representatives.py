@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from drakit_explain.allocation import Answer, Outcome, SearchedClaim
+from drakit_explain.allocation import Answer, Outcome
 from drakit_explain.budget import Budget
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.devices import TaintFacts
@@ -62,10 +62,7 @@ def confirmation_of_template(
 
     Raises :class:`NotEvaluatedError` and :class:`BudgetSpentError`.
     """
-    claim = SearchedClaim(
-        name=wanted.origin, requests=wanted.requests, constraints=wanted.constraints
-    )
-    profiles = Profiles(world, [claim], budget, all_free=True)
+    profiles = Profiles(world, [wanted.searched], budget, all_free=True)
     expected = dict.fromkeys(_distinct(world.views(), profiles, world))
     return _confirmation(expected, [wanted], namespace, world, all_free=True)
 

@@ -139,10 +139,7 @@ class Trial:
         return any(self.world.concerns(each, pool.identity.driver) for each in exact)
 
     def claims(self) -> list[SearchedClaim]:
-        return [
-            SearchedClaim(name=each.origin, requests=each.requests, constraints=each.constraints)
-            for each in self.wanted
-        ]
+        return [each.searched for each in self.wanted]
 
     def with_request(self, at: Position, exact: Request) -> list[SearchedClaim]:
         """Return the claims with one exact request replaced."""

@@ -15,7 +15,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from drakit_explain.allocation import Outcome, SearchedClaim, consumed_by
+from drakit_explain.allocation import Outcome, consumed_by
 from drakit_explain.availability import budget_of
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.devices import Amount, DeviceFacts
@@ -86,12 +86,7 @@ def _claim_of(pod: PodFacts, node: str, number: int, world: World) -> ClaimFacts
     pools = world.pools_of_node(world.views()[node])
     try:
         answer = allocate(
-            [
-                SearchedClaim(
-                    name=each.origin, requests=each.requests, constraints=each.constraints
-                )
-                for each in wanted
-            ],
+            [each.searched for each in wanted],
             pools,
             allocated=world,
             selections=world,
