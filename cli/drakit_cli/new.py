@@ -1,8 +1,9 @@
 """
 ``drakit new``: the project of a driver, which works as it is written.
 
-``templates/`` has the content of the files. This module has the list of files, derives the names in
-them from the project's name, and writes them: all or none, and never over another file.
+``templates/`` has the content of the files. A project has a form, which decides its files, words in
+them, and the next steps. This module derives the names in a project from the project's name, and
+writes the files: all or none, and never over another file.
 
 It must not know the driver contract: the project's own tests check it.
 """
@@ -36,23 +37,6 @@ MAX_DRIVER = 63
 """Characters of a driver's name (API: ``ResourceSliceSpec.driver``)."""
 
 PROJECT_VERSION = "0.1.0"
-
-FILES: Mapping[str, str] = {
-    "pyproject.toml": "pyproject.toml.in",
-    "README.md": "readme.md.in",
-    "src/{package}/__init__.py": "init.py.in",
-    "src/{package}/driver.py": "driver.py.in",
-    "tests/test_driver.py": "test_driver.py.in",
-    "tests/test_conformance.py": "test_conformance.py.in",
-    "Dockerfile": "dockerfile.in",
-    ".dockerignore": "dockerignore.in",
-    "values.yaml": "values.yaml.in",
-    "deviceclass.yaml": "deviceclass.yaml.in",
-    "pod.yaml": "pod.yaml.in",
-    ".github/workflows/ci.yaml": "ci.yaml.in",
-    ".gitignore": "gitignore.in",
-}
-"""The files of a project, and the template of each."""
 
 _TAKEN = frozenset(
     {"drakit", "hostdev", "simulated"} | {"cdi", "conformance", "new", "node", "setup", "version"}
@@ -112,38 +96,61 @@ class Project:
     """The node plugin's image."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """What differs between projects: the language, and where the driver runs."""
+
+    files: Mapping[str, str]
+    """The files of a project, and the template of each. Paths can use the fields of `Project`."""
+
+    source: str
+    """The path of the driver's source, as README.md and the manifests name it."""
+
+    tests: str
+    """The path of the tests that check the parameters in pod.yaml."""
+
+    commands: tuple[str, ...]
+    """The first commands in the project's folder. They test the project."""
+
+    note: Callable[[Project], str]
+    """What the command prints at the end: how drakit's release comes to know the driver."""
+
+
 def new(options: argparse.Namespace) -> int:
     """Write the project, and print the next steps."""
+    form = PLUGIN
     project = project_of(
         options.name, driver=options.driver, image=options.image, drakit=version("drakit")
     )
     folder: Path = options.directory or Path(project.name)
-    texts = render(project)
+    texts = render(project, form)
     _write(folder, texts)
-    there = "" if folder.resolve() == Path.cwd() else f"  cd {shlex.quote(str(folder))}\n"
+    inside = [] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
+    commands = "".join(f"  {line}\n" for line in (*inside, *form.commands))
+    source = form.source.format(**asdict(project))
     print(
         f"driver {project.driver}: {len(texts)} files in {folder}\n"
-        f"\nNext, with the path of your clone of drakit in $DRAKIT (see README.md):\n\n"
-        f"{there}"
-        f"  python3 -m venv ~/drakit-venv\n"
-        f"  source ~/drakit-venv/bin/activate\n"
-        f"  pip install \"$DRAKIT[testing]\" --editable '.[dev]'\n"
-        f"  pytest\n"
-        f"\nThen replace the code marked REPLACE, first in src/{project.package}/driver.py, then\n"
+        f"\nNext, with the path of your clone of drakit in $DRAKIT (see README.md):\n"
+        f"\n{commands}"
+        f"\nThen replace the code marked REPLACE, first in {source}, then\n"
         f"in values.yaml, deviceclass.yaml, pod.yaml and the tests. README.md describes how to\n"
         f"build the image, install the driver and start a pod with a device."
     )
-    print(
-        f"\nThis driver runs in the node plugin and needs no entry in backends.allowed. If you\n"
-        f"write a backend in another language instead, it needs this entry in drakit's values:\n"
-        f"\n{_backend_entry(project)}"
-    )
+    print(f"\n{form.note(project)}")
     if _is_example(project.driver):
         print(
             "\nexample.com is not yours, and a driver's name is immutable: before you publish the\n"
             "driver, create the project again with --driver and a domain that you own."
         )
     return 0
+
+
+def _plugin_note(project: Project) -> str:
+    return (
+        f"This driver runs in the node plugin and needs no entry in backends.allowed. If you\n"
+        f"write a backend in another language instead, it needs this entry in drakit's values:\n"
+        f"\n{_backend_entry(project)}"
+    )
 
 
 def _backend_entry(project: Project) -> str:
@@ -158,6 +165,42 @@ def _backend_entry(project: Project) -> str:
         f"      mounts: {{{project.directory}: ro}}\n"
         f'      env: ["{project.prefix}_*"]'
     )
+
+
+_MANIFESTS: Mapping[str, str] = {
+    "deviceclass.yaml": "deviceclass.yaml.in",
+    "pod.yaml": "pod.yaml.in",
+}
+"""Files that are the same in all forms."""
+
+PLUGIN = Form(
+    files={
+        **_MANIFESTS,
+        "pyproject.toml": "pyproject.toml.in",
+        "README.md": "readme.md.in",
+        "src/{package}/__init__.py": "init.py.in",
+        "src/{package}/driver.py": "driver.py.in",
+        "tests/test_driver.py": "test_driver.py.in",
+        "tests/test_conformance.py": "test_conformance.py.in",
+        "Dockerfile": "dockerfile.in",
+        ".dockerignore": "dockerignore.in",
+        "values.yaml": "values.yaml.in",
+        ".github/workflows/ci.yaml": "ci.yaml.in",
+        ".gitignore": "gitignore.in",
+    },
+    source="src/{package}/driver.py",
+    tests="tests/test_driver.py",
+    commands=(
+        "python3 -m venv ~/drakit-venv",
+        "source ~/drakit-venv/bin/activate",
+        "pip install \"$DRAKIT[testing]\" --editable '.[dev]'",
+        "pytest",
+    ),
+    note=_plugin_note,
+)
+"""A driver in Python that runs in the node plugin."""
+
+FORMS: tuple[Form, ...] = (PLUGIN,)
 
 
 # ------------------------------------------------------------ names
@@ -254,16 +297,21 @@ def _release(drakit: str) -> str:
 # ------------------------------------------------------------ files
 
 
-def render(project: Project) -> Mapping[str, str]:
+def render(project: Project, form: Form) -> Mapping[str, str]:
     """Return the project's files, by their paths in its folder."""
-    words = asdict(project)
-    words["class"] = words["class_name"]
+    names = asdict(project)
+    words = {
+        **names,
+        "class": project.class_name,
+        "source": Path(form.source).name,
+        "tests": form.tests,
+    }
     templates = files("drakit_cli") / "templates"
     return {
-        path.format(package=project.package): _Template(
-            (templates / name).read_text(encoding="utf-8")
-        ).substitute(words)
-        for path, name in FILES.items()
+        path.format(**names): _Template((templates / name).read_text(encoding="utf-8")).substitute(
+            words
+        )
+        for path, name in form.files.items()
     }
 
 

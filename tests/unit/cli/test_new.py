@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from drakit_cli.main import main
-from drakit_cli.new import FILES
+from drakit_cli.new import PLUGIN
 from drakit_nodeplugin.config import NodePluginConfig
 from tests.unit.cli.projects import commands, files_of, readme
 from tests.unit.docs.listings import ROOT
@@ -147,7 +147,10 @@ def test_a_folder_with_other_files_gets_the_project_beside_them(tmp_path, monkey
     (tmp_path / "src").mkdir()
     monkeypatch.chdir(tmp_path)
     assert main(["new", "lamps", "--directory", "."]) == 0
-    assert files_of(tmp_path) == {"LICENSE", *(name.format(package="lamps") for name in FILES)}
+    assert files_of(tmp_path) == {
+        "LICENSE",
+        *(name.format(package="lamps") for name in PLUGIN.files),
+    }
     assert (tmp_path / "LICENSE").read_text() == "mine"
     assert "  cd " not in capsys.readouterr().out
 
@@ -225,7 +228,7 @@ def test_what_cannot_be_written_to_its_end_is_not_there(within, tmp_path):
 def test_the_page_shows_the_files_and_the_commands_of_the_project(lamps):
     files = (ROOT / PAGE).read_text().partition("| File | Content |")[2].partition("\n\n")[0]
     named = re.findall(r"^\| `([^`]+)` \|", files, re.M)
-    assert sorted(named) == sorted(path.format(package="lamps") for path in FILES)
+    assert sorted(named) == sorted(path.format(package="lamps") for path in PLUGIN.files)
     shown = {
         line.replace('"$IMAGE-nodeplugin:', '"registry.example.com/lamps-nodeplugin:').replace(
             '"', ""

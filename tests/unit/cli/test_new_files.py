@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
-from drakit_cli.new import FILES, project_of
+from drakit_cli.new import FORMS, project_of
 from tests.unit.cli.projects import (
     PROJECTS,
     commands,
@@ -162,4 +162,6 @@ def test_all_templates_are_in_the_wheel(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     folder = Path("drakit_cli/templates")
-    assert {path.name for path in names if path.parent == folder} == set(FILES.values())
+    assert {str(path.relative_to(folder)) for path in names if path.is_relative_to(folder)} == {
+        template for form in FORMS for template in form.files.values()
+    }

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from drakit_cli.new import FILES
+from drakit_cli.new import FORMS, PLUGIN
 from tests.unit.cli.projects import (
     PROJECTS,
     files_of,
@@ -24,9 +24,11 @@ pytestmark = pytest.mark.timeout(120)
 
 def test_every_template_is_a_file_of_the_project(tmp_path):
     project = write(tmp_path / "lamps")
-    assert files_of(project) == {path.format(package="lamps") for path in FILES}
+    assert files_of(project) == {path.format(package="lamps") for path in PLUGIN.files}
     templates = ROOT / "cli" / "drakit_cli" / "templates"
-    assert sorted(FILES.values()) == sorted(path.name for path in templates.iterdir())
+    assert {name for form in FORMS for name in form.files.values()} == {
+        str(path.relative_to(templates)) for path in templates.rglob("*.in")
+    }
     assert not [name for name in files_of(project) if "@@" in (project / name).read_text()]
 
 
