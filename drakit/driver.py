@@ -321,6 +321,9 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
         failed halfway or never ran. It can repeat the call: if there is nothing to undo, return
         normally. If the method raises, the device stays reserved, the pod waits, and the node
         plugin retries every few seconds.
+
+        For a claim that a damaged checkpoint no longer contains, the node plugin cannot call this
+        method. If side effects can outlive a pod, detect and undo them in `__init__`.
         """
         return _nothing()
 
