@@ -14,7 +14,7 @@ export CLUSTER ?= auto
 export PYTHONSAFEPATH := 1
 
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
-PACKAGES := drakit formats daemon explain cli nodeplugin operator
+PACKAGES := drakit formats daemon explain cli nodeplugin driver operator
 PY := $(PACKAGES) proto tests e2e bench tools
 
 .PHONY: help

@@ -10,13 +10,13 @@ It must not depend on claims, slices, gRPC or the kubelet.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from math import inf
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
@@ -31,14 +31,17 @@ from drakit.driver import (
     PolicyResource,
     overrides,
 )
+from drakit.settings import SettingsError as ConfigError
 from drakit.settings import describe
 from drakit_formats.resource.limits import MAX_DRIVER_NAME, is_driver_name
-from drakit_nodeplugin.config import ConfigError, DriverEntry
 from drakit_nodeplugin.endpoints.contract import DriverTraits, EndpointContext, traits_of
 from drakit_nodeplugin.endpoints.endpoint import Endpoint
 from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
 from drakit_nodeplugin.endpoints.python.calls import AnyDriver
 from drakit_nodeplugin.endpoints.python.thread import PythonConnector
+
+if TYPE_CHECKING:
+    from drakit_nodeplugin.config import DriverEntry
 
 logger = logging.getLogger(__name__)
 
@@ -100,47 +103,55 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
     for index, entry in enumerate(entries):
         key = f"drivers[{index}]"
         where = f"{file}: {key}.driver"
-        kind = _find(entry.driver, where=where)
-        if (fault := _fault_of(kind)) is not None:
-            raise ConfigError(f"{where}: {entry.driver} {fault}; this is a bug in the driver")
-        try:
-            config = kind.config_type.model_validate(entry.config)
-            name = cast("object", kind.name_of(config))
-        except ValidationError as error:
-            raise ConfigError(describe(error, file=str(file), below=f"{key}.config")) from error
-        except Exception as error:  # a vendor's validator
-            raise ConfigError(
-                f"{file}: {key}.config: {entry.driver} fails to read it: {kind_and_text(error)}"
-            ) from error
-        if not is_driver_name(name):
-            raise ConfigError(
-                f"{where}: {entry.driver} has the name {name!r}, which is not a DNS "
-                f"subdomain of at most {MAX_DRIVER_NAME} characters that begins with a letter"
-            )
-        if entry.name not in (None, name):
-            raise ConfigError(
-                f"{file}: {key}.name: the name of {entry.driver} is {name}, not {entry.name}; "
-                f"correct or omit it"
-            )
-        if any(driver.name == name for driver in drivers):
-            raise ConfigError(f"{where}: driver {name} is configured twice")
-
-        if _never_undone(kind):
-            logger.warning(
-                "driver defines prepare, but not unprepare: define unprepare, or set "
-                "side_effects = False",
-                extra={"driver": name},
-            )
-
-        def make(kind: type[AnyDriver] = kind, config: Any = config) -> AnyDriver:
-            return kind(config, node)
-
-        drivers.append(
-            LoadedDriver(
-                name=name, make=make, traits=traits_of(kind), where=f"{file}: {key}.config"
-            )
+        driver = load_driver(
+            entry.driver, entry.config, node=node, where=where, file=str(file), key=f"{key}.config"
         )
+        if entry.name not in (None, driver.name):
+            raise ConfigError(
+                f"{file}: {key}.name: the name of {entry.driver} is {driver.name}, not "
+                f"{entry.name}; correct or omit it"
+            )
+        if any(other.name == driver.name for other in drivers):
+            raise ConfigError(f"{where}: driver {driver.name} is configured twice")
+        drivers.append(driver)
     return drivers
+
+
+def load_driver(
+    reference: str, values: Mapping[str, Any], *, node: Node, where: str, file: str, key: str = ""
+) -> LoadedDriver:
+    """
+    Load one driver, with these values as its configuration; raise :class:`ConfigError`.
+
+    Errors name `where` for the reference, and `file` and `key` for the values.
+    """
+    kind = _find(reference, where=where)
+    if (fault := _fault_of(kind)) is not None:
+        raise ConfigError(f"{where}: {reference} {fault}; this is a bug in the driver")
+    at = f"{file}: {key}" if key else file
+    try:
+        config = kind.config_type.model_validate(values)
+        name = cast("object", kind.name_of(config))
+    except ValidationError as error:
+        raise ConfigError(describe(error, file=file, below=key)) from error
+    except Exception as error:  # a vendor's validator
+        raise ConfigError(f"{at}: {reference} fails to read it: {kind_and_text(error)}") from error
+    if not is_driver_name(name):
+        raise ConfigError(
+            f"{where}: {reference} has the name {name!r}, which is not a DNS subdomain of at most "
+            f"{MAX_DRIVER_NAME} characters that begins with a letter"
+        )
+    if _never_undone(kind):
+        logger.warning(
+            "driver defines prepare, but not unprepare: define unprepare, or set "
+            "side_effects = False",
+            extra={"driver": name},
+        )
+
+    def make() -> AnyDriver:
+        return kind(config, node)
+
+    return LoadedDriver(name=name, make=make, traits=traits_of(kind), where=at)
 
 
 def _fault_of(kind: type[AnyDriver]) -> str | None:

@@ -1,0 +1,1 @@
+"""A Python driver in a process of its own: ``drakit-driver``."""

@@ -1,0 +1,258 @@
+"""
+Converts the library's plain values to the backend contract's messages, and claims back.
+
+It is the counterpart of :mod:`drakit_nodeplugin.endpoints.backend.convert`. A value of a wrong type
+fits into no message: :class:`UnsendableError` names its device, which alone is left out.
+
+It must not depend on gRPC, sockets, or how a driver runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from drakit.device import (
+    AllocatedClaim,
+    AllocatedDevice,
+    Capacity,
+    ClaimReference,
+    CounterSet,
+    Device,
+    DeviceNode,
+    Edits,
+    Health,
+    Mount,
+    Taint,
+    Version,
+)
+from drakit_nodeplugin.endpoints.contract import CallError, DeviceKey
+from drakit_nodeplugin.endpoints.failures import kind_of
+from drakit_proto.backend.v1 import backend_pb2 as pb
+
+_EFFECTS: Mapping[str, pb.TaintEffect.ValueType] = {
+    "None": pb.TAINT_EFFECT_NONE,
+    "NoSchedule": pb.TAINT_EFFECT_NO_SCHEDULE,
+    "NoExecute": pb.TAINT_EFFECT_NO_EXECUTE,
+}
+_STATUSES: Mapping[str, pb.HealthStatus.ValueType] = {
+    "healthy": pb.HEALTH_STATUS_HEALTHY,
+    "unhealthy": pb.HEALTH_STATUS_UNHEALTHY,
+}
+
+
+class UnsendableError(Exception):
+    """A device or edits have a value of a type that no message has."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"it has a value of a wrong type: {error}")
+
+
+# ------------------------------------------------------------ devices
+
+
+def device_message(device: Device) -> pb.Device:
+    """Make the message of a device; raises :class:`UnsendableError`."""
+    try:
+        message = pb.Device(
+            name=device.name,
+            pool=device.pool,
+            attributes={name: _attribute(value) for name, value in device.attributes.items()},
+            capacity={name: _capacity(amount) for name, amount in device.capacity.items()},
+            consumes=_amounts(device.consumes),
+            allow_multiple_allocations=device.allow_multiple_allocations,
+            taints=[_taint(taint) for taint in device.taints],
+            health=None if device.health is None else health_message(device.health),
+            evict_if_gone=device.evict_if_gone,
+            prepare_again=device.prepare_again,
+        )
+        topology = device.topology
+        if (topology.numa_node, topology.pcie_root, topology.pci_bus_id) != (None, None, None):
+            message.topology.CopyFrom(
+                pb.Topology(
+                    numa_node=topology.numa_node,
+                    pcie_root=topology.pcie_root or "",
+                    pci_bus_id=topology.pci_bus_id or "",
+                )
+            )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UnsendableError(error) from None
+    return message
+
+
+def counter_set_message(counter_set: CounterSet) -> pb.CounterSet:
+    """Make the message of a counter set; raises :class:`UnsendableError`."""
+    try:
+        return pb.CounterSet(
+            name=counter_set.name, pool=counter_set.pool, counters=dict(counter_set.counters)
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UnsendableError(error) from None
+
+
+def health_message(health: Health) -> pb.Health:
+    """Make the message of a health."""
+    return pb.Health(
+        status=_STATUSES.get(health.status, pb.HEALTH_STATUS_UNSPECIFIED),
+        message=health.message,
+        broken=health.evict_pods,
+    )
+
+
+def device_health_message(key: DeviceKey, health: Health) -> pb.DeviceHealth:
+    """Make the message of the health of one device."""
+    return pb.DeviceHealth(name=key.name, pool=key.pool, health=health_message(health))
+
+
+def _attribute(value: object) -> pb.Attribute:
+    match value:
+        case bool():
+            return pb.Attribute(bool=value)
+        case int():
+            return pb.Attribute(int=value)
+        case str():
+            return pb.Attribute(string=value)
+        case Version(text=text):
+            return pb.Attribute(version=text)
+        case tuple() | list():
+            return _list_attribute(cast("Sequence[Any]", value))
+        case _:
+            raise TypeError(f"an attribute is a {kind_of(value)}")
+
+
+def _list_attribute(values: Sequence[Any]) -> pb.Attribute:
+    kinds = set(map(type, values))
+    if kinds <= {bool}:
+        return pb.Attribute(bools=pb.BoolList(values=values))
+    if kinds == {int}:
+        return pb.Attribute(ints=pb.IntList(values=values))
+    if kinds == {Version}:
+        return pb.Attribute(versions=pb.StringList(values=[each.text for each in values]))
+    return pb.Attribute(strings=pb.StringList(values=values))
+
+
+def _capacity(amount: str | Capacity) -> pb.Capacity:
+    if not isinstance(amount, Capacity):
+        return pb.Capacity(value=amount)
+    span = amount.valid_range
+    return pb.Capacity(
+        value=amount.value,
+        default=amount.default or "",
+        valid_values=amount.valid_values,
+        valid_range=None
+        if span is None
+        else pb.CapacityRange(min=span.min, max=span.max or "", step=span.step or ""),
+    )
+
+
+def _amounts(consumes: Mapping[str, Mapping[str, str]]) -> Mapping[str, pb.CounterAmounts]:
+    return {name: pb.CounterAmounts(counters=dict(counters)) for name, counters in consumes.items()}
+
+
+def _taint(taint: Taint) -> pb.Taint:
+    effect = _EFFECTS.get(taint.effect, pb.TAINT_EFFECT_UNSPECIFIED)
+    return pb.Taint(key=taint.key, value=taint.value, effect=effect)
+
+
+# ------------------------------------------------------------ claims
+
+
+def claims_of(messages: Iterable[pb.Claim]) -> list[AllocatedClaim]:
+    """Make the claims of a call."""
+    return [
+        AllocatedClaim(
+            claim=ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid),
+            devices=tuple([_allocated(device) for device in claim.devices]),
+        )
+        for claim in messages
+    ]
+
+
+def _allocated(message: pb.AllocatedDevice) -> AllocatedDevice:
+    return AllocatedDevice(
+        name=message.name,
+        pool=message.pool,
+        request=message.request,
+        share_id=message.share_id if message.HasField("share_id") else None,
+        admin_access=message.admin_access,
+        consumed_capacity=dict(message.consumed_capacity),
+        configs=tuple([json.loads(config) for config in message.configs]),
+    )
+
+
+def prepared_message(uid: str, answer: Sequence[Edits] | CallError) -> pb.PreparedClaim:
+    """Make the result of preparing a claim."""
+    if isinstance(answer, Exception):
+        return pb.PreparedClaim(uid=uid, error=str(answer))
+    try:
+        return pb.PreparedClaim(uid=uid, edits=[edits_message(edits) for edits in answer])
+    except UnsendableError as error:
+        return pb.PreparedClaim(uid=uid, error=f"the edits cannot be used: {error}")
+
+
+def unprepared_message(uid: str, answer: CallError | None) -> pb.UnpreparedClaim:
+    """Make the result of unpreparing a claim."""
+    return pb.UnpreparedClaim(uid=uid, error="" if answer is None else str(answer))
+
+
+def edits_message(edits: Edits) -> pb.Edits:
+    """Make the message of a device's edits; raises :class:`UnsendableError`."""
+    rdt = edits.intel_rdt
+    try:
+        return pb.Edits(
+            env=dict(edits.env),
+            device_nodes=[_device_node(node) for node in edits.device_nodes],
+            mounts=[_mount(mount) for mount in edits.mounts],
+            hooks=[
+                pb.Hook(
+                    name=hook.name,
+                    path=hook.path,
+                    args=hook.args,
+                    env=dict(hook.env),
+                    timeout_seconds=hook.timeout_seconds,
+                )
+                for hook in edits.hooks
+            ],
+            net_devices=[
+                pb.NetDevice(host_interface_name=each.host_interface_name, name=each.name)
+                for each in edits.net_devices
+            ],
+            additional_gids=edits.additional_gids,
+            intel_rdt=None
+            if rdt is None
+            else pb.IntelRdt(
+                clos_id=rdt.clos_id or "",
+                l3_cache_schema=rdt.l3_cache_schema or "",
+                mem_bw_schema=rdt.mem_bw_schema or "",
+                schemata=rdt.schemata,
+                enable_monitoring=rdt.enable_monitoring,
+            ),
+            cdi_devices=edits.cdi_devices,
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UnsendableError(error) from None
+
+
+def _device_node(node: DeviceNode) -> pb.DeviceNode:
+    return pb.DeviceNode(
+        path=node.path,
+        host_path=node.host_path or "",
+        type=node.type or "",
+        major=node.major,
+        minor=node.minor,
+        permissions=node.permissions or "",
+        file_mode=node.file_mode,
+        uid=node.uid,
+        gid=node.gid,
+        identity=node.identity,
+    )
+
+
+def _mount(mount: Mount) -> pb.Mount:
+    return pb.Mount(
+        host_path=mount.host_path,
+        container_path=mount.container_path,
+        options=mount.options,
+        type=mount.type or "",
+    )

@@ -1,0 +1,468 @@
+"""
+Serves one Python driver as a backend: the whole contract of :mod:`drakit_proto.backend.v1`.
+
+The driver runs as in the node plugin (:mod:`drakit_nodeplugin.endpoints.python`): in a thread, with
+its checks, its polling of health, and its restarts after a failure. This module passes on what it
+reports to each node plugin that is connected, of which a rolling update has two, and orders the
+calls for claims. Devices of a driver that stops end all streams, with the reason.
+
+gRPC cancels a handler as soon as its client stops waiting, but the work of the driver continues. So
+each call is a task of its own (:class:`CallQueue`), and the next call for the same hardware waits
+for its end.
+
+It must not know how a driver's methods are called, or how a socket gets its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from drakit.device import AllocatedClaim, Device, Health, Inventory
+from drakit.driver import DriverError
+from drakit.settings import SettingsError
+from drakit_daemon import tasks
+from drakit_daemon.logs import new_request_id, request_scope
+from drakit_driver.messages import (
+    UnsendableError,
+    claims_of,
+    counter_set_message,
+    device_health_message,
+    device_message,
+    prepared_message,
+    unprepared_message,
+)
+from drakit_driver.sockets import ServerSocket
+from drakit_nodeplugin.endpoints.contract import (
+    CALL_SECONDS,
+    DeviceKey,
+    EndpointContext,
+    HealthReport,
+)
+from drakit_nodeplugin.endpoints.failures import Diagnostic, EndpointStoppedError, text_of
+from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, PythonEndpoint
+from drakit_proto.backend.v1 import backend_pb2 as pb
+from drakit_proto.backend.v1 import backend_pb2_grpc as pb_grpc
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID = "drakit-request-id"
+"""Metadata of each call: the id on the node plugin's log lines about it."""
+
+DRAIN_SECONDS = 20.0
+"""The time that calls in flight have to end at a stop; a pod has 30 s by default."""
+
+STREAMS_SECONDS = 1.0
+"""The time that streams have to end; they are told to."""
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""The contract's limit."""
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # The node plugin refuses a larger message with a sentence; the server's own error has none.
+    ("grpc.max_send_message_length", -1),
+)
+
+AnyContext = grpc.aio.ServicerContext[Any, Any]
+ResultT = TypeVar("ResultT")
+
+
+class ServerNode:
+    """A :class:`drakit.driver.Node`, as the node plugin describes it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.labels: Mapping[str, str] | None = None
+        """The Node's labels; None until a node plugin has sent them."""
+
+    @property
+    def name(self) -> str:
+        """``metadata.name``."""
+        return self._name
+
+
+# ---------------------------------------------------------------- the order of calls
+
+
+class CallQueue:
+    """Calls for claims, as tasks: those for the same claim or hardware follow each other."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, ...], asyncio.Task[Any]] = {}
+        """The latest call for a claim, device or counter set."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def call(
+        self, batch: Sequence[AllocatedClaim], function: Callable[[], Awaitable[ResultT]]
+    ) -> ResultT:
+        """
+        Call for a batch, once earlier calls for its hardware have ended.
+
+        A caller that stops waiting ends only a call that has not begun. After its time limit, a
+        call is canceled; it ends when the driver has cleaned up.
+        """
+        keys = [*dict.fromkeys(key for item in batch for key in _keys(item))]
+        earlier = {self._last[key] for key in keys if key in self._last}
+        begun = asyncio.Event()
+        task = asyncio.create_task(_run(function, earlier, begun))
+        self._tasks.add(task)
+        self._last.update(dict.fromkeys(keys, task))
+
+        def forget(done: asyncio.Task[Any]) -> None:
+            self._tasks.discard(done)
+            for key in keys:
+                if self._last.get(key) is done:
+                    del self._last[key]
+
+        task.add_done_callback(forget)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not begun.is_set():
+                task.cancel()
+            elif not task.done():
+                logger.warning("caller no longer waits for a call that continues")
+            raise
+
+    async def drain(self, *, timeout_seconds: float) -> None:
+        """Wait until no call is in flight, at most this long; then cancel the rest."""
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        while self._tasks and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait({*self._tasks}, timeout=left)
+        for task in self._tasks:
+            task.cancel()
+
+
+def _keys(item: AllocatedClaim) -> list[tuple[str, ...]]:
+    keys: list[tuple[str, ...]] = [("claim", item.claim.uid)]
+    for device in item.devices:
+        keys.append(("device", device.pool, device.name))
+        keys += [("counter set", device.pool, name) for name in device.consumes]
+    return keys
+
+
+async def _run(
+    function: Callable[[], Awaitable[ResultT]],
+    earlier: Collection[asyncio.Task[Any]],
+    begun: asyncio.Event,
+) -> ResultT:
+    # Their ends do not end: this call may be canceled while it waits, and a later one waits for it.
+    while waiting := [task for task in earlier if not task.done()]:
+        await asyncio.wait(waiting)
+    begun.set()
+    async with asyncio.timeout(CALL_SECONDS):
+        return await function()
+
+
+# ---------------------------------------------------------------- reports of the driver
+
+
+class Reports:
+    """The latest reports of the driver, for any number of streams: an
+    :class:`.EndpointListener`."""
+
+    def __init__(self) -> None:
+        self.message: pb.WatchDevicesResponse | None = None
+        """The devices; None while the driver is stopped."""
+        self.stop_reason = ""
+        self.stops = 0
+        """The number of stops so far."""
+        self._messages: dict[int, tuple[Device, pb.Device]] = {}
+        """The messages of the present devices, by identity: unchanged devices keep it."""
+        self._health: dict[DeviceKey, Health] = {}
+        self._watchers: set[_HealthWatcher] = set()
+        self.ended = False
+        self.news = asyncio.Event()
+        """Set, and replaced, when the fields above change."""
+
+    def replaced(self, endpoint: str, inventory: Inventory) -> None:
+        """See :meth:`.EndpointListener.replaced`."""
+        before, self._messages = self._messages, {}
+        message = pb.WatchDevicesResponse(devices=self._messages_of(inventory.devices, before))
+        for counter_set in inventory.counter_sets:
+            try:
+                message.counter_sets.append(counter_set_message(counter_set))
+            except UnsendableError as error:
+                _log_unsendable(counter_set.name, error)
+        if inventory.fallback is not None:
+            message.fallback.CopyFrom(
+                pb.Fallback(devices=self._messages_of(inventory.fallback, before))
+            )
+        self.message = message
+        listed = {
+            DeviceKey(each.pool, each.name)
+            for each in (*inventory.devices, *(inventory.fallback or ()))
+        }
+        self._health = {key: each for key, each in self._health.items() if key in listed}
+        self._notify()
+
+    def _messages_of(
+        self, devices: Collection[Device], before: Mapping[int, tuple[Device, pb.Device]]
+    ) -> list[pb.Device]:
+        messages: list[pb.Device] = []
+        for device in devices:
+            known = before.get(id(device))
+            try:
+                message = device_message(device) if known is None else known[1]
+            except UnsendableError as error:
+                _log_unsendable(device.name, error)
+                continue
+            self._messages[id(device)] = (device, message)
+            messages.append(message)
+        return messages
+
+    def reported(self, endpoint: str, report: HealthReport) -> None:
+        """See :meth:`.EndpointListener.reported`."""
+        self._health.update(report.devices)
+        for watcher in self._watchers:
+            watcher.add(report.devices)
+
+    def stopped(self, endpoint: str, reason: str) -> None:
+        """See :meth:`.EndpointListener.stopped`."""
+        self.message, self.stop_reason = None, reason
+        self.stops += 1
+        self._notify()
+
+    def end(self) -> None:
+        """End all streams: the process stops."""
+        self.ended = True
+        self._notify()
+        for watcher in self._watchers:
+            watcher.add({})
+
+    def _notify(self) -> None:
+        news, self.news = self.news, asyncio.Event()
+        news.set()
+
+    @contextmanager
+    def watch_health(self) -> Generator[_HealthWatcher]:
+        """Watch the health of devices: first that of all, then each change."""
+        watcher = _HealthWatcher(self._health)
+        self._watchers.add(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+
+
+class _HealthWatcher:
+    def __init__(self, health: Mapping[DeviceKey, Health]) -> None:
+        self._changed = dict(health)
+        self._news = asyncio.Event()
+        if health:
+            self._news.set()
+
+    def add(self, health: Mapping[DeviceKey, Health]) -> None:
+        self._changed.update(health)
+        self._news.set()
+
+    async def next(self) -> Mapping[DeviceKey, Health]:
+        await self._news.wait()
+        self._news.clear()
+        changed, self._changed = self._changed, {}
+        return changed
+
+
+def _log_unsendable(name: object, error: UnsendableError) -> None:
+    facts = {"device": str(name), "error": str(error)}
+    logger.error("device cannot be published", extra=facts)
+
+
+# ---------------------------------------------------------------- the contract
+
+
+class DriverService(pb_grpc.BackendServicer):
+    """The methods of the contract, for one driver."""
+
+    def __init__(
+        self, driver: LoadedDriver, endpoint: PythonEndpoint, reports: Reports, node: ServerNode
+    ) -> None:
+        self.calls = CallQueue()
+        self._driver = driver
+        self._endpoint = endpoint
+        self._reports = reports
+        self._node = node
+        self._version = version("drakit")
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context: AnyContext) -> pb.GetInfoResponse:
+        """Return the driver's name."""
+        return pb.GetInfoResponse(driver_name=self._driver.name, version=self._version)
+
+    async def WatchDevices(
+        self, request: pb.WatchDevicesRequest, context: AnyContext
+    ) -> AsyncGenerator[pb.WatchDevicesResponse]:
+        """Send the devices at each change, until the driver stops."""
+        reports, stops, sent = self._reports, self._reports.stops, None
+        while not reports.ended:
+            news = reports.news  # before the rest: a change from now on is not missed
+            if reports.stops != stops:
+                await context.abort(grpc.StatusCode.ABORTED, reports.stop_reason)
+            if reports.message is None or reports.message is sent:
+                await news.wait()
+            else:
+                sent = reports.message
+                yield sent
+
+    async def WatchHealth(
+        self, request: pb.WatchHealthRequest, context: AnyContext
+    ) -> AsyncGenerator[pb.WatchHealthResponse]:
+        """Send the health of all devices, and then each change, if the driver is polled for it."""
+        if not self._driver.traits.polls_health:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the driver has no method health")
+        with self._reports.watch_health() as watcher:
+            while not self._reports.ended:
+                if changed := await watcher.next():
+                    yield pb.WatchHealthResponse(
+                        devices=[device_health_message(*each) for each in changed.items()]
+                    )
+
+    # ------------------------------------------------------------ claims
+
+    async def PrepareClaims(
+        self, request: pb.PrepareClaimsRequest, context: AnyContext
+    ) -> pb.PrepareClaimsResponse:
+        """Prepare claims; each has its own result."""
+        answers = await self._answers(request.claims, context, self._endpoint.prepare)
+        return pb.PrepareClaimsResponse(claims=[prepared_message(*each) for each in answers])
+
+    async def UnprepareClaims(
+        self, request: pb.UnprepareClaimsRequest, context: AnyContext
+    ) -> pb.UnprepareClaimsResponse:
+        """Unprepare claims, and reset their devices if the driver has that method."""
+        if not self._driver.traits.side_effects:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the driver has no side effects")
+        answers = await self._answers(request.claims, context, self._endpoint.unprepare)
+        return pb.UnprepareClaimsResponse(claims=[unprepared_message(*each) for each in answers])
+
+    async def CheckClaims(
+        self, request: pb.CheckClaimsRequest, context: AnyContext
+    ) -> pb.CheckClaimsResponse:
+        """Check prepared claims."""
+        if not self._driver.traits.checks:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the driver has no method check")
+        answers = await self._answers(request.claims, context, self._endpoint.check)
+        return pb.CheckClaimsResponse(
+            claims=[pb.CheckedClaim(uid=uid, prepared=each is True) for uid, each in answers]
+        )
+
+    async def _answers(
+        self,
+        claims: Sequence[pb.Claim],
+        context: AnyContext,
+        method: Callable[[Sequence[AllocatedClaim]], Awaitable[Mapping[str, ResultT]]],
+    ) -> list[tuple[str, ResultT]]:
+        """Call the driver; a driver that is stopped fails the call."""
+        batch = claims_of(claims)
+        if not batch:
+            return []
+        with request_scope(_request_id(context)):
+            answers = await self.calls.call(batch, lambda: method(batch))
+        for answer in answers.values():
+            if isinstance(answer, EndpointStoppedError):
+                await context.abort(grpc.StatusCode.UNAVAILABLE, answer.reason)
+        return [*answers.items()]
+
+
+def _request_id(context: AnyContext) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID and isinstance(value, str) and value.isprintable():
+            return value[:64]
+    return new_request_id()
+
+
+# ---------------------------------------------------------------- the process
+
+
+class DriverServer:
+    """One driver, served at a socket."""
+
+    def __init__(self, driver: LoadedDriver, node: ServerNode, *, path: Path, mode: int) -> None:
+        """`mode` has the permissions of the socket at `path`. Made in the loop that serves."""
+        self._driver = driver
+        self._reports = Reports()
+        context = EndpointContext(listener=self._reports, node=node.name, report=_log_diagnostic)
+        self._endpoint = PythonEndpoint(driver, context)
+        self._service = DriverService(driver, self._endpoint, self._reports, node)
+        self._socket = ServerSocket(path, mode=mode)
+        self._server = grpc.aio.server(options=_OPTIONS)
+        pb_grpc.add_BackendServicer_to_server(self._service, self._server)
+        self._facts = {"driver": driver.name, "node": node.name, "socket": str(path)}
+
+    async def start(self) -> None:
+        """Start the driver, and then create the socket. Raises :class:`SettingsError` if the driver
+        refuses its configuration, or the socket cannot be created."""
+        try:
+            await self._endpoint.start()
+        except DriverError as error:
+            raise SettingsError(f"{self._driver.where}: {text_of(error)}") from error
+        try:
+            self._server.add_insecure_port(f"unix:{self._socket.hidden}")
+        except RuntimeError as error:
+            raise SettingsError(
+                f"socket {self._socket.path} cannot be created; is its directory writable?"
+            ) from error
+        await self._server.start()
+        await asyncio.to_thread(self._socket.publish)
+        logger.info("driver is served", extra=self._facts)
+
+    async def run(self) -> None:
+        """Restart the driver whenever it stops, until canceled."""
+        await self._endpoint.run()
+
+    async def drain(self) -> None:
+        """Prepare a stop, while :meth:`run` continues: the socket goes first, so that the node
+        plugin finds the next instance, and calls in flight end before the streams do."""
+        logger.info("driver is stopping", extra=self._facts)
+        await asyncio.to_thread(self._socket.remove)
+        await self._service.calls.drain(timeout_seconds=DRAIN_SECONDS)
+
+    async def stop(self) -> None:
+        """End all streams, and the driver; raises nothing."""
+        await asyncio.to_thread(self._socket.remove)
+        self._reports.end()
+        await self._server.stop(STREAMS_SECONDS)
+        await self._endpoint.close()
+
+
+async def serve(driver: LoadedDriver, node: ServerNode, *, path: Path, mode: int) -> None:
+    """Serve a driver until SIGTERM or SIGINT; raises what :meth:`DriverServer.start` does."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    server = DriverServer(driver, node, path=path, mode=mode)
+    try:
+        await server.start()
+        running = asyncio.create_task(tasks.until_stopped("driver", server.run))
+        asked = asyncio.create_task(stopping.wait())
+        await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if running.done():
+            await running
+        await server.drain()
+        running.cancel()
+        await asyncio.wait({running})
+    finally:
+        await server.stop()
+
+
+def _log_diagnostic(diagnostic: Diagnostic) -> None:
+    logger.warning(diagnostic.note, extra={"reason": diagnostic.reason})

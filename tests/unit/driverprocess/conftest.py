@@ -1,0 +1,58 @@
+"""A driver's server in the test's loop, and the node plugin's endpoint that is its client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drakit import Driver
+from drakit_driver.server import DriverServer, ServerNode
+from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_driver
+from tests.unit.endpoints.backend.conftest import (
+    found,
+    listener,
+    new_endpoint,
+    quick,
+    sockets,
+)
+from tests.unit.endpoints.camera import NODE, running
+
+__all__ = ("found", "listener", "quick", "sockets")
+
+
+def loaded(
+    driver: str | type[Driver[Any, Any]], values: Mapping[str, Any] | None = None
+) -> tuple[LoadedDriver, ServerNode]:
+    """Load a driver as the command line does."""
+    node = ServerNode(NODE)
+    reference = driver if isinstance(driver, str) else f"{driver.__module__}:{driver.__qualname__}"
+    return load_driver(reference, values or {}, node=node, where="--driver", file="--config"), node
+
+
+@asynccontextmanager
+async def serving(
+    driver: LoadedDriver, node: ServerNode, path: Path
+) -> AsyncIterator[DriverServer]:
+    """Serve a driver at a socket."""
+    server = DriverServer(driver, node, path=path, mode=0o600)
+    await server.start()
+    task = asyncio.create_task(server.run())
+    try:
+        yield server
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await server.stop()
+
+
+@pytest.fixture
+async def endpoint(found, listener):
+    """The running endpoint of the node plugin, with or without its backend."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(found.watched())
+        yield await stack.enter_async_context(running(new_endpoint(found, listener)))
