@@ -58,7 +58,7 @@ class Rig:
             env={
                 **os.environ,
                 **OWN_POD_ENVIRONMENT,
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
                 "PYTHONSAFEPATH": "1",
                 "POD_UID": pod_uid,
             },
