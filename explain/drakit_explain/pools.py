@@ -121,12 +121,13 @@ def _pool(
     current = [each for each in relevant if each.generation == newest]
     elsewhere: list[SliceFacts] = []
     if len(current) != current[0].pool_slices:
-        if any(each.generation > newest for each in slices):
-            return None  # a newer generation has nothing for this node
         mine = {each.name for each in current}
         others = [each for each in slices if each.generation == newest and each.name not in mine]
         number, expected = len(current) + len(others), current[0].pool_slices
-        if number != expected:
+        is_outdated = any(each.generation > newest for each in slices)
+        if is_outdated and rules.skips_pools:
+            return None  # the newer generation has nothing for this node
+        if is_outdated or number != expected:
             return NodePool(
                 identity=identity,
                 state=PoolState.INCOMPLETE,

@@ -94,16 +94,28 @@ def _allocate(
     selections: Selections,
     budget: Budget,
     rules: Rules,
+    *,
+    constraint_fails: bool = True,
 ) -> Answer:
-    search = _Search(claims, pools, allocated, selections, budget, rules)
+    search = _Search(claims, pools, allocated, selections, budget, rules, constraint_fails)
     try:
         search.prepare()
         found = search.next_device(_At(), alternative=False, start=0)
     except _FailedError as error:
-        if error.device is None or not search.in_any_order:
+        is_of_constraint = error.kind is Failure.CONSTRAINT
+        if not search.in_any_order or (error.device is None and not is_of_constraint):
             return error.answer()
-        without = WithoutErrors(selections)
-        answer = _allocate(claims, pools, allocated, without, budget, rules)
+        # In another order, the allocator may meet a device that is in use before this error, and
+        # then tries the next alternative.
+        answer = _allocate(
+            claims,
+            pools,
+            allocated,
+            selections if is_of_constraint else WithoutErrors(selections),
+            budget,
+            rules,
+            constraint_fails=constraint_fails and not is_of_constraint,
+        )
         return error.answer(chance=answer.outcome is Outcome.FITS)
     except _TooManyError:
         found = False
@@ -209,15 +221,18 @@ class _Search:
         selections: Selections,
         budget: Budget,
         rules: Rules,
+        constraint_fails: bool,
     ) -> None:
         self._claims = claims
+        self._constraint_fails = constraint_fails
+        """Whether a constraint that excludes a device of a request for all devices is an error."""
         self._pools = pools
         self._allocated = allocated
         self._selections = selections
         self._spend = budget.spend
         self._rules = rules
         self.errors: list[_FailedError] = []
-        """Of devices that requests for a number of devices can reach."""
+        """Of devices that the allocator may reach, depending on its order."""
 
         self._plans: dict[tuple[int, int, int], _Plan] = {}
         self._devices: dict[DeviceID, _Candidate] = {}
@@ -434,6 +449,8 @@ class _Search:
         assert isinstance(candidate, _Candidate)
         undo = self._take(at, plan, candidate, must=True)
         if undo is None:
+            if self.in_any_order:
+                self._record_excluded(at, plan)
             return False
         found = False
         try:
@@ -443,6 +460,22 @@ class _Search:
             if not found:
                 undo()
         return found
+
+    def _record_excluded(self, at: _At, plan: _Plan) -> None:
+        """Record the error that the allocator meets if it tries the remaining devices first."""
+        if any(each.distinct for each in self._constraints[at.claim]):
+            return  # a rejection changes which values it compares
+        steps: list[Callable[[], None]] = []
+        try:
+            for candidate in plan.candidates[at.device + 1 :]:
+                assert isinstance(candidate, _Candidate)
+                if (undo := self._take(at, plan, candidate, must=True)) is not None:
+                    steps.append(undo)
+        except _FailedError as error:
+            self.errors.append(error)
+        finally:
+            for undo in reversed(steps):
+                undo()
 
     def _take_any(self, at: _At, plan: _Plan, start: int, *, alternative: bool) -> bool:
         tried: set[int] = set()
@@ -519,7 +552,7 @@ class _Search:
         for constraint in constraints:
             if not constraint.add(plan.base, sub, facts, identity.driver):
                 undo()
-                if must:
+                if must and self._constraint_fails:
                     raise _FailedError(
                         Failure.CONSTRAINT,
                         f'request "{plan.name}" of {plan.claim} asks for all devices, and '

@@ -236,6 +236,24 @@ def test_on_1_34_an_invalid_pool_beside_a_device_is_chance():
     assert "may start by chance" in text
 
 
+@pytest.mark.parametrize(("minor", "chance"), [(34, True), (35, True), (36, False)])
+def test_up_to_1_35_a_device_in_use_may_be_found_before_one_that_a_constraint_excludes(
+    minor, chance
+):
+    first, last = replace(ALL, name="all"), request("one")
+    alternatives = request(device_class="", alternatives=(first, last))
+    facts = [
+        slice_on("n1", *PAIR, device("g2")),
+        slice_on("n2", NUMA[0]),
+        other_pool("n1", device("g3")),
+        holding("other", "g2"),
+        claim(alternatives, constraints=[replace(SAME, requests=("r/all",))]),
+    ]
+    _, _, text = reason_of(cluster(*facts, minor=minor))
+    assert "a constraint of the claim excludes one of them" in text
+    assert ("may start by chance" in text) is chance
+
+
 def full(world, priority):
     """Let n1 have a pod of a priority that takes its last CPU."""
     world.loads = Loads()

@@ -98,3 +98,11 @@ def test_devices_beside_the_counters_in_a_slice_are_found():
     assert names(here) == ["g0"]
     assert len(pool.counters) == 1
     assert names(replace(here, place=on("n2"))) == []
+
+
+@pytest.mark.parametrize(("minor", "expected"), [(34, [PoolState.INCOMPLETE]), (35, [])])
+def test_up_to_1_34_a_node_has_an_older_generation_whose_newer_one_is_for_others(minor, expected):
+    older = of("older", device("g0"), pool_slices=2)
+    newer = of("newer", device("g1"), generation=2, place=on("n2"))
+    found = pools_of_node([older, newer], NODE, rules=rules_of(minor))
+    assert [pool.state for pool in found] == expected
