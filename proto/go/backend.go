@@ -1,0 +1,230 @@
+// Package backend serves the driver contract of drakit, drakit.backend.v1.
+//
+// A backend is a driver for Kubernetes Dynamic Resource Allocation (DRA) that runs as its own
+// process on a node. The node plugin of drakit is its client, and does everything that Kubernetes
+// requires. This package does everything that the contract requires of a server. The driver
+// implements [Driver], and a program calls [Serve]:
+//
+//	err := backend.Serve(ctx, &lamps{}, backend.Options{
+//		Socket: "/run/drakit/lamps.sock",
+//		Info:   &backendv1.GetInfoResponse{DriverName: "lamps.example.com", Version: "1.0.0"},
+//	})
+//
+// The messages are generated from the contract, in package backendv1 (drakit.dev/backend/v1). Their
+// comments describe each field. The server ignores methods and fields that a later version of the
+// contract adds, so a backend keeps working with later versions of the node plugin.
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc"
+
+	backendv1 "drakit.dev/backend/v1"
+)
+
+// Driver is what a vendor implements. All methods can be called concurrently.
+//
+// A driver can also implement [HealthWatcher], [Checker] and [BatchPreparer]. To let the compiler
+// verify the methods of an optional interface, assign a value:
+//
+//	var _ backend.Checker = (*lamps)(nil)
+type Driver interface {
+	// WatchDevices lists and watches the devices. It calls publish with all devices, and again
+	// with all of them after each change, until the context ends. [Poll] does so for a driver that
+	// has no notifications. A node without devices also calls publish, with an empty message.
+	//
+	// publish returns immediately. It copies the message, and does nothing if the message equals
+	// the previous one. Any number of node plugins get the latest message.
+	//
+	// Return an error if the devices cannot be read. The node plugin then taints all devices and
+	// prepares none of them, and Serve calls the method again: after a second at first, and later
+	// after at most 30 seconds.
+	WatchDevices(ctx context.Context, publish func(*backendv1.WatchDevicesResponse)) error
+
+	// Prepare prepares the devices of a claim, and returns the edits to the containers that use
+	// it: one for each device, in the order of claim.Devices. Serve sets the UID and the error of
+	// the result.
+	//
+	// The method must be idempotent. It is called again for the same claim after a failure, a
+	// crash or a reboot, must then return the same result, and make sure that all side effects are
+	// in place. Calls for one claim never overlap, and neither do calls for one device. The claims
+	// of a pod arrive in one call and are prepared one after another.
+	//
+	// An error fails only this claim. Its text ends up in an Event of the pod: write a sentence
+	// with the device, the cause and the remedy, without times and counters. A panic fails the
+	// claim as well.
+	//
+	// The context ends if the node plugin no longer waits for the result. The next call for the
+	// claim waits until this call has returned.
+	Prepare(ctx context.Context, claim *backendv1.Claim) (*backendv1.PreparedClaim, error)
+
+	// Unprepare undoes Prepare. It is called after all containers have terminated, even if Prepare
+	// failed or never ran, possibly by a new process, and again after an error. The claim object
+	// and the devices may no longer exist. If there is nothing to undo, it returns nil. While it
+	// returns an error, the devices stay reserved for the claim.
+	//
+	// A driver without side effects returns nil.
+	Unprepare(ctx context.Context, claim *backendv1.Claim) error
+}
+
+// HealthWatcher is a Driver that reports the health of its devices separately from the devices.
+// Alternatively, a driver can set Device.Health in the devices that it publishes.
+type HealthWatcher interface {
+	// WatchHealth calls publish with the health of all devices, and again after each change, until
+	// the context ends. Serve sends the differences. After an error, Serve calls the method again,
+	// like WatchDevices. Meanwhile, the health of the devices does not change.
+	WatchHealth(ctx context.Context, publish func(*backendv1.WatchHealthResponse)) error
+}
+
+// Checker is a Driver whose side effects can get lost while a claim is prepared.
+type Checker interface {
+	// Check returns whether all devices of a claim are still prepared correctly. If it returns
+	// false or an error, the node plugin calls Prepare again, without Unprepare.
+	Check(ctx context.Context, claim *backendv1.Claim) (bool, error)
+}
+
+// BatchPreparer is a Driver that prepares the claims of a pod in one step.
+type BatchPreparer interface {
+	// PrepareBatch is called instead of Prepare. It returns a result with UID for each claim. To
+	// fail a claim, set PreparedClaim.Error. A claim without a result has failed.
+	PrepareBatch(ctx context.Context, claims []*backendv1.Claim) []*backendv1.PreparedClaim
+}
+
+// Options configure Serve. Socket and Info are required.
+type Options struct {
+	// Socket is the path of the socket in the backend's directory. The node plugin finds a name
+	// that ends in ".sock" and does not begin with a dot.
+	Socket string
+
+	// SocketMode is the permission bits of the socket, 0600 by default. Any process that can
+	// connect to the socket can prepare any claim.
+	SocketMode fs.FileMode
+
+	// Info identifies the driver, and requests optional parts of the contract.
+	Info *backendv1.GetInfoResponse
+
+	// Log is the destination of log lines, slog.Default() by default. Lines about a call have the
+	// attribute request_id, which is in the log of the node plugin as well. [Logger] returns the
+	// same logger to a driver.
+	Log *slog.Logger
+
+	// StopTimeout limits how long calls in progress delay a shutdown, 20 seconds by default. It
+	// must be shorter than the terminationGracePeriodSeconds of the pod.
+	StopTimeout time.Duration
+}
+
+const (
+	defaultSocketMode  = 0o600
+	defaultStopTimeout = 20 * time.Second
+	maxRetryDelay      = 30 * time.Second
+
+	// lastDelay is the time to return after the context of a call has ended.
+	lastDelay = time.Second
+)
+
+// firstRetryDelay is a variable for tests.
+var firstRetryDelay = time.Second
+
+// Serve creates the socket, and serves the contract until the context ends. Then it removes the
+// socket, ends the streams, waits for calls in progress, and returns nil.
+//
+// In a rolling update, the new process replaces the socket before the old process stops. Therefore,
+// Serve replaces an existing socket, and removes the socket only if it is still its own.
+//
+// It returns an error if the options are invalid, if it cannot create the socket, or if calls in
+// progress did not return within StopTimeout.
+func Serve(ctx context.Context, driver Driver, options Options) error {
+	if options.Info.GetDriverName() == "" {
+		return errors.New("Options.Info has no DriverName: set the name of the driver")
+	}
+	if options.SocketMode == 0 {
+		options.SocketMode = defaultSocketMode
+	}
+	if options.StopTimeout == 0 {
+		options.StopTimeout = defaultStopTimeout
+	}
+	log := options.Log
+	if log == nil {
+		log = slog.Default()
+	}
+	log = log.With("driver", options.Info.GetDriverName())
+	listener, err := listen(options.Socket, options.SocketMode)
+	if err != nil {
+		return err
+	}
+
+	// Calls in progress outlive the context of Serve: a shutdown waits for them.
+	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopWatching()
+	s := &service{driver: driver, info: options.Info, log: log, stopping: watching}
+	go keepWatching(watching, log, "WatchDevices", &s.devices, driver.WatchDevices)
+	if watcher, ok := driver.(HealthWatcher); ok {
+		s.health = &topic[*backendv1.WatchHealthResponse]{}
+		go keepWatching(watching, log, "WatchHealth", s.health, watcher.WatchHealth)
+	}
+	server := grpc.NewServer()
+	backendv1.RegisterBackendServer(server, s)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	log.Info("serving", "socket", options.Socket, "version", options.Info.GetVersion())
+
+	select {
+	case err := <-ended:
+		return fmt.Errorf("the server of %s ended by itself: %w", options.Socket, err)
+	case <-ctx.Done():
+	}
+	log.Info("stopping")
+	// Streams do not end by themselves, and GracefulStop would wait for them.
+	stopWatching()
+	stopped := make(chan struct{})
+	go func() { server.GracefulStop(); close(stopped) }()
+	select {
+	case <-stopped:
+		return nil
+	case <-time.After(options.StopTimeout):
+	}
+	// Stop ends the contexts of the calls. A driver that ignores them must not keep the process.
+	go server.Stop()
+	select {
+	case <-stopped:
+	case <-time.After(lastDelay):
+	}
+	return fmt.Errorf("calls in progress did not return within %s", options.StopTimeout)
+}
+
+// Poll calls list immediately and then after each interval, and publishes the result. It returns
+// the first error of list, or nil when the context ends.
+func Poll[T any](
+	ctx context.Context, interval time.Duration, list func() (T, error), publish func(T),
+) error {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		found, err := list()
+		if err != nil {
+			return err
+		}
+		publish(found)
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+type loggerKey struct{}
+
+// Logger returns the logger of the call that the context belongs to.
+func Logger(ctx context.Context) *slog.Logger {
+	if log, ok := ctx.Value(loggerKey{}).(*slog.Logger); ok {
+		return log
+	}
+	return slog.Default()
+}

@@ -1,0 +1,403 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	backendv1 "drakit.dev/backend/v1"
+)
+
+// requestID is the metadata key of the request ID.
+const requestID = "drakit-request-id"
+
+// minInterval is the time between two messages of a stream. The node plugin disconnects a backend
+// that continuously sends more than 100 messages per second.
+const minInterval = 20 * time.Millisecond
+
+// service implements drakit.backend.v1 with a Driver. It keeps the latest lists and the calls in
+// progress, so the node plugin can repeat calls and several node plugins can connect.
+type service struct {
+	// Answers Unimplemented to methods that later versions of the contract add.
+	backendv1.UnimplementedBackendServer
+
+	driver   Driver
+	info     *backendv1.GetInfoResponse
+	log      *slog.Logger
+	stopping context.Context
+	devices  topic[*backendv1.WatchDevicesResponse]
+	health   *topic[*backendv1.WatchHealthResponse]
+	locks    locks
+}
+
+// ------------------------------------------------------------ lists and streams
+
+// topic has the latest message of a list, or the error that made it unknown.
+type topic[M proto.Message] struct {
+	mutex   sync.Mutex
+	latest  M
+	known   bool
+	err     error
+	changed chan struct{}
+}
+
+func (t *topic[M]) publish(message M) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	if t.known && t.err == nil && proto.Equal(t.latest, message) {
+		return
+	}
+	// The driver may change its message later.
+	t.latest, t.known, t.err = proto.CloneOf(message), true, nil
+	t.wake()
+}
+
+func (t *topic[M]) fail(err error) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	t.known, t.err = false, err
+	t.wake()
+}
+
+func (t *topic[M]) wake() {
+	if t.changed != nil {
+		close(t.changed)
+		t.changed = nil
+	}
+}
+
+// read returns the latest message, or the error, and a channel that is closed by the next change.
+func (t *topic[M]) read() (message M, known bool, err error, changed <-chan struct{}) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	if t.changed == nil {
+		t.changed = make(chan struct{})
+	}
+	return t.latest, t.known, t.err, t.changed
+}
+
+// keepWatching runs a watch of the driver until the context ends. A failure ends the streams,
+// because the state of the devices is unknown, until the watch publishes again.
+func keepWatching[M proto.Message](
+	ctx context.Context, log *slog.Logger, name string, list *topic[M],
+	watch func(context.Context, func(M)) error,
+) {
+	ctx = context.WithValue(ctx, loggerKey{}, log)
+	delay := firstRetryDelay
+	for {
+		var published atomic.Bool
+		err := protect(log, func() error {
+			return watch(ctx, func(message M) { published.Store(true); list.publish(message) })
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			err = fmt.Errorf("%s returned, but must run until its context ends", name)
+		}
+		log.Error("the driver stopped watching", "method", name, "error", err)
+		list.fail(err)
+		if published.Load() {
+			delay = firstRetryDelay
+		}
+		select {
+		case <-time.After(delay):
+		case <-ctx.Done():
+			return
+		}
+		delay = min(2*delay, maxRetryDelay)
+	}
+}
+
+// message is a pointer to a generated message R.
+type message[R any] interface {
+	*R
+	proto.Message
+}
+
+// follow sends a list now, and again whenever it changes. A slow node plugin gets only the latest
+// list. changes returns what to send after the previous list; nil is not sent.
+func follow[R any, M message[R]](
+	s *service, stream grpc.ServerStreamingServer[R], list *topic[M], changes func(before, now M) M,
+) error {
+	var sent M
+	for {
+		latest, known, err, changed := list.read()
+		if err != nil {
+			return status.Error(codes.Unavailable, sentence(err))
+		}
+		if known && latest != sent {
+			if message := changes(sent, latest); message != nil {
+				if err := stream.Send(message); err != nil {
+					return err
+				}
+			}
+			sent = latest
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return nil
+		case <-s.stopping.Done():
+			return status.Error(codes.Unavailable, "the backend is stopping")
+		}
+		time.Sleep(minInterval)
+	}
+}
+
+func (s *service) WatchDevices(
+	_ *backendv1.WatchDevicesRequest, stream grpc.ServerStreamingServer[backendv1.WatchDevicesResponse],
+) error {
+	return follow(s, stream, &s.devices,
+		func(_, now *backendv1.WatchDevicesResponse) *backendv1.WatchDevicesResponse { return now })
+}
+
+func (s *service) WatchHealth(
+	request *backendv1.WatchHealthRequest, stream grpc.ServerStreamingServer[backendv1.WatchHealthResponse],
+) error {
+	if s.health == nil {
+		return s.UnimplementedBackendServer.WatchHealth(request, stream)
+	}
+	return follow(s, stream, s.health, changedHealth)
+}
+
+// changedHealth returns the health that differs from the previous list, or nil.
+func changedHealth(before, now *backendv1.WatchHealthResponse) *backendv1.WatchHealthResponse {
+	type key struct{ pool, name string }
+	known := map[key]*backendv1.DeviceHealth{}
+	for _, device := range before.GetDevices() {
+		known[key{device.GetPool(), device.GetName()}] = device
+	}
+	changed := &backendv1.WatchHealthResponse{}
+	for _, device := range now.GetDevices() {
+		if !proto.Equal(known[key{device.GetPool(), device.GetName()}], device) {
+			changed.Devices = append(changed.Devices, device)
+		}
+	}
+	if len(changed.Devices) == 0 {
+		return nil
+	}
+	return changed
+}
+
+// ------------------------------------------------------------ calls
+
+func (s *service) GetInfo(
+	ctx context.Context, request *backendv1.GetInfoRequest,
+) (*backendv1.GetInfoResponse, error) {
+	Logger(s.withLogger(ctx)).Info("node plugin connected",
+		"node", request.GetNodeName(), "plugin_version", request.GetPluginVersion())
+	return s.info, nil
+}
+
+func (s *service) PrepareClaims(
+	ctx context.Context, request *backendv1.PrepareClaimsRequest,
+) (*backendv1.PrepareClaimsResponse, error) {
+	if driver, ok := s.driver.(BatchPreparer); ok {
+		results, err := s.prepareBatch(s.withLogger(ctx), driver, request.GetClaims())
+		return &backendv1.PrepareClaimsResponse{Claims: results}, err
+	}
+	results, err := perClaim(s, ctx, "prepare", request.GetClaims(),
+		func(ctx context.Context, claim *backendv1.Claim) (*backendv1.PreparedClaim, error) {
+			result, err := s.driver.Prepare(ctx, claim)
+			if err != nil {
+				return nil, err
+			}
+			// The driver may return the same message again.
+			return proto.CloneOf(result), nil
+		},
+		func(claim *backendv1.Claim, result *backendv1.PreparedClaim, failure string) *backendv1.PreparedClaim {
+			if result == nil {
+				result = &backendv1.PreparedClaim{}
+			}
+			result.Uid, result.Error = claim.GetUid(), failure
+			return result
+		})
+	return &backendv1.PrepareClaimsResponse{Claims: results}, err
+}
+
+func (s *service) UnprepareClaims(
+	ctx context.Context, request *backendv1.UnprepareClaimsRequest,
+) (*backendv1.UnprepareClaimsResponse, error) {
+	results, err := perClaim(s, ctx, "unprepare", request.GetClaims(),
+		func(ctx context.Context, claim *backendv1.Claim) (struct{}, error) {
+			return struct{}{}, s.driver.Unprepare(ctx, claim)
+		},
+		func(claim *backendv1.Claim, _ struct{}, failure string) *backendv1.UnpreparedClaim {
+			return &backendv1.UnpreparedClaim{Uid: claim.GetUid(), Error: failure}
+		})
+	return &backendv1.UnprepareClaimsResponse{Claims: results}, err
+}
+
+func (s *service) CheckClaims(
+	ctx context.Context, request *backendv1.CheckClaimsRequest,
+) (*backendv1.CheckClaimsResponse, error) {
+	driver, ok := s.driver.(Checker)
+	if !ok {
+		return s.UnimplementedBackendServer.CheckClaims(ctx, request)
+	}
+	results, err := perClaim(s, ctx, "check", request.GetClaims(), driver.Check,
+		func(claim *backendv1.Claim, prepared bool, failure string) *backendv1.CheckedClaim {
+			return &backendv1.CheckedClaim{Uid: claim.GetUid(), Prepared: prepared && failure == ""}
+		})
+	return &backendv1.CheckClaimsResponse{Claims: results}, err
+}
+
+// perClaim does the work of a call for one claim after another, and returns a result for each. It
+// returns an error only if the call has ended: then its results are no longer needed.
+func perClaim[W, R any](
+	s *service, ctx context.Context, action string, claims []*backendv1.Claim,
+	work func(context.Context, *backendv1.Claim) (W, error),
+	result func(claim *backendv1.Claim, done W, failure string) R,
+) ([]R, error) {
+	results := make([]R, 0, len(claims))
+	for _, claim := range claims {
+		ctx := s.withLogger(ctx, "claim", claim.GetNamespace()+"/"+claim.GetName(), "claim_uid", claim.GetUid())
+		unlock, err := s.locks.lock(ctx, claim.GetUid())
+		if err != nil {
+			return nil, status.FromContextError(err).Err()
+		}
+		var done W
+		err = protect(Logger(ctx), func() (err error) {
+			done, err = work(ctx, claim)
+			return err
+		})
+		unlock()
+		failure := ""
+		if err != nil {
+			failure = sentence(err)
+		}
+		logResult(ctx, action, failure)
+		results = append(results, result(claim, done, failure))
+	}
+	return results, nil
+}
+
+func (s *service) prepareBatch(
+	ctx context.Context, driver BatchPreparer, claims []*backendv1.Claim,
+) ([]*backendv1.PreparedClaim, error) {
+	uids := []string{}
+	for _, claim := range claims {
+		uids = append(uids, claim.GetUid())
+	}
+	// In one order, so that two calls never wait for each other.
+	slices.Sort(uids)
+	for _, uid := range slices.Compact(uids) {
+		unlock, err := s.locks.lock(ctx, uid)
+		if err != nil {
+			return nil, status.FromContextError(err).Err()
+		}
+		defer unlock()
+	}
+	var results []*backendv1.PreparedClaim
+	err := protect(Logger(ctx), func() error {
+		for _, result := range driver.PrepareBatch(ctx, claims) {
+			results = append(results, proto.CloneOf(result))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, status.Error(codes.Internal, sentence(err))
+	}
+	for _, result := range results {
+		logResult(s.withLogger(ctx, "claim_uid", result.GetUid()), "prepare", result.GetError())
+	}
+	return results, nil
+}
+
+// withLogger returns a context whose logger has the request ID of the call.
+func (s *service) withLogger(ctx context.Context, attributes ...any) context.Context {
+	for _, id := range metadata.ValueFromIncomingContext(ctx, requestID) {
+		attributes = append(attributes, "request_id", id)
+	}
+	return context.WithValue(ctx, loggerKey{}, s.log.With(attributes...))
+}
+
+func logResult(ctx context.Context, action, failure string) {
+	if failure != "" {
+		Logger(ctx).Warn("cannot "+action+" claim", "error", failure)
+		return
+	}
+	Logger(ctx).Info(action + " claim")
+}
+
+// protect runs a part of the driver, and returns a panic as an error.
+func protect(log *slog.Logger, work func() error) (err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			log.Error("the driver panicked", "panic", cause, "stack", string(debug.Stack()))
+			// The cause can contain addresses: Kubernetes deduplicates only equal messages.
+			err = errors.New("the driver panicked; see the log of the backend")
+		}
+	}()
+	return work()
+}
+
+// sentence returns the text of an error. An empty text would mean success.
+func sentence(err error) string {
+	if text := err.Error(); text != "" {
+		return text
+	}
+	return fmt.Sprintf("the driver returned an error of type %T without a message", err)
+}
+
+// locks allow one call at a time to work on a claim.
+//
+// The node plugin cannot know whether the backend still works on a call that timed out or lost its
+// connection. Without a lock, a following UnprepareClaims would find nothing to undo, and the
+// earlier PrepareClaims would complete afterwards.
+type locks struct {
+	mutex sync.Mutex
+	held  map[string]chan struct{}
+}
+
+// lock waits for the lock, and returns a function that releases it. It returns an error if the call
+// ends first, because the next call may already be waiting.
+func (l *locks) lock(ctx context.Context, claimUID string) (func(), error) {
+	for {
+		// A call that has ended must not start its work, even if the lock is free.
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		busy, unlock := l.try(claimUID)
+		if unlock != nil {
+			return unlock, nil
+		}
+		select {
+		case <-busy:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// try returns a function that releases the lock, or a channel that is closed when its holder releases it.
+func (l *locks) try(claimUID string) (<-chan struct{}, func()) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	if busy, ok := l.held[claimUID]; ok {
+		return busy, nil
+	}
+	released := make(chan struct{})
+	if l.held == nil {
+		l.held = map[string]chan struct{}{}
+	}
+	l.held[claimUID] = released
+	return nil, func() {
+		l.mutex.Lock()
+		defer l.mutex.Unlock()
+		delete(l.held, claimUID)
+		close(released)
+	}
+}
