@@ -1,8 +1,4 @@
-// An example backend of drakit: a driver in Go, which runs as a separate program beside the node plugin.
-//
-// Its devices are "blinkers", files of a directory. blinkers.go implements them, service.go implements the
-// backend contract, and socket.go creates the socket in the registration directory. For your own hardware,
-// replace blinkers.go.
+// An example backend of drakit: a driver in Go that runs as its own process beside the node plugin.
 package main
 
 import (
@@ -10,114 +6,143 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
-	"log/slog"
+	"log"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"syscall"
 	"time"
 
-	"google.golang.org/grpc"
-
+	"drakit.dev/backend"
 	backendv1 "drakit.dev/backend/v1"
 )
 
-const version = "0.1.0"
+var isLabel = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`).MatchString
+var isColour = regexp.MustCompile(`^(white|red|green)$`).MatchString
+var notEnv = regexp.MustCompile(`[^A-Z0-9]`)
 
-// stopTimeout limits how long calls in progress delay the shutdown. It is shorter than the 30 seconds after
-// which the kubelet kills a pod.
-const stopTimeout = 20 * time.Second
-
-type options struct {
-	driver     string
-	socket     string
-	blinkers   string
-	state      string
-	socketMode uint
-	poll       time.Duration
+// blinkers are the files of a directory. A file that begins with "broken" is an unhealthy blinker. The
+// state directory stands for the state of hardware: it has a symbolic link for each blinker that blinks,
+// because the kernel creates a link together with its target, which is "<UID> <claim> <colour>".
+type blinkers struct {
+	directory, state string
+	poll             time.Duration
 }
 
-func parse(arguments []string, output io.Writer) (options, error) {
-	var chosen options
-	flags := flag.NewFlagSet("blinkers", flag.ContinueOnError)
-	flags.SetOutput(output)
-	flags.StringVar(&chosen.driver, "driver-name", "blinkers.example.com", "the driver's `name`")
-	flags.StringVar(&chosen.socket, "socket",
-		"/var/lib/kubelet/plugins/drakit.dev/backends/blinkers.sock",
-		"`path` of the socket, in the registration directory of the node plugin")
-	flags.StringVar(&chosen.blinkers, "blinkers", "/var/lib/blinkers",
-		"the `directory` whose files are the blinkers; a path on the host, because containers mount the files")
-	flags.StringVar(&chosen.state, "state", "/run/blinkers",
-		"the `directory` of the records of which claim holds which blinker; a reboot may clear it, a restart must not")
-	flags.UintVar(&chosen.socketMode, "socket-mode", 0o600,
-		"permission `bits` of the socket; any process that can connect can prepare any claim")
-	flags.DurationVar(&chosen.poll, "poll", time.Second, "the polling interval for the blinkers")
-	if err := flags.Parse(arguments); err != nil {
-		return options{}, err
-	}
-	switch {
-	case flags.NArg() > 0:
-		return options{}, fmt.Errorf("there is no argument %q; see -help", flags.Arg(0))
-	case chosen.poll < time.Millisecond:
-		return options{}, fmt.Errorf("-poll is %s: give a time of at least 1ms", chosen.poll)
-	case chosen.socketMode > 0o777:
-		return options{}, fmt.Errorf("-socket-mode is %#o: give at most 0777", chosen.socketMode)
-	case !filepath.IsAbs(chosen.blinkers):
-		// The container runtime mounts them, and does not know the working directory.
-		return options{}, fmt.Errorf("-blinkers is %q: give an absolute path", chosen.blinkers)
-	}
-	return chosen, nil
+func (b *blinkers) WatchDevices(ctx context.Context, publish func(*backendv1.WatchDevicesResponse)) error {
+	return backend.Poll(ctx, b.poll, func() (*backendv1.WatchDevicesResponse, error) {
+		entries, err := os.ReadDir(b.directory)
+		all := &backendv1.WatchDevicesResponse{}
+		for _, entry := range entries {
+			if entry.Type().IsRegular() && isLabel(entry.Name()) {
+				all.Devices = append(all.Devices, &backendv1.Device{Name: entry.Name(), Health: b.health(entry.Name())})
+			}
+		}
+		return all, err
+	}, publish)
 }
 
-// serve serves until the context ends, and then waits for calls in progress.
-func serve(ctx context.Context, chosen options, log *slog.Logger) error {
-	blinkers, err := openBlinkers(chosen.blinkers, chosen.state)
+func (b *blinkers) health(name string) *backendv1.Health {
+	file, err := os.Open(filepath.Join(b.directory, name))
 	if err != nil {
-		return err
+		return &backendv1.Health{Message: "blinker " + name + " cannot be read"} // unknown
 	}
-	listener, err := listen(chosen.socket, os.FileMode(chosen.socketMode))
-	if err != nil {
-		return err
+	defer file.Close()
+	start := make([]byte, len("broken"))
+	if count, _ := file.Read(start); string(start[:count]) != "broken" {
+		return &backendv1.Health{Status: backendv1.HealthStatus_HEALTH_STATUS_HEALTHY}
 	}
-	// Streams do not end by themselves, and GracefulStop would wait for them.
-	stopping, stopStreams := context.WithCancel(context.Background())
-	defer stopStreams()
-	server := grpc.NewServer()
-	backendv1.RegisterBackendServer(server, &service{
-		driver: chosen.driver, blinkers: blinkers, poll: chosen.poll, stopping: stopping, log: log,
-	})
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
-	log.Info("serving", "driver", chosen.driver, "socket", chosen.socket, "version", version)
+	message := "blinker " + name + " is broken; repair it, and empty its file"
+	return &backendv1.Health{Status: backendv1.HealthStatus_HEALTH_STATUS_UNHEALTHY, Message: message, Broken: true}
+}
 
-	select {
-	case err := <-ended:
-		return fmt.Errorf("the server ended by itself: %w", err)
-	case <-ctx.Done():
+func (b *blinkers) Prepare(_ context.Context, claim *backendv1.Claim) (*backendv1.PreparedClaim, error) {
+	prepared := &backendv1.PreparedClaim{}
+	for _, device := range claim.GetDevices() {
+		name, inside := device.GetName(), "/blinkers/"+device.GetName()
+		wanted, colour, err := b.wanted(claim, device)
+		if err != nil {
+			return nil, fmt.Errorf("request %s, blinker %s: %w", device.GetRequest(), name, err)
+		}
+		// A container can have several requests and devices, and the last of two equal variables would win.
+		suffix := notEnv.ReplaceAllString(strings.ToUpper(device.GetRequest()+"__"+name), "_")
+		mount := &backendv1.Mount{HostPath: filepath.Join(b.directory, name), ContainerPath: inside}
+		edits := &backendv1.Edits{Env: map[string]string{"BLINKER_" + suffix: inside}, Mounts: []*backendv1.Mount{mount}}
+		prepared.Edits = append(prepared.Edits, edits)
+		if device.GetAdminAccess() {
+			continue // read-only, because another claim may hold the blinker
+		}
+		edits.Env["BLINKER_COLOUR_"+suffix] = colour
+		mount.Options = []string{"rw", "nosuid", "nodev", "noexec", "bind"}
+		link := filepath.Join(b.state, name)
+		if held, _ := os.Readlink(link); strings.HasPrefix(held, claim.GetUid()+" ") {
+			os.Remove(link)
+		} else if held != "" {
+			return nil, fmt.Errorf("blinker %s still blinks for another claim (%s); delete its pod", name, held)
+		}
+		if err := os.Symlink(wanted, link); err != nil {
+			return nil, err
+		}
 	}
-	log.Info("stopping", "driver", chosen.driver)
-	stopStreams()
-	late := time.AfterFunc(stopTimeout, server.Stop)
-	defer late.Stop()
-	server.GracefulStop()
-	return <-ended
+	return prepared, nil
+}
+
+// wanted returns the target of the link for a device of a claim, and the colour.
+func (b *blinkers) wanted(claim *backendv1.Claim, device *backendv1.AllocatedDevice) (string, string, error) {
+	given := struct {
+		Colour string `json:"colour"`
+	}{"white"}
+	if err := backend.DecodeParameters(device.GetParameters(), &given); err != nil {
+		return "", "", err
+	}
+	if !isColour(given.Colour) {
+		return "", "", fmt.Errorf("colour is %q: choose one of white, red, green", given.Colour)
+	}
+	file, err := os.Lstat(filepath.Join(b.directory, device.GetName()))
+	if err != nil || !file.Mode().IsRegular() || !isLabel(device.GetName()) {
+		return "", "", errors.New("it no longer exists; create its file again")
+	}
+	link := fmt.Sprintf("%s %s/%s %s", claim.GetUid(), claim.GetNamespace(), claim.GetName(), given.Colour)
+	return link, given.Colour, nil
+}
+
+// Check returns whether all blinkers of a claim still blink as the claim requests.
+func (b *blinkers) Check(_ context.Context, claim *backendv1.Claim) (bool, error) {
+	for _, device := range claim.GetDevices() {
+		wanted, _, err := b.wanted(claim, device)
+		held, _ := os.Readlink(filepath.Join(b.state, device.GetName()))
+		if err != nil || (held != wanted && !device.GetAdminAccess()) {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func (b *blinkers) Unprepare(_ context.Context, claim *backendv1.Claim) error {
+	links, err := filepath.Glob(filepath.Join(b.state, "*")) // Prepare may have failed halfway
+	for _, link := range links {
+		if held, _ := os.Readlink(link); strings.HasPrefix(held, claim.GetUid()+" ") {
+			err = errors.Join(err, os.Remove(link))
+		}
+	}
+	return err
 }
 
 func main() {
-	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
-	chosen, err := parse(os.Args[1:], os.Stderr)
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		log.Error("bad arguments", "error", err)
-		os.Exit(2)
-	}
+	driver := &blinkers{}
+	name := flag.String("driver-name", "blinkers.example.com", "`name` of the driver")
+	socket := flag.String("socket", "/run/drakit/blinkers.sock", "`path` of the socket")
+	flag.StringVar(&driver.directory, "blinkers", "/var/lib/blinkers", "`directory` of the blinkers on the host")
+	flag.StringVar(&driver.state, "state", "/run/blinkers", "`directory` of the state, which a reboot clears")
+	flag.DurationVar(&driver.poll, "poll", time.Second, "polling interval")
+	flag.Parse()
+	os.MkdirAll(driver.state, 0o755) // without it, Prepare returns an error
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := serve(ctx, chosen, log); err != nil {
-		log.Error("the backend failed", "error", err)
-		os.Exit(1)
+	info := &backendv1.GetInfoResponse{DriverName: *name, Version: "0.1.0"}
+	if err := backend.Serve(ctx, driver, backend.Options{Socket: *socket, Info: info}); err != nil {
+		log.Fatal(err)
 	}
 }

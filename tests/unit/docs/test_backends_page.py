@@ -67,9 +67,10 @@ def backend(folder: Path) -> Iterator[BackendStub]:
     program = subprocess.Popen(shlex.split(last), cwd=FOLDER, stderr=subprocess.PIPE, text=True)
     try:
         assert program.stderr is not None
-        line = json.loads(program.stderr.readline())
-        assert line["msg"] == "serving", line
-        with grpc.insecure_channel(f"unix:{line['socket']}") as channel:
+        line = program.stderr.readline()
+        socket = re.search(r" serving .*socket=(\S+)", line)
+        assert socket is not None, line
+        with grpc.insecure_channel(f"unix:{socket[1]}") as channel:
             yield BackendStub(channel)
     finally:
         program.terminate()

@@ -29,7 +29,7 @@ from drakit import (
     Inventory,
     Policy,
 )
-from drakit_cli.new import project_of, render
+from drakit_cli.new import PLUGIN, project_of, render
 from drakit_formats.cdi.spec import build_spec
 from drakit_formats.resource.device import Feature, without
 from drakit_formats.resource.inventory import check_inventory
@@ -279,7 +279,7 @@ def test_the_dockerfiles_of_page_and_example_are_the_same_but_for_the_driver():
 
 
 def test_the_package_of_the_page_is_the_one_of_a_new_project():
-    project = render(project_of("lamps", driver=None, image=None, drakit=version("drakit")))
+    project = render(project_of("lamps", driver=None, image=None, drakit=version("drakit")), PLUGIN)
     shown = tomllib.loads(listing(PACKAGING, "pyproject.toml"))["project"]
     written = tomllib.loads(project["pyproject.toml"])["project"]
     assert shown.items() <= written.items()
