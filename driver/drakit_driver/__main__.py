@@ -1,5 +1,6 @@
 """
-``drakit-driver``: reads flags and the environment, and serves a driver's class.
+``drakit-driver``: reads flags and the environment, and serves a driver's class: to the node plugin,
+or to the kubelet as a device plugin.
 
 It must not know how the class runs, or what is served.
 """
@@ -13,6 +14,10 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from drakit_driver.device_plugin import DevicePluginOptions
 
 LEFT_THREADS_SECONDS = 3.0
 """The grace period of threads that still run when everything else has ended."""
@@ -26,7 +31,8 @@ def main() -> None:
 
     from drakit.settings import SettingsError, read_file
     from drakit_daemon import logs
-    from drakit_driver.server import ServerNode, serve
+    from drakit_driver.device_plugin import DevicePluginServer
+    from drakit_driver.server import DriverServer, Server, ServerNode, serve
     from drakit_driver.sockets import socket_path
     from drakit_nodeplugin.endpoints.python.loading import load_driver
 
@@ -44,8 +50,18 @@ def main() -> None:
             where="--driver",
             file="--config" if file is None else str(file),
         )
-        path = socket_path(file=arguments.socket, directory=arguments.directory)
-        asyncio.run(serve(driver, node, path=path, mode=arguments.socket_mode))
+        if arguments.device_plugin:
+            options = _device_plugin_options(arguments)
+
+            def make() -> Server:
+                return DevicePluginServer(driver, node=node_name, options=options)
+        else:
+            path = socket_path(file=arguments.socket, directory=arguments.directory)
+
+            def make() -> Server:
+                return DriverServer(driver, node, path=path, mode=arguments.socket_mode)
+
+        asyncio.run(serve(make))
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
@@ -56,12 +72,35 @@ def main() -> None:
     _limit_exit(0)
 
 
+def _device_plugin_options(arguments: argparse.Namespace) -> DevicePluginOptions:
+    from drakit.settings import SettingsError
+    from drakit_driver.device_plugin import DevicePluginOptions, resource_of
+
+    try:
+        resources = tuple(resource_of(each) for each in arguments.resource)
+    except ValueError as error:
+        raise SettingsError(f"--resource: {error}") from error
+    return DevicePluginOptions(
+        resources=resources,
+        shares=arguments.shares,
+        unprepare_late=arguments.unprepare_late,
+        directory=arguments.device_plugins_directory,
+    )
+
+
 def _limit_exit(code: int) -> None:
     """Limit the time that the process takes to exit: Python waits without a limit for the threads
     of executors, and a driver may leave one that does not end."""
     timer = threading.Timer(LEFT_THREADS_SECONDS, os._exit, (code,))
     timer.daemon = True
     timer.start()
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
 
 
 def _mode(text: str) -> int:
@@ -74,7 +113,8 @@ def _mode(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="drakit-driver",
-        description="Serves a Python driver to the node plugin, from a process of its own.",
+        description="Serves a Python driver from a process of its own: to the node plugin as a "
+        "backend, or to the kubelet as a device plugin, for nodes without DRA.",
     )
     parser.add_argument(
         "--driver",
@@ -89,6 +129,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory of the driver's entry in backends.allowed, for a socket driver.sock",
     )
+    place.add_argument(
+        "--device-plugin",
+        action="store_true",
+        help="serve the driver to the kubelet as a device plugin",
+    )
     place.add_argument("--socket", type=Path, metavar="FILE", help="the socket itself")
     parser.add_argument(
         "--socket-mode",
@@ -96,6 +141,35 @@ def _parser() -> argparse.ArgumentParser:
         default=0o600,
         metavar="MODE",
         help="permissions of the socket in octal; 666 if the user is not root (default: 600)",
+    )
+    plugin = parser.add_argument_group("with --device-plugin")
+    plugin.add_argument(
+        "--resource",
+        action="append",
+        default=[],
+        metavar="NAME[:ATTRIBUTE=VALUE]",
+        help="resource that pods request, such as lamps.example.com/lamp; with an attribute, only "
+        "the devices that have the value (repeatable; the first that matches a device counts)",
+    )
+    plugin.add_argument(
+        "--shares",
+        type=_positive,
+        metavar="N",
+        help="maximum number of shares of a device that claims can share",
+    )
+    plugin.add_argument(
+        "--unprepare-late",
+        action="store_true",
+        help="undo what a pod's devices need only before the next pod gets them, because the "
+        "kubelet does not report the end of a pod; without it, a driver with side effects is "
+        "refused",
+    )
+    plugin.add_argument(
+        "--device-plugins-directory",
+        type=Path,
+        default=Path("/var/lib/kubelet/device-plugins"),
+        metavar="DIR",
+        help="the kubelet's directory for device plugins (default: %(default)s)",
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="configuration of the driver (YAML)"

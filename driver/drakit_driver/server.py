@@ -30,7 +30,7 @@ from collections.abc import (
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -442,13 +442,23 @@ class DriverServer:
         await self._endpoint.close()
 
 
-async def serve(driver: LoadedDriver, node: ServerNode, *, path: Path, mode: int) -> None:
-    """Serve a driver until SIGTERM or SIGINT; raises what :meth:`DriverServer.start` does."""
+class Server(Protocol):
+    """A way to serve a driver: see :class:`DriverServer`."""
+
+    async def start(self) -> None: ...
+    async def run(self) -> None: ...
+    async def drain(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+async def serve(make: Callable[[], Server]) -> None:
+    """Serve a driver until SIGTERM or SIGINT; raises what :meth:`DriverServer.start` does. `make`
+    is called in the loop that serves."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    server = DriverServer(driver, node, path=path, mode=mode)
+    server = make()
     try:
         await server.start()
         running = asyncio.create_task(tasks.until_stopped("driver", server.run))

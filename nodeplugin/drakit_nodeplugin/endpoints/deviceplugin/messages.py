@@ -282,8 +282,21 @@ def _hashed(text: str) -> str:
 
 
 def resource_name_problem(name: str) -> str | None:
-    """Return why this is not a name of an extended resource, by the kubelet's rules, or cannot be
-    an attribute; None if it is one."""
+    """Return why this is not a name of an extended resource, or cannot be an attribute; None if it
+    is one."""
+    if problem := extended_resource_problem(name):
+        return problem
+    if len(name) > MAX_STRING_BYTES:
+        return (
+            f"it must have at most {MAX_STRING_BYTES} characters, including the domain, because it "
+            "is published as an attribute of the devices"
+        )
+    return None
+
+
+def extended_resource_problem(name: str) -> str | None:
+    """Return why this is not a name of an extended resource by the kubelet's rules; None if it is
+    one."""
     domain, slash, part = name.partition("/")
     if not slash:
         return "it must begin with a domain and '/', for example vendor.example/thing"
@@ -297,11 +310,6 @@ def resource_name_problem(name: str) -> str | None:
         return (
             "the part after '/' must have at most 63 letters, digits, '-', '_' and '.', and "
             "begin and end with a letter or digit"
-        )
-    if len(name) > MAX_STRING_BYTES:
-        return (
-            f"it must have at most {MAX_STRING_BYTES} characters, including the domain, because it "
-            "is published as an attribute of the devices"
         )
     return None
 

@@ -1,0 +1,920 @@
+"""
+Serves a driver to the kubelet as a device plugin, for clusters or nodes without DRA.
+
+The class is the same as for DRA. The device plugin API (``v1beta1``) knows less than DRA, so this
+page states what becomes of each part of the contract in :mod:`drakit.driver`. A driver that needs
+more is refused at the start; a device that needs more is not listed, and the log has the reason.
+
+Resources
+    ``--resource lamps.example.com/lamp`` lists all devices as one resource. For several kinds of
+    devices, append an attribute and its value, once for each kind:
+    ``--resource gpu.example.com/mig-1g:profile=1g.10gb``. The first option that matches a device
+    counts. A device that matches none is not listed.
+
+IDs
+    A device has its name as its ID, with its pool if it has one: ``gpus/gpu-0``. The ID of a share
+    ends in its number: ``gpu-0::3``. The order of devices is the driver's: the kubelet prefers
+    devices that come first, and devices that differ if a container requests several shares.
+
+Shares
+    A device with `Device.allow_multiple_allocations` becomes several devices. Each of them consumes
+    the default amount of each capacity, like a claim that requests no amount: a capacity of 3000
+    with a default of 100 results in 30 shares. ``--shares`` limits the number. It is required for a
+    device without capacity, which any number of claims can share.
+
+Health
+    A device is unhealthy if the driver reports so, or taints it with ``NoSchedule`` or
+    ``NoExecute``: pods cannot tolerate taints of a resource. An unknown health changes nothing.
+    The kubelet does not evict pods. If the driver ends, all devices are unhealthy until it has
+    listed them again. It is restarted with a backoff from 1 s to 1 min.
+
+Topology
+    `Topology.numa_node` is the NUMA node for the kubelet's Topology Manager. Other attributes have
+    no effect.
+
+Edits
+    Containers get the variables, device nodes, mounts and CDI devices of the edits. Device plugins
+    cannot pass hooks, network devices, supplementary groups, resctrl settings, or the mode and
+    owner of a device node; such edits fail. Of a mount's options, the kubelet passes only ``ro``
+    and ``rw``: it drops ``nosuid`` and ``nodev``, and options that change more are refused. If two
+    devices of a container set the same variable or container path, the last one counts.
+
+Prepare
+    There are no claims. `prepare` gets a `ClaimReference` with the namespace ``device-plugin``, the
+    ID as name, and a UID made of the driver's name and the ID. So a device has the same "claim"
+    every time: state that the driver stores by UID is replaced, and does not accumulate. The name
+    of the request is the resource's without its domain: ``lamp``. Parameters have their defaults,
+    `AllocatedDevice.configs` is empty, and there is no admin access. If `prepare` fails or takes
+    longer than 60 s, the pod fails with the text, and the kubelet does not retry it: its controller
+    creates another pod. The kubelet admits no other pod during the call.
+
+Unprepare
+    The kubelet does not notify a device plugin when a pod ends. Therefore, a driver with side
+    effects (`Driver.side_effects`) is refused, unless ``--unprepare-late`` is set. Then `unprepare`
+    and `reset` run immediately before the next `prepare` of the device. The kubelet allocates a
+    device again only after its containers have ended, so they are not disturbed, and the next pod
+    finds the device as the driver promises. Until then the device stays as the last pod left it:
+    powered on, configured, or with the data of that pod. If that is not acceptable, use DRA. With
+    this option, `prepare` also runs before each start of a container, because the kubelet does not
+    allocate devices again after a reboot. The container keeps the edits of the first call.
+
+Refused
+    Policies, devices that consume counters (partitions: the kubelet would allocate overlapping
+    devices; `Inventory.fallback` is listed instead), and parameters without a default.
+
+It must not know the API server, the claims engine, or how a driver is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import re
+import socket
+import stat
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from pydantic import ValidationError
+
+from drakit.device import (
+    AllocatedClaim,
+    AllocatedDevice,
+    Capacity,
+    ClaimReference,
+    Device,
+    DeviceNode,
+    Edits,
+    Health,
+    Inventory,
+    Mount,
+    Version,
+)
+from drakit.driver import DriverError
+from drakit.layout import MAX_SOCKET_PATH_BYTES
+from drakit.quantity import parse_quantity
+from drakit.settings import SettingsError
+from drakit_daemon import tasks
+from drakit_daemon.backoff import Backoff
+from drakit_driver.server import DRAIN_SECONDS, CallQueue
+from drakit_driver.sockets import ServerSocket
+from drakit_formats.cdi import InvalidEditsError, container_edits
+from drakit_formats.resource.limits import is_dns_label, is_dns_subdomain
+from drakit_nodeplugin.endpoints.contract import (
+    MAX_DEVICES,
+    CallError,
+    CallOperation,
+    DeviceKey,
+    DriverTraits,
+    EndpointContext,
+    HealthReport,
+    HostedEndpoint,
+)
+from drakit_nodeplugin.endpoints.deviceplugin.messages import extended_resource_problem
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError, text_of
+from drakit_nodeplugin.endpoints.python.loading import LoadedDriver
+from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
+
+logger = logging.getLogger(__name__)
+
+KUBELET_SOCKET = "kubelet.sock"
+VERSION = "v1beta1"
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+
+NAMESPACE = "device-plugin"
+"""The namespace of the claims that drivers get. No real one has this driver's devices."""
+
+ALLOCATE_SECONDS = 60.0
+"""Time limit of Allocate. The kubelet has none, and admits no other pod during the call."""
+
+LIST_SECONDS = 0.2
+"""Minimum time between two lists of devices: changes in quick succession result in one."""
+
+POLL_SECONDS = 1.0
+"""Time between two checks that the sockets are in their places."""
+
+WATCH_SECONDS = 5.0
+"""The time that the kubelet has to list the devices, before the plugin registers again."""
+
+REGISTER_SECONDS = 15.0
+"""Time limit of a registration. The kubelet connects to the device plugin first, within 10 s."""
+
+RETRY_SECONDS = (1.0, 30.0)
+"""First and longest time between two attempts to register. It doubles in between."""
+
+STOP_SECONDS = 1.0
+"""Grace period of calls in flight at the end."""
+
+_PLAIN_OPTIONS = frozenset({"ro", "rw", "bind", "rbind", "private", "rprivate", "nosuid", "nodev"})
+"""Options of a mount that the kubelet passes, that it implies, or that it may drop."""
+
+
+# ---------------------------------------------------------------- options
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resource:
+    """A resource, and the devices that it has."""
+
+    name: str
+    """Its name in ``resources.limits`` of a container."""
+
+    attribute: str = ""
+    """The attribute that selects its devices. If empty, it has all devices."""
+
+    value: str = ""
+
+    def selects(self, device: Device) -> bool:
+        """Return whether a device belongs to the resource."""
+        if not self.attribute:
+            return True
+        found = device.attributes.get(self.attribute)
+        values = found if isinstance(found, tuple) else (found,)
+        return self.value in [_in_words(value) for value in values]
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, Version):
+        return value.text
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def resource_of(text: str) -> Resource:
+    """Read a ``--resource`` option; raise ValueError with a sentence."""
+    name, colon, selector = text.partition(":")
+    attribute, equals, value = selector.partition("=")
+    if problem := extended_resource_problem(name):
+        raise ValueError(f"{name!r} is not the name of a resource: {problem}")
+    if colon and not (attribute and equals and value):
+        raise ValueError(
+            f"{text!r} must have the form NAME or NAME:ATTRIBUTE=VALUE, for example "
+            f"{name}:model=large"
+        )
+    return Resource(name=name, attribute=attribute, value=value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevicePluginOptions:
+    """How a driver is served as a device plugin."""
+
+    resources: tuple[Resource, ...]
+    shares: int | None = None
+    """The maximum number of shares of a device; None for no limit but its capacity's."""
+
+    unprepare_late: bool = False
+    """Whether to undo the effects of a prepare before the next one."""
+
+    directory: Path = Path("/var/lib/kubelet/device-plugins")
+    """The kubelet's directory for device plugins."""
+
+
+def check_supported(driver: str, traits: DriverTraits, options: DevicePluginOptions) -> None:
+    """Raise :class:`SettingsError` if a device plugin cannot do what a driver needs."""
+    name = f"driver {driver} cannot be a device plugin:"
+    if traits.policies is not None:
+        raise SettingsError(
+            f"{name} it has policies, which only the node plugin reads from the API server; "
+            f"configure it by its configuration alone, or use DRA"
+        )
+    if traits.network_devices:
+        raise SettingsError(
+            f"{name} it prepares devices that no node owns, and the kubelet knows only those of "
+            f"its node; use DRA"
+        )
+    if traits.side_effects and not options.unprepare_late:
+        raise SettingsError(
+            f"{name} it undoes what it prepares, and the kubelet does not notify a device plugin "
+            f"when a pod ends; set --unprepare-late to undo it before the next pod gets the "
+            f"device, set side_effects = False if there is nothing to undo, or use DRA"
+        )
+    if (kind := traits.parameters_type) is not None:
+        try:
+            kind.model_validate({})
+        except ValidationError as error:
+            fields = ", ".join(
+                sorted({str(each["loc"][0]) for each in error.errors() if each["loc"]})
+            )
+            raise SettingsError(
+                f"{name} its parameters {kind.__name__} are invalid without {fields or 'values'}, "
+                f"and a pod that requests a resource has no parameters; give all fields defaults, "
+                f"or use DRA"
+            ) from None
+    names = [resource.name for resource in options.resources]
+    if not names:
+        raise SettingsError(f"{name} it has no resource; set --resource, as in {driver}/device")
+    for resource in names:
+        if socket_path(options.directory, resource) is None:
+            raise SettingsError(
+                f"{name} the path of a socket in {options.directory} has more than "
+                f"{MAX_SOCKET_PATH_BYTES} bytes, the limit of Linux; use a shorter directory"
+            )
+
+
+# ---------------------------------------------------------------- devices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PluginDevice:
+    """A device for the kubelet: a device of the driver, or a share of one."""
+
+    id: str
+    device: Device
+    allocated: AllocatedDevice
+    """The device as `prepare` gets it."""
+
+    claim: ClaimReference
+    order: tuple[int, int]
+    """The number of the share, and the index of the device."""
+
+    @property
+    def key(self) -> DeviceKey:
+        """The driver's device."""
+        return DeviceKey(self.device.pool, self.device.name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PluginDevices:
+    """The devices of each resource, by ID, and the reasons why others are not listed."""
+
+    by_resource: Mapping[str, Mapping[str, PluginDevice]] = field(
+        default_factory=dict[str, Mapping[str, PluginDevice]]
+    )
+    problems: tuple[str, ...] = ()
+
+
+def plugin_devices(
+    inventory: Inventory, *, driver: str, options: DevicePluginOptions
+) -> PluginDevices:
+    """Return the devices of an inventory as the kubelet gets them."""
+    given = inventory.devices
+    if inventory.fallback is not None and any(device.consumes for device in given):
+        given = inventory.fallback
+    found: dict[str, dict[str, PluginDevice]] = {each.name: {} for each in options.resources}
+    problems: list[str] = []
+    keys: set[DeviceKey] = set()
+    count = 0
+    for index, device in enumerate(given):
+        key = DeviceKey(device.pool, device.name)
+        shares = _share_count(device, options.shares)
+        problem = device_problem(device) or (shares if isinstance(shares, str) else None)
+        resource = next((each for each in options.resources if each.selects(device)), None)
+        if key in keys:
+            problem = "is listed twice; the first one counts"
+        elif resource is None:
+            problem = "matches no --resource option"
+        elif problem is None and isinstance(shares, int) and count + shares > MAX_DEVICES:
+            problem = f"exceeds the limit of {MAX_DEVICES:,} devices and shares; set --shares"
+        if problem is not None or resource is None or isinstance(shares, str):
+            problems.append(f"device {device.name!r} {problem}")
+            continue
+        keys.add(key)
+        count += shares
+        for each in _of_device(device, index, shares=shares, driver=driver, resource=resource.name):
+            found[resource.name][each.id] = each
+    return PluginDevices(by_resource=found, problems=tuple(problems))
+
+
+def _of_device(
+    device: Device, index: int, *, shares: int, driver: str, resource: str
+) -> Iterator[PluginDevice]:
+    request = re.sub(r"[^a-z0-9]+", "-", resource.partition("/")[2].lower()).strip("-")
+    name = f"{device.pool}/{device.name}" if device.pool else device.name
+    consumed: dict[str, str] = {}
+    if device.allow_multiple_allocations:
+        consumed = {key: _amounts(each)[1] for key, each in device.capacity.items()}
+    for number in range(shares):
+        identity = f"{name}::{number}" if device.allow_multiple_allocations else name
+        uid = uuid.uuid5(uuid.NAMESPACE_DNS, f"{driver}/{identity}")
+        share = str(uuid.uuid5(uid, "share")) if device.allow_multiple_allocations else None
+        yield PluginDevice(
+            id=identity,
+            device=device,
+            allocated=AllocatedDevice(
+                name=device.name,
+                pool=device.pool,
+                request=request,
+                share_id=share,
+                consumed_capacity=consumed,
+            ),
+            claim=ClaimReference(namespace=NAMESPACE, name=identity, uid=str(uid)),
+            order=(number, index),
+        )
+
+
+def device_problem(device: Device) -> str | None:
+    """Return why a device cannot be listed; None if it can."""
+    if not is_dns_label(device.name):
+        return "has a name that is not a DNS label"
+    if device.pool and not is_dns_subdomain(device.pool):
+        return f"has the pool {device.pool!r}, which is not a DNS subdomain"
+    if device.consumes:
+        return (
+            "consumes counters, which the kubelet does not know: it would allocate devices that "
+            "exclude each other; list only devices that can be used together, or set "
+            "Inventory.fallback"
+        )
+    if problem := edits_problem(device.edits):
+        return f"has edits that a device plugin cannot pass: {problem}"
+    return None
+
+
+def _share_count(device: Device, limit: int | None) -> int | str:
+    """Return the number of shares of a device, or why it has none."""
+    if not device.allow_multiple_allocations:
+        return 1
+    limits: list[int] = [] if limit is None else [limit]
+    for name, capacity in device.capacity.items():
+        try:
+            value, amount = (parse_quantity(text) for text in _amounts(capacity))
+        except (TypeError, ValueError):
+            return f"has the capacity {name!r}, which is not a quantity"
+        if amount > 0:
+            limits.append(int(value // amount))
+    if not limits:
+        return "can be shared by any number of claims, because no capacity is shared; set --shares"
+    if (shares := min(limits)) > MAX_DEVICES:
+        return f"has {shares:,} shares, and the limit is {MAX_DEVICES:,}; set --shares"
+    return shares
+
+
+def _amounts(capacity: str | Capacity) -> tuple[str, str]:
+    """Return the whole of a capacity, and the amount that a share consumes by default."""
+    if isinstance(capacity, Capacity):
+        return capacity.value, capacity.default or capacity.value
+    return capacity, capacity
+
+
+def preferred(
+    devices: Mapping[str, PluginDevice],
+    *,
+    available: Iterable[str],
+    required: Collection[str],
+    size: int,
+) -> list[str]:
+    """Return the IDs that a container should get: first those that it must have, then others in the
+    driver's order. Shares come from different devices, as long as there are some."""
+    chosen = list(required)
+    known = [devices[each] for each in available if each in devices and each not in chosen]
+    taken: dict[DeviceKey, int] = defaultdict(int)
+    for each in chosen:
+        if each in devices:
+            taken[devices[each].key] += 1
+    ranked: list[tuple[int, int, int, str]] = []
+    for device in sorted(known, key=lambda each: each.order):
+        number, index = device.order
+        ranked.append((taken[device.key], index, number, device.id))
+        taken[device.key] += 1
+    return [*chosen, *(each for *_, each in sorted(ranked))][: max(size, len(chosen))]
+
+
+# ---------------------------------------------------------------- edits
+
+
+def edits_problem(edits: Edits) -> str | None:
+    """Return why a device plugin cannot pass edits to a container; None if it can."""
+    for given, what in (
+        (edits.hooks, "hooks"),
+        (edits.net_devices, "network devices"),
+        (edits.additional_gids, "supplementary groups"),
+        (edits.intel_rdt, "resctrl settings"),
+    ):
+        if given:
+            return f"{what}; use DRA"
+    for node in edits.device_nodes:
+        if (node.file_mode, node.uid, node.gid) != (None, None, None):
+            return f"the mode or owner of device node {node.path}; use DRA"
+        if node.permissions == "none":
+            return f"device node {node.path} without access; use DRA"
+    for mount in edits.mounts:
+        others = sorted({*mount.options, *((mount.type,) if mount.type else ())} - _PLAIN_OPTIONS)
+        if others:
+            return f"{', '.join(others)} of mount {mount.container_path}; use DRA"
+    try:
+        container_edits(edits)
+    except InvalidEditsError as error:
+        return str(error)
+    return None
+
+
+def response_of(edits: Iterable[Edits]) -> pb.ContainerAllocateResponse:
+    """Return the answer for one container, with the edits of all of its devices."""
+    envs: dict[str, str] = {}
+    nodes: dict[str, DeviceNode] = {}
+    mounts: dict[str, Mount] = {}
+    cdi: dict[str, None] = {}
+    for each in edits:
+        envs.update(each.env)
+        nodes.update({node.path: node for node in each.device_nodes})
+        mounts.update({mount.container_path: mount for mount in each.mounts})
+        cdi.update(dict.fromkeys(each.cdi_devices))
+    return pb.ContainerAllocateResponse(
+        envs=envs,
+        devices=[
+            pb.DeviceSpec(
+                container_path=node.path,
+                host_path=node.host_path or node.path,
+                permissions=node.permissions or "rwm",
+            )
+            for node in nodes.values()
+        ],
+        mounts=[
+            pb.Mount(
+                container_path=mount.container_path,
+                host_path=mount.host_path,
+                read_only="ro" in mount.options,
+            )
+            for mount in mounts.values()
+        ],
+        cdi_devices=[pb.CDIDevice(name=name) for name in cdi],
+    )
+
+
+# ---------------------------------------------------------------- state
+
+
+class DeviceState:
+    """The devices that the driver last listed, and their health: an :class:`.EndpointListener`."""
+
+    def __init__(self, driver: str, options: DevicePluginOptions) -> None:
+        self.listed = asyncio.Event()
+        """Set when the driver has listed its devices for the first time."""
+
+        self.change = asyncio.Event()
+        """Set at the next change of any device; then another event takes its place."""
+
+        self._driver = driver
+        self._options = options
+        self._devices = PluginDevices()
+        self._stopped: str | None = None
+        self._unhealthy: dict[DeviceKey, str] = {}
+
+    def devices(self, resource: str) -> Mapping[str, PluginDevice]:
+        """Return the devices of a resource, by ID."""
+        return self._devices.by_resource.get(resource, {})
+
+    def message(self, resource: str) -> pb.ListAndWatchResponse:
+        """Return the list of a resource's devices."""
+        devices = self.devices(resource).values()
+        return pb.ListAndWatchResponse(devices=[self._message_of(each) for each in devices])
+
+    def _message_of(self, each: PluginDevice) -> pb.Device:
+        health = HEALTHY if self._problem_of(each) is None else UNHEALTHY
+        numa_node = each.device.topology.numa_node
+        if numa_node is None:
+            return pb.Device(ID=each.id, health=health)
+        topology = pb.TopologyInfo(nodes=[pb.NUMANode(ID=numa_node)])
+        return pb.Device(ID=each.id, health=health, topology=topology)
+
+    def _problem_of(self, each: PluginDevice) -> str | None:
+        tainted = any(taint.effect in ("NoSchedule", "NoExecute") for taint in each.device.taints)
+        return self._stopped or self._unhealthy.get(each.key) or ("tainted" if tainted else None)
+
+    def _notify(self) -> None:
+        self.change.set()
+        self.change = asyncio.Event()
+
+    # ------------------------------------------------------------ reports of the driver
+
+    def replaced(self, endpoint: str, inventory: Inventory) -> None:
+        """See :meth:`.EndpointListener.replaced`."""
+        before = self._devices.problems
+        self._devices = plugin_devices(inventory, driver=self._driver, options=self._options)
+        for problem in self._devices.problems:
+            if problem not in before:
+                facts = {"driver": self._driver, "error": problem}
+                logger.error("device is not listed", extra=facts)
+        if self._stopped is not None:
+            logger.info("driver is available again", extra={"driver": self._driver})
+        self._stopped = None
+        devices = *inventory.devices, *(inventory.fallback or ())
+        listed = {DeviceKey(device.pool, device.name): device for device in devices}
+        self._unhealthy = {key: why for key, why in self._unhealthy.items() if key in listed}
+        self._report({key: d.health for key, d in listed.items() if d.health is not None})
+        self.listed.set()
+        self._notify()
+
+    def reported(self, endpoint: str, report: HealthReport) -> None:
+        """See :meth:`.EndpointListener.reported`."""
+        self._report(report.devices)
+        self._notify()
+
+    def stopped(self, endpoint: str, reason: str) -> None:
+        """See :meth:`.EndpointListener.stopped`."""
+        self._stopped = reason or "stopped"
+        self._notify()
+
+    def _report(self, devices: Mapping[DeviceKey, Health]) -> None:
+        for key, health in devices.items():
+            facts = {"driver": self._driver, "device": key.name}
+            if health.status == "unhealthy":
+                message = health.message or "it gave no reason"
+                if self._unhealthy.get(key) != message:
+                    logger.warning("device is unhealthy", extra={**facts, "error": message})
+                self._unhealthy[key] = message
+            elif health.status == "healthy" and self._unhealthy.pop(key, None) is not None:
+                logger.info("device is healthy again", extra=facts)
+
+
+# ---------------------------------------------------------------- service
+
+
+class DevicePluginService(pb_grpc.DevicePluginServicer):
+    """Answers the kubelet for one resource."""
+
+    def __init__(self, resource: str, *, state: DeviceState, calls: DriverCalls) -> None:
+        self.streams = 0
+        """The number of open streams of devices."""
+
+        self._resource = resource
+        self._state = state
+        self._calls = calls
+
+    @property
+    def options(self) -> pb.DevicePluginOptions:
+        """The optional calls that the kubelet makes."""
+        return pb.DevicePluginOptions(
+            pre_start_required=self._calls.side_effects,
+            get_preferred_allocation_available=True,
+        )
+
+    async def GetDevicePluginOptions(
+        self, request: pb.Empty, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.DevicePluginOptions:
+        return self.options
+
+    async def ListAndWatch(
+        self, request: pb.Empty, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ListAndWatchResponse]:
+        self.streams += 1
+        try:
+            sent: pb.ListAndWatchResponse | None = None
+            while True:
+                change = self._state.change
+                message = self._state.message(self._resource)
+                if message != sent:
+                    yield message
+                    sent = message
+                    await asyncio.sleep(LIST_SECONDS)
+                await change.wait()
+        finally:
+            self.streams -= 1
+
+    async def GetPreferredAllocation(
+        self,
+        request: pb.PreferredAllocationRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> pb.PreferredAllocationResponse:
+        devices = self._state.devices(self._resource)
+        return pb.PreferredAllocationResponse(
+            container_responses=[
+                pb.ContainerPreferredAllocationResponse(
+                    deviceIDs=preferred(
+                        devices,
+                        available=each.available_deviceIDs,
+                        required=list(each.must_include_deviceIDs),
+                        size=each.allocation_size,
+                    )
+                )
+                for each in request.container_requests
+            ]
+        )
+
+    async def Allocate(
+        self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.AllocateResponse:
+        answers: list[pb.ContainerAllocateResponse] = []
+        try:
+            async with asyncio.timeout(ALLOCATE_SECONDS):
+                for each in request.container_requests:
+                    devices = self._find(each.devices_ids)
+                    edits = await self._calls.prepare(devices, is_new=True)
+                    answers.append(response_of(edits))
+        except TimeoutError:
+            text = f"{self._name} did not prepare the devices within {ALLOCATE_SECONDS:.0f} s"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+        except DeviceFailedError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return pb.AllocateResponse(container_responses=answers)
+
+    async def PreStartContainer(
+        self, request: pb.PreStartContainerRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.PreStartContainerResponse:
+        try:
+            await self._calls.prepare(self._find(request.devices_ids), is_new=False)
+        except DeviceFailedError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return pb.PreStartContainerResponse()
+
+    def _find(self, ids: Iterable[str]) -> list[PluginDevice]:
+        known = self._state.devices(self._resource)
+        found: list[PluginDevice] = []
+        for each in ids:
+            if each not in known:
+                raise DeviceFailedError(
+                    f"{self._name} no longer lists device {each!r}; create the pod again to get "
+                    f"another device"
+                )
+            found.append(known[each])
+        return found
+
+    @property
+    def _name(self) -> str:
+        return f"the device plugin of {self._resource}"
+
+
+class DriverCalls:
+    """Calls the driver for the devices of containers."""
+
+    def __init__(self, endpoint: HostedEndpoint, driver: str) -> None:
+        self.queue = CallQueue()
+        self._endpoint = endpoint
+        self._driver = driver
+
+    @property
+    def side_effects(self) -> bool:
+        """Whether the driver undoes what it prepares."""
+        return self._endpoint.traits.side_effects
+
+    async def prepare(self, devices: Sequence[PluginDevice], *, is_new: bool) -> list[Edits]:
+        """
+        Prepare the devices of a container, and return their edits. If the container `is_new`, undo
+        first what an earlier one has left.
+
+        Raises :class:`DeviceFailedError`, and TimeoutError. The next call for a device waits until
+        this one has ended, even if its caller does not.
+        """
+        claims = [AllocatedClaim(claim=each.claim, devices=(each.allocated,)) for each in devices]
+
+        async def call() -> Mapping[str, Any]:
+            async with asyncio.timeout(ALLOCATE_SECONDS):
+                if is_new and self.side_effects:
+                    await self._call("unprepare", claims)
+                return await self._call("prepare", claims)
+
+        results = await self.queue.call(claims, call)
+        edits = [results[claim.claim.uid][0] for claim in claims]
+        for each, edit in zip(devices, edits, strict=True):
+            if problem := edits_problem(edit):
+                raise DeviceFailedError(
+                    f"driver {self._driver} returned edits for device {each.id} that a device "
+                    f"plugin cannot pass: {problem}"
+                )
+        return edits
+
+    async def _call(
+        self, operation: CallOperation, claims: Sequence[AllocatedClaim]
+    ) -> Mapping[str, Any]:
+        """Call the driver for all claims."""
+        call = getattr(self._endpoint, operation)
+        batches = (
+            [claims]
+            if operation in self._endpoint.traits.batches
+            else [[claim] for claim in claims]
+        )
+        results: dict[str, Any] = {}
+        for batch in batches:
+            answers: Mapping[str, Any | CallError] = await call(batch)
+            for claim in batch:
+                answer = answers[claim.claim.uid]
+                if isinstance(answer, EndpointStoppedError):
+                    raise DeviceFailedError(
+                        f"driver {self._driver} is stopped: {answer.reason}; it is restarted, and "
+                        f"a new pod can use the device then"
+                    )
+                if isinstance(answer, DeviceFailedError):
+                    raise DeviceFailedError(f"device {claim.claim.name}: {answer}")
+                results[claim.claim.uid] = answer
+        return results
+
+
+# ---------------------------------------------------------------- registration
+
+
+def socket_path(directory: Path, resource: str) -> Path | None:
+    """Return the path of a resource's socket; None if none is short enough."""
+    digest = hashlib.sha256(resource.encode()).hexdigest()[:16]
+    for name in (f"{resource.replace('/', '_')}.sock", f"{digest}.sock"):
+        if len(os.fsencode(directory / name)) <= MAX_SOCKET_PATH_BYTES:
+            return directory / name
+    return None
+
+
+class ResourceServer:
+    """
+    Serves one resource on a socket in the kubelet's directory, and keeps it registered.
+
+    A kubelet that starts removes all sockets from the directory, and forgets its device plugins. So
+    the resource is registered again if either socket is a new one, or if the kubelet does not list
+    the devices. If another process has replaced our socket, such as the next pod of an update, it
+    serves the resource, and this one waits for its end.
+    """
+
+    def __init__(self, resource: str, path: Path, service: DevicePluginService) -> None:
+        self._resource = resource
+        self._path = path
+        self._service = service
+        self._kubelet = path.with_name(KUBELET_SOCKET)
+        self._server: grpc.aio.Server | None = None
+        self._socket: ServerSocket | None = None
+        self._bound: tuple[int, int] | None = None
+        """The identity of our socket."""
+
+        self._registered: tuple[int, int] | None = None
+        """The kubelet's socket at the last registration."""
+
+        self._registered_at = 0.0
+        self._problem: str | None = None
+
+    async def run(self) -> None:
+        """Serve until canceled."""
+        backoff = Backoff(*RETRY_SECONDS, jitter=0)
+        try:
+            while True:
+                try:
+                    problem = await self._check()
+                except grpc.aio.AioRpcError as error:
+                    problem = f"the kubelet refused it: {error.details()}"
+                except (OSError, RuntimeError, SettingsError) as error:
+                    problem = f"{self._path} cannot be served: {error}"
+                if problem is None:
+                    backoff.succeeded()
+                elif problem != self._problem:
+                    facts = {"resource": self._resource, "error": problem}
+                    logger.error("device plugin is not registered", extra=facts)
+                self._problem = problem
+                await asyncio.sleep(POLL_SECONDS if problem is None else backoff.next_seconds())
+        finally:
+            await self._stop()
+
+    async def _check(self) -> str | None:
+        """Serve and register if that is due; return the reason if it is not possible now."""
+        found = await asyncio.to_thread(_identity, self._path)
+        if self._server is not None and found != self._bound:
+            if found is not None and await asyncio.to_thread(_is_served, self._path):
+                return f"another process serves {self._path}"
+            await self._stop()
+        if self._server is None:
+            await self._start()
+        kubelet = await asyncio.to_thread(_identity, self._kubelet)
+        if kubelet is None:
+            self._registered = None
+            return f"there is no {self._kubelet}, so the kubelet is not running"
+        now = asyncio.get_running_loop().time()
+        unwatched = not self._service.streams and now - self._registered_at > WATCH_SECONDS
+        if self._registered != kubelet or unwatched:
+            await self._register()
+            self._registered, self._registered_at = kubelet, now
+            logger.info("device plugin is registered", extra={"resource": self._resource})
+        return None
+
+    async def _start(self) -> None:
+        self._socket = ServerSocket(self._path, mode=0o600)  # the kubelet runs as root
+        self._server = grpc.aio.server()
+        pb_grpc.add_DevicePluginServicer_to_server(self._service, self._server)
+        try:
+            self._server.add_insecure_port(f"unix:{self._socket.hidden}")
+            await self._server.start()
+            await asyncio.to_thread(self._socket.publish)
+            self._bound = await asyncio.to_thread(_identity, self._path)
+        except BaseException:
+            await self._stop()
+            raise
+        self._registered = None
+
+    async def _register(self) -> None:
+        request = pb.RegisterRequest(
+            version=VERSION,
+            endpoint=self._path.name,
+            resource_name=self._resource,
+            options=self._service.options,
+        )
+        # By default, Python's client sends the escaped path as authority, which Go servers reject.
+        options = [("grpc.default_authority", "localhost")]
+        async with grpc.aio.insecure_channel(f"unix:{self._kubelet}", options=options) as channel:
+            stub = pb_grpc.RegistrationStub(channel)
+            await stub.Register(request, timeout=REGISTER_SECONDS)
+
+    async def _stop(self) -> None:
+        server, self._server = self._server, None
+        if self._socket is not None:
+            await asyncio.to_thread(self._socket.remove)
+        if server is not None:
+            await server.stop(STOP_SECONDS)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Distinguish a socket from another one at its path; None if there is none. Blocks."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return (found.st_ino, found.st_mtime_ns) if stat.S_ISSOCK(found.st_mode) else None
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.setblocking(False)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+# ---------------------------------------------------------------- the process
+
+
+class DevicePluginServer:
+    """One driver, served as a device plugin: a :class:`.Server`."""
+
+    def __init__(self, driver: LoadedDriver, *, node: str, options: DevicePluginOptions) -> None:
+        """Raises :class:`SettingsError` if a device plugin cannot do what the driver needs. Made in
+        the loop that serves."""
+        check_supported(driver.name, driver.traits, options)
+        self._driver = driver
+        self._resources = [each.name for each in options.resources]
+        self._directory = options.directory
+        self._state = DeviceState(driver.name, options)
+        self._endpoint = driver.endpoint(
+            EndpointContext(listener=self._state, node=node, report=lambda diagnostic: None)
+        )
+        self._calls = DriverCalls(self._endpoint, driver.name)
+
+    async def start(self) -> None:
+        """Start the driver. Raises :class:`SettingsError` if it refuses its configuration."""
+        try:
+            await self._endpoint.start()
+        except DriverError as error:
+            raise SettingsError(f"{self._driver.where}: {text_of(error)}") from error
+
+    async def run(self) -> None:
+        """Restart the driver whenever it stops, and keep it registered, until canceled."""
+        parts = {name: partial(self._serve, name) for name in self._resources}
+        await tasks.run({"driver": self._endpoint.run, **parts})
+
+    async def _serve(self, resource: str) -> None:
+        path = socket_path(self._directory, resource)
+        assert path is not None, "it was checked"
+        # Not before: a list without devices would be wrong.
+        await self._state.listed.wait()
+        service = DevicePluginService(resource, state=self._state, calls=self._calls)
+        await ResourceServer(resource, path, service).run()
+
+    async def drain(self) -> None:
+        """Wait for the end of calls in flight, while :meth:`run` continues."""
+        logger.info("driver is stopping", extra={"driver": self._driver.name})
+        await self._calls.queue.drain(timeout_seconds=DRAIN_SECONDS)
+
+    async def stop(self) -> None:
+        """End the driver; raises nothing."""
+        await self._endpoint.close()
