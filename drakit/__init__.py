@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from drakit.device import Capacity as Capacity
     from drakit.device import CapacityRange as CapacityRange
     from drakit.device import ClaimReference as ClaimReference
+    from drakit.device import Condition as Condition
+    from drakit.device import ConditionStatus as ConditionStatus
     from drakit.device import CounterSet as CounterSet
     from drakit.device import Device as Device
     from drakit.device import DeviceNode as DeviceNode
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
     from drakit.device import Inventory as Inventory
     from drakit.device import Mount as Mount
     from drakit.device import NetDevice as NetDevice
+    from drakit.device import NetworkData as NetworkData
     from drakit.device import PolicyConflict as PolicyConflict
     from drakit.device import PolicyOutcome as PolicyOutcome
+    from drakit.device import PreparedDevice as PreparedDevice
     from drakit.device import RejectedDevice as RejectedDevice
     from drakit.device import RejectionReason as RejectionReason
     from drakit.device import Taint as Taint
@@ -59,6 +63,8 @@ _HOMES = {
     "Capacity": "drakit.device",
     "CapacityRange": "drakit.device",
     "ClaimReference": "drakit.device",
+    "Condition": "drakit.device",
+    "ConditionStatus": "drakit.device",
     "CounterSet": "drakit.device",
     "Device": "drakit.device",
     "DeviceNode": "drakit.device",
@@ -77,11 +83,13 @@ _HOMES = {
     "Inventory": "drakit.device",
     "Mount": "drakit.device",
     "NetDevice": "drakit.device",
+    "NetworkData": "drakit.device",
     "NoParameters": "drakit.driver",
     "Node": "drakit.driver",
     "Policy": "drakit.driver",
     "PolicyConflict": "drakit.device",
     "PolicyOutcome": "drakit.device",
+    "PreparedDevice": "drakit.device",
     "PolicyResource": "drakit.driver",
     "RejectedDevice": "drakit.device",
     "RejectionReason": "drakit.device",
@@ -100,6 +108,8 @@ __all__ = (
     "Capacity",
     "CapacityRange",
     "ClaimReference",
+    "Condition",
+    "ConditionStatus",
     "CounterSet",
     "Device",
     "DeviceNode",
@@ -118,12 +128,14 @@ __all__ = (
     "Inventory",
     "Mount",
     "NetDevice",
+    "NetworkData",
     "NoParameters",
     "Node",
     "Policy",
     "PolicyConflict",
     "PolicyOutcome",
     "PolicyResource",
+    "PreparedDevice",
     "RejectedDevice",
     "RejectionReason",
     "ReleasePendingError",

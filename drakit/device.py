@@ -23,6 +23,8 @@ __all__ = (
     "Capacity",
     "CapacityRange",
     "ClaimReference",
+    "Condition",
+    "ConditionStatus",
     "CounterSet",
     "Device",
     "DeviceNode",
@@ -35,8 +37,10 @@ __all__ = (
     "Inventory",
     "Mount",
     "NetDevice",
+    "NetworkData",
     "PolicyConflict",
     "PolicyOutcome",
+    "PreparedDevice",
     "RejectedDevice",
     "RejectionReason",
     "Taint",
@@ -312,6 +316,72 @@ class Edits:
     def of_device_nodes(cls, *paths: str) -> Edits:
         """Return edits that add device nodes of the host to the container, at the same paths."""
         return cls(device_nodes=tuple([DeviceNode(path=path) for path in paths]))
+
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+"""The status of a condition, as the API writes it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """A condition of an allocated device (API: ``status.devices[].conditions[]``). The node plugin
+    sets ``lastTransitionTime``."""
+
+    type: str
+    """The name in CamelCase, such as ``Ready``, optionally with a domain prefix. Unique in its
+    device."""
+
+    status: ConditionStatus
+
+    reason: str
+    """A word in CamelCase for programs, without data."""
+
+    message: str = ""
+    """A sentence for people. The node plugin truncates it to 1,024 characters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkData:
+    """The network interface of an allocated device (API: ``status.devices[].networkData``)."""
+
+    interface_name: str = ""
+    """The name of the interface in the pod, at most 256 bytes."""
+
+    ips: tuple[str, ...] = ()
+    """At most 16 addresses in CIDR notation in canonical form, such as ``192.0.2.5/24``."""
+
+    hardware_address: str = ""
+    """At most 128 bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedDevice:
+    """
+    The result of preparing a device: the edits, and what others can read about the device.
+
+    `conditions`, `data` and `network_data` are for the status of the claim (KEP-4817). If the chart
+    value ``nodePlugin.claimStatus.enabled`` is set, the node plugin writes them to
+    ``status.devices`` after it has answered the kubelet, and removes them when the claim is
+    unprepared. A failure of the API server neither fails nor delays the pod. After a restart of the
+    node plugin, an entry that was not written yet can be missing until the next `prepare`.
+
+    `network_data` and `attributes` are for metadata files, which containers can read (KEP-5304).
+
+    If a value violates the rules of the API, the claim fails.
+    """
+
+    edits: Edits = Edits()
+
+    conditions: tuple[Condition, ...] = ()
+    """At most 8, with different types."""
+
+    data: Mapping[str, Any] | None = None
+    """A JSON object of the driver's own, at most 10 KiB as JSON, and at most 16 levels deep."""
+
+    network_data: NetworkData | None = None
+
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
+    """At most 32 attributes, in addition to those that the driver published."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,6 +31,7 @@ from drakit.device import (
     Health,
     HeldDevice,
     Inventory,
+    PreparedDevice,
 )
 from drakit.settings import Settings
 
@@ -273,13 +274,14 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     def prepare(
         self, claim: ClaimReference, device: AllocatedDevice[ParametersT]
-    ) -> Awaitable[Edits] | Edits:
+    ) -> Awaitable[Edits | PreparedDevice] | Edits | PreparedDevice:
         """
-        Prepare a device for a claim, and return the edits for its containers.
+        Prepare a device for a claim, and return the edits for its containers, alone or in a
+        :class:`PreparedDevice`.
 
         The node plugin calls this method for each allocated device. It must be idempotent: the node
         plugin calls it again for the same claim and device after a failure, a crash or a reboot.
-        Return the same edits, and make sure that all side effects are in place.
+        Return the same result, and make sure that all side effects are in place.
 
         If a call takes longer than 5 min, or the pod is deleted, the node plugin cancels the call
         (``asyncio.CancelledError``), and calls `unprepare` after the call has ended. Clean up in
@@ -297,15 +299,15 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     def prepare_claims(
         self, claims: Sequence[AllocatedClaim[ParametersT]]
     ) -> (
-        Awaitable[Mapping[str, Sequence[Edits] | Exception]]
-        | Mapping[str, Sequence[Edits] | Exception]
+        Awaitable[Mapping[str, Sequence[Edits | PreparedDevice] | Exception]]
+        | Mapping[str, Sequence[Edits | PreparedDevice] | Exception]
     ):
         """
         Prepare a batch of claims, such as the claims of a pod.
 
-        Return a mapping from claim UID to the edits of its devices, in the order of
-        `AllocatedClaim.devices`, or to an exception if the claim failed. If it raises, all claims
-        fail. The node plugin does not cancel a call while any of its claims is still needed.
+        Return a mapping from claim UID to the results of its devices (see `prepare`), in the order
+        of `AllocatedClaim.devices`, or to an exception if the claim failed. If it raises, all
+        claims fail. The node plugin does not cancel a call while any of its claims is still needed.
         """
         return _by_claim(claims, self._prepare_all)
 
@@ -374,7 +376,9 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     # ------------------------------------------------------------ the defaults' own
 
-    async def _prepare_all(self, item: AllocatedClaim[ParametersT]) -> Sequence[Edits]:
+    async def _prepare_all(
+        self, item: AllocatedClaim[ParametersT]
+    ) -> Sequence[Edits | PreparedDevice]:
         return await _all([partial(self.prepare, item.claim, device) for device in item.devices])
 
     async def _unprepare_all(self, item: AllocatedClaim[ParametersT | None]) -> None:

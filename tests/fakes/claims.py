@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from drakit import (
@@ -15,6 +16,7 @@ from drakit import (
     DeviceNode,
     DriverError,
     Edits,
+    PreparedDevice,
 )
 from drakit_formats.resource.claim import Claim, parse_claim
 from drakit_nodeplugin.changes import Revision
@@ -103,6 +105,8 @@ class FakeDevices:
         """Names of CDI devices of others, by the device that gets them."""
         self.nodes: dict[str, tuple[DeviceNode, ...]] = {}
         """The device nodes of devices; one of the device's name for others."""
+        self.results: dict[str, PreparedDevice] = {}
+        """What devices have beside edits."""
         self.failing: set[str] = set()
         self.out_of_order: set[str] = set()
         self.held: dict[str, asyncio.Event] = {}
@@ -114,7 +118,7 @@ class FakeDevices:
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, Sequence[Edits] | CallError]:
+    ) -> Mapping[str, Sequence[PreparedDevice] | CallError]:
         return await results_of(self.prepare_claim, batch)
 
     async def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, CallError | None]:
@@ -125,7 +129,7 @@ class FakeDevices:
 
     async def prepare_claim(
         self, claim: ClaimReference, devices: Sequence[AllocatedDevice]
-    ) -> Sequence[Edits]:
+    ) -> Sequence[PreparedDevice]:
         return await self._each(self.prepare_device, claim, devices)
 
     async def unprepare_claim(
@@ -136,15 +140,18 @@ class FakeDevices:
     async def check_claim(self, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> bool:
         return all(await self._each(self.check_device, claim, devices))
 
-    async def prepare_device(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+    async def prepare_device(
+        self, claim: ClaimReference, device: AllocatedDevice
+    ) -> PreparedDevice:
         self.prepares += 1
         self.seen.append(device)
         await self._call(device)
         self.prepared[device.name] = claim.uid
-        return Edits(
+        edits = Edits(
             device_nodes=self.nodes.get(device.name, (DeviceNode(path=f"/dev/{device.name}"),)),
             cdi_devices=self.others.get(device.name, ()),
         )
+        return replace(self.results.get(device.name, PreparedDevice()), edits=edits)
 
     async def unprepare_device(self, claim: ClaimReference, device: AllocatedDevice) -> None:
         self.unprepares += 1

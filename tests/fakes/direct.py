@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drakit import Driver, Edits
+from drakit import Driver, PreparedDevice
 from drakit.device import AllocatedClaim
 from drakit_nodeplugin.endpoints.contract import DriverTraits, traits_of
 from drakit_nodeplugin.endpoints.endpoint import Caller
@@ -47,7 +47,7 @@ class _Calls:
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
+    ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
         self._keep("prepare", batch)
         return await self._endpoint._driver_calls.prepare(batch)
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from drakit import ClaimReference
 from drakit.testing.kubelet import FakeKubelet
-from drakit_nodeplugin.claims.work import ClaimAnswer, ClaimWork, PreparedDevice
+from drakit_nodeplugin.claims.work import ClaimAnswer, ClaimWork, KubeletDevice
 
 __all__ = ("FakeKubelet", "HeldClaims", "device", "reference")
 
@@ -71,7 +71,7 @@ class HeldClaims:
         for work in works:
             work.finish(ClaimAnswer(error=self.errors.get(work.claim.uid)))
 
-    def device(self, uid: str) -> PreparedDevice:
+    def device(self, uid: str) -> KubeletDevice:
         return device(uid)
 
     async def _work(self, operation: str, claims: Sequence[ClaimReference]) -> None:
@@ -87,8 +87,8 @@ class HeldClaims:
         self._news.set()
 
 
-def device(uid: str) -> PreparedDevice:
-    return PreparedDevice(
+def device(uid: str) -> KubeletDevice:
+    return KubeletDevice(
         requests=("main",),
         pool="node-1",
         device=f"cam-{uid}",

@@ -13,7 +13,7 @@ def test_every_public_name_is_there():
     assert list(drakit.__all__) == sorted(drakit.__all__)
     for name in drakit.__all__:
         # A Literal or a union has none.
-        aliases = ("AttributeValue", "RejectionReason", "TaintEffect")
+        aliases = ("AttributeValue", "ConditionStatus", "RejectionReason", "TaintEffect")
         assert getattr(drakit, name).__doc__ or name in aliases
 
 

@@ -51,6 +51,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "CounterSet",
     ),
     "Claims": ("ClaimReference", "AllocatedClaim", "AllocatedDevice", "HeldDevice", "HeldNode"),
+    "Results of prepare": ("PreparedDevice", "Condition", "ConditionStatus", "NetworkData"),
     "Container edits": ("Edits", "DeviceNode", "Mount", "Hook", "NetDevice", "IntelRdt"),
     "Helpers": ("Duration", "parse_quantity"),
 }

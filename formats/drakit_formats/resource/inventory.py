@@ -136,6 +136,11 @@ def place_problems(name: object, pool: object, *, node: str = "") -> Iterator[st
         )
 
 
+def attribute_problems(attributes: object) -> Iterator[str]:
+    """Yield the problems of attributes that are not those of a published device."""
+    return _attributes_problems(attributes, {}, Topology())
+
+
 def _attributes_problems(attributes: object, capacity: object, topology: object) -> Iterator[str]:
     wrong = [
         f"its {what} field is not a mapping, but {_kind(given)}"

@@ -24,8 +24,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from drakit.device import Edits
+from drakit.device import PreparedDevice
 from drakit_formats.cdi import InvalidEditsError
+from drakit_formats.resource.status import has_status
 from drakit_nodeplugin.claims.allocation import (
     Step,
     next_step,
@@ -422,14 +423,16 @@ class Preparing(Unpreparing):
             del due[uid]
             self._refuse(each.work, self._refused(each.claim, outcome))
 
-    def _prepared(self, due: _Due, result: Sequence[Edits] | CallError) -> StoredClaim | ClaimError:
+    def _prepared(
+        self, due: _Due, result: Sequence[PreparedDevice] | CallError
+    ) -> StoredClaim | ClaimError:
         """Return the prepared claim with its CDI spec, from the result of its call."""
         claim = due.claim
         if due.work.abandoned:
             return AbandonedError(claim=str(claim))
         if isinstance(result, DeviceFailedError | EndpointStoppedError):
             return driver_failed(claim, result)
-        edits = result
+        edits = [each.edits for each in result]
         try:
             text = self._parts.specs.build(claim.uid, edits)
         except InvalidEditsError as error:
@@ -464,7 +467,7 @@ class Preparing(Unpreparing):
         due: Mapping[str, _Due],
         hardware: Hardware | None,
         rollbacks: asyncio.TaskGroup,
-        results: Mapping[str, Sequence[Edits] | CallError],
+        results: Mapping[str, Sequence[PreparedDevice] | CallError],
     ) -> None:
         """Store the claims that the driver has prepared, write their CDI files, and answer; roll
         back the claims that fail."""
@@ -488,6 +491,7 @@ class Preparing(Unpreparing):
             former = due[claim.uid].former
             answer = ClaimAnswer(
                 devices=prepared_devices(claim, self._parts.specs),
+                prepared=_beside_edits(results[claim.uid]),
                 renumbered=() if former is None else _renumbered(former, claim),
             )
             due[claim.uid].work.finish(answer)
@@ -513,6 +517,15 @@ class Preparing(Unpreparing):
             self._parts.scheduler.free_hardware(due.claim.uid)
             await self.undo_one(due.claim)
         self._refuse(due.work, error)
+
+
+def _beside_edits(
+    result: Sequence[PreparedDevice] | CallError,
+) -> tuple[PreparedDevice, ...]:
+    """Return the results of a claim's devices if there is anything beside edits in them."""
+    if isinstance(result, DeviceFailedError | EndpointStoppedError):
+        return ()
+    return tuple(result) if any(has_status(each) or each.attributes for each in result) else ()
 
 
 def _key(device: StoredDevice) -> tuple[str, str, str | None]:

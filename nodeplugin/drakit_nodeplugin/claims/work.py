@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar
 
-from drakit.device import AllocatedClaim, ClaimReference
+from drakit.device import AllocatedClaim, ClaimReference, PreparedDevice
 from drakit.driver import Node
 from drakit_formats.resource.claim import base_request
 from drakit_nodeplugin.changes import Revision
@@ -78,7 +78,7 @@ GERUND: Mapping[Operation, str] = {"prepare": "preparing", "unprepare": "unprepa
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PreparedDevice:
+class KubeletDevice:
     """A device of a prepared claim, as the kubelet expects it."""
 
     requests: tuple[str, ...]
@@ -96,7 +96,12 @@ class PreparedDevice:
 class ClaimAnswer:
     """The devices of a claim, or the reason why there are none."""
 
-    devices: tuple[PreparedDevice, ...] = ()
+    devices: tuple[KubeletDevice, ...] = ()
+
+    prepared: tuple[PreparedDevice, ...] = ()
+    """What the driver returned, in the order of `devices`. Empty if it returned only edits, or was
+    not called."""
+
     error: str | None = None
     """A sentence for the pod's Event; None is success."""
 
@@ -356,7 +361,7 @@ async def _call(
             work.on_abandon = None
 
 
-def prepared_devices(claim: StoredClaim, specs: ClaimSpecs) -> tuple[PreparedDevice, ...]:
+def prepared_devices(claim: StoredClaim, specs: ClaimSpecs) -> tuple[KubeletDevice, ...]:
     """
     Return the devices of an entry as the kubelet expects them.
 
@@ -364,13 +369,13 @@ def prepared_devices(claim: StoredClaim, specs: ClaimSpecs) -> tuple[PreparedDev
     as often as it is listed, so each request lists it once.
     """
     listed: set[tuple[str, str]] = set()
-    devices: list[PreparedDevice] = []
+    devices: list[KubeletDevice] = []
     for index, device in enumerate(claim.devices):
         request = base_request(device.request)
         others = [name for name in device.cdi_devices if (request, name) not in listed]
         listed.update((request, name) for name in others)
         devices.append(
-            PreparedDevice(
+            KubeletDevice(
                 requests=(request,),
                 pool=device.pool,
                 device=device.device,

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from drakit.device import AllocatedClaim, Edits, Health, Inventory
+from drakit.device import AllocatedClaim, Health, Inventory, PreparedDevice
 from drakit.driver import (
     UNDO_METHODS,
     DeviceParameters,
@@ -118,8 +118,8 @@ class Calls(Protocol):
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
-        """Make the devices ready; return the edits of each claim's devices, in their order."""
+    ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
+        """Make the devices ready; return the results of each claim's devices, in their order."""
         ...
 
     async def unprepare(
@@ -324,8 +324,8 @@ class CallableEndpoint(Protocol):
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, Sequence[Edits] | CallError]:
-        """Make the devices of claims ready; return the edits of each claim's devices, in their
+    ) -> Mapping[str, Sequence[PreparedDevice] | CallError]:
+        """Make the devices of claims ready; return the results of each claim's devices, in their
         order."""
         ...
 

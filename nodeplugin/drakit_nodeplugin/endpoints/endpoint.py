@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, cast
 
-from drakit.device import AllocatedClaim, Edits, Inventory
+from drakit.device import AllocatedClaim, Inventory, PreparedDevice
 from drakit.driver import DriverError
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.tasks import cancelled_by_owner
@@ -70,7 +70,7 @@ class Caller(ABC):
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, Sequence[Edits] | CallError]:
+    ) -> Mapping[str, Sequence[PreparedDevice] | CallError]:
         """See :meth:`.CallableEndpoint.prepare`."""
         return await self._call("prepare", batch)
 
@@ -135,9 +135,9 @@ class Caller(ABC):
                 continue
             results[uid] = answer = answers.pop(uid)
             if operation == "prepare" and not isinstance(answer, Exception):
-                edits = cast("Sequence[Edits]", answer)
-                if len(edits) != len(item.devices):
-                    count = f"{len(edits)} Edits for {len(item.devices)} devices of a claim"
+                prepared = cast("Sequence[PreparedDevice]", answer)
+                if len(prepared) != len(item.devices):
+                    count = f"{len(prepared)} Edits for {len(item.devices)} devices of a claim"
                     results[uid] = self._unusable(operation, count)
         if answers:
             what = self.traits.method(operation)

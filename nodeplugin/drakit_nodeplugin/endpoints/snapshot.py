@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast, get_args
 from drakit.device import (
     Capacity,
     CapacityRange,
+    Condition,
     CounterSet,
     Device,
     DeviceNode,
@@ -35,8 +36,10 @@ from drakit.device import (
     Inventory,
     Mount,
     NetDevice,
+    NetworkData,
     PolicyConflict,
     PolicyOutcome,
+    PreparedDevice,
     RejectedDevice,
     RejectionReason,
     Taint,
@@ -72,6 +75,7 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
     for kind in (
         *(Device, Capacity, CapacityRange, CounterSet, Taint, Topology, Health, Version),
         *(Edits, DeviceNode, Mount, Hook, NetDevice, IntelRdt),
+        *(PreparedDevice, Condition, NetworkData),
         *(RejectedDevice, PolicyConflict, PolicyOutcome),
     )
 }

@@ -26,7 +26,7 @@ import grpc.aio
 from drakit.device import ClaimReference
 from drakit_daemon import logs
 from drakit_nodeplugin.claims.queue import NOT_DONE, ClaimQueue
-from drakit_nodeplugin.claims.work import ClaimAnswer, Operation, PreparedDevice
+from drakit_nodeplugin.claims.work import ClaimAnswer, KubeletDevice, Operation
 from drakit_proto.kubelet.dra.v1 import dra_pb2 as v1
 from drakit_proto.kubelet.dra.v1 import dra_pb2_grpc as v1_grpc
 from drakit_proto.kubelet.dra.v1beta1 import dra_pb2 as v1beta1
@@ -233,7 +233,7 @@ class _Dra:
             }
         )
 
-    def _device(self, device: PreparedDevice) -> Any:
+    def _device(self, device: KubeletDevice) -> Any:
         shares = {"share_id": device.share_id} if self._version == "v1" else {}
         return self._messages.Device(
             request_names=device.requests,

@@ -1765,7 +1765,10 @@ type PreparedClaim struct {
 	Edits []*Edits `protobuf:"bytes,2,rep,name=edits,proto3" json:"edits,omitempty"`
 	// The cause of the failure and the remedy, as a human-readable sentence. Empty on success. Omit
 	// times and counters, so that Kubernetes can deduplicate Events.
-	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// What others can read about the devices, in the order of Claim.devices. Empty if there is nothing
+	// beside the edits.
+	Devices       []*PreparedDevice `protobuf:"bytes,4,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1821,6 +1824,227 @@ func (x *PreparedClaim) GetError() string {
 	return ""
 }
 
+func (x *PreparedClaim) GetDevices() []*PreparedDevice {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+// What others can read about a prepared device. `conditions`, `data` and `network_data` are for the
+// status of the claim (API: status.devices[]). If the chart value nodePlugin.claimStatus.enabled is
+// set, the node plugin writes them after it has answered the kubelet, and removes them when the
+// claim is unprepared. `network_data` and `attributes` are for metadata files, which containers can
+// read. If a value violates the rules of the API, the claim fails.
+type PreparedDevice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 8, with different types.
+	Conditions []*Condition `protobuf:"bytes,1,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	// A JSON object of the backend's own, at most 10 KiB, and at most 16 levels deep. Can be empty.
+	Data string `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	// The network interface of the device.
+	NetworkData *NetworkData `protobuf:"bytes,3,opt,name=network_data,json=networkData,proto3,oneof" json:"network_data,omitempty"`
+	// At most 32 attributes, in addition to those that the backend published.
+	Attributes    map[string]*Attribute `protobuf:"bytes,4,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreparedDevice) Reset() {
+	*x = PreparedDevice{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreparedDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreparedDevice) ProtoMessage() {}
+
+func (x *PreparedDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreparedDevice.ProtoReflect.Descriptor instead.
+func (*PreparedDevice) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *PreparedDevice) GetConditions() []*Condition {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
+func (x *PreparedDevice) GetData() string {
+	if x != nil {
+		return x.Data
+	}
+	return ""
+}
+
+func (x *PreparedDevice) GetNetworkData() *NetworkData {
+	if x != nil {
+		return x.NetworkData
+	}
+	return nil
+}
+
+func (x *PreparedDevice) GetAttributes() map[string]*Attribute {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+// A condition of an allocated device. The node plugin sets lastTransitionTime.
+type Condition struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name in CamelCase, such as "Ready", optionally with a domain prefix.
+	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	// "True", "False" or "Unknown".
+	Status string `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
+	// A word in CamelCase for programs, without data.
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// A human-readable sentence. The node plugin truncates it to 1,024 characters.
+	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Condition) Reset() {
+	*x = Condition{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Condition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Condition) ProtoMessage() {}
+
+func (x *Condition) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Condition.ProtoReflect.Descriptor instead.
+func (*Condition) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Condition) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Condition) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *Condition) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Condition) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// The network interface of an allocated device.
+type NetworkData struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the interface in the pod, at most 256 bytes.
+	InterfaceName string `protobuf:"bytes,1,opt,name=interface_name,json=interfaceName,proto3" json:"interface_name,omitempty"`
+	// At most 16 addresses in CIDR notation in canonical form, such as "192.0.2.5/24".
+	Ips []string `protobuf:"bytes,2,rep,name=ips,proto3" json:"ips,omitempty"`
+	// At most 128 bytes.
+	HardwareAddress string `protobuf:"bytes,3,opt,name=hardware_address,json=hardwareAddress,proto3" json:"hardware_address,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *NetworkData) Reset() {
+	*x = NetworkData{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkData) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkData) ProtoMessage() {}
+
+func (x *NetworkData) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkData.ProtoReflect.Descriptor instead.
+func (*NetworkData) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *NetworkData) GetInterfaceName() string {
+	if x != nil {
+		return x.InterfaceName
+	}
+	return ""
+}
+
+func (x *NetworkData) GetIps() []string {
+	if x != nil {
+		return x.Ips
+	}
+	return nil
+}
+
+func (x *NetworkData) GetHardwareAddress() string {
+	if x != nil {
+		return x.HardwareAddress
+	}
+	return ""
+}
+
 // The edits to the containers that use the device (CDI 1.1: containerEdits). Can be empty.
 type Edits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1847,7 +2071,7 @@ type Edits struct {
 
 func (x *Edits) Reset() {
 	*x = Edits{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[25]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1859,7 +2083,7 @@ func (x *Edits) String() string {
 func (*Edits) ProtoMessage() {}
 
 func (x *Edits) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[25]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1872,7 +2096,7 @@ func (x *Edits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Edits.ProtoReflect.Descriptor instead.
 func (*Edits) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{25}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Edits) GetEnv() map[string]string {
@@ -1964,7 +2188,7 @@ type DeviceNode struct {
 
 func (x *DeviceNode) Reset() {
 	*x = DeviceNode{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[26]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1976,7 +2200,7 @@ func (x *DeviceNode) String() string {
 func (*DeviceNode) ProtoMessage() {}
 
 func (x *DeviceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[26]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2213,7 @@ func (x *DeviceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceNode.ProtoReflect.Descriptor instead.
 func (*DeviceNode) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{26}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeviceNode) GetPath() string {
@@ -2079,7 +2303,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[27]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2091,7 +2315,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[27]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2104,7 +2328,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{27}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Mount) GetHostPath() string {
@@ -2154,7 +2378,7 @@ type Hook struct {
 
 func (x *Hook) Reset() {
 	*x = Hook{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2166,7 +2390,7 @@ func (x *Hook) String() string {
 func (*Hook) ProtoMessage() {}
 
 func (x *Hook) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2179,7 +2403,7 @@ func (x *Hook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hook.ProtoReflect.Descriptor instead.
 func (*Hook) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{28}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Hook) GetName() string {
@@ -2230,7 +2454,7 @@ type NetDevice struct {
 
 func (x *NetDevice) Reset() {
 	*x = NetDevice{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2466,7 @@ func (x *NetDevice) String() string {
 func (*NetDevice) ProtoMessage() {}
 
 func (x *NetDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2479,7 @@ func (x *NetDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetDevice.ProtoReflect.Descriptor instead.
 func (*NetDevice) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{29}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NetDevice) GetHostInterfaceName() string {
@@ -2291,7 +2515,7 @@ type IntelRdt struct {
 
 func (x *IntelRdt) Reset() {
 	*x = IntelRdt{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2527,7 @@ func (x *IntelRdt) String() string {
 func (*IntelRdt) ProtoMessage() {}
 
 func (x *IntelRdt) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2540,7 @@ func (x *IntelRdt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntelRdt.ProtoReflect.Descriptor instead.
 func (*IntelRdt) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{30}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *IntelRdt) GetClosId() string {
@@ -2365,7 +2589,7 @@ type UnprepareClaimsRequest struct {
 
 func (x *UnprepareClaimsRequest) Reset() {
 	*x = UnprepareClaimsRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2377,7 +2601,7 @@ func (x *UnprepareClaimsRequest) String() string {
 func (*UnprepareClaimsRequest) ProtoMessage() {}
 
 func (x *UnprepareClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2390,7 +2614,7 @@ func (x *UnprepareClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnprepareClaimsRequest.ProtoReflect.Descriptor instead.
 func (*UnprepareClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{31}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UnprepareClaimsRequest) GetClaims() []*Claim {
@@ -2411,7 +2635,7 @@ type UnprepareClaimsResponse struct {
 
 func (x *UnprepareClaimsResponse) Reset() {
 	*x = UnprepareClaimsResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2423,7 +2647,7 @@ func (x *UnprepareClaimsResponse) String() string {
 func (*UnprepareClaimsResponse) ProtoMessage() {}
 
 func (x *UnprepareClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2436,7 +2660,7 @@ func (x *UnprepareClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnprepareClaimsResponse.ProtoReflect.Descriptor instead.
 func (*UnprepareClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{32}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *UnprepareClaimsResponse) GetClaims() []*UnpreparedClaim {
@@ -2459,7 +2683,7 @@ type UnpreparedClaim struct {
 
 func (x *UnpreparedClaim) Reset() {
 	*x = UnpreparedClaim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2471,7 +2695,7 @@ func (x *UnpreparedClaim) String() string {
 func (*UnpreparedClaim) ProtoMessage() {}
 
 func (x *UnpreparedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2484,7 +2708,7 @@ func (x *UnpreparedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpreparedClaim.ProtoReflect.Descriptor instead.
 func (*UnpreparedClaim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{33}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UnpreparedClaim) GetUid() string {
@@ -2512,7 +2736,7 @@ type CheckClaimsRequest struct {
 
 func (x *CheckClaimsRequest) Reset() {
 	*x = CheckClaimsRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +2748,7 @@ func (x *CheckClaimsRequest) String() string {
 func (*CheckClaimsRequest) ProtoMessage() {}
 
 func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +2761,7 @@ func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsRequest.ProtoReflect.Descriptor instead.
 func (*CheckClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{34}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CheckClaimsRequest) GetClaims() []*Claim {
@@ -2559,7 +2783,7 @@ type CheckClaimsResponse struct {
 
 func (x *CheckClaimsResponse) Reset() {
 	*x = CheckClaimsResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2571,7 +2795,7 @@ func (x *CheckClaimsResponse) String() string {
 func (*CheckClaimsResponse) ProtoMessage() {}
 
 func (x *CheckClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2584,7 +2808,7 @@ func (x *CheckClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsResponse.ProtoReflect.Descriptor instead.
 func (*CheckClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{35}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CheckClaimsResponse) GetClaims() []*CheckedClaim {
@@ -2607,7 +2831,7 @@ type CheckedClaim struct {
 
 func (x *CheckedClaim) Reset() {
 	*x = CheckedClaim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2619,7 +2843,7 @@ func (x *CheckedClaim) String() string {
 func (*CheckedClaim) ProtoMessage() {}
 
 func (x *CheckedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2632,7 +2856,7 @@ func (x *CheckedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckedClaim.ProtoReflect.Descriptor instead.
 func (*CheckedClaim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{36}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CheckedClaim) GetUid() string {
@@ -2780,11 +3004,34 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\x14PrepareClaimsRequest\x120\n" +
 	"\x06claims\x18\x01 \x03(\v2\x18.drakit.backend.v1.ClaimR\x06claims\"Q\n" +
 	"\x15PrepareClaimsResponse\x128\n" +
-	"\x06claims\x18\x01 \x03(\v2 .drakit.backend.v1.PreparedClaimR\x06claims\"g\n" +
+	"\x06claims\x18\x01 \x03(\v2 .drakit.backend.v1.PreparedClaimR\x06claims\"\xa4\x01\n" +
 	"\rPreparedClaim\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12.\n" +
 	"\x05edits\x18\x02 \x03(\v2\x18.drakit.backend.v1.EditsR\x05edits\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"\xed\x03\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12;\n" +
+	"\adevices\x18\x04 \x03(\v2!.drakit.backend.v1.PreparedDeviceR\adevices\"\xeb\x02\n" +
+	"\x0ePreparedDevice\x12<\n" +
+	"\n" +
+	"conditions\x18\x01 \x03(\v2\x1c.drakit.backend.v1.ConditionR\n" +
+	"conditions\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\tR\x04data\x12F\n" +
+	"\fnetwork_data\x18\x03 \x01(\v2\x1e.drakit.backend.v1.NetworkDataH\x00R\vnetworkData\x88\x01\x01\x12Q\n" +
+	"\n" +
+	"attributes\x18\x04 \x03(\v21.drakit.backend.v1.PreparedDevice.AttributesEntryR\n" +
+	"attributes\x1a[\n" +
+	"\x0fAttributesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x122\n" +
+	"\x05value\x18\x02 \x01(\v2\x1c.drakit.backend.v1.AttributeR\x05value:\x028\x01B\x0f\n" +
+	"\r_network_data\"i\n" +
+	"\tCondition\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x16\n" +
+	"\x06status\x18\x02 \x01(\tR\x06status\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"q\n" +
+	"\vNetworkData\x12%\n" +
+	"\x0einterface_name\x18\x01 \x01(\tR\rinterfaceName\x12\x10\n" +
+	"\x03ips\x18\x02 \x03(\tR\x03ips\x12)\n" +
+	"\x10hardware_address\x18\x03 \x01(\tR\x0fhardwareAddress\"\xed\x03\n" +
 	"\x05Edits\x123\n" +
 	"\x03env\x18\x01 \x03(\v2!.drakit.backend.v1.Edits.EnvEntryR\x03env\x12@\n" +
 	"\fdevice_nodes\x18\x02 \x03(\v2\x1d.drakit.backend.v1.DeviceNodeR\vdeviceNodes\x120\n" +
@@ -2889,7 +3136,7 @@ func file_drakit_proto_backend_v1_backend_proto_rawDescGZIP() []byte {
 }
 
 var file_drakit_proto_backend_v1_backend_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_drakit_proto_backend_v1_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_drakit_proto_backend_v1_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_drakit_proto_backend_v1_backend_proto_goTypes = []any{
 	(TaintEffect)(0),                // 0: drakit.backend.v1.TaintEffect
 	(HealthStatus)(0),               // 1: drakit.backend.v1.HealthStatus
@@ -2918,36 +3165,40 @@ var file_drakit_proto_backend_v1_backend_proto_goTypes = []any{
 	(*PrepareClaimsRequest)(nil),    // 24: drakit.backend.v1.PrepareClaimsRequest
 	(*PrepareClaimsResponse)(nil),   // 25: drakit.backend.v1.PrepareClaimsResponse
 	(*PreparedClaim)(nil),           // 26: drakit.backend.v1.PreparedClaim
-	(*Edits)(nil),                   // 27: drakit.backend.v1.Edits
-	(*DeviceNode)(nil),              // 28: drakit.backend.v1.DeviceNode
-	(*Mount)(nil),                   // 29: drakit.backend.v1.Mount
-	(*Hook)(nil),                    // 30: drakit.backend.v1.Hook
-	(*NetDevice)(nil),               // 31: drakit.backend.v1.NetDevice
-	(*IntelRdt)(nil),                // 32: drakit.backend.v1.IntelRdt
-	(*UnprepareClaimsRequest)(nil),  // 33: drakit.backend.v1.UnprepareClaimsRequest
-	(*UnprepareClaimsResponse)(nil), // 34: drakit.backend.v1.UnprepareClaimsResponse
-	(*UnpreparedClaim)(nil),         // 35: drakit.backend.v1.UnpreparedClaim
-	(*CheckClaimsRequest)(nil),      // 36: drakit.backend.v1.CheckClaimsRequest
-	(*CheckClaimsResponse)(nil),     // 37: drakit.backend.v1.CheckClaimsResponse
-	(*CheckedClaim)(nil),            // 38: drakit.backend.v1.CheckedClaim
-	nil,                             // 39: drakit.backend.v1.Device.AttributesEntry
-	nil,                             // 40: drakit.backend.v1.Device.CapacityEntry
-	nil,                             // 41: drakit.backend.v1.Device.ConsumesEntry
-	nil,                             // 42: drakit.backend.v1.CounterAmounts.CountersEntry
-	nil,                             // 43: drakit.backend.v1.CounterSet.CountersEntry
-	nil,                             // 44: drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
-	nil,                             // 45: drakit.backend.v1.Edits.EnvEntry
-	nil,                             // 46: drakit.backend.v1.Hook.EnvEntry
+	(*PreparedDevice)(nil),          // 27: drakit.backend.v1.PreparedDevice
+	(*Condition)(nil),               // 28: drakit.backend.v1.Condition
+	(*NetworkData)(nil),             // 29: drakit.backend.v1.NetworkData
+	(*Edits)(nil),                   // 30: drakit.backend.v1.Edits
+	(*DeviceNode)(nil),              // 31: drakit.backend.v1.DeviceNode
+	(*Mount)(nil),                   // 32: drakit.backend.v1.Mount
+	(*Hook)(nil),                    // 33: drakit.backend.v1.Hook
+	(*NetDevice)(nil),               // 34: drakit.backend.v1.NetDevice
+	(*IntelRdt)(nil),                // 35: drakit.backend.v1.IntelRdt
+	(*UnprepareClaimsRequest)(nil),  // 36: drakit.backend.v1.UnprepareClaimsRequest
+	(*UnprepareClaimsResponse)(nil), // 37: drakit.backend.v1.UnprepareClaimsResponse
+	(*UnpreparedClaim)(nil),         // 38: drakit.backend.v1.UnpreparedClaim
+	(*CheckClaimsRequest)(nil),      // 39: drakit.backend.v1.CheckClaimsRequest
+	(*CheckClaimsResponse)(nil),     // 40: drakit.backend.v1.CheckClaimsResponse
+	(*CheckedClaim)(nil),            // 41: drakit.backend.v1.CheckedClaim
+	nil,                             // 42: drakit.backend.v1.Device.AttributesEntry
+	nil,                             // 43: drakit.backend.v1.Device.CapacityEntry
+	nil,                             // 44: drakit.backend.v1.Device.ConsumesEntry
+	nil,                             // 45: drakit.backend.v1.CounterAmounts.CountersEntry
+	nil,                             // 46: drakit.backend.v1.CounterSet.CountersEntry
+	nil,                             // 47: drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
+	nil,                             // 48: drakit.backend.v1.PreparedDevice.AttributesEntry
+	nil,                             // 49: drakit.backend.v1.Edits.EnvEntry
+	nil,                             // 50: drakit.backend.v1.Hook.EnvEntry
 }
 var file_drakit_proto_backend_v1_backend_proto_depIdxs = []int32{
 	7,  // 0: drakit.backend.v1.WatchDevicesResponse.devices:type_name -> drakit.backend.v1.Device
 	16, // 1: drakit.backend.v1.WatchDevicesResponse.counter_sets:type_name -> drakit.backend.v1.CounterSet
 	6,  // 2: drakit.backend.v1.WatchDevicesResponse.fallback:type_name -> drakit.backend.v1.Fallback
 	7,  // 3: drakit.backend.v1.Fallback.devices:type_name -> drakit.backend.v1.Device
-	39, // 4: drakit.backend.v1.Device.attributes:type_name -> drakit.backend.v1.Device.AttributesEntry
-	40, // 5: drakit.backend.v1.Device.capacity:type_name -> drakit.backend.v1.Device.CapacityEntry
+	42, // 4: drakit.backend.v1.Device.attributes:type_name -> drakit.backend.v1.Device.AttributesEntry
+	43, // 5: drakit.backend.v1.Device.capacity:type_name -> drakit.backend.v1.Device.CapacityEntry
 	14, // 6: drakit.backend.v1.Device.topology:type_name -> drakit.backend.v1.Topology
-	41, // 7: drakit.backend.v1.Device.consumes:type_name -> drakit.backend.v1.Device.ConsumesEntry
+	44, // 7: drakit.backend.v1.Device.consumes:type_name -> drakit.backend.v1.Device.ConsumesEntry
 	17, // 8: drakit.backend.v1.Device.taints:type_name -> drakit.backend.v1.Taint
 	18, // 9: drakit.backend.v1.Device.health:type_name -> drakit.backend.v1.Health
 	9,  // 10: drakit.backend.v1.Attribute.strings:type_name -> drakit.backend.v1.StringList
@@ -2955,48 +3206,53 @@ var file_drakit_proto_backend_v1_backend_proto_depIdxs = []int32{
 	11, // 12: drakit.backend.v1.Attribute.bools:type_name -> drakit.backend.v1.BoolList
 	9,  // 13: drakit.backend.v1.Attribute.versions:type_name -> drakit.backend.v1.StringList
 	13, // 14: drakit.backend.v1.Capacity.valid_range:type_name -> drakit.backend.v1.CapacityRange
-	42, // 15: drakit.backend.v1.CounterAmounts.counters:type_name -> drakit.backend.v1.CounterAmounts.CountersEntry
-	43, // 16: drakit.backend.v1.CounterSet.counters:type_name -> drakit.backend.v1.CounterSet.CountersEntry
+	45, // 15: drakit.backend.v1.CounterAmounts.counters:type_name -> drakit.backend.v1.CounterAmounts.CountersEntry
+	46, // 16: drakit.backend.v1.CounterSet.counters:type_name -> drakit.backend.v1.CounterSet.CountersEntry
 	0,  // 17: drakit.backend.v1.Taint.effect:type_name -> drakit.backend.v1.TaintEffect
 	1,  // 18: drakit.backend.v1.Health.status:type_name -> drakit.backend.v1.HealthStatus
 	21, // 19: drakit.backend.v1.WatchHealthResponse.devices:type_name -> drakit.backend.v1.DeviceHealth
 	18, // 20: drakit.backend.v1.DeviceHealth.health:type_name -> drakit.backend.v1.Health
 	23, // 21: drakit.backend.v1.Claim.devices:type_name -> drakit.backend.v1.AllocatedDevice
-	44, // 22: drakit.backend.v1.AllocatedDevice.consumed_capacity:type_name -> drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
+	47, // 22: drakit.backend.v1.AllocatedDevice.consumed_capacity:type_name -> drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
 	22, // 23: drakit.backend.v1.PrepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
 	26, // 24: drakit.backend.v1.PrepareClaimsResponse.claims:type_name -> drakit.backend.v1.PreparedClaim
-	27, // 25: drakit.backend.v1.PreparedClaim.edits:type_name -> drakit.backend.v1.Edits
-	45, // 26: drakit.backend.v1.Edits.env:type_name -> drakit.backend.v1.Edits.EnvEntry
-	28, // 27: drakit.backend.v1.Edits.device_nodes:type_name -> drakit.backend.v1.DeviceNode
-	29, // 28: drakit.backend.v1.Edits.mounts:type_name -> drakit.backend.v1.Mount
-	30, // 29: drakit.backend.v1.Edits.hooks:type_name -> drakit.backend.v1.Hook
-	31, // 30: drakit.backend.v1.Edits.net_devices:type_name -> drakit.backend.v1.NetDevice
-	32, // 31: drakit.backend.v1.Edits.intel_rdt:type_name -> drakit.backend.v1.IntelRdt
-	46, // 32: drakit.backend.v1.Hook.env:type_name -> drakit.backend.v1.Hook.EnvEntry
-	22, // 33: drakit.backend.v1.UnprepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	35, // 34: drakit.backend.v1.UnprepareClaimsResponse.claims:type_name -> drakit.backend.v1.UnpreparedClaim
-	22, // 35: drakit.backend.v1.CheckClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	38, // 36: drakit.backend.v1.CheckClaimsResponse.claims:type_name -> drakit.backend.v1.CheckedClaim
-	8,  // 37: drakit.backend.v1.Device.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
-	12, // 38: drakit.backend.v1.Device.CapacityEntry.value:type_name -> drakit.backend.v1.Capacity
-	15, // 39: drakit.backend.v1.Device.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
-	2,  // 40: drakit.backend.v1.Backend.GetInfo:input_type -> drakit.backend.v1.GetInfoRequest
-	4,  // 41: drakit.backend.v1.Backend.WatchDevices:input_type -> drakit.backend.v1.WatchDevicesRequest
-	24, // 42: drakit.backend.v1.Backend.PrepareClaims:input_type -> drakit.backend.v1.PrepareClaimsRequest
-	33, // 43: drakit.backend.v1.Backend.UnprepareClaims:input_type -> drakit.backend.v1.UnprepareClaimsRequest
-	36, // 44: drakit.backend.v1.Backend.CheckClaims:input_type -> drakit.backend.v1.CheckClaimsRequest
-	19, // 45: drakit.backend.v1.Backend.WatchHealth:input_type -> drakit.backend.v1.WatchHealthRequest
-	3,  // 46: drakit.backend.v1.Backend.GetInfo:output_type -> drakit.backend.v1.GetInfoResponse
-	5,  // 47: drakit.backend.v1.Backend.WatchDevices:output_type -> drakit.backend.v1.WatchDevicesResponse
-	25, // 48: drakit.backend.v1.Backend.PrepareClaims:output_type -> drakit.backend.v1.PrepareClaimsResponse
-	34, // 49: drakit.backend.v1.Backend.UnprepareClaims:output_type -> drakit.backend.v1.UnprepareClaimsResponse
-	37, // 50: drakit.backend.v1.Backend.CheckClaims:output_type -> drakit.backend.v1.CheckClaimsResponse
-	20, // 51: drakit.backend.v1.Backend.WatchHealth:output_type -> drakit.backend.v1.WatchHealthResponse
-	46, // [46:52] is the sub-list for method output_type
-	40, // [40:46] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	30, // 25: drakit.backend.v1.PreparedClaim.edits:type_name -> drakit.backend.v1.Edits
+	27, // 26: drakit.backend.v1.PreparedClaim.devices:type_name -> drakit.backend.v1.PreparedDevice
+	28, // 27: drakit.backend.v1.PreparedDevice.conditions:type_name -> drakit.backend.v1.Condition
+	29, // 28: drakit.backend.v1.PreparedDevice.network_data:type_name -> drakit.backend.v1.NetworkData
+	48, // 29: drakit.backend.v1.PreparedDevice.attributes:type_name -> drakit.backend.v1.PreparedDevice.AttributesEntry
+	49, // 30: drakit.backend.v1.Edits.env:type_name -> drakit.backend.v1.Edits.EnvEntry
+	31, // 31: drakit.backend.v1.Edits.device_nodes:type_name -> drakit.backend.v1.DeviceNode
+	32, // 32: drakit.backend.v1.Edits.mounts:type_name -> drakit.backend.v1.Mount
+	33, // 33: drakit.backend.v1.Edits.hooks:type_name -> drakit.backend.v1.Hook
+	34, // 34: drakit.backend.v1.Edits.net_devices:type_name -> drakit.backend.v1.NetDevice
+	35, // 35: drakit.backend.v1.Edits.intel_rdt:type_name -> drakit.backend.v1.IntelRdt
+	50, // 36: drakit.backend.v1.Hook.env:type_name -> drakit.backend.v1.Hook.EnvEntry
+	22, // 37: drakit.backend.v1.UnprepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	38, // 38: drakit.backend.v1.UnprepareClaimsResponse.claims:type_name -> drakit.backend.v1.UnpreparedClaim
+	22, // 39: drakit.backend.v1.CheckClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	41, // 40: drakit.backend.v1.CheckClaimsResponse.claims:type_name -> drakit.backend.v1.CheckedClaim
+	8,  // 41: drakit.backend.v1.Device.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
+	12, // 42: drakit.backend.v1.Device.CapacityEntry.value:type_name -> drakit.backend.v1.Capacity
+	15, // 43: drakit.backend.v1.Device.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
+	8,  // 44: drakit.backend.v1.PreparedDevice.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
+	2,  // 45: drakit.backend.v1.Backend.GetInfo:input_type -> drakit.backend.v1.GetInfoRequest
+	4,  // 46: drakit.backend.v1.Backend.WatchDevices:input_type -> drakit.backend.v1.WatchDevicesRequest
+	24, // 47: drakit.backend.v1.Backend.PrepareClaims:input_type -> drakit.backend.v1.PrepareClaimsRequest
+	36, // 48: drakit.backend.v1.Backend.UnprepareClaims:input_type -> drakit.backend.v1.UnprepareClaimsRequest
+	39, // 49: drakit.backend.v1.Backend.CheckClaims:input_type -> drakit.backend.v1.CheckClaimsRequest
+	19, // 50: drakit.backend.v1.Backend.WatchHealth:input_type -> drakit.backend.v1.WatchHealthRequest
+	3,  // 51: drakit.backend.v1.Backend.GetInfo:output_type -> drakit.backend.v1.GetInfoResponse
+	5,  // 52: drakit.backend.v1.Backend.WatchDevices:output_type -> drakit.backend.v1.WatchDevicesResponse
+	25, // 53: drakit.backend.v1.Backend.PrepareClaims:output_type -> drakit.backend.v1.PrepareClaimsResponse
+	37, // 54: drakit.backend.v1.Backend.UnprepareClaims:output_type -> drakit.backend.v1.UnprepareClaimsResponse
+	40, // 55: drakit.backend.v1.Backend.CheckClaims:output_type -> drakit.backend.v1.CheckClaimsResponse
+	20, // 56: drakit.backend.v1.Backend.WatchHealth:output_type -> drakit.backend.v1.WatchHealthResponse
+	51, // [51:57] is the sub-list for method output_type
+	45, // [45:51] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_drakit_proto_backend_v1_backend_proto_init() }
@@ -3020,15 +3276,16 @@ func file_drakit_proto_backend_v1_backend_proto_init() {
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[12].OneofWrappers = []any{}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[21].OneofWrappers = []any{}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[25].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[26].OneofWrappers = []any{}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[28].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[29].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[31].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_drakit_proto_backend_v1_backend_proto_rawDesc), len(file_drakit_proto_backend_v1_backend_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   45,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from drakit import DeviceNode, DriverError, Edits, ReleasePendingError
+from drakit import (
+    Condition,
+    DeviceNode,
+    DriverError,
+    Edits,
+    NetworkData,
+    PreparedDevice,
+    ReleasePendingError,
+)
 from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.source import ApiClaims
@@ -218,7 +226,8 @@ async def test_edits_of_wrong_types_are_an_error_of_their_claim_alone(plugin, cl
 
     async def prepare(claim, device):
         if claim.uid == B:
-            return Edits(device_nodes=(DeviceNode(path=Path("/dev/cam-1")),))
+            edits = Edits(device_nodes=(DeviceNode(path=Path("/dev/cam-1")),))
+            return PreparedDevice(edits=edits)
         return await right(claim, device)
 
     devices.prepare_device = prepare
@@ -226,6 +235,21 @@ async def test_edits_of_wrong_types_are_an_error_of_their_claim_alone(plugin, cl
 
     assert answers[A].error is None
     assert "deviceNodes[0].path must be text, not PosixPath" in answers[B].error
+
+
+async def test_the_answer_has_what_the_driver_returned_beside_edits(plugin, claims, devices):
+    claims.store(claim_body(A, "cam-0", "cam-1"), claim_body(B, "cam-2"))
+    ready = Condition(type="Ready", status="True", reason="Configured")
+    network = NetworkData(interface_name="net1", ips=("192.0.2.5/24",))
+    devices.results["cam-1"] = PreparedDevice(conditions=(ready,), network_data=network)
+    answers = await plugin.prepare(reference(A), reference(B))
+
+    first, second = answers[A].prepared
+    assert (first.conditions, first.network_data) == ((), None)
+    assert (second.conditions, second.network_data) == ((ready,), network)
+    assert answers[B].prepared == ()
+    # The checkpoint does not store it.
+    assert (await plugin.prepare(reference(A)))[A].prepared == ()
 
 
 # ------------------------------------------------------------ what a driver is asked for at once

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from drakit import AllocatedDevice, Device, Driver, Edits, Inventory
+from drakit import AllocatedDevice, Device, Driver, Edits, Inventory, PreparedDevice
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from tests.fakes.node import StaticNode
@@ -53,7 +53,7 @@ async def test_a_container_gets_the_edits_of_the_published_device():
     ]
     async with running(new_endpoint(lambda: Plain(inventory), Listener(), Plain)) as endpoint:
         for device, edits in expected:
-            assert await endpoint.prepare(CLAIM, [device]) == [edits]
+            assert await endpoint.prepare(CLAIM, [device]) == [PreparedDevice(edits=edits)]
 
 
 async def test_edits_that_change_are_those_of_the_next_prepare():
@@ -70,7 +70,8 @@ async def test_edits_that_change_are_those_of_the_next_prepare():
         drivers[0].later.put_nowait(listing(Device(name="cam-0", edits=Edits(env={"AT": "1"}))))
         after = await listener.hear()
         assert before.devices[0] is after.devices[0]
-        assert await endpoint.prepare(CLAIM, [allocated("cam-0")]) == [Edits(env={"AT": "1"})]
+        (prepared,) = await endpoint.prepare(CLAIM, [allocated("cam-0")])
+        assert prepared.edits == Edits(env={"AT": "1"})
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,7 @@ async def test_a_prepare_of_the_drivers_own_can_add_to_them():
 
     inventory = listing(Device(name="cam-0", edits=Edits.of_device_nodes("/dev/video0")))
     async with running(new_endpoint(lambda: Adds(inventory), Listener(), Adds)) as endpoint:
-        (edits,) = await endpoint.prepare(CLAIM, [allocated("cam-0")])
+        (prepared,) = await endpoint.prepare(CLAIM, [allocated("cam-0")])
+    edits = prepared.edits
     assert edits == Edits(env={"CLAIM": CLAIM.uid}, device_nodes=edits.device_nodes)
     assert [node.path for node in edits.device_nodes] == ["/dev/video0"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drakit import DriverError, Edits
+from drakit import DriverError, Edits, PreparedDevice
 from drakit_daemon import logs
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, traceback_of
 from tests.unit.endpoints.camera import (
@@ -149,8 +149,8 @@ async def test_edits_are_copied_in_the_drivers_thread(kind, behaviour, listener)
     behaviour.prepare = lambda: Edits(env=Lazy())
     behaviour.answer = answer
     async with running(new_endpoint(lambda: kind(behaviour), listener, kind)) as endpoint:
-        (edits,) = await endpoint.prepare(CLAIM, [DEVICE])
-    assert edits == Edits(env={"CAMERA": "0"})
+        (prepared,) = await endpoint.prepare(CLAIM, [DEVICE])
+    assert prepared == PreparedDevice(edits=Edits(env={"CAMERA": "0"}))
 
 
 def test_tracebacks_have_an_end():

@@ -12,10 +12,12 @@ from drakit import (
     AllocatedClaim,
     AllocatedDevice,
     ClaimReference,
+    Condition,
     DeviceParameters,
     Driver,
     DriverError,
     Edits,
+    PreparedDevice,
 )
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
@@ -33,6 +35,10 @@ A, B, C, D = map(reference, ("uid-a", "uid-b", "uid-c", "uid-d"))
 
 def device(name: str, *, pool: str = NODE, **fields: Any) -> AllocatedDevice:
     return AllocatedDevice(name=name, pool=pool, request="main", **fields)
+
+
+def prepared(name: str) -> PreparedDevice:
+    return PreparedDevice(edits=edits(name))
 
 
 def edits(name: str) -> Edits:
@@ -199,7 +205,7 @@ async def test_devices_are_prepared_side_by_side_each_with_a_call_of_its_own():
     await turns()
     assert driver.asked == ["cam-0", "cam-1"]
     driver.held["cam-0"].set()
-    assert await work == [edits("cam-0"), edits("cam-1")]
+    assert await work == [prepared("cam-0"), prepared("cam-1")]
     assert caller.calls == [("prepare", ["uid-a"])]
 
 
@@ -312,9 +318,23 @@ async def test_a_batch_is_one_call_if_the_driver_takes_batches(operation):
     assert caller.calls == [(operation, ["uid-a", "uid-b"]), (operation, ["uid-c"])]
     if operation == "prepare":
         assert (list(first), list(second)) == (
-            [edits("cam-0"), edits("cam-1")],
-            [edits("cam-2")],
+            [prepared("cam-0"), prepared("cam-1")],
+            [prepared("cam-2")],
         )
+
+
+async def test_edits_and_more_can_be_mixed():
+    driver, _, calls = reach(PerBatch)
+    data = {"channels": [1, 2]}
+    ready = Condition(type="Ready", status="True", reason="Configured")
+    more = PreparedDevice(edits=edits("cam-1"), conditions=(ready,), data=data)
+    driver.changes = {"uid-a": [edits("cam-0"), more]}
+    results = await calls.prepare(A, [device("cam-0"), device("cam-1")])
+    data["channels"].append(3)  # the driver changes its own object later
+    assert list(results) == [
+        prepared("cam-0"),
+        PreparedDevice(edits=edits("cam-1"), conditions=(ready,), data={"channels": [1, 2]}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -328,8 +348,26 @@ async def test_a_batch_is_one_call_if_the_driver_takes_batches(operation):
         pytest.param(edits("b"), "Edits, which is not a sequence of Edits", None, id="no-list"),
         pytest.param([edits("b")], "1 Edits for 2 devices of a claim", None, id="too-few"),
         pytest.param([edits("b")] * 3, "3 Edits for 2 devices", None, id="too-many"),
-        pytest.param([edits("b"), None], "NoneType, which is not an Edits", 1, id="a-gap"),
-        pytest.param("ab", "str, which is not an Edits", 0, id="text"),
+        pytest.param([edits("b"), None], "NoneType, which is neither an Edits", 1, id="a-gap"),
+        pytest.param("ab", "str, which is neither an Edits", 0, id="text"),
+        pytest.param(
+            [prepared("b"), PreparedDevice(edits=None)],
+            "a PreparedDevice whose edits are NoneType, which is not an Edits",
+            1,
+            id="no-edits",
+        ),
+        pytest.param(
+            [PreparedDevice(data={"a": {1, 2}}), edits("b")],
+            "a PreparedDevice whose data cannot be written as JSON",
+            0,
+            id="data-of-a-set",
+        ),
+        pytest.param(
+            [PreparedDevice(conditions=(Condition(type="Ready", status="yes", reason="R"),))] * 2,
+            "a PreparedDevice whose condition 'Ready' has status 'yes', not True, False or",
+            0,
+            id="status-of-a-condition",
+        ),
         pytest.param(Broken(), "in prepare_claims: RuntimeError: a bug", None, id="unreadable"),
     ],
 )
@@ -339,7 +377,7 @@ async def test_a_claim_of_a_batch_fails_alone(answer, text, index):
     fine, failed = await calls.results(
         "prepare", (A, [device("cam-0")]), (B, [device("cam-1"), device("cam-2")])
     )
-    assert list(fine) == [edits("cam-0")]
+    assert list(fine) == [prepared("cam-0")]
     assert isinstance(failed, DeviceFailedError)
     assert text in str(failed)
     assert f"driver {Camera.name}" in str(failed)
@@ -384,7 +422,7 @@ async def test_an_error_of_the_batch_fails_all_of_its_claims(operation, raised, 
 async def test_an_answer_for_a_claim_that_was_not_asked_for_is_logged(caplog):
     driver, _, calls = reach(PerBatch)
     driver.changes = {"uid-other": [edits("cam-9")]}
-    assert list(await calls.prepare(A, [device("cam-0")])) == [edits("cam-0")]
+    assert list(await calls.prepare(A, [device("cam-0")])) == [prepared("cam-0")]
     assert [record.message for record in caplog.records] == [
         "driver answers for unrequested claims"
     ]
@@ -485,7 +523,7 @@ async def test_bad_parameters_fail_their_claim_and_name_the_device(kind, monkeyp
         calls.prepare(B, [good, bad]),
         return_exceptions=True,
     )
-    assert list(fine) == [edits("cam-2")]
+    assert list(fine) == [prepared("cam-2")]
     assert isinstance(failed, BadParametersError)
     assert (failed.index, "mode: Input should be a valid string" in str(failed)) == (1, True)
     assert {seen.name: seen.parameters for seen in driver.seen}["cam-2"] == Parameters(mode="fast")

@@ -19,11 +19,16 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from drakit.device import AllocatedClaim, AllocatedDevice, Edits
+from drakit.device import AllocatedClaim, AllocatedDevice, PreparedDevice
 from drakit.driver import DriverError
 from drakit_daemon.logs import request_id
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.backend.convert import MAX_EDITS, edits_of, entries_of
+from drakit_nodeplugin.endpoints.backend.convert import (
+    MAX_EDITS,
+    edits_of,
+    entries_of,
+    prepared_of,
+)
 from drakit_nodeplugin.endpoints.contract import CALL_SECONDS, ConnectionEndedError
 from drakit_nodeplugin.endpoints.failures import CallOverdueError, DeviceFailedError
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
@@ -85,7 +90,7 @@ class BackendClaims:
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
+    ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
         """See :meth:`.contract.Calls.prepare`."""
         answers = await self._ask("PrepareClaims", batch, _prepared)
         if sum(map(_size, answers.values())) <= IN_LOOP_EDITS:
@@ -216,17 +221,23 @@ def _uid_of(part: bytes) -> str | None:
         return None
 
 
-async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[Edits]:
+async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[PreparedDevice]:
     answer = parse(pb.PreparedClaim, part)
     if answer.error:
         raise DriverError(printable(answer.error))
     if len(answer.edits) > count:
         raise DriverError(_fault("returned edits for more devices than a claim has"))
-    converted: list[Edits] = []
-    for edits in answer.edits:
+    if answer.devices and len(answer.devices) != len(answer.edits):
+        raise DriverError(_fault("returned more or fewer devices than edits"))
+    converted: list[PreparedDevice] = []
+    for index, edits in enumerate(answer.edits):
         if entries_of(edits) > MAX_EDITS:
             raise DriverError(_fault(f"returned more than {MAX_EDITS:,} edits for a device"))
-        converted.append(edits_of(edits))
+        beside = answer.devices[index] if answer.devices else None
+        try:
+            converted.append(prepared_of(edits_of(edits), beside))
+        except ValueError as error:
+            raise DriverError(_fault(f"returned a device whose {error}")) from None
         await turns.give_way()
     return converted
 
@@ -241,7 +252,7 @@ async def _is_prepared(part: bytes, count: int, turns: Turns) -> bool:
     return parse(pb.CheckedClaim, part).prepared
 
 
-def _size(answer: Sequence[Edits] | DeviceFailedError) -> int:
+def _size(answer: Sequence[PreparedDevice] | DeviceFailedError) -> int:
     """Return the number of entries that a check of the answer reads."""
     if isinstance(answer, DeviceFailedError):
         return 0
@@ -253,20 +264,22 @@ def _size(answer: Sequence[Edits] | DeviceFailedError) -> int:
         + len(edits.net_devices)
         + len(edits.additional_gids)
         + len(edits.cdi_devices)
-        for edits in answer
+        for edits in (each.edits for each in answer)
     )
 
 
 def _permitted(
-    answers: Mapping[str, Sequence[Edits] | DeviceFailedError], rights: Rights
-) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
+    answers: Mapping[str, Sequence[PreparedDevice] | DeviceFailedError], rights: Rights
+) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
     """Replace edits that the entry refuses by the reason. Blocks, if briefly."""
 
-    def checked(answer: Sequence[Edits] | DeviceFailedError) -> Sequence[Edits] | DeviceFailedError:
+    def checked(
+        answer: Sequence[PreparedDevice] | DeviceFailedError,
+    ) -> Sequence[PreparedDevice] | DeviceFailedError:
         if isinstance(answer, DeviceFailedError):
             return answer
-        for index, edits in enumerate(answer):
-            if (problem := rights.edits_problem(edits)) is not None:
+        for index, each in enumerate(answer):
+            if (problem := rights.edits_problem(each.edits)) is not None:
                 return DeviceFailedError(f"its backend {problem}", index=index)
         return answer
 

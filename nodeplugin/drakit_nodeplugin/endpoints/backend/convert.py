@@ -27,6 +27,8 @@ from drakit.device import (
     AttributeValue,
     Capacity,
     CapacityRange,
+    Condition,
+    ConditionStatus,
     CounterSet,
     Device,
     DeviceNode,
@@ -38,12 +40,21 @@ from drakit.device import (
     Inventory,
     Mount,
     NetDevice,
+    NetworkData,
+    PreparedDevice,
     Taint,
     TaintEffect,
     Topology,
     Version,
 )
-from drakit_formats.resource.limits import MAX_POOL_NAME_LENGTH
+from drakit_formats.resource.limits import MAX_ATTRIBUTES_AND_CAPACITIES, MAX_POOL_NAME_LENGTH
+from drakit_formats.resource.status import (
+    MAX_CONDITION_MESSAGE,
+    MAX_CONDITIONS,
+    MAX_IPS,
+    data_of,
+    prepared_problem,
+)
 from drakit_nodeplugin.endpoints.contract import MAX_DEVICES, DeviceKey
 from drakit_nodeplugin.endpoints.snapshot import is_unchanged, same_inventory
 from drakit_nodeplugin.endpoints.wire import MAX_PART_BYTES, GarbageError, Turns, parse, parts
@@ -257,6 +268,51 @@ def _intel_rdt(message: pb.IntelRdt) -> IntelRdt:
         schemata=tuple(message.schemata),
         enable_monitoring=message.enable_monitoring,
     )
+
+
+# ------------------------------------------------------------ what others can read
+
+
+def prepared_of(edits: Edits, message: pb.PreparedDevice | None) -> PreparedDevice:
+    """Make the result for a device; raise ValueError with the problem of one that the API would
+    refuse."""
+    if message is None:
+        return PreparedDevice(edits=edits)
+    # Counted first: access to a message takes a thousand bytes, and there may be many.
+    for name, given, limit in (
+        ("conditions", message.conditions, MAX_CONDITIONS),
+        ("network_data.ips", message.network_data.ips, MAX_IPS),
+        ("attributes", message.attributes, MAX_ATTRIBUTES_AND_CAPACITIES),
+    ):
+        if len(given) > limit:
+            raise ValueError(f"{name} are {len(given):,}, more than {limit}")
+    network = message.network_data
+    prepared = PreparedDevice(
+        edits=edits,
+        conditions=tuple(
+            [
+                Condition(
+                    type=each.type,
+                    status=cast("ConditionStatus", each.status),
+                    reason=each.reason,
+                    message=each.message[:MAX_CONDITION_MESSAGE],
+                )
+                for each in message.conditions
+            ]
+        ),
+        data=data_of(message.data) if message.data else None,
+        network_data=NetworkData(
+            interface_name=network.interface_name,
+            ips=tuple(network.ips),
+            hardware_address=network.hardware_address,
+        )
+        if message.HasField("network_data")
+        else None,
+        attributes=_mapping(message.attributes, _attribute),
+    )
+    if (problem := prepared_problem(prepared)) is not None:
+        raise ValueError(problem)
+    return prepared
 
 
 # ---------------------------------------------------------------- inventories

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from drakit.device import AllocatedClaim, Edits
+from drakit.device import AllocatedClaim, Edits, PreparedDevice
 from drakit.driver import NoParameters
 from drakit_daemon import tasks
 from drakit_daemon.backoff import Backoff
@@ -446,7 +446,7 @@ class ClaimRouter:
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
+    ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
         """Allocate the devices of one claim; requests are allocated concurrently."""
         (item,) = batch
         requests: dict[tuple[str, str], list[int]] = {}
@@ -463,14 +463,14 @@ class ClaimRouter:
             results: Sequence[Edits | BaseException] = [await calls[0]]
         else:
             results = await asyncio.gather(*calls, return_exceptions=True)
-        edits = [Edits()] * len(item.devices)
+        prepared = [PreparedDevice()] * len(item.devices)
         for indexes, result in zip(requests.values(), results, strict=True):
             if isinstance(result, DeviceFailedError) and result.index is not None:
                 raise DeviceFailedError(str(result), index=indexes[result.index])
             if isinstance(result, BaseException):
                 raise result
-            edits[indexes[0]] = result
-        return {item.claim.uid: edits}
+            prepared[indexes[0]] = PreparedDevice(edits=result)
+        return {item.claim.uid: prepared}
 
     def _available(self, pool: str) -> DevicePlugin:
         """Return the plugin of a pool; raises :class:`PluginUnavailableError`."""

@@ -18,8 +18,16 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, cast
 
-from drakit.device import AllocatedClaim, AllocatedDevice, Device, Edits, Inventory
+from drakit.device import (
+    AllocatedClaim,
+    AllocatedDevice,
+    Device,
+    Edits,
+    Inventory,
+    PreparedDevice,
+)
 from drakit.driver import Driver
+from drakit_formats.resource.status import data_copy, prepared_problem
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.failures import (
     DeviceFailedError,
@@ -67,7 +75,7 @@ class DriverCalls:
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
+    ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
         """See :meth:`.Calls.prepare`."""
         if "prepare" in self._traits.batches:
             return await self._prepare_claims(batch)
@@ -75,15 +83,15 @@ class DriverCalls:
 
     async def _prepare_device(
         self, item: AllocatedClaim, device: AllocatedDevice, index: int
-    ) -> Edits:
+    ) -> PreparedDevice:
         known = self._checked(device, index)
         answer = await self._call("prepare", item.claim, known, index=index)
-        return self._edits(answer, what="prepare", index=index)
+        return self._prepared(answer, what="prepare", index=index)
 
     async def _prepare_claims(
         self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
-        results: dict[str, Sequence[Edits] | DeviceFailedError] = {}
+    ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
+        results: dict[str, Sequence[PreparedDevice] | DeviceFailedError] = {}
         due: list[AllocatedClaim] = []
         for item in batch:
             try:
@@ -92,29 +100,40 @@ class DriverCalls:
                 results[item.claim.uid] = error.alone()
         if due:
             for uid, each in (await self._call_for_claims("prepare_claims", due)).items():
-                results[uid] = self._all_edits(each, what="prepare_claims")
+                results[uid] = self._all_prepared(each, what="prepare_claims")
         return results
 
-    def _all_edits(self, answer: object, *, what: str) -> Sequence[Edits] | DeviceFailedError:
-        """Return the answer for a claim as edits, or an error."""
+    def _all_prepared(
+        self, answer: object, *, what: str
+    ) -> Sequence[PreparedDevice] | DeviceFailedError:
+        """Return the answer for a claim as results of its devices, or an error."""
         if isinstance(answer, Exception):
             return self._failure(answer, what=what)
         if not isinstance(answer, Sequence):
             return self._unusable(f"{kind_of(answer)}, which is not a sequence of Edits", what=what)
         try:
-            edits = tuple(cast("Sequence[object]", answer))
-            return tuple([self._edits(each, what=what, index=i) for i, each in enumerate(edits)])
+            results = tuple(cast("Sequence[object]", answer))
+            return tuple(
+                [self._prepared(each, what=what, index=i) for i, each in enumerate(results)]
+            )
         except Exception as error:  # a sequence of the vendor's own
             return self._failure(error, what=what)
 
-    def _edits(self, answer: object, *, what: str, index: int) -> Edits:
-        if not isinstance(answer, Edits):
-            text = f"{kind_of(answer)}, which is not an Edits"
+    def _prepared(self, answer: object, *, what: str, index: int) -> PreparedDevice:
+        if not isinstance(answer, Edits | PreparedDevice):
+            text = f"{kind_of(answer)}, which is neither an Edits nor a PreparedDevice"
             raise self._unusable(text, what=what, index=index)
         try:
-            return snapshot_of(answer)
+            if isinstance(answer, Edits):
+                return PreparedDevice(edits=snapshot_of(answer))
+            prepared, problem = _copied(answer)
         except Exception as error:
             failure = self._failure(error, what=what, index=index)
+        else:
+            if problem is None:
+                return prepared
+            text = f"a PreparedDevice whose {problem}"
+            failure = self._unusable(text, what=what, index=index)
         raise failure
 
     # ------------------------------------------------------------ unpreparing
@@ -267,6 +286,20 @@ class DriverCalls:
                     values.append(outcome)
             results[item.claim.uid] = failures[0] if failures else values
         return results
+
+
+def _copied(answer: PreparedDevice) -> tuple[PreparedDevice, str | None]:
+    """Return a copy of a driver's result, and its problem."""
+    data = cast("object", answer.data)
+    prepared: PreparedDevice = snapshot_of(replace(answer, data=None))
+    if not isinstance(cast("object", prepared.edits), Edits):
+        return prepared, f"edits are {kind_of(answer.edits)}, which is not an Edits"
+    try:
+        if data is not None:
+            prepared = replace(prepared, data=data_copy(data))
+    except ValueError as error:
+        return prepared, str(error)
+    return prepared, prepared_problem(prepared)
 
 
 async def _settle(

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, cast
 
-from drakit.device import AllocatedClaim, Edits, Inventory
+from drakit.device import AllocatedClaim, Inventory, PreparedDevice
 from drakit.driver import Driver, DriverError
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DriverTraits, Update
 from drakit_nodeplugin.endpoints.failures import (
@@ -305,17 +305,17 @@ class PythonConnection:
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
-    ) -> Mapping[str, Sequence[Edits] | DeviceFailedError]:
+    ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
         """See :meth:`.Calls.prepare`."""
         calls, loop = self._started.result()
         results = await loop.call(calls.prepare, batch)
         if self._policies is not None:
             for claim in batch:
-                edits = results.get(claim.claim.uid)
-                if edits is None or isinstance(edits, DeviceFailedError):
+                result = results.get(claim.claim.uid)
+                if result is None or isinstance(result, DeviceFailedError):
                     continue
-                for device, edit in zip(claim.devices, edits, strict=False):
-                    nodes = () if device.admin_access else held_nodes(edit)
+                for device, each in zip(claim.devices, result, strict=False):
+                    nodes = () if device.admin_access else held_nodes(each.edits)
                     self._policies.prepared(claim.claim, device.name, nodes)
         return results
 

@@ -1033,6 +1033,7 @@ class PreparedClaim(_message.Message):
     UID_FIELD_NUMBER: _builtins.int
     EDITS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     uid: _builtins.str
     """The UID of the claim."""
     error: _builtins.str
@@ -1043,20 +1044,161 @@ class PreparedClaim(_message.Message):
     def edits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Edits]:
         """The container edits for each device of the claim, in the order of Claim.devices."""
 
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___PreparedDevice]:
+        """What others can read about the devices, in the order of Claim.devices. Empty if there is nothing
+        beside the edits.
+        """
+
     def __init__(
         self,
         *,
         uid: _builtins.str = ...,
         edits: _abc.Iterable[Global___Edits] | None = ...,
         error: _builtins.str = ...,
+        devices: _abc.Iterable[Global___PreparedDevice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edits", b"edits", "error", b"error", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "edits", b"edits", "error", b"error", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PreparedClaim: _TypeAlias = PreparedClaim  # noqa: Y015
+
+@_typing.final
+class PreparedDevice(_message.Message):
+    """What others can read about a prepared device. `conditions`, `data` and `network_data` are for the
+    status of the claim (API: status.devices[]). If the chart value nodePlugin.claimStatus.enabled is
+    set, the node plugin writes them after it has answered the kubelet, and removes them when the
+    claim is unprepared. `network_data` and `attributes` are for metadata files, which containers can
+    read. If a value violates the rules of the API, the claim fails.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Attribute: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Attribute | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CONDITIONS_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    NETWORK_DATA_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    data: _builtins.str
+    """A JSON object of the backend's own, at most 10 KiB, and at most 16 levels deep. Can be empty."""
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Condition]:
+        """At most 8, with different types."""
+
+    @_builtins.property
+    def network_data(self) -> Global___NetworkData:
+        """The network interface of the device."""
+
+    @_builtins.property
+    def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Attribute]:
+        """At most 32 attributes, in addition to those that the backend published."""
+
+    def __init__(
+        self,
+        *,
+        conditions: _abc.Iterable[Global___Condition] | None = ...,
+        data: _builtins.str = ...,
+        network_data: Global___NetworkData | None = ...,
+        attributes: _abc.Mapping[_builtins.str, Global___Attribute] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_network_data", b"_network_data", "network_data", b"network_data"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_network_data", b"_network_data", "attributes", b"attributes", "conditions", b"conditions", "data", b"data", "network_data", b"network_data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__network_data: _TypeAlias = _typing.Literal["network_data"]  # noqa: Y015
+    _WhichOneofArgType__network_data: _TypeAlias = _typing.Literal["_network_data", b"_network_data"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__network_data) -> _WhichOneofReturnType__network_data | None: ...
+
+Global___PreparedDevice: _TypeAlias = PreparedDevice  # noqa: Y015
+
+@_typing.final
+class Condition(_message.Message):
+    """A condition of an allocated device. The node plugin sets lastTransitionTime."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    """The name in CamelCase, such as "Ready", optionally with a domain prefix."""
+    status: _builtins.str
+    """"True", "False" or "Unknown"."""
+    reason: _builtins.str
+    """A word in CamelCase for programs, without data."""
+    message: _builtins.str
+    """A human-readable sentence. The node plugin truncates it to 1,024 characters."""
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        status: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason", b"reason", "status", b"status", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Condition: _TypeAlias = Condition  # noqa: Y015
+
+@_typing.final
+class NetworkData(_message.Message):
+    """The network interface of an allocated device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTERFACE_NAME_FIELD_NUMBER: _builtins.int
+    IPS_FIELD_NUMBER: _builtins.int
+    HARDWARE_ADDRESS_FIELD_NUMBER: _builtins.int
+    interface_name: _builtins.str
+    """The name of the interface in the pod, at most 256 bytes."""
+    hardware_address: _builtins.str
+    """At most 128 bytes."""
+    @_builtins.property
+    def ips(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At most 16 addresses in CIDR notation in canonical form, such as "192.0.2.5/24"."""
+
+    def __init__(
+        self,
+        *,
+        interface_name: _builtins.str = ...,
+        ips: _abc.Iterable[_builtins.str] | None = ...,
+        hardware_address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hardware_address", b"hardware_address", "interface_name", b"interface_name", "ips", b"ips"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NetworkData: _TypeAlias = NetworkData  # noqa: Y015
 
 @_typing.final
 class Edits(_message.Message):

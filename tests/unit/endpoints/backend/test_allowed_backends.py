@@ -197,8 +197,8 @@ async def test_edits_outside_the_entry_fail_their_claim_alone(
 async def test_a_long_answer_is_checked_as_well(sockets, quick, listener):
     async with served(sockets, listener, env=["GPU_*"]) as (backend, endpoint):
         backend.prepare = gives(env={f"GPU_{number}": "x" for number in range(200)})
-        (edits,) = await call(endpoint.prepare, CLAIM, [GPU])
-        assert len(edits.env) == 200
+        (prepared,) = await call(endpoint.prepare, CLAIM, [GPU])
+        assert len(prepared.edits.env) == 200
         many = {f"GPU_{number}": "x" for number in range(200)}
         backend.prepare = gives(env={**many, "BASH_ENV": "/x"})
         with pytest.raises(DeviceFailedError, match="environment variable BASH_ENV"):

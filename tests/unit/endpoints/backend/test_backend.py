@@ -8,7 +8,16 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from drakit.device import AllocatedDevice, Device, Health, Inventory
+from drakit.device import (
+    AllocatedDevice,
+    Condition,
+    Device,
+    Health,
+    Inventory,
+    NetworkData,
+    PreparedDevice,
+    Version,
+)
 from drakit_daemon.logs import request_scope
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
@@ -50,7 +59,7 @@ async def test_an_inventory_that_equals_the_one_before_is_not_reported(served, b
 async def test_the_claims_of_a_pod_are_one_call_with_an_answer_each(served, backend):
     with request_scope("k7f3"):
         first, other = await call_both(served.prepare, (CLAIM, GPU), (OTHER, SECOND))
-    assert [dict(edits.env) for edits in (*first, *other)] == [
+    assert [dict(each.edits.env) for each in (*first, *other)] == [
         {"GPU": "gpu-0"},
         {"GPU": "gpu-1"},
     ]
@@ -63,6 +72,82 @@ async def test_the_claims_of_a_pod_are_one_call_with_an_answer_each(served, back
         ("lab", "infer", "uid-b", [("gpu-1", "gpus")]),
     ]
     assert backend.metadata[-1]["drakit-request-id"] == "k7f3"
+
+
+async def test_a_backend_returns_more_than_edits(served, backend):
+    async def prepare(request):
+        device = pb.PreparedDevice(
+            conditions=[pb.Condition(type="Ready", status="True", reason="Up", message="m" * 2000)],
+            data='{"vf": 3}',
+            network_data=pb.NetworkData(interface_name="net1", ips=["192.0.2.5/24"]),
+            attributes={"firmware": pb.Attribute(version="1.2.3")},
+        )
+        first, second = request.claims
+        return pb.PrepareClaimsResponse(
+            claims=[
+                pb.PreparedClaim(uid=first.uid, edits=[pb.Edits()], devices=[device]),
+                pb.PreparedClaim(uid=second.uid, edits=[pb.Edits()]),
+            ]
+        )
+
+    backend.prepare = prepare
+    first, second = await call_both(served.prepare, (CLAIM, GPU), (OTHER, SECOND))
+    assert first == [
+        PreparedDevice(
+            conditions=(Condition(type="Ready", status="True", reason="Up", message="m" * 1024),),
+            data={"vf": 3},
+            network_data=NetworkData(interface_name="net1", ips=("192.0.2.5/24",)),
+            attributes={"firmware": Version("1.2.3")},
+        )
+    ]
+    assert second == [PreparedDevice()]
+
+
+@pytest.mark.parametrize(
+    ("device", "problem"),
+    [
+        pytest.param({"data": "[1]"}, "data is not a JSON object", id="data-is-a-list"),
+        pytest.param({"data": "[" * 9000}, "data is not valid JSON", id="data-without-end"),
+        pytest.param({"data": "x" * 10241}, "data is larger than 10 KiB", id="data-of-11-kib"),
+        pytest.param(
+            {"conditions": [pb.Condition(type="Ready", reason="Up")]},
+            "condition 'Ready' has status '', not True, False or Unknown",
+            id="no-status",
+        ),
+        pytest.param(
+            {"conditions": [pb.Condition()] * 10_000},
+            "conditions are 10,000, more than 8",
+            id="conditions-without-end",
+        ),
+        pytest.param(
+            {"network_data": pb.NetworkData(ips=["10.0.0.1/8"] * 17)},
+            "network_data.ips are 17, more than 16",
+            id="addresses-without-end",
+        ),
+        pytest.param(
+            {"attributes": {f"a{n}": pb.Attribute(int=n) for n in range(33)}},
+            "attributes are 33, more than 32",
+            id="attributes-without-end",
+        ),
+    ],
+)
+async def test_what_the_api_would_refuse_fails_its_claim_alone(served, backend, device, problem):
+    async def prepare(request):
+        good, bad = request.claims
+        return pb.PrepareClaimsResponse(
+            claims=[
+                pb.PreparedClaim(uid=good.uid, edits=[pb.Edits()]),
+                pb.PreparedClaim(
+                    uid=bad.uid, edits=[pb.Edits()], devices=[pb.PreparedDevice(**device)]
+                ),
+            ]
+        )
+
+    backend.prepare = prepare
+    good, bad = await call_both(served.prepare, (CLAIM, GPU), (OTHER, SECOND))
+    assert good == [PreparedDevice()]
+    assert isinstance(bad, DeviceFailedError)
+    assert f"its backend returned a device whose {problem}" in str(bad)
 
 
 async def test_parameters_are_sent_one_by_one_and_merged(served, backend):

@@ -355,8 +355,8 @@ async def test_a_late_answer_is_ignored(served, backend, monkeypatch):
         await call(served.prepare, CLAIM, [GPU])
     assert str(caught.value) == f"{DRIVER} did not answer prepare_claims within 300 s"
     backend.prepare = usual
-    (edits,) = await call(served.prepare, CLAIM, [GPU])
-    assert edits.env == {"GPU": "gpu-0"}
+    (given,) = await call(served.prepare, CLAIM, [GPU])
+    assert given.edits.env == {"GPU": "gpu-0"}
 
 
 async def test_a_backend_without_prepare_fails_its_claims(served, backend):

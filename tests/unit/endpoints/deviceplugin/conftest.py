@@ -125,7 +125,7 @@ class World:
     async def prepare_devices(self, devices: Sequence[AllocatedDevice]) -> list[Edits]:
         """Prepare a claim."""
         item = AllocatedClaim(claim=claim(), devices=tuple(devices))
-        return list(result_of(await self.plugins.prepare([item])))
+        return [each.edits for each in result_of(await self.plugins.prepare([item]))]
 
     async def unprepare_devices(self, devices: Sequence[AllocatedDevice]) -> None:
         """Unprepare a claim."""

@@ -1,0 +1,230 @@
+"""
+The results of prepared devices beside their edits: whether the API server accepts them, and the
+entries of a claim's status (``ResourceClaim.status.devices[]``).
+
+The results come from vendors, some of them hostile: a value of a wrong type gives a sentence, and
+what passes has a bounded size. The limits are those of ``resource.k8s.io/v1`` in Kubernetes 1.36
+and 1.37.
+
+It must not know clients, claims, or when a status is written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import ip_interface
+from typing import Any, cast, get_args
+
+from drakit.device import Condition, ConditionStatus, NetworkData, PreparedDevice
+from drakit_formats.resource.inventory import attribute_problems, shown
+from drakit_formats.resource.limits import label_key_problem, label_value_problem
+from drakit_formats.resource.objects import Object, children, text
+
+MAX_CONDITIONS = 8
+MAX_REASON = 1024
+MAX_CONDITION_MESSAGE = 1024
+"""Characters. The API accepts 32,768, which would be 8 MiB for the devices of one claim."""
+MAX_DATA_BYTES = 10 * 1024
+MAX_DATA_DEPTH = 16
+"""Levels of mappings and lists. Some functions that read JSON call themselves for each level."""
+MAX_IPS = 16
+MAX_INTERFACE_NAME = 256
+MAX_HARDWARE_ADDRESS = 128
+
+_REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
+_STATUSES = get_args(ConditionStatus)
+
+
+# ---------------------------------------------------------------- checks
+
+
+def prepared_problem(prepared: PreparedDevice) -> str | None:
+    """Return why the API server would reject a result, as a clause that begins with the field; None
+    if it is valid. Edits and data are checked elsewhere."""
+    return next(_problems(prepared), None)
+
+
+def data_copy(data: object) -> dict[str, Any]:
+    """Return a driver's data as plain JSON values; raise ValueError with its problem."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"data is of type {type(data).__name__}, not a mapping")
+    try:
+        written = json.dumps(dict(cast("Mapping[str, Any]", data)), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"data cannot be written as JSON: {str(error)[:200]}") from None
+    return data_of(written)
+
+
+def data_of(written: str) -> dict[str, Any]:
+    """Parse a JSON object of bounded size and depth; raise ValueError with its problem."""
+    # The API server writes these characters as six, and measures the result.
+    if len(written) + 5 * sum(map(written.count, "<>&")) > MAX_DATA_BYTES:
+        raise ValueError(f"data is larger than {MAX_DATA_BYTES // 1024} KiB as JSON")
+    try:
+        value: object = json.loads(written, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise ValueError("data is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError("data is not a JSON object")
+    if not _within(cast("dict[str, Any]", value), MAX_DATA_DEPTH):
+        raise ValueError(f"data has more than {MAX_DATA_DEPTH} levels")
+    return cast("dict[str, Any]", value)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def _within(value: object, levels: int) -> bool:
+    if isinstance(value, dict):
+        value = list(cast("dict[str, object]", value).values())
+    if not isinstance(value, list):
+        return True
+    return levels > 0 and all(_within(each, levels - 1) for each in cast("list[object]", value))
+
+
+def _problems(prepared: PreparedDevice) -> Iterator[str]:
+    conditions = cast("object", prepared.conditions)
+    if not isinstance(conditions, tuple):
+        yield f"conditions are of type {type(conditions).__name__}, not a tuple"
+        return
+    yield from _conditions_problems(cast("tuple[object, ...]", conditions))
+    if prepared.network_data is not None:
+        yield from _network_problems(prepared.network_data)
+    for problem in attribute_problems(prepared.attributes):
+        yield f"attributes are invalid: {problem}"
+
+
+def _conditions_problems(conditions: Sequence[object]) -> Iterator[str]:
+    if len(conditions) > MAX_CONDITIONS:
+        yield f"conditions are {len(conditions)}, more than {MAX_CONDITIONS}"
+        return
+    types: set[str] = set()
+    for each in conditions:
+        if not isinstance(each, Condition):
+            yield f"conditions contain {shown(each)}, which is not a Condition"
+            return
+        for name in ("type", "status", "reason", "message"):
+            if not _is_text(getattr(each, name)):
+                yield f"condition has a {name} that is not text: {shown(getattr(each, name))}"
+                return
+        where = f"condition {shown(each.type)}"
+        if each.type in types:
+            yield f"{where} is given twice"
+        types.add(each.type)
+        has_prefix = "/" in each.type or not each.type
+        check = label_key_problem if has_prefix else label_value_problem
+        if (problem := check(each.type)) is not None:
+            yield f"{where} has a type that {problem}"
+        if each.status not in _STATUSES:
+            yield f"{where} has status {shown(each.status)}, not True, False or Unknown"
+        if len(each.reason) > MAX_REASON or not _REASON.fullmatch(each.reason):
+            yield (
+                f"{where} has reason {shown(each.reason)}, which is not a word of at most "
+                f"{MAX_REASON:,} letters, digits, '_', ',' and ':' that begins with a letter"
+            )
+
+
+def _network_problems(network: object) -> Iterator[str]:
+    if not isinstance(network, NetworkData):
+        yield f"network_data is of type {type(network).__name__}, not a NetworkData"
+        return
+    for name, limit in (
+        ("interface_name", MAX_INTERFACE_NAME),
+        ("hardware_address", MAX_HARDWARE_ADDRESS),
+    ):
+        value = getattr(network, name)
+        if not _is_text(value) or len(value.encode()) > limit:
+            yield f"network_data.{name} is not a text of at most {limit} bytes"
+    ips = cast("object", network.ips)
+    if not isinstance(ips, tuple) or len(cast("tuple[object, ...]", ips)) > MAX_IPS:
+        yield f"network_data.ips is not a tuple of at most {MAX_IPS} addresses"
+        return
+    for each in cast("tuple[object, ...]", ips):
+        if not _is_interface_address(each):
+            yield (
+                f"network_data.ips contains {shown(each)}, which is not an address in CIDR "
+                "notation in canonical form, such as 192.0.2.5/24"
+            )
+            return
+    if len(set(network.ips)) < len(network.ips):
+        yield "network_data.ips contains an address twice"
+
+
+def _is_text(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_interface_address(value: object) -> bool:
+    if not isinstance(value, str) or "%" in value:
+        return False
+    try:
+        interface = ip_interface(value)
+    except ValueError:
+        return False
+    mapped = interface.version == 6 and interface.ip.ipv4_mapped is not None
+    return str(interface) == value and not mapped
+
+
+# ---------------------------------------------------------------- entries
+
+
+def has_status(prepared: PreparedDevice) -> bool:
+    """Return whether a result has anything for the status of its claim."""
+    return bool(
+        prepared.conditions or prepared.data is not None or prepared.network_data is not None
+    )
+
+
+def status_entry(
+    prepared: PreparedDevice,
+    *,
+    driver: str,
+    pool: str,
+    device: str,
+    share_id: str | None,
+    stored: Object,
+    now: str,
+) -> dict[str, Any]:
+    """
+    Write a result as an entry of ``status.devices[]``.
+
+    `stored` is the entry that the claim has, or empty. A condition whose status is the same keeps
+    its ``lastTransitionTime``; any other gets `now`, which is an RFC 3339 time.
+    """
+    entry: dict[str, Any] = {"driver": driver, "pool": pool, "device": device}
+    if share_id is not None:
+        entry["shareID"] = share_id
+    if prepared.conditions:
+        before = {
+            (text(each, "type"), text(each, "status")): text(each, "lastTransitionTime")
+            for each in children(stored, "conditions")
+        }
+        entry["conditions"] = [
+            {
+                "type": each.type,
+                "status": each.status,
+                "reason": each.reason,
+                "message": each.message[:MAX_CONDITION_MESSAGE],
+                "lastTransitionTime": before.get((each.type, each.status)) or now,
+            }
+            for each in prepared.conditions
+        ]
+    if prepared.data is not None:
+        entry["data"] = prepared.data
+    if (network := prepared.network_data) is not None:
+        fields = {
+            "interfaceName": network.interface_name,
+            "ips": list(network.ips),
+            "hardwareAddress": network.hardware_address,
+        }
+        entry["networkData"] = {key: value for key, value in fields.items() if value}
+    return entry
