@@ -15,7 +15,7 @@ export PYTHONSAFEPATH := 1
 
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 PACKAGES := drakit formats daemon explain cli nodeplugin driver operator
-PY := $(PACKAGES) proto tests e2e bench tools
+PY := $(PACKAGES) proto examples tests e2e bench tools
 
 .PHONY: help
 help: ## list the targets
@@ -129,6 +129,7 @@ requirements: venv ## update the pinned requirements
 	$(UV_COMPILE) --extra kubectl -o requirements/kubectl.txt pyproject.toml
 	$(UV_COMPILE) --extra nodeplugin --extra operator --extra kubectl --group dev -o requirements/dev.txt pyproject.toml
 	$(UV_COMPILE) --group docs -o requirements/docs.txt
+	echo 'nvidia-ml-py>=13,<14' | $(UV_COMPILE) -o examples/nvidia/requirements.txt -
 
 # ---------------------------------------------------------------- documentation
 

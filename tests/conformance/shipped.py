@@ -39,6 +39,8 @@ def modules(folder: Path) -> Iterator[Path]:
     (folder / "lamp.py").write_text(listing("docs/vendors/driver-contract.md", "lamp.py"))
     yield folder
     yield ROOT / "examples" / "driver"
+    yield ROOT / "examples" / "nvidia"
+    yield ROOT / "tests" / "fakes" / "nvml"
 
 
 CONFIGURED = (
@@ -116,6 +118,10 @@ def targets() -> Iterator[Tested]:
             setup=_made("rotors/{}", "west", "east", "north", "south", folders=True),
             unplug=lambda root: shutil.rmtree(root / "rotors" / "north"),
         ),
+    )
+    yield Tested(
+        "example driver: NVIDIA GPUs, with a fake NVML",
+        PythonTarget(reference="many_gpus:Gpus", values={"timeSlices": 4}),
     )
     yield Tested(
         "the driver of docs/vendors/driver-contract.md: lamps",

@@ -12,7 +12,9 @@ from e2e.images.go import CEL_MINORS
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("folder", [".", "examples/driver", "e2e/scripted/image"])
+@pytest.mark.parametrize(
+    "folder", [".", "examples/driver", "examples/sensor", "examples/nvidia", "e2e/scripted/image"]
+)
 def test_every_stage_is_built_on_the_base_that_is_an_argument(folder):
     text = (ROOT / folder / "Dockerfile").read_text()
     argument, *_ = re.findall(r"^(?:ARG|FROM) .*", text, re.M)

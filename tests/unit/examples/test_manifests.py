@@ -1,0 +1,128 @@
+"""The manifests of examples/sensor and examples/nvidia fit the drivers and drakit's chart."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from drakit.layout import backends_directory
+from drakit_driver.__main__ import _parser
+from drakit_explain.cel.library import Library
+from tests.unit.docs.listings import ROOT, merged
+
+EXAMPLES = {"sensor": ("sensors", "sensors:Sensors"), "nvidia": ("gpus", "gpus:Gpus")}
+
+
+@pytest.fixture(params=sorted(EXAMPLES))
+def example(request: pytest.FixtureRequest) -> Path:
+    return ROOT / "examples" / request.param
+
+
+def objects(example: Path, pattern: str = "*.yaml") -> list[dict[str, Any]]:
+    paths = [path for path in example.glob(pattern) if path.name != "values.yaml"]
+    return [body for path in sorted(paths) for body in yaml.safe_load_all(path.read_text())]
+
+
+def of_kind(example: Path, kind: str) -> list[dict[str, Any]]:
+    return [body for body in objects(example) if body["kind"] == kind]
+
+
+def driver_name(example: Path) -> str:
+    (module,) = [path for path in example.glob("*.py") if "Driver[" in path.read_text()]
+    return re.findall(r'^    name = "(.*)"', module.read_text(), re.M)[0]
+
+
+def entry_of(example: Path) -> tuple[str, dict[str, Any]]:
+    values = yaml.safe_load((example / "values.yaml").read_text())
+    ((name, entry),) = values["backends"]["allowed"].items()
+    return name, entry
+
+
+def test_the_values_are_those_of_the_chart_and_allow_the_driver(example):
+    chart = ROOT / "charts" / "drakit"
+    values = yaml.safe_load((example / "values.yaml").read_text())
+    defaults = yaml.safe_load((chart / "values.yaml").read_text())
+    schema = json.loads((chart / "values.schema.json").read_text())
+    jsonschema.validate(merged(defaults, values), schema)
+    name, entry = entry_of(example)
+    assert name == EXAMPLES[example.name][0]
+    assert entry["driver"] == driver_name(example)
+
+
+def test_the_container_serves_the_driver_in_the_directory_of_its_entry(example):
+    name, _ = entry_of(example)
+    (daemon_set,) = of_kind(example, "DaemonSet")
+    pod = daemon_set["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    dockerfile = (example / "Dockerfile").read_text()
+    program, *flags = json.loads(re.findall(r"^ENTRYPOINT (.*)", dockerfile, re.M)[0])
+    assert program == "/opt/drakit/bin/drakit-driver"
+    arguments = _parser().parse_args([*flags, *container.get("args", [])])
+    assert arguments.driver == EXAMPLES[example.name][1]
+    paths = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}
+    mounts = {each["mountPath"]: paths[each["name"]] for each in container["volumeMounts"]}
+    kubelet = Path("/var/lib/kubelet")
+    assert mounts[str(arguments.directory)] == str(backends_directory(kubelet) / name)
+    assert "NODE_NAME" in {each["name"] for each in container["env"]}
+    assert container["securityContext"]["privileged"]
+
+
+def test_pods_claim_devices_of_classes_that_exist(example):
+    classes = {body["metadata"]["name"] for body in of_kind(example, "DeviceClass")}
+    templates = {}
+    for body in of_kind(example, "ResourceClaimTemplate"):
+        (request,) = body["spec"]["spec"]["devices"]["requests"]
+        templates[body["metadata"]["name"]] = request["exactly"]["deviceClassName"]
+    assert set(templates.values()) == classes
+    used = {
+        claim["resourceClaimTemplateName"]
+        for body in of_kind(example, "Pod")
+        for claim in body["spec"]["resourceClaims"]
+    }
+    assert used == set(templates)
+
+
+def test_the_classes_of_gpus_select_by_type():
+    devices = [
+        {
+            "driver": "gpu.nvidia.com",
+            "attributes": {"type": {"string": kind}},
+            "capacity": {},
+            "allowMultipleAllocations": False,
+        }
+        for kind in ("gpu", "mig-gpu", "mig")
+    ]
+    selected = {}
+    for body in of_kind(ROOT / "examples" / "nvidia", "DeviceClass"):
+        (selector,) = body["spec"]["selectors"]
+        outcomes = Library().select(selector["cel"]["expression"], devices)
+        selected[body["metadata"]["name"]] = [outcome.selected for outcome in outcomes]
+    assert selected == {
+        "gpu.nvidia.com": [True, False, False],
+        "mig.nvidia.com": [False, False, True],
+    }
+
+
+def test_the_page_has_the_drivers_lines():
+    page = (ROOT / "docs" / "vendors" / "examples.md").read_text()
+    lines = [
+        len((ROOT / "examples" / path).read_text().splitlines())
+        for path in ("sensor/sensors.py", "nvidia/gpus.py")
+    ]
+    assert f"| Python | {lines[0]} lines | {lines[1]} lines" in page
+
+
+def test_the_image_has_the_binding_with_hashes_and_drakit_does_not_need_it():
+    example = ROOT / "examples" / "nvidia"
+    (line,) = re.findall(r"^\w.*==.*", (example / "requirements.txt").read_text(), re.M)
+    assert line.startswith("nvidia-ml-py==13.")
+    assert "--hash=sha256:" in (example / "requirements.txt").read_text()
+    assert "--require-hashes" in (example / "Dockerfile").read_text()
+    for path in (ROOT / "requirements").glob("*.txt"):
+        assert "nvidia" not in path.read_text()
