@@ -702,7 +702,7 @@ class DriverCalls:
                 return await self._call("prepare", claims)
 
         results = await self.queue.call(claims, call)
-        edits = [results[claim.claim.uid][0] for claim in claims]
+        edits = [results[claim.claim.uid][0].edits for claim in claims]
         for each, edit in zip(devices, edits, strict=True):
             if problem := edits_problem(edit):
                 raise DeviceFailedError(

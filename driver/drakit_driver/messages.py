@@ -24,6 +24,7 @@ from drakit.device import (
     Edits,
     Health,
     Mount,
+    PreparedDevice,
     Taint,
     Version,
 )
@@ -181,14 +182,43 @@ def _allocated(message: pb.AllocatedDevice) -> AllocatedDevice:
     )
 
 
-def prepared_message(uid: str, answer: Sequence[Edits] | CallError) -> pb.PreparedClaim:
+def prepared_message(uid: str, answer: Sequence[PreparedDevice] | CallError) -> pb.PreparedClaim:
     """Make the result of preparing a claim."""
     if isinstance(answer, Exception):
         return pb.PreparedClaim(uid=uid, error=str(answer))
     try:
-        return pb.PreparedClaim(uid=uid, edits=[edits_message(edits) for edits in answer])
+        edits = [edits_message(device.edits) for device in answer]
+        devices = [_prepared_device(device) for device in answer]
     except UnsendableError as error:
-        return pb.PreparedClaim(uid=uid, error=f"the edits cannot be used: {error}")
+        return pb.PreparedClaim(uid=uid, error=f"the result cannot be used: {error}")
+    # Most drivers return edits alone: empty messages would only be counted and parsed.
+    has_more = any(device.ByteSize() for device in devices)
+    return pb.PreparedClaim(uid=uid, edits=edits, devices=devices if has_more else ())
+
+
+def _prepared_device(device: PreparedDevice) -> pb.PreparedDevice:
+    """Make the message of what others can read about a device; raises :class:`UnsendableError`."""
+    network = device.network_data
+    try:
+        return pb.PreparedDevice(
+            conditions=[
+                pb.Condition(
+                    type=each.type, status=each.status, reason=each.reason, message=each.message
+                )
+                for each in device.conditions
+            ],
+            data="" if device.data is None else json.dumps(device.data, separators=(",", ":")),
+            network_data=None
+            if network is None
+            else pb.NetworkData(
+                interface_name=network.interface_name,
+                ips=network.ips,
+                hardware_address=network.hardware_address,
+            ),
+            attributes={name: _attribute(value) for name, value in device.attributes.items()},
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UnsendableError(error) from None
 
 
 def unprepared_message(uid: str, answer: CallError | None) -> pb.UnpreparedClaim:

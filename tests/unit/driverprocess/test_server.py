@@ -13,6 +13,7 @@ from drakit.device import (
     Capacity,
     CapacityRange,
     ClaimReference,
+    Condition,
     CounterSet,
     Device,
     DeviceNode,
@@ -23,6 +24,8 @@ from drakit.device import (
     Inventory,
     Mount,
     NetDevice,
+    NetworkData,
+    PreparedDevice,
     Taint,
     Topology,
     Version,
@@ -32,9 +35,10 @@ from drakit_driver.messages import (
     claims_of,
     device_message,
     edits_message,
+    prepared_message,
 )
 from drakit_nodeplugin.endpoints.backend.claimcalls import claim_message
-from drakit_nodeplugin.endpoints.backend.convert import device_of, edits_of
+from drakit_nodeplugin.endpoints.backend.convert import device_of, edits_of, prepared_of
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
@@ -111,7 +115,7 @@ async def test_each_claim_has_its_own_result(served, behaviour):
     good, bad = await call_both(
         served.prepare, (CLAIM, colored(LAMP, "red")), (OTHER, colored(ROOF, "black"))
     )
-    assert [dict(edits.env) for edits in good] == [{"GPU_LAMP": "lamp-0 red 7"}]
+    assert [dict(each.edits.env) for each in good] == [{"GPU_LAMP": "lamp-0 red 7"}]
     assert isinstance(bad, DeviceFailedError)
     assert "lamp lamp-1 cannot be black; choose another color" in str(bad)
     assert sorted(behaviour.calls) == [("prepare", "desk", "lamp-0"), ("prepare", "hot", "lamp-1")]
@@ -132,7 +136,7 @@ async def test_a_driver_that_raises_is_stopped_with_its_reason_and_restarted(
     assert "OSError: the bus is gone" in heard
     assert await names(listener) == ["lamp-0", "lamp-1"]
     assert behaviour.made == 2
-    assert [dict(each.env) for each in await call(served.prepare, CLAIM, [LAMP])]
+    assert [dict(each.edits.env) for each in await call(served.prepare, CLAIM, [LAMP])]
 
 
 async def test_calls_for_one_device_do_not_overlap_if_a_caller_no_longer_waits(served, behaviour):
@@ -168,7 +172,7 @@ async def test_a_stop_waits_for_calls_in_flight_and_removes_the_socket(
     await until(lambda: behaviour.calls)
     await server.drain()
     await server.stop()
-    assert [dict(edits.env) for edits in await prepared] == [{"GPU_LAMP": "lamp-0 white 7"}]
+    assert [dict(each.edits.env) for each in await prepared] == [{"GPU_LAMP": "lamp-0 white 7"}]
     assert list(sockets.iterdir()) == []
     assert behaviour.closed == 1
     assert isinstance(served.unavailable(), EndpointStoppedError)
@@ -255,6 +259,25 @@ def test_edits_are_the_same_on_the_other_side():
         cdi_devices=("vendor.example/class=name",),
     )
     assert edits_of(pb.Edits.FromString(edits_message(edits).SerializeToString())) == edits
+
+
+def test_what_others_can_read_is_the_same_on_the_other_side():
+    bare = PreparedDevice(edits=Edits(env={"A": "b"}))
+    full = PreparedDevice(
+        conditions=(Condition(type="Ready", status="True", reason="Lit", message="It is lit."),),
+        data={"watts": 5, "colors": ["red"]},
+        network_data=NetworkData(
+            interface_name="net1", ips=("192.0.2.5/24",), hardware_address="00:00:5e:00:53:01"
+        ),
+        attributes={"vendor": "x", "lanes": 4, "fast": True},
+    )
+    message = prepared_message("uid-1", [bare, full])
+    sent = pb.PreparedClaim.FromString(message.SerializeToString())
+    assert [
+        prepared_of(edits_of(edits), device)
+        for edits, device in zip(sent.edits, sent.devices, strict=True)
+    ] == [bare, full]
+    assert not prepared_message("uid-1", [bare, bare]).devices
 
 
 def test_a_claim_is_the_same_on_the_other_side():
