@@ -232,6 +232,10 @@ krew: venv ## write archives and manifest of the krew plugin to build/krew (Go; 
 	@test -n "$(URL)" || { echo "name the folder of the archives: make krew URL=https://example.com/v0.1.0" >&2; exit 1; }
 	$(BIN)/python -m tools.krew --url "$(URL)" $(ARGS)
 
+.PHONY: go-proxy
+go-proxy: venv ## write the Go module of the backend contract as a module proxy to build/go-proxy (ARGS="--version v0.1.0")
+	@$(BIN)/python -m tools.go_proxy build/go-proxy $(ARGS)
+
 # ---------------------------------------------------------------- tests
 
 .PHONY: crash-matrix

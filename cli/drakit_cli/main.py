@@ -105,7 +105,7 @@ def _add_new(group: _Group) -> None:
     new = group.add_parser(
         "new",
         help="create a project for a new driver",
-        description="Creates a project for a new driver: package, tests, Dockerfile, chart values, "
+        description="Creates a project for a new driver: source, tests, Dockerfile, chart values, "
         "and a workflow that tests it. The generated driver works without changes. Never "
         "overwrites existing files.",
     )
@@ -120,8 +120,22 @@ def _add_new(group: _Group) -> None:
     )
     new.add_argument(
         "--image",
-        help="repository of the image, without the suffix -nodeplugin (default: "
+        help="repository of the image, in Python without the suffix -nodeplugin (default: "
         "registry.example.com/NAME)",
+    )
+    new.add_argument(
+        "--language",
+        choices=("python", "go"),
+        default="python",
+        help="language of the driver (default: python). A driver in Go runs as its own process, a "
+        "backend.",
+    )
+    new.add_argument(
+        "--checkout",
+        type=Path,
+        metavar="PATH",
+        help="clone of drakit whose Go module a driver in Go uses until drakit has a release "
+        "(default: the clone from which this command was installed)",
     )
     new.set_defaults(command="new.new")
 

@@ -11,18 +11,22 @@ It must not know the driver contract: the project's own tests check it.
 from __future__ import annotations
 
 import argparse
+import json
 import keyword
 import os
 import re
 import shlex
 import string
 import sys
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from importlib.resources import files
 from pathlib import Path
+from typing import cast
+from urllib.parse import unquote, urlsplit
 
 from drakit_cli.answers import CommandError, UsageError
 from drakit_formats.resource.limits import is_dns_label, is_dns_subdomain
@@ -35,6 +39,9 @@ MAX_ENTRY = 20
 
 MAX_DRIVER = 63
 """Characters of a driver's name (API: ``ResourceSliceSpec.driver``)."""
+
+WIDTH = 88
+"""Columns of what is printed."""
 
 PROJECT_VERSION = "0.1.0"
 
@@ -91,6 +98,9 @@ class Project:
     plugin: str
     """The name of the node plugin's DaemonSet, as the chart derives it from the release's."""
 
+    entry: str
+    """The name of its entry in ``backends.allowed``, if it runs as its own process."""
+
     version: str
     base: str
     """The node plugin's image."""
@@ -115,26 +125,36 @@ class Form:
     note: Callable[[Project], str]
     """What the command prints at the end: how drakit's release comes to know the driver."""
 
+    values: str = "values.yaml, deviceclass.yaml, pod.yaml"
+    """Further files with the mark REPLACE, besides the tests."""
+
 
 def new(options: argparse.Namespace) -> int:
     """Write the project, and print the next steps."""
-    form = PLUGIN
     project = project_of(
         options.name, driver=options.driver, image=options.image, drakit=version("drakit")
     )
+    form, words = PLUGIN, None
+    if options.language == "go":
+        form, words = GO, go_words(options.checkout)
+    elif options.checkout is not None:
+        raise UsageError("--checkout is only for --language go; omit it")
     folder: Path = options.directory or Path(project.name)
-    texts = render(project, form)
+    texts = render(project, form, words)
     _write(folder, texts)
     inside = [] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
     commands = "".join(f"  {line}\n" for line in (*inside, *form.commands))
     source = form.source.format(**asdict(project))
+    steps = (
+        f"Then replace the code marked REPLACE, first in {source}, then in {form.values} and the "
+        f"tests. README.md describes how to build the image, install the driver and start a pod "
+        f"with a device."
+    )
     print(
         f"driver {project.driver}: {len(texts)} files in {folder}\n"
         f"\nNext, with the path of your clone of drakit in $DRAKIT (see README.md):\n"
         f"\n{commands}"
-        f"\nThen replace the code marked REPLACE, first in {source}, then\n"
-        f"in values.yaml, deviceclass.yaml, pod.yaml and the tests. README.md describes how to\n"
-        f"build the image, install the driver and start a pod with a device."
+        f"\n{textwrap.fill(steps, WIDTH)}"
     )
     print(f"\n{form.note(project)}")
     if _is_example(project.driver):
@@ -153,14 +173,20 @@ def _plugin_note(project: Project) -> str:
     )
 
 
+def _go_note(project: Project) -> str:
+    return (
+        f"The driver is a backend: drakit's release must allow it. values.yaml has the entry:\n"
+        f"\n{_backend_entry(project)}"
+    )
+
+
 def _backend_entry(project: Project) -> str:
     """Return the values that a backend needs if its edits are those of the project's driver."""
-    name = project.name[:MAX_ENTRY].rstrip("-")
     return (
         f"backends:\n"
         f"  enabled: true\n"
         f"  allowed:\n"
-        f"    {name}:\n"
+        f"    {project.entry}:\n"
         f"      driver: {project.driver}\n"
         f"      mounts: {{{project.directory}: ro}}\n"
         f'      env: ["{project.prefix}_*"]'
@@ -200,7 +226,38 @@ PLUGIN = Form(
 )
 """A driver in Python that runs in the node plugin."""
 
-FORMS: tuple[Form, ...] = (PLUGIN,)
+GO = Form(
+    files={
+        **_MANIFESTS,
+        "go.mod": "go/go.mod.in",
+        "go.sum": "go/go.sum.in",
+        "main.go": "go/main.go.in",
+        "driver.go": "go/driver.go.in",
+        "driver_test.go": "go/driver_test.go.in",
+        "conformance.sh": "go/conformance.sh.in",
+        "README.md": "go/readme.md.in",
+        "Dockerfile": "go/dockerfile.in",
+        ".dockerignore": "go/dockerignore.in",
+        "values.yaml": "go/values.yaml.in",
+        "daemonset.yaml": "go/daemonset.yaml.in",
+        ".github/workflows/ci.yaml": "go/ci.yaml.in",
+        ".gitignore": "go/gitignore.in",
+    },
+    source="driver.go",
+    tests="driver_test.go",
+    commands=(
+        "go test ./...",
+        "python3 -m venv ~/drakit-venv",
+        "source ~/drakit-venv/bin/activate",
+        'pip install "$DRAKIT[testing]"',
+        "bash conformance.sh",
+    ),
+    note=_go_note,
+    values="conformance.sh, values.yaml, daemonset.yaml, deviceclass.yaml, pod.yaml",
+)
+"""A driver in Go that runs as its own process, on the module of a clone of drakit."""
+
+FORMS: tuple[Form, ...] = (PLUGIN, GO)
 
 
 # ------------------------------------------------------------ names
@@ -232,6 +289,7 @@ def project_of(name: str, *, driver: str | None, image: str | None, drakit: str)
         # A driver's name contains a dot, so that it is no directory of the host's own.
         directory=f"/var/lib/{driver}",
         plugin=f"{name if 'drakit' in name else f'{name}-drakit'}-nodeplugin",
+        entry=name[:MAX_ENTRY].rstrip("-"),
         version=PROJECT_VERSION,
         base=f"{image[: image.rfind('/') + 1]}drakit-nodeplugin:{_release(drakit)}",
     )
@@ -294,15 +352,74 @@ def _release(drakit: str) -> str:
     return ".".join(map(str, [*found, 0, 0, 0][:3]))
 
 
+# ------------------------------------------------------------ the Go module
+
+_MODULE = Path("proto") / "go"
+"""The Go module in a clone of drakit."""
+
+
+def go_words(checkout: Path | None) -> Mapping[str, str]:
+    """
+    Return what a project in Go takes from a clone of drakit: paths, versions and checksums.
+
+    :param checkout: the clone; by default the one that this command was installed from.
+    """
+    if checkout is None:
+        checkout = next(filter(_has_module, _clones()), None)
+        if checkout is None:
+            raise UsageError(
+                "drakit.dev/backend, the Go module of drakit, has no release yet, and this command "
+                "was not installed from a clone of drakit; name a clone with --checkout PATH"
+            )
+    elif not _has_module(checkout):
+        raise UsageError(
+            f"--checkout {checkout} has no {_MODULE}/go.mod; name the root of a clone of drakit"
+        )
+    checkout = checkout.resolve()
+    module = (checkout / _MODULE / "go.mod").read_text(encoding="utf-8")
+    required = re.findall(r"^\t(\S+ v\S+)", module, re.M)
+    (go,) = re.findall(r"^go (\S+)$", module, re.M)
+    return {
+        "checkout": shlex.quote(str(checkout)),
+        "module": _go_string(str(checkout / _MODULE)),
+        "go": go,
+        "requirements": "\n".join(f"\t{each} // indirect" for each in sorted(required)),
+        "sums": (checkout / _MODULE / "go.sum").read_text(encoding="utf-8").rstrip("\n"),
+    }
+
+
+def _has_module(checkout: Path) -> bool:
+    return (checkout / _MODULE / "go.mod").is_file()
+
+
+def _clones() -> Iterator[Path]:
+    """Yield where a clone may be: around this file, and the folder that pip installed."""
+    yield Path(__file__).resolve().parents[2]
+    with suppress(PackageNotFoundError, ValueError):
+        origin: object = json.loads(distribution("drakit").read_text("direct_url.json") or "{}")
+        if isinstance(origin, dict):
+            url = urlsplit(str(cast("dict[str, object]", origin).get("url", "")))
+            if url.scheme == "file":
+                yield Path(unquote(url.path))
+
+
+def _go_string(path: str) -> str:
+    """Return a path as go.mod takes it: quoted if it has other characters than most paths."""
+    return path if re.fullmatch(r"[\w./+~-]+", path, re.A) else json.dumps(path, ensure_ascii=False)
+
+
 # ------------------------------------------------------------ files
 
 
-def render(project: Project, form: Form) -> Mapping[str, str]:
+def render(
+    project: Project, form: Form, given: Mapping[str, str] | None = None
+) -> Mapping[str, str]:
     """Return the project's files, by their paths in its folder."""
     names = asdict(project)
     words = {
         **names,
         "class": project.class_name,
+        **(given or {}),
         "source": Path(form.source).name,
         "tests": form.tests,
     }

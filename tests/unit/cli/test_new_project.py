@@ -65,7 +65,7 @@ MISTAKES = {
     "test_the_config_in_values_yaml_is_valid": (
         *("values.yaml", "        directory: /", "        folder: /"),
     ),
-    "test_the_parameters_in_pod_yaml_are_valid": ("pod.yaml", "{level: 80}", "{lebel: 80}"),
+    "test_the_parameters_in_pod_yaml_are_valid": ("pod.yaml", '"level": 80', '"lebel": 80'),
 }
 """Mistakes in a project, by the test that notices them: file, right and wrong text."""
 

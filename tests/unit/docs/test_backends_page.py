@@ -25,11 +25,9 @@ from drakit_nodeplugin.config import NodePluginConfig
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.backend.v1.backend_pb2_grpc import BackendStub
 from tests.unit.docs.listings import ROOT, commands, listing, listings
-from tools.programs import go_programs, path_with
 
 PAGE = "docs/vendors/backend.md"
 FOLDER = ROOT / "examples" / "backend"
-CONTRACT = (ROOT / "proto/drakit_proto/backend/v1/backend.proto").read_text()
 
 with_go = [
     pytest.mark.skipif(shutil.which("go") is None, reason="the example backend is built with Go"),
@@ -79,16 +77,6 @@ def backend(folder: Path) -> Iterator[BackendStub]:
 
 
 class TestPage:
-    def test_names_all_methods_and_which_are_optional(self):
-        said = dict(re.findall(r"^\| `(\w+)` \| (required|optional) \|", _page(), re.M))
-        methods = re.findall(r"((?:^ *//.*\n)*)^ *rpc (\w+)\(", CONTRACT, re.M)
-        meant = {
-            name: "optional" if comment.strip().startswith("// Optional:") else "required"
-            for comment, name in methods
-        }
-        assert said == meant
-        assert set(meant) == set(pb.DESCRIPTOR.services_by_name["Backend"].methods_by_name)
-
     def test_names_where_the_node_plugin_searches(self):
         assert f"`{_parent()}/gpu`" in _page()
 
@@ -113,21 +101,6 @@ class TestPage:
             timeout=60,
         )
         assert str(folder) in imported.stdout
-
-    @pytest.mark.skipif(shutil.which("go") is None, reason="the plugins are built with Go")
-    @pytest.mark.timeout(900)
-    def test_makes_the_stubs_that_it_lists(self, folder):
-        command = command_of("protoc ")
-        arguments = shlex.split(command)[1:]
-        subprocess.run(
-            [sys.executable, "-m", "grpc_tools.protoc", *arguments],
-            cwd=folder,
-            env={"PATH": path_with(go_programs("generators"))},
-            check=True,
-            timeout=60,
-        )
-        made = {path.name for path in (folder / "backendv1").iterdir()}
-        assert made == {"backend.pb.go", "backend_grpc.pb.go"}
 
 
 class TestExample:
