@@ -48,8 +48,8 @@ type Driver interface {
 	WatchDevices(ctx context.Context, publish func(*backendv1.WatchDevicesResponse)) error
 
 	// Prepare prepares the devices of a claim, and returns the edits to the containers that use
-	// it: one for each device, in the order of claim.Devices. Serve sets the UID and the error of
-	// the result.
+	// it: one for each device, in the order of claim.Devices. PreparedClaim.Devices can add what
+	// others can read about the devices. Serve sets the UID and the error of the result.
 	//
 	// The method must be idempotent. It is called again for the same claim after a failure, a
 	// crash or a reboot, must then return the same result, and make sure that all side effects are
