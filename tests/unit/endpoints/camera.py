@@ -9,7 +9,15 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from drakit import AllocatedClaim, AllocatedDevice, ClaimReference, Device, Driver, Edits
+from drakit import (
+    AllocatedClaim,
+    AllocatedDevice,
+    ClaimReference,
+    Device,
+    Driver,
+    Edits,
+    PreparedDevice,
+)
 from drakit.device import Inventory
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.endpoints.contract import traits_of
@@ -22,6 +30,8 @@ NODE = "node-1"
 CLAIM = ClaimReference(namespace="lab", name="cam", uid="uid-a")
 DEVICE = AllocatedDevice(name="cam-0", pool=NODE, request="main")
 OTHER = AllocatedDevice(name="cam-1", pool=NODE, request="main")
+PREPARED = PreparedDevice(edits=Edits(env={"CAMERA": "0"}))
+"""What the camera returns."""
 
 
 class Behaviour:

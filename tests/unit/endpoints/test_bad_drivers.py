@@ -16,6 +16,7 @@ from tests.unit.endpoints.camera import (
     CLAIM,
     DEVICE,
     OTHER,
+    PREPARED,
     Behaviour,
     Camera,
     Listener,
@@ -208,7 +209,7 @@ async def test_a_driver_that_blocks_is_named_and_delays_no_other(
         assert "test_bad_drivers.py, line " in endpoint.blocked
         assert endpoint.unavailable() is None, "it may answer again"
         assert other.blocked is None
-        assert await other.prepare(CLAIM, [DEVICE, OTHER]) == [Edits(env={"CAMERA": "0"})] * 2
+        assert await other.prepare(CLAIM, [DEVICE, OTHER]) == [PREPARED] * 2
         assert not any(each.done() for each in (call, behind))
         go.set()
         await asyncio.gather(call, behind)

@@ -108,7 +108,7 @@ async def test_a_device_counts_as_held_as_soon_as_it_is_prepared(rig):
     connection, updates = await rig.connect()
     await names(updates)
     answers = await connection.prepare([claim("hall-0"), claim("missing-0")])
-    assert answers["uid-hall-0"] == [Edits(env={"LAMP": "hall-0"})]
+    assert [each.edits for each in answers["uid-hall-0"]] == [Edits(env={"LAMP": "hall-0"})]
     assert isinstance(answers["uid-missing-0"], Exception), "and is not held"
     assert rig.feed.held() == {"hall-0": HeldDevice(claims=(ref("hall-0"),))}
     rig.feed.stored({"hall-0": {ref("hall-0"): ()}})

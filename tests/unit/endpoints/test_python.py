@@ -23,6 +23,7 @@ from tests.unit.endpoints.camera import (
     DEVICE,
     NODE,
     OTHER,
+    PREPARED,
     Camera,
     new_endpoint,
     running,
@@ -33,7 +34,7 @@ from tests.unit.endpoints.camera import (
 async def test_a_driver_runs_in_a_thread_of_its_own(endpoint, behaviour, listener):
     assert listener.inventories == [["cam-0"]]
     assert behaviour.thread is not threading.current_thread()
-    assert await endpoint.prepare(CLAIM, [DEVICE]) == [Edits(env={"CAMERA": "0"})]
+    assert await endpoint.prepare(CLAIM, [DEVICE]) == [PREPARED]
     await endpoint.unprepare(CLAIM, [DEVICE])
     assert await endpoint.check(CLAIM, [DEVICE]) is True
 
@@ -145,7 +146,7 @@ async def test_a_driver_whose_stream_ends_is_stopped_and_started_again(
     await listener.hear()
     assert listener.inventories == [["cam-0"], ["cam-0"]]
     assert behaviour.made == 2
-    assert await endpoint.prepare(CLAIM, [DEVICE]) == [Edits(env={"CAMERA": "0"})]
+    assert await endpoint.prepare(CLAIM, [DEVICE]) == [PREPARED]
 
 
 async def test_a_call_that_runs_while_the_driver_ends_is_no_cancellation_of_ours(
@@ -177,7 +178,7 @@ async def test_a_call_that_raises_no_exception_of_python_fails_alone(endpoint, b
     with pytest.raises(DeviceFailedError, match="Panic: index out of bounds"):
         await endpoint.prepare(CLAIM, [DEVICE])
     behaviour.prepare = works
-    assert await endpoint.prepare(CLAIM, [DEVICE]) == [Edits(env={"CAMERA": "0"})]
+    assert await endpoint.prepare(CLAIM, [DEVICE]) == [PREPARED]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ async def test_a_driver_that_starts_slowly_is_taken_once_it_is_there(
         go.set()
         await listener.hear()
         assert listener.inventories == [["cam-0"]]
-        assert await endpoint.prepare(CLAIM, [DEVICE]) == [Edits(env={"CAMERA": "0"})]
+        assert await endpoint.prepare(CLAIM, [DEVICE]) == [PREPARED]
         assert len(begun) == 1, "no second thread hung beside the first"
     assert behaviour.closed == 1
 
