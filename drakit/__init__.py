@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from drakit.device import Mount as Mount
     from drakit.device import NetDevice as NetDevice
     from drakit.device import NetworkData as NetworkData
+    from drakit.device import NodeAllocatableResource as NodeAllocatableResource
     from drakit.device import PolicyConflict as PolicyConflict
     from drakit.device import PolicyOutcome as PolicyOutcome
     from drakit.device import PreparedDevice as PreparedDevice
@@ -86,6 +87,7 @@ _HOMES = {
     "NetworkData": "drakit.device",
     "NoParameters": "drakit.driver",
     "Node": "drakit.driver",
+    "NodeAllocatableResource": "drakit.device",
     "Policy": "drakit.driver",
     "PolicyConflict": "drakit.device",
     "PolicyOutcome": "drakit.device",
@@ -131,6 +133,7 @@ __all__ = (
     "NetworkData",
     "NoParameters",
     "Node",
+    "NodeAllocatableResource",
     "Policy",
     "PolicyConflict",
     "PolicyOutcome",

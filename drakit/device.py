@@ -38,6 +38,7 @@ __all__ = (
     "Mount",
     "NetDevice",
     "NetworkData",
+    "NodeAllocatableResource",
     "PolicyConflict",
     "PolicyOutcome",
     "PreparedDevice",
@@ -73,7 +74,9 @@ type."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityRange:
-    """The amounts of a capacity that a claim can consume, as quantities."""
+    """The amounts of a capacity that a claim can consume, as quantities. Since Kubernetes 1.37,
+    fractions with up to 3 decimal places are possible, such as ``500m``
+    (DRAFractionalCapacityRange). Earlier versions round up to integers before they count steps."""
 
     min: str
 
@@ -106,6 +109,34 @@ class Capacity:
 
     valid_range: CapacityRange | None = None
     """The valid amounts as a range. Do not set both `valid_values` and `valid_range`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeAllocatableResource:
+    """
+    The amount of one of the node's own resources, such as ``cpu``, that an allocation of the device
+    takes (API: ``NodeAllocatableResource``; DRANodeAllocatableResources, Kubernetes 1.37). The
+    scheduler counts it as it counts the requests of pods. All amounts are quantities.
+
+    If the device provides the resource itself, set either `device_multiplier`, or `capacity_key`
+    with `capacity_multiplier`. Pods cannot share a claim with such a device. Set the overheads for
+    what the device needs in addition, such as the host's memory.
+    """
+
+    device_multiplier: str | None = None
+    """The amount for each allocated device."""
+
+    capacity_key: str | None = None
+    """The capacity of the device from which the amount is calculated."""
+
+    capacity_multiplier: str | None = None
+    """The amount for each unit of that capacity that the claim consumes."""
+
+    overhead_per_pod: str | None = None
+    """The additional amount for each pod that uses the claim."""
+
+    overhead_per_container: str | None = None
+    """The additional amount for each container that uses the claim."""
 
 
 TaintEffect = Literal["None", "NoSchedule", "NoExecute"]
@@ -417,9 +448,47 @@ class Device:
     pool and by counter (DRAPartitionableDevices). Devices that together exceed a counter are never
     allocated at the same time."""
 
+    compatibility_groups: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict[str, "tuple[str, ...]"]
+    )
+    """The groups of the device, at most 2, by a counter set that it consumes from. Devices that
+    consume from one set are allocated at the same time only if all of them have a group in common,
+    or none has any (DRADeviceCompatibilityGroups, Kubernetes 1.37). A group is a DNS label of the
+    driver's choice."""
+
     allow_multiple_allocations: bool = False
     """Whether claims can share the device, each with a part of its capacity
     (DRAConsumableCapacity)."""
+
+    binding_conditions: tuple[str, ...] = ()
+    """The conditions that must be true before a pod is bound to the node, at most 4, for example
+    because the device is attached first (DRADeviceBindingConditions). A controller of the driver
+    sets them in the claim's ``status.devices``: the node plugin is called only after the pod is
+    bound. The scheduler waits for 10 minutes by default, and uses other pools first."""
+
+    binding_failure_conditions: tuple[str, ...] = ()
+    """The conditions of which any one means that the device is not available, at most 4. The
+    scheduler then allocates again. Required with `binding_conditions`."""
+
+    binds_to_node: bool = False
+    """Whether the allocation applies only to the node that the scheduler has chosen. This is always
+    so for devices of a node."""
+
+    node_allocatable_resources: Mapping[str, NodeAllocatableResource] = field(
+        default_factory=dict[str, NodeAllocatableResource]
+    )
+    """The amounts of the node's resources that an allocation takes, by resource: ``cpu``,
+    ``memory`` or ``hugepages-<size>``."""
+
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """
+    Fields of the device in the API that drakit does not know, as JSON: at most 4,096 bytes and 5
+    levels, without fields that drakit sets. The API server validates them.
+
+    If the API server drops one of them, the node plugin publishes the fallback of the inventory, or
+    else omits the devices with such fields. To publish a device without them, list it in
+    `Inventory.fallback`.
+    """
 
     taints: tuple[Taint, ...] = ()
     """The driver's own taints, at most 12."""
@@ -531,6 +600,29 @@ class Inventory:
     devices: Collection[Device]
 
     counter_sets: Collection[CounterSet] = ()
+
+    ordered: bool = False
+    """
+    Whether the order of `devices` matters: the scheduler takes the first device that fits.
+
+    If not, each ResourceSlice lists its devices by name (``gpu-9`` before ``gpu-10``), and a new
+    device can go into any slice. A change of the order then costs nothing.
+
+    An ordered inventory is published in exactly its order. A change of the order inside one slice
+    writes that slice. If several slices change, or a device moves to another slice, all slices of
+    the pool are written, at most once a second. A pool of up to 56 devices has one slice. Do not
+    sort by values that change often.
+
+    Kubernetes tries the slices of a pool in this order since 1.36. Earlier versions keep the order
+    only inside each slice. Pools are tried in the order of their names, those with binding
+    conditions last.
+    """
+
+    partition_type_attribute: str = ""
+    """The attribute whose value is the type of a partition, such as
+    ``gpu.example.com/profile``, with its domain (DRAPartitionableDevicesType, Kubernetes 1.37).
+    Each device that consumes counters must have this attribute as a string. Devices of one type
+    must consume the same amounts."""
 
     fallback: Collection[Device] | None = None
     """The devices to publish instead if the API server drops a field that `devices` use, for

@@ -108,6 +108,7 @@ from drakit_daemon.backoff import Backoff
 from drakit_driver.server import DRAIN_SECONDS, CallQueue
 from drakit_driver.sockets import ServerSocket
 from drakit_formats.cdi import InvalidEditsError, container_edits
+from drakit_formats.resource.device import needed_features
 from drakit_formats.resource.limits import is_dns_label, is_dns_subdomain
 from drakit_nodeplugin.endpoints.contract import (
     MAX_DEVICES,
@@ -297,7 +298,9 @@ def plugin_devices(
 ) -> PluginDevices:
     """Return the devices of an inventory as the kubelet gets them."""
     given = inventory.devices
-    if inventory.fallback is not None and any(device.consumes for device in given):
+    if inventory.fallback is not None and any(
+        device.consumes or needed_features(device) for device in given
+    ):
         given = inventory.fallback
     found: dict[str, dict[str, PluginDevice]] = {each.name: {} for each in options.resources}
     problems: list[str] = []
@@ -363,6 +366,9 @@ def device_problem(device: Device) -> str | None:
             "exclude each other; list only devices that can be used together, or set "
             "Inventory.fallback"
         )
+    if needed := needed_features(device):
+        names = " and ".join(sorted(each.value for each in needed))
+        return f"needs its {names}, which the kubelet does not know; set Inventory.fallback"
     if problem := edits_problem(device.edits):
         return f"has edits that a device plugin cannot pass: {problem}"
     return None

@@ -24,6 +24,7 @@ from drakit.device import (
     Edits,
     Health,
     Mount,
+    NodeAllocatableResource,
     PreparedDevice,
     Taint,
     Version,
@@ -62,7 +63,18 @@ def device_message(device: Device) -> pb.Device:
             attributes={name: _attribute(value) for name, value in device.attributes.items()},
             capacity={name: _capacity(amount) for name, amount in device.capacity.items()},
             consumes=_amounts(device.consumes),
+            compatibility_groups={
+                name: pb.CompatibilityGroups(names=_tuple(groups))
+                for name, groups in device.compatibility_groups.items()
+            },
             allow_multiple_allocations=device.allow_multiple_allocations,
+            binding_conditions=_tuple(device.binding_conditions),
+            binding_failure_conditions=_tuple(device.binding_failure_conditions),
+            binds_to_node=device.binds_to_node,
+            node_allocatable_resources={
+                name: _resource(each) for name, each in device.node_allocatable_resources.items()
+            },
+            extra=json.dumps(device.extra, allow_nan=False) if device.extra else "",
             taints=[_taint(taint) for taint in device.taints],
             health=None if device.health is None else health_message(device.health),
             evict_if_gone=device.evict_if_gone,
@@ -149,6 +161,22 @@ def _capacity(amount: str | Capacity) -> pb.Capacity:
 
 def _amounts(consumes: Mapping[str, Mapping[str, str]]) -> Mapping[str, pb.CounterAmounts]:
     return {name: pb.CounterAmounts(counters=dict(counters)) for name, counters in consumes.items()}
+
+
+def _tuple(names: object) -> tuple[str, ...]:
+    if not isinstance(names, tuple | list):  # the letters of a text would be names
+        raise TypeError(f"a list of names is a {kind_of(names)}")
+    return tuple(cast("Sequence[str]", names))
+
+
+def _resource(resource: NodeAllocatableResource) -> pb.NodeAllocatableResource:
+    return pb.NodeAllocatableResource(
+        device_multiplier=resource.device_multiplier or "",
+        capacity_key=resource.capacity_key or "",
+        capacity_multiplier=resource.capacity_multiplier or "",
+        overhead_per_pod=resource.overhead_per_pod or "",
+        overhead_per_container=resource.overhead_per_container or "",
+    )
 
 
 def _taint(taint: Taint) -> pb.Taint:

@@ -196,7 +196,11 @@ class Reports:
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
         """See :meth:`.EndpointListener.replaced`."""
         before, self._messages = self._messages, {}
-        message = pb.WatchDevicesResponse(devices=self._messages_of(inventory.devices, before))
+        message = pb.WatchDevicesResponse(
+            devices=self._messages_of(inventory.devices, before),
+            ordered=inventory.ordered,
+            partition_type_attribute=inventory.partition_type_attribute,
+        )
         for counter_set in inventory.counter_sets:
             try:
                 message.counter_sets.append(counter_set_message(counter_set))

@@ -44,7 +44,16 @@ _QUOTA_OF_CLAIMS = "count/resourceclaims.resource.k8s.io"
 _QUOTA_OF_ALL = 32
 """Devices that a request for all devices counts in a quota: the most that a claim can have."""
 
-_CHANGES_MATCHES = ("Counters", "ListAttributes", "Other", "Taints")
+_CHANGES_MATCHES = (
+    "BindingConditions",
+    "CompatibilityGroups",
+    "Counters",
+    "Extra",
+    "ListAttributes",
+    "NodeAllocatableResources",
+    "Other",
+    "Taints",
+)
 """Features of devices without which others are published, or the same with fewer attributes."""
 
 _UNIT = 10**9

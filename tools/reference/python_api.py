@@ -49,6 +49,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "TaintEffect",
         "Inventory",
         "CounterSet",
+        "NodeAllocatableResource",
     ),
     "Claims": ("ClaimReference", "AllocatedClaim", "AllocatedDevice", "HeldDevice", "HeldNode"),
     "Results of prepare": ("PreparedDevice", "Condition", "ConditionStatus", "NetworkData"),

@@ -16,12 +16,19 @@ It must not know clients, pools, where devices come from, or what is published i
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
-from drakit.device import AttributeValue, Capacity, CounterSet, Device, Version
+from drakit.device import (
+    AttributeValue,
+    Capacity,
+    CounterSet,
+    Device,
+    NodeAllocatableResource,
+    Version,
+)
 from drakit.quantity import same_quantity
 from drakit_formats.resource.objects import Object, child, children, text
 
@@ -32,6 +39,27 @@ TOPOLOGY_FIELDS: Mapping[str, str] = {
 }
 """The fields of :class:`~drakit.device.Topology`, by the attribute that each becomes."""
 
+
+KNOWN_FIELDS = frozenset(
+    {
+        "name",
+        "attributes",
+        "capacity",
+        "consumesCounters",
+        "nodeName",
+        "nodeSelector",
+        "allNodes",
+        "taints",
+        "bindsToNode",
+        "bindingConditions",
+        "bindingFailureConditions",
+        "allowMultipleAllocations",
+        "nodeAllocatableResources",
+        "basic",
+    }
+)
+"""Fields of a device that drakit writes or that the node plugin's slices must not have: all others
+can be in :attr:`Device.extra`."""
 
 _BY_MEANING = ("attributes", "capacity", "taints", "consumesCounters")
 
@@ -58,13 +86,46 @@ def device_body(device: Device, *, taints: Sequence[Object] = ()) -> dict[str, A
     if device.consumes:
         body["consumesCounters"] = [
             {"counterSet": name, "counters": _counters_body(counters)}
+            | ({"compatibilityGroups": [*groups]} if (groups := _groups(device, name)) else {})
             for name, counters in device.consumes.items()
         ]
     if device.allow_multiple_allocations:
         body["allowMultipleAllocations"] = True
+    if device.binds_to_node:
+        body["bindsToNode"] = True
+    if device.binding_conditions:
+        body["bindingConditions"] = list(device.binding_conditions)
+    if device.binding_failure_conditions:
+        body["bindingFailureConditions"] = list(device.binding_failure_conditions)
+    if device.node_allocatable_resources:
+        body["nodeAllocatableResources"] = {
+            name: _resource_body(each) for name, each in device.node_allocatable_resources.items()
+        }
     if taints:
         body["taints"] = list(taints)
-    return body
+    return {**device.extra, **body} if device.extra else body
+
+
+def _groups(device: Device, counter_set: str) -> Sequence[str]:
+    return device.compatibility_groups.get(counter_set, ())
+
+
+def _resource_body(given: NodeAllocatableResource) -> dict[str, Any]:
+    mapping = {
+        "capacityKey": given.capacity_key,
+        "capacityMultiplier": given.capacity_multiplier,
+        "deviceMultiplier": given.device_multiplier,
+    }
+    overhead = {
+        "perPod": given.overhead_per_pod,
+        "perContainer": given.overhead_per_container,
+    }
+    parts = {"mapping": mapping, "overhead": overhead}
+    set_parts = {
+        part: {key: value for key, value in fields.items() if value is not None}
+        for part, fields in parts.items()
+    }
+    return {part: fields for part, fields in set_parts.items() if fields}
 
 
 def counter_set_body(counter_set: CounterSet) -> dict[str, Any]:
@@ -136,7 +197,20 @@ def same_counter_sets(ours: Sequence[Object], stored: Sequence[Object]) -> bool:
 
 def _same_rest(ours: Object, stored: Object, *, besides: Sequence[str]) -> bool:
     keys = {key for each in (ours, stored) for key, value in each.items() if value}
-    return all(ours.get(key) == stored.get(key) for key in keys.difference(besides))
+    return all(_same_json(ours.get(key), stored.get(key)) for key in keys.difference(besides))
+
+
+def _same_json(ours: Any, stored: Any) -> bool:
+    """Compare values of fields whose types are unknown: the API server may write quantities in
+    another form, and omits what is empty."""
+    if ours == stored or not (ours or stored):
+        return True
+    if isinstance(ours, Mapping) and isinstance(stored, Mapping):
+        return _same_rest(cast("Object", ours), cast("Object", stored), besides=())
+    if isinstance(ours, list) and isinstance(stored, list):
+        one, other = cast("list[Any]", ours), cast("list[Any]", stored)
+        return len(one) == len(other) and all(map(_same_json, one, other))
+    return isinstance(ours, str) and isinstance(stored, str) and same_quantity(ours, stored)
 
 
 def _same_consumption(ours: Sequence[Object], stored: Sequence[Object]) -> bool:
@@ -201,6 +275,13 @@ class Feature(Enum):
     COUNTERS = "counters"
     LIST_ATTRIBUTES = "list attributes"
     MULTIPLE_ALLOCATIONS = "multiple allocations"
+    BINDING_CONDITIONS = "binding conditions"
+    COMPATIBILITY_GROUPS = "compatibility groups"
+    NODE_ALLOCATABLE_RESOURCES = "node allocatable resources"
+    PARTITION_TYPES = "partition types"
+    EXTRA = "extra fields"
+    """A field of :attr:`Device.extra`."""
+
     OTHER = "other"
     """A field without a known feature gate."""
 
@@ -215,11 +296,19 @@ _GATES = {
     Feature.COUNTERS: "DRAPartitionableDevices",
     Feature.LIST_ATTRIBUTES: "DRAListTypeAttributes",
     Feature.MULTIPLE_ALLOCATIONS: "DRAConsumableCapacity",
+    Feature.BINDING_CONDITIONS: "DRADeviceBindingConditions",
+    Feature.COMPATIBILITY_GROUPS: "DRADeviceCompatibilityGroups",
+    Feature.NODE_ALLOCATABLE_RESOURCES: "DRANodeAllocatableResources",
+    Feature.PARTITION_TYPES: "DRAPartitionableDevicesType",
 }
 _FIELDS = {
     "taints": Feature.TAINTS,
     "consumesCounters": Feature.COUNTERS,
     "allowMultipleAllocations": Feature.MULTIPLE_ALLOCATIONS,
+    "bindsToNode": Feature.BINDING_CONDITIONS,
+    "bindingConditions": Feature.BINDING_CONDITIONS,
+    "bindingFailureConditions": Feature.BINDING_CONDITIONS,
+    "nodeAllocatableResources": Feature.NODE_ALLOCATABLE_RESOURCES,
 }
 _LISTS = ("ints", "bools", "strings", "versions")
 _REFUSED_DEVICE = re.compile(
@@ -239,15 +328,63 @@ def dropped_from_slice(sent: Object, stored: Object) -> frozenset[Feature]:
             dropped.update(_dropped(device, kept))
     if children(sent, "spec", "sharedCounters") and not children(stored, "spec", "sharedCounters"):
         dropped.add(Feature.COUNTERS)
+    if text(sent, "spec", "partitionTypeAttribute") and not text(
+        stored, "spec", "partitionTypeAttribute"
+    ):
+        dropped.add(Feature.PARTITION_TYPES)
     return frozenset(dropped)
+
+
+UNSAFE_FEATURES = frozenset(
+    {
+        Feature.BINDING_CONDITIONS,
+        Feature.COMPATIBILITY_GROUPS,
+        Feature.EXTRA,
+        Feature.NODE_ALLOCATABLE_RESOURCES,
+        Feature.TAINTS,
+    }
+)
+"""Features that an API server can drop from a single slice, and without which a device must not be
+allocated."""
+
+
+def needed_features(device: Device) -> frozenset[Feature]:
+    """Return the features, apart from counters and taints, without which a device must not be
+    allocated."""
+    rest = UNSAFE_FEATURES - {Feature.TAINTS}
+    if without(device, rest) is not None:
+        return frozenset()
+    return frozenset(feature for feature in rest if without(device, {feature}) is None)
+
+
+def used_features(devices: Iterable[Object]) -> frozenset[Feature]:
+    """Return the features that devices of the API use."""
+    used: set[Feature] = set()
+    for each in devices:
+        used.update(_dropped(each, {}))
+        if any(consumed.get("compatibilityGroups") for consumed in _consumption(each)):
+            used.add(Feature.COMPATIBILITY_GROUPS)
+    return frozenset(used)
+
+
+def _consumption(device: Object) -> list[Object]:
+    return children(device, "consumesCounters")
 
 
 def _dropped(sent: Object, stored: Object) -> Iterator[Feature]:
     for key, value in sent.items():
         if key in ("attributes", "capacity"):
             continue
-        if value and not stored.get(key):
+        if key not in KNOWN_FIELDS:
+            if _is_lost(value, stored.get(key)):
+                yield Feature.EXTRA
+        elif value and not stored.get(key):
             yield _FIELDS.get(key, Feature.OTHER)
+    consumed = {text(each, "counterSet"): each for each in _consumption(stored)}
+    for each in _consumption(sent):
+        left = consumed.get(text(each, "counterSet"))
+        if left and each.get("compatibilityGroups") and not left.get("compatibilityGroups"):
+            yield Feature.COMPATIBILITY_GROUPS
     kept = child(stored, "attributes")
     for name, value in child(sent, "attributes").items():
         if value and not kept.get(name):
@@ -258,6 +395,22 @@ def _dropped(sent: Object, stored: Object) -> Iterator[Feature]:
             yield Feature.OTHER
         elif value.get("requestPolicy") and not amounts[name].get("requestPolicy"):
             yield Feature.MULTIPLE_ALLOCATIONS
+
+
+def _is_lost(sent: Any, stored: Any) -> bool:
+    """Return whether any part of a value is missing in the answer. The API server may add fields,
+    write values in another form, and omit empty ones."""
+    if not sent:
+        return False
+    if isinstance(sent, Mapping):
+        kept: Object = cast("Object", stored) if isinstance(stored, Mapping) else {}
+        fields = cast("Object", sent).items()
+        return not kept or any(_is_lost(value, kept.get(key)) for key, value in fields)
+    if isinstance(sent, list):
+        given = cast("list[Any]", sent)
+        left = cast("list[Any]", stored) if isinstance(stored, list) else []
+        return len(left) < len(given) or any(map(_is_lost, given, left))
+    return stored is None
 
 
 def _is_list(attribute: Any) -> bool:
@@ -314,8 +467,11 @@ def without(device: Device, features: Collection[Feature]) -> Device | None:
     Return a device as it can be published without these features; None if that is not safe.
 
     Without its counters, a device would be allocated beside others on the same hardware; without
-    its taint, it would be allocated to pods that must not have it. A device that cannot be shared
-    is allocated to one claim as a whole. List attributes only matter to selectors.
+    its taint, it would be allocated to pods that must not have it. Without its compatibility groups
+    or its mapping of the node's resources, it would be allocated where it does not fit; without its
+    binding conditions, before it is ready. The meaning of extra fields is unknown. A device that
+    cannot be shared is allocated to one claim as a whole. List attributes only matter to selectors,
+    and overheads only to the sum of a node.
     """
     if Feature.COUNTERS in features and device.consumes:
         return None
@@ -332,7 +488,28 @@ def without(device: Device, features: Collection[Feature]) -> Device | None:
             for name, amount in device.capacity.items()
         }
         device = replace(device, allow_multiple_allocations=False, capacity=amounts)
+    return _without_newer(device, features)
+
+
+def _without_newer(device: Device, features: Collection[Feature]) -> Device | None:
+    if Feature.EXTRA in features and device.extra:
+        return None
+    if Feature.COMPATIBILITY_GROUPS in features and any(device.compatibility_groups.values()):
+        return None
+    if Feature.BINDING_CONDITIONS in features:
+        if device.binding_conditions:
+            return None
+        if device.binds_to_node:
+            device = replace(device, binds_to_node=False)
+    if Feature.NODE_ALLOCATABLE_RESOURCES in features and device.node_allocatable_resources:
+        if any("mapping" in _resource_body(each) for each in _resources(device)):
+            return None
+        device = replace(device, node_allocatable_resources={})
     return device
+
+
+def _resources(device: Device) -> Collection[NodeAllocatableResource]:
+    return device.node_allocatable_resources.values()
 
 
 def _has_lists(device: Device) -> bool:

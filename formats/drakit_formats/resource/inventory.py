@@ -14,8 +14,9 @@ It must not know the API's JSON, clients, clocks, or the callers.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -28,18 +29,24 @@ from drakit.device import (
     Edits,
     Health,
     Inventory,
+    NodeAllocatableResource,
     Taint,
     Topology,
     Version,
 )
 from drakit.quantity import parse_quantity, quantity_problem
-from drakit_formats.resource.device import TOPOLOGY_FIELDS
+from drakit_formats.resource.device import KNOWN_FIELDS, TOPOLOGY_FIELDS
 from drakit_formats.resource.limits import (
     MAX_ATTRIBUTE_VALUES,
     MAX_ATTRIBUTES_AND_CAPACITIES,
+    MAX_BINDING_CONDITIONS,
+    MAX_COMPATIBILITY_GROUPS,
     MAX_CONSUMED_COUNTER_SETS,
     MAX_COUNTERS,
     MAX_DRIVER_TAINTS,
+    MAX_EXTRA_BYTES,
+    MAX_EXTRA_DEPTH,
+    MAX_NODE_RESOURCES,
     MAX_POOL_NAME_LENGTH,
     MAX_STRING_BYTES,
     MAX_VALID_VALUES,
@@ -87,11 +94,15 @@ def device_problems(device: object, *, node: str = "") -> list[str]:
             *_attributes_problems(device.attributes, device.capacity, device.topology),
             *_capacities_problems(device.capacity, device.allow_multiple_allocations),
             *_consumes_problems(device.consumes),
+            *_groups_problems(device.compatibility_groups, device.consumes),
+            *_binding_problems(device),
+            *_resources_problems(device.node_allocatable_resources, device.capacity),
+            *_extra_problems(device.extra),
             *_taints_problems(device.taints),
         ]
         problems += [
             f"its {name} is {_kind(given)}, not a boolean"
-            for name in ("evict_if_gone", "prepare_again")
+            for name in ("binds_to_node", "evict_if_gone", "prepare_again")
             if not isinstance(given := getattr(device, name), bool)
         ]
         problems += _edits_problems(device.edits)
@@ -355,6 +366,170 @@ def counters_problems(counters: object) -> Iterator[str]:
             yield f"has a counter {name!r} of {shown(amount)}, which {problem}"
 
 
+def _groups_problems(groups: object, consumes: object) -> Iterator[str]:
+    if not isinstance(groups, Mapping):
+        yield f"its compatibility_groups are {_kind(groups)}, not a mapping by counter set"
+        return
+    consumed = cast("Collection[object]", consumes if isinstance(consumes, Mapping) else ())
+    by_set = cast("Mapping[object, object]", groups)
+    if len(by_set) > MAX_CONSUMED_COUNTER_SETS:
+        yield (
+            f"it has compatibility_groups for {len(by_set)} counter sets, but at most "
+            f"{MAX_CONSUMED_COUNTER_SETS} are allowed"
+        )
+        return
+    for name, given in by_set.items():
+        if name not in consumed:
+            yield f"it has compatibility_groups for {shown(name)}, from which it does not consume"
+        else:
+            words = f"compatibility groups for {shown(name)}"
+            yield from _names_problems(given, words, MAX_COMPATIBILITY_GROUPS, _group_problem)
+
+
+def _group_problem(name: str) -> str | None:
+    return None if is_dns_label(name) else "is not a DNS label"
+
+
+def _condition_problem(name: str) -> str | None:
+    return label_key_problem(name, needs_domain=False)
+
+
+def _binding_problems(device: Device) -> Iterator[str]:
+    conditions, failures = device.binding_conditions, device.binding_failure_conditions
+    if not conditions and not failures:
+        return
+    found = [
+        *_names_problems(
+            conditions, "binding conditions", MAX_BINDING_CONDITIONS, _condition_problem
+        ),
+        *_names_problems(
+            failures, "binding failure conditions", MAX_BINDING_CONDITIONS, _condition_problem
+        ),
+    ]
+    yield from found
+    if found:
+        return
+    if not conditions or not failures:
+        missing = "binding_conditions" if failures else "binding_failure_conditions"
+        yield f"it has no {missing}, which the API requires with the other binding conditions"
+    for name in sorted({*conditions} & {*failures}):
+        yield f"condition {name} is both a binding condition and a binding failure condition"
+
+
+def _names_problems(
+    given: object, words: str, most: int, problem: Callable[[str], str | None]
+) -> Iterator[str]:
+    """Yield the problems of a short list of different names."""
+    if not isinstance(given, tuple | list):
+        yield f"its {words} are {_kind(given)}, not a tuple of names"
+        return
+    names = cast("tuple[object, ...]", given)
+    if len(names) > most:
+        yield f"it has {len(names)} {words}, but at most {most} are allowed"
+        return
+    for name in names:
+        if not isinstance(name, str):
+            yield f"one of its {words} is {_kind(name)}, not text"
+        elif why := problem(name):
+            yield f"one of its {words}, {shown(name)}, {why}"
+    if len({*map(str, names)}) < len(names):
+        yield f"its {words} have the same name twice"
+
+
+def _resources_problems(resources: object, capacity: object) -> Iterator[str]:
+    if not isinstance(resources, Mapping):
+        yield f"its node_allocatable_resources are {_kind(resources)}, not a mapping by resource"
+        return
+    given = cast("Mapping[object, object]", resources)
+    if len(given) > MAX_NODE_RESOURCES:
+        yield (
+            f"it has {len(given)} node_allocatable_resources, but at most {MAX_NODE_RESOURCES} are "
+            "allowed"
+        )
+        return
+    capacities = cast("Collection[object]", capacity if isinstance(capacity, Mapping) else ())
+    for name, each in given.items():
+        where = f"node_allocatable_resources {shown(name)}"
+        if not isinstance(name, str) or not (
+            name in ("cpu", "memory") or name.startswith("hugepages-")
+        ):
+            yield f"{where} is neither cpu, memory nor hugepages-<size>"
+        elif not isinstance(each, NodeAllocatableResource):
+            yield f"{where} is {_kind(each)}, not a NodeAllocatableResource"
+        else:
+            for problem in _resource_problems(each, capacities):
+                yield f"{where}: {problem}"
+
+
+def _resource_problems(
+    given: NodeAllocatableResource, capacities: Collection[object]
+) -> Iterator[str]:
+    multipliers = {
+        "device_multiplier": given.device_multiplier,
+        "capacity_multiplier": given.capacity_multiplier,
+    }
+    overheads = {
+        "overhead_per_pod": given.overhead_per_pod,
+        "overhead_per_container": given.overhead_per_container,
+    }
+    amounts: dict[str, object] = {**multipliers, **overheads}
+    if given.capacity_key is None and all(amount is None for amount in amounts.values()):
+        yield "it has neither a multiplier nor an overhead"
+    for name, amount in amounts.items():
+        if amount is None:
+            continue
+        if problem := quantity_problem(amount):
+            yield f"its {name} {shown(amount)} {problem}"
+        elif name in multipliers and parse_quantity(cast("str", amount)) == 0:
+            yield f"its {name} is zero"
+    if (given.capacity_key is None) != (given.capacity_multiplier is None):
+        yield "it has one of capacity_key and capacity_multiplier, but needs both or none"
+    elif given.capacity_key is not None:
+        if given.device_multiplier is not None:
+            yield "it has both a device_multiplier and a capacity_key, but only one is allowed"
+        if given.capacity_key not in capacities:
+            yield f"its capacity_key {shown(given.capacity_key)} is not a capacity of the device"
+
+
+def _extra_problems(extra: object) -> Iterator[str]:
+    if not isinstance(extra, Mapping):
+        yield f"its extra fields are {_kind(extra)}, not a mapping (a JSON object)"
+        return
+    if not extra:
+        return
+    if problem := _json_problem(cast("object", extra), MAX_EXTRA_DEPTH):
+        yield f"its extra fields {problem}"
+        return
+    fields = cast("Mapping[str, object]", extra)
+    for name in sorted(fields.keys() & KNOWN_FIELDS):
+        yield f"its extra field {name!r} is a field that drakit sets; use the attribute of Device"
+    try:
+        size = len(json.dumps(fields, ensure_ascii=False, allow_nan=False).encode())
+    except ValueError as error:  # NaN, or text that is no UTF-8
+        yield f"its extra fields are not JSON: {str(error)[:100]}"
+        return
+    if size > MAX_EXTRA_BYTES:
+        yield f"its extra fields have {size} bytes, but at most {MAX_EXTRA_BYTES} are allowed"
+
+
+def _json_problem(value: object, depth: int) -> str | None:
+    """Return why a value is not JSON, or has too many levels."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return None
+    if not isinstance(value, Mapping | list | tuple):
+        return f"have a value {_kind(value)}, which is not JSON"
+    if not depth:
+        return f"have more than {MAX_EXTRA_DEPTH} levels"
+    if isinstance(value, Mapping):
+        fields = cast("Mapping[object, object]", value)
+        if wrong := next((key for key in fields if not isinstance(key, str)), None):
+            return f"have a key {_kind(wrong)}, not text"
+        parts: Iterable[object] = fields.values()
+    else:
+        parts = cast("Sequence[object]", value)
+    return next(filter(None, (_json_problem(each, depth - 1) for each in parts)), None)
+
+
 def _taints_problems(taints: object) -> Iterator[str]:
     if not isinstance(taints, tuple | list):
         yield f"its taints are {_kind(taints)}, not a tuple of Taint"
@@ -425,6 +600,10 @@ class CheckedInventory:
 
     counter_sets: tuple[CounterSet, ...] = ()
     fallback: tuple[Device, ...] | None = None
+    ordered: bool = False
+    """Whether the order of the devices matters."""
+
+    partition_type_attribute: str = ""
     rejected: Mapping[str, str] = field(default_factory=dict[str, str])
     """Reasons in sentences, by ``pool/name``, or the name alone in the pool without a name. At
     most 100 of them."""
@@ -447,6 +626,7 @@ def check_inventory(
     """
     known: _Pools = {}
     check = _Check(node=node, before=previous.known if previous is not None else {})
+    check.set_partition_type(inventory.partition_type_attribute)
     check.add_counter_sets(inventory.counter_sets)
     devices = check.devices(inventory.devices, known=known)
     fallback = None
@@ -456,6 +636,8 @@ def check_inventory(
         devices=devices,
         counter_sets=tuple(each for pool in check.sets.values() for each in pool.values()),
         fallback=fallback,
+        ordered=inventory.ordered,
+        partition_type_attribute=check.partition_type,
         rejected=check.reasons,
         rejected_count=check.count,
         known=known,
@@ -480,6 +662,7 @@ class _Check:
     node: str
     before: _Pools
     sets: dict[str, dict[str, CounterSet]] = field(default_factory=dict[str, dict[str, CounterSet]])
+    partition_type: str = ""
     reasons: dict[str, str] = field(default_factory=dict[str, str])
     count: int = 0
 
@@ -509,12 +692,26 @@ class _Check:
                     problems = ["another device of its pool has the same name"]
                 else:
                     valid[device.name] = device
-                    problems = _consumption_problems(device, self.sets) if device.consumes else []
+                    if device.consumes:
+                        problems = _consumption_problems(device, self.sets)
+                        problems += _type_problems(device, self.partition_type)
                 if not problems:
                     kept.append(device)
                     continue
             self._refuse(pool, name, [prefix + problems[0], *problems[1:]])
         return tuple(kept)
+
+    def set_partition_type(self, attribute: str) -> None:
+        """Use an attribute as the type of partitions; one that is malformed is not used."""
+        if not attribute:
+            return
+        problem = qualified_name_problem(attribute)
+        if not problem and "/" not in attribute:
+            problem = "has no domain before it (such as gpu.example.com/profile)"
+        if problem:
+            self._refuse("", "partition_type_attribute", [f"its name {problem}"])
+        else:
+            self.partition_type = attribute
 
     def add_counter_sets(self, given: Collection[object]) -> None:
         """Add the valid counter sets to `sets`."""
@@ -534,6 +731,17 @@ class _Check:
                 self._refuse(each.pool, each.name, named)
             else:
                 pool[each.name] = each
+
+
+def _type_problems(device: Device, attribute: str) -> list[str]:
+    """A device without the type makes its whole slice invalid."""
+    if not attribute:
+        return []
+    names = (attribute, attribute.rpartition("/")[2])
+    value = next((device.attributes[name] for name in names if name in device.attributes), None)
+    if isinstance(value, str):
+        return []
+    return [f"it consumes counters, but has no attribute {attribute!r} with its type as text"]
 
 
 def _set_problems(given: CounterSet, *, node: str) -> list[str]:

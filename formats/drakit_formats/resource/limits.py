@@ -64,11 +64,14 @@ def qualified_name_problem(name: str) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def label_key_problem(key: str) -> str | None:
-    """Return the problem of the key of a label that must have a prefix."""
+def label_key_problem(key: str, *, needs_domain: bool = True) -> str | None:
+    """Return the problem of the key of a label, or of the name of a condition, which has the same
+    form."""
     prefix, slash, name = key.partition("/")
     if not slash:
-        return "has no domain before it (such as camera.example.com/lens)"
+        if needs_domain:
+            return "has no domain before it (such as camera.example.com/lens)"
+        return label_value_problem(key) if key else "is empty"
     if not is_dns_subdomain(prefix):
         return "has a domain that is not a DNS subdomain of at most 253 characters"
     if problem := label_value_problem(name) if name else "is empty":
@@ -110,6 +113,21 @@ MAX_STRING_BYTES = 64
 
 MAX_VALID_VALUES = 10
 """Amounts of a capacity to choose from."""
+
+MAX_COMPATIBILITY_GROUPS = 2
+"""Groups of a device for each counter set."""
+
+MAX_BINDING_CONDITIONS = 4
+"""Binding conditions of a device, and as many that mean failure."""
+
+MAX_NODE_RESOURCES = 16
+"""Resources of the node that a device maps. The API has no limit, and a node has few."""
+
+MAX_EXTRA_BYTES = 4096
+"""Extra fields of a device as JSON: 64 such devices are a sixth of the largest object."""
+
+MAX_EXTRA_DEPTH = 5
+"""Levels of extra fields."""
 
 MAX_DRIVER_TAINTS = 12
 """Taints of the driver's own; the rest are for the node plugin."""

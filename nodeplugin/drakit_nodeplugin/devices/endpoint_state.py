@@ -254,7 +254,12 @@ class EndpointState:
         has_fallback = self.checked.fallback is not None
         for name, pool in self.pools.items():
             if name not in kept and name not in taken and pool.names:  # its devices are gone
-                kept[name] = PoolContent(devices={}, fallback={} if has_fallback else None)
+                kept[name] = PoolContent(
+                    devices={},
+                    fallback={} if has_fallback else None,
+                    ordered=self.checked.ordered,
+                    partition_type_attribute=self.checked.partition_type_attribute,
+                )
         if returned or self.pools.keys() != kept.keys():
             self._driver.changed()
         self.pools = {name: self._pool(name) for name in kept}
@@ -420,12 +425,15 @@ class EndpointState:
             parts.setdefault(device.pool, _Parts()).fallback[device.name] = device
         has_fallback = self.checked.fallback is not None
         if not parts and self._driver.open_ended:
-            return {name: PoolContent(devices={}) for name in self.pools}
+            ordered = self.checked.ordered
+            return {name: PoolContent(devices={}, ordered=ordered) for name in self.pools}
         return {
             pool_name(self._driver.node, pool): PoolContent(
                 devices=part.devices,
                 counter_sets=tuple(part.counter_sets),
                 fallback=part.fallback if has_fallback else None,
+                ordered=self.checked.ordered,
+                partition_type_attribute=self.checked.partition_type_attribute,
             )
             for pool, part in (parts or {"": _Parts()}).items()
         }

@@ -9,7 +9,7 @@ It must not know the API's JSON, clocks, or the decisions behind the data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,6 +60,31 @@ class DesiredPool:
 
     fallback: tuple[DesiredDevice, ...] | None = None
     """The devices that are published if the API server drops fields; see `Inventory.fallback`."""
+
+    ordered: bool = False
+    """Whether devices are published in this order; otherwise, each slice lists them by name."""
+
+    partition_type_attribute: str | None = ""
+    """None if the endpoint is missing since a restart: the published one stays."""
+
+
+def keep_places(listed: Iterable[str], before: Iterable[str]) -> list[str]:
+    """Return the listed names, and those of `before` that are missing there: each missing one
+    follows the name that it followed before."""
+    present = dict.fromkeys(listed)
+    following: dict[str | None, list[str]] = {}
+    last: str | None = None
+    for name in before:
+        if name in present:
+            last = name
+        else:
+            following.setdefault(last, []).append(name)
+    if not following:
+        return [*present]
+    names = following.get(None, [])
+    for name in present:
+        names += [name, *following.get(name, ())]
+    return names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

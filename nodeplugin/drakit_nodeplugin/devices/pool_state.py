@@ -27,6 +27,7 @@ from drakit_nodeplugin.devices.model import (
     DeviceHealth,
     PoolCapacity,
     PublishedTaints,
+    keep_places,
 )
 from drakit_nodeplugin.devices.taints import (
     DOMAIN,
@@ -157,12 +158,14 @@ class PoolState:
 
     def desired(self) -> DesiredPool:
         """Return the pool to publish."""
-        fallback = self._fallback
+        fallback, content = self._fallback, self.content
         return DesiredPool(
             devices=tuple(self._devices.values()),
             counter_sets=self._counter_sets,
             keeps_counter_sets=any(self._devices[n].device is None for n in self.gone),
             fallback=None if fallback is None else tuple(fallback.values()),
+            ordered=content is not None and content.ordered,
+            partition_type_attribute=content and content.partition_type_attribute,
         )
 
     def capacity(self, *, available: bool) -> PoolCapacity:
@@ -205,7 +208,7 @@ class PoolState:
         """
         old, old_fallback = self._devices, self._fallback
         old_sets, old_gone, old_evicting = self._counter_sets, self.gone, self.evicting
-        old_evicted = self._evicted
+        old_evicted, old_content = self._evicted, self.content
         self.content = content
         self._devices = _merged(content.devices, old)
         fallback = content.fallback
@@ -225,6 +228,9 @@ class PoolState:
             or list(old_fallback or ()) != list(self._fallback or ())
             or (old_fallback is None) != (fallback is None)
             or self._counter_sets != old_sets
+            or old_content is None
+            or old_content.ordered != content.ordered
+            or old_content.partition_type_attribute != content.partition_type_attribute
         ):
             self._driver.published_changed = True
         if self._forget_others(present):
@@ -251,7 +257,12 @@ class PoolState:
         for entries, before in ((self._devices, old), (self._fallback, old_fallback or old)):
             if entries is not None:
                 missing = before.keys() - content.devices.keys() - fallback.keys()
-                entries |= {name: entry for name, entry in before.items() if name in missing}
+                if missing:
+                    kept = [name for name in before if name in entries or name in missing]
+                    merged = {**before, **entries}
+                    names = keep_places([*entries], kept)
+                    entries.clear()
+                    entries |= {name: merged[name] for name in names}
                 gone |= missing
         inventories = (content.devices, fallback)
         asking = {name for each in inventories for name, d in each.items() if d.evict_if_gone}

@@ -22,6 +22,8 @@ from itertools import islice
 from operator import attrgetter, is_
 from typing import Any, TypeVar, cast, get_args
 
+import orjson
+
 from drakit.device import (
     Capacity,
     CapacityRange,
@@ -37,6 +39,7 @@ from drakit.device import (
     Mount,
     NetDevice,
     NetworkData,
+    NodeAllocatableResource,
     PolicyConflict,
     PolicyOutcome,
     PreparedDevice,
@@ -52,7 +55,7 @@ from drakit_nodeplugin.endpoints.failures import kind_of
 
 MAX_DEPTH = 8
 """Nesting levels. A deeper value is unsupported, because a dict may contain itself. Allowed values
-have half as many levels."""
+have fewer levels."""
 
 STEP_DEVICES = 64
 """Devices between two readings of the clock."""
@@ -74,6 +77,7 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(kind))
     for kind in (
         *(Device, Capacity, CapacityRange, CounterSet, Taint, Topology, Health, Version),
+        NodeAllocatableResource,
         *(Edits, DeviceNode, Mount, Hook, NetDevice, IntelRdt),
         *(PreparedDevice, Condition, NetworkData),
         *(RejectedDevice, PolicyConflict, PolicyOutcome),
@@ -174,7 +178,20 @@ def inventory_of(listed: object) -> Inventory:
         rejected=_all_of(listed.rejected, RejectedDevice, "rejected devices"),
         policies=_all_of(listed.policies, PolicyOutcome, "outcomes of policies"),
         withdrawn=_names(listed.withdrawn),
+        ordered=_of_type(listed.ordered, bool, "ordered"),
+        partition_type_attribute=str.__str__(
+            _of_type(listed.partition_type_attribute, str, "partition_type_attribute")
+        ),
     )
+
+
+def _of_type(given: object, kind: type[AnyT], name: str) -> AnyT:
+    if not isinstance(given, kind):
+        raise DriverError(
+            f"it listed an Inventory whose {name} is {kind_of(given)}, not {kind.__name__}; this "
+            "is a bug in the driver"
+        )
+    return given
 
 
 def _names(listed: object) -> tuple[str, ...]:
@@ -233,6 +250,8 @@ class InventorySnapshots:
             rejected=_reports(given.rejected),
             policies=_reports(given.policies),
             withdrawn=given.withdrawn,
+            ordered=given.ordered,
+            partition_type_attribute=given.partition_type_attribute,
         )
 
     async def _snapshots(self, kind: str, given: Collection[ThingT]) -> tuple[ThingT, ...]:
@@ -326,6 +345,8 @@ def _same_types(new: Device, old: Device) -> bool:
         return False
     if type(new.allow_multiple_allocations) is not type(old.allow_multiple_allocations):
         return False
+    if new.extra and _text_of(new.extra) != _text_of(old.extra):
+        return False
     for name, value in new.attributes.items():
         other = old.attributes[name]
         if type(value) is not type(other):
@@ -335,9 +356,18 @@ def _same_types(new: Device, old: Device) -> bool:
     return True
 
 
+def _text_of(fields: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
+
+
 def same_inventory(one: Inventory, other: Inventory) -> bool:
     """Compare inventories whose unchanged devices have kept their identity."""
     if (one.fallback is None) != (other.fallback is None):
+        return False
+    if (one.ordered, one.partition_type_attribute) != (
+        other.ordered,
+        other.partition_type_attribute,
+    ):
         return False
     pairs = (
         (one.devices, other.devices),

@@ -206,18 +206,27 @@ def parse(kind: type[MessageT], raw: bytes) -> MessageT:
 
 
 def parts(
-    raw: bytes, numbers: frozenset[int], *, limit: int = MAX_PART_BYTES
+    raw: bytes,
+    numbers: frozenset[int],
+    *,
+    limit: int = MAX_PART_BYTES,
+    flags: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[int, bytes]]:
     """
-    Yield the messages in the fields with these numbers, each with its number.
+    Yield the messages and texts in the fields with these numbers, each with its number.
 
-    Other fields are skipped, as those of a later version. Raises :class:`GarbageError`, also for
-    more than :data:`MAX_FIELDS` fields in all, and for a part of more bytes than `limit`.
+    Of the booleans in `flags`, only those that are true are yielded, without bytes. Other fields
+    are skipped, as those of a later version. Raises :class:`GarbageError`, also for more than
+    :data:`MAX_FIELDS` fields in all, and for a part of more bytes than `limit`.
     """
     for count, (number, wire_type, start, end) in enumerate(_fields(raw, 0, len(raw))):
         if count == MAX_FIELDS:
             raise _too_many_fields()
-        if number not in numbers:
+        if number in flags and wire_type == 0:
+            if any(byte & 0x7F for byte in raw[start:end]):
+                yield number, b""
+            continue
+        if number not in numbers and number not in flags:
             continue
         if wire_type != _LENGTH_DELIMITED:
             raise GarbageError

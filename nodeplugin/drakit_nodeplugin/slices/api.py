@@ -286,8 +286,8 @@ class PoolContext:
     on_dropped: Callable[[Collection[Feature]], bool]
     """Receives the features that an answer lacks; returns whether this invalidates plans."""
 
-    taints_kept: asyncio.Event
-    """Set once a dry run has shown that the API server keeps taints."""
+    kept: set[Feature]
+    """The features that the API server keeps, as dry runs have shown."""
 
     on_name_taken: Callable[[str], None]
     """Receives a sentence on an object that has the name of a slice."""
@@ -327,7 +327,7 @@ class PoolWriter:
     * A device that a rejection names is rejected until it changes.
     * A slice that it rejects otherwise is retried later, since a policy of the cluster may have
       rejected it. The other slices are still written, unless the pool would be incomplete.
-    * An API server that does not know taints drops them silently.
+    * An API server that does not know a field drops it silently.
     """
 
     def __init__(self, pool: str, context: PoolContext) -> None:
@@ -372,7 +372,8 @@ class PoolWriter:
         Check by dry runs what must be known before the first write.
 
         A refusal between the writes of a layout leaves the pool incomplete. An API server that
-        drops taints makes a broken device available, even if only briefly.
+        drops taints makes a broken device available, even if only briefly, and so do some others of
+        the fields that it may drop.
         """
         writes = (*plan.replace, *plan.create)
         if plan.changes_layout and any(map(self._is_refused, writes)):
@@ -381,7 +382,7 @@ class PoolWriter:
         errors: list[ApiError] = []
         refused: dict[str, SliceContent] = {}
         for write in writes:
-            unproven = not self._context.taints_kept.is_set() and write.may_lose_taints
+            unproven = write.needed_features - self._context.kept
             if not (plan.changes_layout and write.changed) and not unproven:
                 continue
             try:
@@ -465,11 +466,11 @@ class PoolWriter:
             raise
         dropped = dropped_from_slice(body, answer)
         if dry_run:
+            needed = write.needed_features
             # Another pool may have reported it already.
-            if self._context.on_dropped(dropped) or Feature.TAINTS in dropped:
+            if self._context.on_dropped(dropped) or dropped & needed:
                 raise DroppedError
-            if write.may_lose_taints:
-                self._context.taints_kept.set()
+            self._context.kept.update(needed)
             return
         stored = StoredSlice.of(answer)
         self._context.store.apply(stored)

@@ -36,6 +36,7 @@ from drakit_nodeplugin.devices.model import (
     DesiredPool,
     PublishedTaints,
     StampedTaint,
+    keep_places,
 )
 from drakit_nodeplugin.devices.taints import DOMAIN
 
@@ -73,6 +74,9 @@ class StoredSlice:
     """Names of the devices, in their order."""
 
     counter_sets: tuple[str, ...]
+    partition_type: str
+    """The attribute with the type of partitions; empty if there is none."""
+
     metadata: Mapping[str, Any]
     """The metadata without managed fields. Entries of other clients stay when the slice is
     replaced."""
@@ -100,6 +104,7 @@ class StoredSlice:
             foreign_selection=any(spec.get(key) for key in _SELECTIONS),
             devices=tuple(text(device, "name") for device in devices),
             counter_sets=tuple(text(each, "name") for each in sets),
+            partition_type=text(spec, "partitionTypeAttribute"),
             metadata=metadata,
             # The fastest level suffices: most of the text is repeated names.
             content=zlib.compress(orjson.dumps([devices, sets]), 1),
@@ -141,10 +146,28 @@ class SliceContent:
     result."""
 
     devices: Mapping[str, DesiredDevice] = field(default_factory=dict[str, DesiredDevice])
+    """In the order in which the allocator tries them."""
+
     counter_sets: Mapping[str, CounterSet | None] = field(
         default_factory=dict[str, "CounterSet | None"]
     )
     """None keeps the published content."""
+
+    partition_type: str | None = ""
+    """The attribute with the type of partitions; None keeps the published one."""
+
+
+def partition_type_of(devices: Collection[DesiredDevice], attribute: str | None) -> str | None:
+    """Return the attribute with the type of partitions for a slice with these devices. The API
+    requires that some of them consume counters, and that all that do have the attribute."""
+    if attribute is None or any(each.device is None for each in devices):
+        return None
+    consumers = [each.device for each in devices if each.device and each.device.consumes]
+    names = (attribute, attribute.rpartition("/")[2])
+    typed = all(
+        any(isinstance(each.attributes.get(name), str) for name in names) for each in consumers
+    )
+    return attribute if consumers and typed else ""
 
 
 def keep_published(device: DesiredDevice) -> DesiredDevice:
@@ -178,6 +201,9 @@ class Chosen:
     keeps_counter_sets: bool
     """Whether other published counter sets stay."""
 
+    partition_type: str | None
+    """None keeps the published one."""
+
     rejected: Mapping[str, str]
     """The reasons why devices are not published, as sentences, by their names."""
 
@@ -187,9 +213,16 @@ def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
     sets = {each.name: each for each in pool.counter_sets or ()}
     keeps_sets = pool.keeps_counter_sets or pool.counter_sets is None
     devices = {device.name: device for device in pool.devices}
+    partition_type = pool.partition_type_attribute
+    if Feature.PARTITION_TYPES in dropped:
+        partition_type = ""
     if not dropped:
         return Chosen(
-            devices=devices, counter_sets=sets, keeps_counter_sets=keeps_sets, rejected={}
+            devices=devices,
+            counter_sets=sets,
+            keeps_counter_sets=keeps_sets,
+            partition_type=partition_type,
+            rejected={},
         )
     if pool.fallback is not None and _uses(devices.values(), dropped):
         devices = {device.name: device for device in pool.fallback}
@@ -206,7 +239,13 @@ def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
                 f"the device cannot be published safely without its {_listed(needed)}, which the "
                 f"API server does not support"
             )
-    return Chosen(devices=kept, counter_sets=sets, keeps_counter_sets=keeps_sets, rejected=rejected)
+    return Chosen(
+        devices=kept,
+        counter_sets=sets,
+        keeps_counter_sets=keeps_sets,
+        partition_type=partition_type,
+        rejected=rejected,
+    )
 
 
 def describe(dropped: Collection[Feature]) -> str:
@@ -218,7 +257,9 @@ def describe(dropped: Collection[Feature]) -> str:
 
 def _listed(features: Collection[Feature]) -> str:
     names = sorted(
-        f"{feature.value} (feature gate {feature.gate})" for feature in features if feature.gate
+        f"{feature.value} (feature gate {feature.gate})" if feature.gate else feature.value
+        for feature in features
+        if feature is not Feature.OTHER
     )
     return " and ".join([*names, "others"] if Feature.OTHER in features else names)
 
@@ -228,6 +269,13 @@ _EFFECTS = {
     Feature.COUNTERS: "devices that consume counters are not published",
     Feature.LIST_ATTRIBUTES: "devices are published without these attributes",
     Feature.MULTIPLE_ALLOCATIONS: "each device can be allocated to only one claim at a time",
+    Feature.BINDING_CONDITIONS: "devices with binding conditions are not published",
+    Feature.COMPATIBILITY_GROUPS: "devices with compatibility groups are not published",
+    Feature.NODE_ALLOCATABLE_RESOURCES: (
+        "devices that provide resources of the node are not published, and overheads do not count"
+    ),
+    Feature.PARTITION_TYPES: "slices do not name the attribute with the type of partitions",
+    Feature.EXTRA: "devices with extra fields are not published",
     Feature.OTHER: "devices are published without the unsupported fields",
 }
 
@@ -270,8 +318,9 @@ def _without(device: DesiredDevice, dropped: Collection[Feature]) -> DesiredDevi
 
 def compare(stored: StoredSlice, wanted: SliceContent) -> Difference:
     """Return how a slice at the API server differs from its desired content."""
-    names = sorted(wanted.devices, key=_natural)
-    if stored.foreign_selection or list(stored.devices) != names:
+    if stored.foreign_selection or list(stored.devices) != list(wanted.devices):
+        return Difference.CONTENT
+    if wanted.partition_type not in (None, stored.partition_type):
         return Difference.CONTENT
     if set(stored.counter_sets) != set(wanted.counter_sets):
         return Difference.CONTENT
@@ -293,8 +342,10 @@ def compare(stored: StoredSlice, wanted: SliceContent) -> Difference:
 def compare_contents(before: SliceContent, wanted: SliceContent) -> Difference | None:
     """Return how a slice that had its desired content before differs now; None if only
     :func:`compare` can decide. What did not change is the same object."""
-    if before.devices.keys() != wanted.devices.keys():
+    if list(before.devices) != list(wanted.devices):
         return Difference.CONTENT
+    if wanted.partition_type is not None and before.partition_type != wanted.partition_type:
+        return None if before.partition_type is None else Difference.CONTENT
     if before.counter_sets.keys() != wanted.counter_sets.keys():
         return Difference.CONTENT
     for name, counter_set in wanted.counter_sets.items():
@@ -346,16 +397,21 @@ def slice_spec(content: SliceContent, *, stored: Sequence[StoredSlice]) -> dict[
     """
     devices: dict[str, Object] = {}
     sets: dict[str, Object] = {}
+    partition_type = content.partition_type
     for each in stored:
         more, more_sets = each.bodies()
         devices |= more
         sets |= more_sets
-    # Devices in the order in which the allocator should take them.
-    names = sorted(content.devices, key=_natural)
+        if content.partition_type is None:
+            partition_type = each.partition_type or partition_type
     spec: dict[str, Any] = {}
-    if names or not content.counter_sets:
+    if content.devices or not content.counter_sets:
         # In a slice with counter sets, the API server refuses even an empty list of devices.
-        spec["devices"] = [_device(content.devices[name], devices.get(name, {})) for name in names]
+        spec["devices"] = [
+            _device(device, devices.get(name, {})) for name, device in content.devices.items()
+        ]
+    if partition_type and any(each.get("consumesCounters") for each in spec.get("devices", ())):
+        spec["partitionTypeAttribute"] = partition_type
     if content.counter_sets:
         spec["sharedCounters"] = [
             dict(sets.get(name, {})) if counter_set is None else counter_set_body(counter_set)
@@ -411,6 +467,22 @@ def _taint_body(taint: StampedTaint, added: str | None) -> dict[str, Any]:
 
 def _rfc3339(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def in_order(
+    devices: Mapping[str, DesiredDevice], published: Iterable[str], *, ordered: bool
+) -> list[str]:
+    """
+    Return the names of a pool's devices in the order in which the allocator should try them.
+
+    Without an order of the driver, devices are sorted by name. Those of which only the name is
+    known have an order only where they are published.
+    """
+    if not ordered:
+        return sorted(devices, key=_natural)
+    listed = [name for name, each in devices.items() if each.device is not None]
+    names = keep_places(listed, (name for name in published if name in devices))
+    return [*dict.fromkeys((*names, *devices))]
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:

@@ -5,6 +5,11 @@ A device keeps its slice while it exists and the API's limits allow it. A new de
 costs the fewest writes: into a slice that is written anyway, otherwise into a single other slice,
 otherwise into the first slices with room. :mod:`.plan` decides what is written.
 
+If the driver orders its devices, the slices one after the other contain exactly that order. Then a
+new device goes into the slice of a neighbor. If that is not possible, or devices have changed
+places across slices, the devices are distributed again: several slices change, so all of them are
+written anyway.
+
 It must not know the API server, attributes, or the sources of devices.
 """
 
@@ -13,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise
 
 from drakit_formats.resource.limits import MAX_COUNTER_SETS_PER_SLICE, MAX_TAINTED_DEVICES_PER_SLICE
 
@@ -73,10 +78,11 @@ def pack(
     *,
     counter_sets: Collection[str] = (),
     current: CurrentLayout,
+    ordered: bool = False,
     limits: PackingLimits | None = None,
 ) -> Packing:
     """Return the slice of each device and of each counter set, counted from 0. New devices are
-    placed in the order of `devices`."""
+    placed in the order of `devices`; if `ordered`, all devices are in that order."""
     slices = _Slices(limits=limits or PackingLimits())
     kept: dict[str, int] = {}
     touched = {*current.touched}
@@ -93,9 +99,18 @@ def pack(
     }
     new = [name for name in devices if name not in kept]
     new_sets = [name for name in counter_sets if name not in kept_sets]
+    slices.sets.update(kept_sets.values())
+    if ordered and not _is_ordered(devices, kept):
+        return _distributed(devices, new_sets, kept_sets, slices)
     if not new and not new_sets:
         return Packing(devices=kept, counter_sets=kept_sets)
-    slices.sets.update(kept_sets.values())
+    if ordered and new:
+        homes = _beside_neighbors(devices, kept, slices, current, touched)
+        if homes is None:
+            return _distributed(devices, new_sets, kept_sets, slices)
+        kept, new = kept | homes, []
+        if not new_sets:
+            return Packing(devices=kept, counter_sets=kept_sets)
     added = _added_in_place(new, new_sets, slices, current, touched)
     if added is not None:
         packing = Packing(devices=kept | added[0], counter_sets=kept_sets | added[1])
@@ -104,6 +119,55 @@ def pack(
     # If the number of slices changes, all of them are written anyway.
     added = _spread_over_all(new, new_sets, slices)
     return Packing(devices=kept | added[0], counter_sets=kept_sets | added[1])
+
+
+def _is_ordered(devices: Collection[str], homes: Mapping[str, int]) -> bool:
+    indexes = [homes[name] for name in devices if name in homes]
+    return all(one <= next_ for one, next_ in pairwise(indexes))
+
+
+def _beside_neighbors(
+    devices: Collection[str],
+    kept: Mapping[str, int],
+    slices: _Slices,
+    current: CurrentLayout,
+    touched: Collection[int],
+) -> dict[str, int] | None:
+    """Place new devices between their neighbors, without a new slice; None if there is no room."""
+    written = {*touched, *current.free}
+    homes: dict[str, int] = {}
+    run: list[str] = []
+    low = 0
+    for name in (*devices, None):
+        if name is not None and name not in kept:
+            run.append(name)
+            continue
+        high = current.count - 1 if name is None else kept[name]
+        if run:
+            # The cheapest slice first, then the nearest one to the device before.
+            candidates = sorted(range(low, high + 1), key=lambda index: index not in written)
+            fitting = (i for i in candidates if slices.room(i, reserve=True) >= len(run))
+            if (index := next(fitting, None)) is None:
+                return None
+            homes |= dict.fromkeys(run, index)
+            slices.load[index] += len(run)
+            written.add(index)
+            run = []
+        low = high
+    return homes
+
+
+def _distributed(
+    devices: Collection[str],
+    new_sets: Sequence[str],
+    kept_sets: Mapping[str, int],
+    slices: _Slices,
+) -> Packing:
+    """Fill the slices from the first one, in the order of the devices."""
+    slices.load.clear()
+    homes, _ = slices.spread([*devices], range(len(devices) + len(slices.sets)), reserve=False)
+    sets, _ = slices.spread_sets(new_sets, range(slices.end + len(new_sets)))
+    return Packing(devices=homes, counter_sets={**kept_sets, **sets})
 
 
 _Homes = tuple[dict[str, int], dict[str, int]]

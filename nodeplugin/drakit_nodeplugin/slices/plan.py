@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drakit.device import CounterSet
-from drakit_formats.resource.device import Feature
+from drakit_formats.resource.device import Feature, needed_features, used_features
 from drakit_formats.resource.objects import children, text
 from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import (
@@ -35,6 +35,8 @@ from drakit_nodeplugin.slices.contents import (
     choose,
     compare,
     compare_contents,
+    in_order,
+    partition_type_of,
     same_content,
     same_desired,
     slice_spec,
@@ -134,10 +136,28 @@ class SliceWrite:
     """Whether its devices, counter sets or taints differ from the published ones."""
 
     @property
-    def may_lose_taints(self) -> bool:
-        """Whether an API server that drops taints would publish a device that must have one."""
+    def needed_features(self) -> frozenset[Feature]:
+        """
+        The features without which the API server would publish a device that must not be allocated.
+
+        If the published slice has a feature, no API server drops it from the next version: the
+        answer then proves nothing about other slices. Fields that the API server does not know are
+        an exception.
+        """
         devices = self.content.devices
-        repels_pods = any(
+        needed = {Feature.TAINTS} if self._repels_pods else set[Feature]()
+        for each in devices.values():
+            if each.device is not None:
+                needed |= needed_features(each.device)
+        if not needed or self.stored is None:
+            return frozenset(needed)
+        used = used_features(self.stored.bodies()[0].values())
+        return frozenset(needed - used | needed & {Feature.EXTRA})
+
+    @property
+    def _repels_pods(self) -> bool:
+        devices = self.content.devices
+        return any(
             taint.effect != "None" for each in devices.values() for taint in each.taints
         ) or any(
             # A device that is only known by name keeps its driver's published taints.
@@ -146,12 +166,6 @@ class SliceWrite:
             for name, body in source.bodies()[0].items()
             if name in devices and devices[name].device is None
             for taint in children(body, "taints")
-        )
-        # If a published slice has taints, no API server drops those of its next version, so its
-        # answer proves nothing about the taints of other slices.
-        return repels_pods and not (
-            self.stored is not None
-            and any(children(body, "taints") for body in self.stored.bodies()[0].values())
         )
 
     def body(self) -> dict[str, Any]:
@@ -230,13 +244,23 @@ def planning(
             rejected[name] = why
     devices = {name: each for name, each in chosen.devices.items() if name not in rejected}
     held = _HeldSlices(stored, identity=identity, known=known or {}, left=left)
+    published = [name for index in sorted(held.slices) for name in held.names[index][0]]
+    # The order of an endpoint that is missing since a restart is the published one.
+    names = in_order(devices, published, ordered=pool.ordered or pool.counter_sets is None)
+    devices = {name: devices[name] for name in names}
     sets: dict[str, CounterSet | None] = {}
     if chosen.keeps_counter_sets:
         sets |= dict.fromkeys(held.counter_sets)
     sets |= chosen.counter_sets
     yield
     planner = _Planner(
-        held=held, devices=devices, counter_sets=sets, known_before=known or {}, left=left
+        held=held,
+        devices=devices,
+        ranks={name: rank for rank, name in enumerate(names)},
+        counter_sets=sets,
+        partition_type=chosen.partition_type,
+        known_before=known or {},
+        left=left,
     )
     for index in held.slices:
         planner.compare(index)
@@ -250,7 +274,7 @@ def planning(
         touched=[i for i, each in steady.items() if each is Difference.CONTENT],
         rewritten=[i for i, each in steady.items() if each is Difference.TAINTS],
     )
-    packing = pack(devices, counter_sets=sets, current=current, limits=limits)
+    packing = pack(devices, counter_sets=sets, current=current, ordered=pool.ordered, limits=limits)
     yield
     return planner.plan(packing, rejected=rejected)
 
@@ -308,7 +332,11 @@ class _Planner:
 
     held: _HeldSlices
     devices: Mapping[str, DesiredDevice]
+    """In their order."""
+
+    ranks: Mapping[str, int]
     counter_sets: Mapping[str, CounterSet | None]
+    partition_type: str | None
     known_before: Mapping[str, KnownSlice]
     left: Mapping[str, SliceContent]
     differences: dict[int, Difference] = field(default_factory=dict[int, Difference])
@@ -317,14 +345,11 @@ class _Planner:
     def compare(self, index: int) -> None:
         """Compare one slice with the devices that stay in it."""
         stored = self.held.slices[index]
-        devices, counter_sets = self.held.names[index]
-        content = SliceContent(
-            devices={
-                name: self.devices[name]
-                for name in devices
-                if name in self.devices and self.held.devices[name] == index
-            },
-            counter_sets={
+        names, counter_sets = self.held.names[index]
+        kept = [n for n in names if n in self.devices and self.held.devices[n] == index]
+        content = self._content(
+            {name: self.devices[name] for name in sorted(kept, key=self.ranks.__getitem__)},
+            {
                 name: self.counter_sets[name]
                 for name in counter_sets
                 if name in self.counter_sets and self.held.counter_sets[name] == index
@@ -345,14 +370,25 @@ class _Planner:
             difference = Difference.NONE
         self.differences[index] = difference
 
+    def _content(
+        self,
+        devices: Mapping[str, DesiredDevice],
+        counter_sets: Mapping[str, CounterSet | None],
+    ) -> SliceContent:
+        partition_type = partition_type_of(devices.values(), self.partition_type)
+        return SliceContent(
+            devices=devices, counter_sets=counter_sets, partition_type=partition_type
+        )
+
     def plan(self, packing: Packing, *, rejected: Mapping[str, str]) -> Plan:
         """Return the writes that put devices and counter sets into their slices."""
         held, count = self.held, packing.count
         devices: list[dict[str, DesiredDevice]] = [{} for _ in range(count)]
         counter_sets: list[dict[str, CounterSet | None]] = [{} for _ in range(count)]
         changed = {i for i, each in self.differences.items() if each is Difference.CONTENT}
-        for name, index in packing.devices.items():
-            devices[index][name] = self.devices[name]
+        for name, device in self.devices.items():
+            index = packing.devices[name]
+            devices[index][name] = device
             if (before := held.devices.get(name)) != index:
                 changed |= {index} if before is None else {index, before}
         for name, index in packing.counter_sets.items():
@@ -371,7 +407,7 @@ class _Planner:
         generation = held.generation if same_generation else held.next_generation
 
         def write(index: int) -> SliceWrite:
-            content = SliceContent(devices=devices[index], counter_sets=counter_sets[index])
+            content = self._content(devices[index], counter_sets[index])
             stored = held.slices.get(index)
             return SliceWrite(
                 pool=held.identity,

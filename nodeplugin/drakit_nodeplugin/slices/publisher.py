@@ -109,7 +109,7 @@ class SlicePublisher:
         self._reflector: Reflector[StoredSlice] | None = None
         self._dropped: frozenset[Feature] = frozenset()
         self._reported: frozenset[Feature] = frozenset()
-        self._taints_kept = asyncio.Event()
+        self._kept: set[Feature] = set()
         self._forgot_at = float("-inf")
 
     # ------------------------------------------------------------ for probes and metrics
@@ -167,7 +167,7 @@ class SlicePublisher:
             store=self._store,
             dropped=lambda: self._dropped,
             on_dropped=self._drops,
-            taints_kept=self._taints_kept,
+            kept=self._kept,
             on_name_taken=self._on_name_taken,
             on_rejected=self._on_rejected,
         )
@@ -264,7 +264,7 @@ class SlicePublisher:
 
     def _forget(self) -> None:
         """Note that the watch restarted: the API server may be another one."""
-        self._taints_kept.clear()
+        self._kept.clear()
         now = asyncio.get_running_loop().time()
         if now - self._forgot_at < FORGET_SECONDS:
             return

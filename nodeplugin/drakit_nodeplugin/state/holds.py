@@ -40,6 +40,10 @@ class PoolContent:
     devices: Mapping[str, Device]
     counter_sets: tuple[CounterSet, ...] = ()
     fallback: Mapping[str, Device] | None = None
+    ordered: bool = False
+    """See `Inventory.ordered`."""
+
+    partition_type_attribute: str = ""
 
     def device(self, name: str) -> Device | None:
         """Return a device of the main inventory, whichever inventory is published."""

@@ -312,9 +312,23 @@ type WatchDevicesResponse struct {
 	// The devices to publish instead if the API server drops a field that `devices` use, for example
 	// whole devices instead of partitions. Without a fallback, the node plugin omits the devices that
 	// are unsafe without the field.
-	Fallback      *Fallback `protobuf:"bytes,3,opt,name=fallback,proto3,oneof" json:"fallback,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Fallback *Fallback `protobuf:"bytes,3,opt,name=fallback,proto3,oneof" json:"fallback,omitempty"`
+	// Whether the order of `devices` matters: the scheduler takes the first device that fits. If not,
+	// each ResourceSlice lists its devices by name, and a change of the order costs nothing. An
+	// ordered inventory is published in exactly its order. A change of the order inside one slice
+	// writes that slice. If several slices change, or a device moves to another slice, all slices of
+	// the pool are written, at most once a second. A pool of up to 56 devices has one slice. Do not
+	// sort by values that change often. Kubernetes tries the slices of a pool in this order since
+	// 1.36. Earlier versions keep the order only inside each slice. Pools are tried in the order of
+	// their names, those with binding conditions last.
+	Ordered bool `protobuf:"varint,4,opt,name=ordered,proto3" json:"ordered,omitempty"`
+	// The attribute whose value is the type of a partition, such as "gpu.example.com/profile", with
+	// its domain (feature gate DRAPartitionableDevicesType, Kubernetes 1.37). Each device that
+	// consumes counters must have this attribute as a string. Devices of one type must consume the
+	// same amounts.
+	PartitionTypeAttribute string `protobuf:"bytes,5,opt,name=partition_type_attribute,json=partitionTypeAttribute,proto3" json:"partition_type_attribute,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
 }
 
 func (x *WatchDevicesResponse) Reset() {
@@ -366,6 +380,20 @@ func (x *WatchDevicesResponse) GetFallback() *Fallback {
 		return x.Fallback
 	}
 	return nil
+}
+
+func (x *WatchDevicesResponse) GetOrdered() bool {
+	if x != nil {
+		return x.Ordered
+	}
+	return false
+}
+
+func (x *WatchDevicesResponse) GetPartitionTypeAttribute() string {
+	if x != nil {
+		return x.PartitionTypeAttribute
+	}
+	return ""
 }
 
 // Devices that do not depend on fields that the API server might drop.
@@ -452,7 +480,31 @@ type Device struct {
 	// these claims, without UnprepareClaims, and rewrites their CDI files. Until they restart,
 	// running containers keep the old edits, and can still open whichever device now has the old
 	// number. Keep this field set until PrepareClaims has returned the new edits.
-	PrepareAgain  bool `protobuf:"varint,11,opt,name=prepare_again,json=prepareAgain,proto3" json:"prepare_again,omitempty"`
+	PrepareAgain bool `protobuf:"varint,11,opt,name=prepare_again,json=prepareAgain,proto3" json:"prepare_again,omitempty"`
+	// The conditions that must be true before a pod is bound to the node, at most 4, for example
+	// because the device is attached first (feature gate DRADeviceBindingConditions). A controller of
+	// the driver sets them in the claim's status.devices: the node plugin calls PrepareClaims only
+	// after the pod is bound. The scheduler waits for 10 minutes by default, and uses other pools
+	// first.
+	BindingConditions []string `protobuf:"bytes,12,rep,name=binding_conditions,json=bindingConditions,proto3" json:"binding_conditions,omitempty"`
+	// The conditions of which any one means that the device is not available, at most 4. The
+	// scheduler then allocates again. Required with binding_conditions.
+	BindingFailureConditions []string `protobuf:"bytes,13,rep,name=binding_failure_conditions,json=bindingFailureConditions,proto3" json:"binding_failure_conditions,omitempty"`
+	// Whether the allocation applies only to the node that the scheduler has chosen. This is always
+	// so for devices of a node.
+	BindsToNode bool `protobuf:"varint,14,opt,name=binds_to_node,json=bindsToNode,proto3" json:"binds_to_node,omitempty"`
+	// The amounts of the node's resources that an allocation takes, by resource: "cpu", "memory" or
+	// "hugepages-<size>".
+	NodeAllocatableResources map[string]*NodeAllocatableResource `protobuf:"bytes,15,rep,name=node_allocatable_resources,json=nodeAllocatableResources,proto3" json:"node_allocatable_resources,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The groups of the device, by a counter set that it consumes from. Devices that consume from one
+	// set are allocated at the same time only if all of them have a group in common, or none has any
+	// (feature gate DRADeviceCompatibilityGroups, Kubernetes 1.37).
+	CompatibilityGroups map[string]*CompatibilityGroups `protobuf:"bytes,16,rep,name=compatibility_groups,json=compatibilityGroups,proto3" json:"compatibility_groups,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Fields of the device in the API that drakit does not know, as a JSON object: at most 4,096
+	// bytes and 5 levels, without fields that drakit sets. The API server validates them. If the API
+	// server drops one of them, the node plugin publishes the fallback, or else omits the devices
+	// with such fields. To publish a device without them, list it in the fallback.
+	Extra         string `protobuf:"bytes,17,opt,name=extra,proto3" json:"extra,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -564,6 +616,182 @@ func (x *Device) GetPrepareAgain() bool {
 	return false
 }
 
+func (x *Device) GetBindingConditions() []string {
+	if x != nil {
+		return x.BindingConditions
+	}
+	return nil
+}
+
+func (x *Device) GetBindingFailureConditions() []string {
+	if x != nil {
+		return x.BindingFailureConditions
+	}
+	return nil
+}
+
+func (x *Device) GetBindsToNode() bool {
+	if x != nil {
+		return x.BindsToNode
+	}
+	return false
+}
+
+func (x *Device) GetNodeAllocatableResources() map[string]*NodeAllocatableResource {
+	if x != nil {
+		return x.NodeAllocatableResources
+	}
+	return nil
+}
+
+func (x *Device) GetCompatibilityGroups() map[string]*CompatibilityGroups {
+	if x != nil {
+		return x.CompatibilityGroups
+	}
+	return nil
+}
+
+func (x *Device) GetExtra() string {
+	if x != nil {
+		return x.Extra
+	}
+	return ""
+}
+
+// The groups of a device that consumes from a counter set.
+type CompatibilityGroups struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 2 DNS labels of the backend's choice.
+	Names         []string `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CompatibilityGroups) Reset() {
+	*x = CompatibilityGroups{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CompatibilityGroups) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CompatibilityGroups) ProtoMessage() {}
+
+func (x *CompatibilityGroups) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CompatibilityGroups.ProtoReflect.Descriptor instead.
+func (*CompatibilityGroups) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *CompatibilityGroups) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+// The amount of one of the node's own resources that an allocation of the device takes (API:
+// NodeAllocatableResource; feature gate DRANodeAllocatableResources, Kubernetes 1.37). The
+// scheduler counts it as it counts the requests of pods. All amounts are quantities.
+//
+// If the device provides the resource itself, set either device_multiplier, or capacity_key with
+// capacity_multiplier. Pods cannot share a claim with such a device. Set the overheads for what the
+// device needs in addition, such as the host's memory.
+type NodeAllocatableResource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The amount for each allocated device.
+	DeviceMultiplier string `protobuf:"bytes,1,opt,name=device_multiplier,json=deviceMultiplier,proto3" json:"device_multiplier,omitempty"`
+	// The capacity of the device from which the amount is calculated.
+	CapacityKey string `protobuf:"bytes,2,opt,name=capacity_key,json=capacityKey,proto3" json:"capacity_key,omitempty"`
+	// The amount for each unit of that capacity that the claim consumes.
+	CapacityMultiplier string `protobuf:"bytes,3,opt,name=capacity_multiplier,json=capacityMultiplier,proto3" json:"capacity_multiplier,omitempty"`
+	// The additional amount for each pod that uses the claim.
+	OverheadPerPod string `protobuf:"bytes,4,opt,name=overhead_per_pod,json=overheadPerPod,proto3" json:"overhead_per_pod,omitempty"`
+	// The additional amount for each container that uses the claim.
+	OverheadPerContainer string `protobuf:"bytes,5,opt,name=overhead_per_container,json=overheadPerContainer,proto3" json:"overhead_per_container,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *NodeAllocatableResource) Reset() {
+	*x = NodeAllocatableResource{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeAllocatableResource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeAllocatableResource) ProtoMessage() {}
+
+func (x *NodeAllocatableResource) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeAllocatableResource.ProtoReflect.Descriptor instead.
+func (*NodeAllocatableResource) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *NodeAllocatableResource) GetDeviceMultiplier() string {
+	if x != nil {
+		return x.DeviceMultiplier
+	}
+	return ""
+}
+
+func (x *NodeAllocatableResource) GetCapacityKey() string {
+	if x != nil {
+		return x.CapacityKey
+	}
+	return ""
+}
+
+func (x *NodeAllocatableResource) GetCapacityMultiplier() string {
+	if x != nil {
+		return x.CapacityMultiplier
+	}
+	return ""
+}
+
+func (x *NodeAllocatableResource) GetOverheadPerPod() string {
+	if x != nil {
+		return x.OverheadPerPod
+	}
+	return ""
+}
+
+func (x *NodeAllocatableResource) GetOverheadPerContainer() string {
+	if x != nil {
+		return x.OverheadPerContainer
+	}
+	return ""
+}
+
 // A value of one type, or a list of values of one type (feature gate DRAListTypeAttributes).
 type Attribute struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -584,7 +812,7 @@ type Attribute struct {
 
 func (x *Attribute) Reset() {
 	*x = Attribute{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[6]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -596,7 +824,7 @@ func (x *Attribute) String() string {
 func (*Attribute) ProtoMessage() {}
 
 func (x *Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[6]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -609,7 +837,7 @@ func (x *Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attribute.ProtoReflect.Descriptor instead.
 func (*Attribute) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{6}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Attribute) GetValue() isAttribute_Value {
@@ -762,7 +990,7 @@ type StringList struct {
 
 func (x *StringList) Reset() {
 	*x = StringList{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[7]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -774,7 +1002,7 @@ func (x *StringList) String() string {
 func (*StringList) ProtoMessage() {}
 
 func (x *StringList) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[7]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -787,7 +1015,7 @@ func (x *StringList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StringList.ProtoReflect.Descriptor instead.
 func (*StringList) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{7}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StringList) GetValues() []string {
@@ -808,7 +1036,7 @@ type IntList struct {
 
 func (x *IntList) Reset() {
 	*x = IntList{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[8]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -820,7 +1048,7 @@ func (x *IntList) String() string {
 func (*IntList) ProtoMessage() {}
 
 func (x *IntList) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[8]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -833,7 +1061,7 @@ func (x *IntList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntList.ProtoReflect.Descriptor instead.
 func (*IntList) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{8}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *IntList) GetValues() []int64 {
@@ -854,7 +1082,7 @@ type BoolList struct {
 
 func (x *BoolList) Reset() {
 	*x = BoolList{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[9]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -866,7 +1094,7 @@ func (x *BoolList) String() string {
 func (*BoolList) ProtoMessage() {}
 
 func (x *BoolList) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[9]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -879,7 +1107,7 @@ func (x *BoolList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BoolList.ProtoReflect.Descriptor instead.
 func (*BoolList) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{9}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *BoolList) GetValues() []bool {
@@ -909,7 +1137,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[10]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -921,7 +1149,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[10]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -934,7 +1162,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{10}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Capacity) GetValue() string {
@@ -965,7 +1193,9 @@ func (x *Capacity) GetValidRange() *CapacityRange {
 	return nil
 }
 
-// The amounts that a claim can consume, as quantities.
+// The amounts that a claim can consume, as quantities. Since Kubernetes 1.37, fractions with up to 3
+// decimal places are possible, such as "500m" (feature gate DRAFractionalCapacityRange). Earlier
+// versions round up to integers before they count steps.
 type CapacityRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The smallest amount.
@@ -980,7 +1210,7 @@ type CapacityRange struct {
 
 func (x *CapacityRange) Reset() {
 	*x = CapacityRange{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[11]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -992,7 +1222,7 @@ func (x *CapacityRange) String() string {
 func (*CapacityRange) ProtoMessage() {}
 
 func (x *CapacityRange) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[11]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1005,7 +1235,7 @@ func (x *CapacityRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapacityRange.ProtoReflect.Descriptor instead.
 func (*CapacityRange) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{11}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CapacityRange) GetMin() string {
@@ -1044,7 +1274,7 @@ type Topology struct {
 
 func (x *Topology) Reset() {
 	*x = Topology{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[12]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1056,7 +1286,7 @@ func (x *Topology) String() string {
 func (*Topology) ProtoMessage() {}
 
 func (x *Topology) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[12]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1069,7 +1299,7 @@ func (x *Topology) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topology.ProtoReflect.Descriptor instead.
 func (*Topology) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{12}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Topology) GetNumaNode() int32 {
@@ -1104,7 +1334,7 @@ type CounterAmounts struct {
 
 func (x *CounterAmounts) Reset() {
 	*x = CounterAmounts{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[13]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1116,7 +1346,7 @@ func (x *CounterAmounts) String() string {
 func (*CounterAmounts) ProtoMessage() {}
 
 func (x *CounterAmounts) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[13]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1129,7 +1359,7 @@ func (x *CounterAmounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CounterAmounts.ProtoReflect.Descriptor instead.
 func (*CounterAmounts) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{13}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CounterAmounts) GetCounters() map[string]string {
@@ -1154,7 +1384,7 @@ type CounterSet struct {
 
 func (x *CounterSet) Reset() {
 	*x = CounterSet{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[14]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1166,7 +1396,7 @@ func (x *CounterSet) String() string {
 func (*CounterSet) ProtoMessage() {}
 
 func (x *CounterSet) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[14]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1179,7 +1409,7 @@ func (x *CounterSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CounterSet.ProtoReflect.Descriptor instead.
 func (*CounterSet) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{14}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CounterSet) GetName() string {
@@ -1218,7 +1448,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[15]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1230,7 +1460,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[15]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1243,7 +1473,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{15}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Taint) GetKey() string {
@@ -1283,7 +1513,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[16]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1295,7 +1525,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[16]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1308,7 +1538,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{16}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Health) GetStatus() HealthStatus {
@@ -1340,7 +1570,7 @@ type WatchHealthRequest struct {
 
 func (x *WatchHealthRequest) Reset() {
 	*x = WatchHealthRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[17]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1352,7 +1582,7 @@ func (x *WatchHealthRequest) String() string {
 func (*WatchHealthRequest) ProtoMessage() {}
 
 func (x *WatchHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[17]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1365,7 +1595,7 @@ func (x *WatchHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchHealthRequest.ProtoReflect.Descriptor instead.
 func (*WatchHealthRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{17}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{19}
 }
 
 // Changes of device health.
@@ -1379,7 +1609,7 @@ type WatchHealthResponse struct {
 
 func (x *WatchHealthResponse) Reset() {
 	*x = WatchHealthResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[18]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1391,7 +1621,7 @@ func (x *WatchHealthResponse) String() string {
 func (*WatchHealthResponse) ProtoMessage() {}
 
 func (x *WatchHealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[18]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,7 +1634,7 @@ func (x *WatchHealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchHealthResponse.ProtoReflect.Descriptor instead.
 func (*WatchHealthResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{18}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WatchHealthResponse) GetDevices() []*DeviceHealth {
@@ -1429,7 +1659,7 @@ type DeviceHealth struct {
 
 func (x *DeviceHealth) Reset() {
 	*x = DeviceHealth{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[19]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1441,7 +1671,7 @@ func (x *DeviceHealth) String() string {
 func (*DeviceHealth) ProtoMessage() {}
 
 func (x *DeviceHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[19]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1454,7 +1684,7 @@ func (x *DeviceHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceHealth.ProtoReflect.Descriptor instead.
 func (*DeviceHealth) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{19}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeviceHealth) GetName() string {
@@ -1495,7 +1725,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[20]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1507,7 +1737,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[20]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1520,7 +1750,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{20}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Claim) GetNamespace() string {
@@ -1580,7 +1810,7 @@ type AllocatedDevice struct {
 
 func (x *AllocatedDevice) Reset() {
 	*x = AllocatedDevice{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[21]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1592,7 +1822,7 @@ func (x *AllocatedDevice) String() string {
 func (*AllocatedDevice) ProtoMessage() {}
 
 func (x *AllocatedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[21]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1605,7 +1835,7 @@ func (x *AllocatedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocatedDevice.ProtoReflect.Descriptor instead.
 func (*AllocatedDevice) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{21}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AllocatedDevice) GetName() string {
@@ -1675,7 +1905,7 @@ type PrepareClaimsRequest struct {
 
 func (x *PrepareClaimsRequest) Reset() {
 	*x = PrepareClaimsRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[22]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1687,7 +1917,7 @@ func (x *PrepareClaimsRequest) String() string {
 func (*PrepareClaimsRequest) ProtoMessage() {}
 
 func (x *PrepareClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[22]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1700,7 +1930,7 @@ func (x *PrepareClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareClaimsRequest.ProtoReflect.Descriptor instead.
 func (*PrepareClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{22}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PrepareClaimsRequest) GetClaims() []*Claim {
@@ -1721,7 +1951,7 @@ type PrepareClaimsResponse struct {
 
 func (x *PrepareClaimsResponse) Reset() {
 	*x = PrepareClaimsResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[23]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1733,7 +1963,7 @@ func (x *PrepareClaimsResponse) String() string {
 func (*PrepareClaimsResponse) ProtoMessage() {}
 
 func (x *PrepareClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[23]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1746,7 +1976,7 @@ func (x *PrepareClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareClaimsResponse.ProtoReflect.Descriptor instead.
 func (*PrepareClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{23}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PrepareClaimsResponse) GetClaims() []*PreparedClaim {
@@ -1775,7 +2005,7 @@ type PreparedClaim struct {
 
 func (x *PreparedClaim) Reset() {
 	*x = PreparedClaim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[24]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1787,7 +2017,7 @@ func (x *PreparedClaim) String() string {
 func (*PreparedClaim) ProtoMessage() {}
 
 func (x *PreparedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[24]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1800,7 +2030,7 @@ func (x *PreparedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreparedClaim.ProtoReflect.Descriptor instead.
 func (*PreparedClaim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{24}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PreparedClaim) GetUid() string {
@@ -1852,7 +2082,7 @@ type PreparedDevice struct {
 
 func (x *PreparedDevice) Reset() {
 	*x = PreparedDevice{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[25]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1864,7 +2094,7 @@ func (x *PreparedDevice) String() string {
 func (*PreparedDevice) ProtoMessage() {}
 
 func (x *PreparedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[25]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1877,7 +2107,7 @@ func (x *PreparedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreparedDevice.ProtoReflect.Descriptor instead.
 func (*PreparedDevice) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{25}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PreparedDevice) GetConditions() []*Condition {
@@ -1925,7 +2155,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[26]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1937,7 +2167,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[26]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1950,7 +2180,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{26}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Condition) GetType() string {
@@ -1996,7 +2226,7 @@ type NetworkData struct {
 
 func (x *NetworkData) Reset() {
 	*x = NetworkData{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[27]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2008,7 +2238,7 @@ func (x *NetworkData) String() string {
 func (*NetworkData) ProtoMessage() {}
 
 func (x *NetworkData) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[27]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2021,7 +2251,7 @@ func (x *NetworkData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkData.ProtoReflect.Descriptor instead.
 func (*NetworkData) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{27}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *NetworkData) GetInterfaceName() string {
@@ -2071,7 +2301,7 @@ type Edits struct {
 
 func (x *Edits) Reset() {
 	*x = Edits{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2083,7 +2313,7 @@ func (x *Edits) String() string {
 func (*Edits) ProtoMessage() {}
 
 func (x *Edits) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2096,7 +2326,7 @@ func (x *Edits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Edits.ProtoReflect.Descriptor instead.
 func (*Edits) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{28}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Edits) GetEnv() map[string]string {
@@ -2188,7 +2418,7 @@ type DeviceNode struct {
 
 func (x *DeviceNode) Reset() {
 	*x = DeviceNode{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2200,7 +2430,7 @@ func (x *DeviceNode) String() string {
 func (*DeviceNode) ProtoMessage() {}
 
 func (x *DeviceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2213,7 +2443,7 @@ func (x *DeviceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceNode.ProtoReflect.Descriptor instead.
 func (*DeviceNode) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{29}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeviceNode) GetPath() string {
@@ -2303,7 +2533,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +2545,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +2558,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{30}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Mount) GetHostPath() string {
@@ -2378,7 +2608,7 @@ type Hook struct {
 
 func (x *Hook) Reset() {
 	*x = Hook{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2390,7 +2620,7 @@ func (x *Hook) String() string {
 func (*Hook) ProtoMessage() {}
 
 func (x *Hook) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2403,7 +2633,7 @@ func (x *Hook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hook.ProtoReflect.Descriptor instead.
 func (*Hook) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{31}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Hook) GetName() string {
@@ -2454,7 +2684,7 @@ type NetDevice struct {
 
 func (x *NetDevice) Reset() {
 	*x = NetDevice{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2466,7 +2696,7 @@ func (x *NetDevice) String() string {
 func (*NetDevice) ProtoMessage() {}
 
 func (x *NetDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2479,7 +2709,7 @@ func (x *NetDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetDevice.ProtoReflect.Descriptor instead.
 func (*NetDevice) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{32}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *NetDevice) GetHostInterfaceName() string {
@@ -2515,7 +2745,7 @@ type IntelRdt struct {
 
 func (x *IntelRdt) Reset() {
 	*x = IntelRdt{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2757,7 @@ func (x *IntelRdt) String() string {
 func (*IntelRdt) ProtoMessage() {}
 
 func (x *IntelRdt) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2770,7 @@ func (x *IntelRdt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntelRdt.ProtoReflect.Descriptor instead.
 func (*IntelRdt) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{33}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *IntelRdt) GetClosId() string {
@@ -2589,7 +2819,7 @@ type UnprepareClaimsRequest struct {
 
 func (x *UnprepareClaimsRequest) Reset() {
 	*x = UnprepareClaimsRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2601,7 +2831,7 @@ func (x *UnprepareClaimsRequest) String() string {
 func (*UnprepareClaimsRequest) ProtoMessage() {}
 
 func (x *UnprepareClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2614,7 +2844,7 @@ func (x *UnprepareClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnprepareClaimsRequest.ProtoReflect.Descriptor instead.
 func (*UnprepareClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{34}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UnprepareClaimsRequest) GetClaims() []*Claim {
@@ -2635,7 +2865,7 @@ type UnprepareClaimsResponse struct {
 
 func (x *UnprepareClaimsResponse) Reset() {
 	*x = UnprepareClaimsResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2647,7 +2877,7 @@ func (x *UnprepareClaimsResponse) String() string {
 func (*UnprepareClaimsResponse) ProtoMessage() {}
 
 func (x *UnprepareClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2660,7 +2890,7 @@ func (x *UnprepareClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnprepareClaimsResponse.ProtoReflect.Descriptor instead.
 func (*UnprepareClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{35}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UnprepareClaimsResponse) GetClaims() []*UnpreparedClaim {
@@ -2683,7 +2913,7 @@ type UnpreparedClaim struct {
 
 func (x *UnpreparedClaim) Reset() {
 	*x = UnpreparedClaim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2695,7 +2925,7 @@ func (x *UnpreparedClaim) String() string {
 func (*UnpreparedClaim) ProtoMessage() {}
 
 func (x *UnpreparedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2708,7 +2938,7 @@ func (x *UnpreparedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpreparedClaim.ProtoReflect.Descriptor instead.
 func (*UnpreparedClaim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{36}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *UnpreparedClaim) GetUid() string {
@@ -2736,7 +2966,7 @@ type CheckClaimsRequest struct {
 
 func (x *CheckClaimsRequest) Reset() {
 	*x = CheckClaimsRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2748,7 +2978,7 @@ func (x *CheckClaimsRequest) String() string {
 func (*CheckClaimsRequest) ProtoMessage() {}
 
 func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2761,7 +2991,7 @@ func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsRequest.ProtoReflect.Descriptor instead.
 func (*CheckClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{37}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CheckClaimsRequest) GetClaims() []*Claim {
@@ -2783,7 +3013,7 @@ type CheckClaimsResponse struct {
 
 func (x *CheckClaimsResponse) Reset() {
 	*x = CheckClaimsResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2795,7 +3025,7 @@ func (x *CheckClaimsResponse) String() string {
 func (*CheckClaimsResponse) ProtoMessage() {}
 
 func (x *CheckClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2808,7 +3038,7 @@ func (x *CheckClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsResponse.ProtoReflect.Descriptor instead.
 func (*CheckClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{38}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CheckClaimsResponse) GetClaims() []*CheckedClaim {
@@ -2831,7 +3061,7 @@ type CheckedClaim struct {
 
 func (x *CheckedClaim) Reset() {
 	*x = CheckedClaim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2843,7 +3073,7 @@ func (x *CheckedClaim) String() string {
 func (*CheckedClaim) ProtoMessage() {}
 
 func (x *CheckedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2856,7 +3086,7 @@ func (x *CheckedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckedClaim.ProtoReflect.Descriptor instead.
 func (*CheckedClaim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{39}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CheckedClaim) GetUid() string {
@@ -2885,14 +3115,16 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\vdriver_name\x18\x01 \x01(\tR\n" +
 	"driverName\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\"\x15\n" +
-	"\x13WatchDevicesRequest\"\xd8\x01\n" +
+	"\x13WatchDevicesRequest\"\xac\x02\n" +
 	"\x14WatchDevicesResponse\x123\n" +
 	"\adevices\x18\x01 \x03(\v2\x19.drakit.backend.v1.DeviceR\adevices\x12@\n" +
 	"\fcounter_sets\x18\x02 \x03(\v2\x1d.drakit.backend.v1.CounterSetR\vcounterSets\x12<\n" +
-	"\bfallback\x18\x03 \x01(\v2\x1b.drakit.backend.v1.FallbackH\x00R\bfallback\x88\x01\x01B\v\n" +
+	"\bfallback\x18\x03 \x01(\v2\x1b.drakit.backend.v1.FallbackH\x00R\bfallback\x88\x01\x01\x12\x18\n" +
+	"\aordered\x18\x04 \x01(\bR\aordered\x128\n" +
+	"\x18partition_type_attribute\x18\x05 \x01(\tR\x16partitionTypeAttributeB\v\n" +
 	"\t_fallback\"?\n" +
 	"\bFallback\x123\n" +
-	"\adevices\x18\x01 \x03(\v2\x19.drakit.backend.v1.DeviceR\adevices\"\xd1\x06\n" +
+	"\adevices\x18\x01 \x03(\v2\x19.drakit.backend.v1.DeviceR\adevices\"\xbf\v\n" +
 	"\x06Device\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12I\n" +
@@ -2907,7 +3139,13 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\x06health\x18\t \x01(\v2\x19.drakit.backend.v1.HealthH\x00R\x06health\x88\x01\x01\x12\"\n" +
 	"\revict_if_gone\x18\n" +
 	" \x01(\bR\vevictIfGone\x12#\n" +
-	"\rprepare_again\x18\v \x01(\bR\fprepareAgain\x1a[\n" +
+	"\rprepare_again\x18\v \x01(\bR\fprepareAgain\x12-\n" +
+	"\x12binding_conditions\x18\f \x03(\tR\x11bindingConditions\x12<\n" +
+	"\x1abinding_failure_conditions\x18\r \x03(\tR\x18bindingFailureConditions\x12\"\n" +
+	"\rbinds_to_node\x18\x0e \x01(\bR\vbindsToNode\x12u\n" +
+	"\x1anode_allocatable_resources\x18\x0f \x03(\v27.drakit.backend.v1.Device.NodeAllocatableResourcesEntryR\x18nodeAllocatableResources\x12e\n" +
+	"\x14compatibility_groups\x18\x10 \x03(\v22.drakit.backend.v1.Device.CompatibilityGroupsEntryR\x13compatibilityGroups\x12\x14\n" +
+	"\x05extra\x18\x11 \x01(\tR\x05extra\x1a[\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x122\n" +
 	"\x05value\x18\x02 \x01(\v2\x1c.drakit.backend.v1.AttributeR\x05value:\x028\x01\x1aX\n" +
@@ -2916,8 +3154,22 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2\x1b.drakit.backend.v1.CapacityR\x05value:\x028\x01\x1a^\n" +
 	"\rConsumesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x127\n" +
-	"\x05value\x18\x02 \x01(\v2!.drakit.backend.v1.CounterAmountsR\x05value:\x028\x01B\t\n" +
-	"\a_health\"\xd3\x02\n" +
+	"\x05value\x18\x02 \x01(\v2!.drakit.backend.v1.CounterAmountsR\x05value:\x028\x01\x1aw\n" +
+	"\x1dNodeAllocatableResourcesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12@\n" +
+	"\x05value\x18\x02 \x01(\v2*.drakit.backend.v1.NodeAllocatableResourceR\x05value:\x028\x01\x1an\n" +
+	"\x18CompatibilityGroupsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12<\n" +
+	"\x05value\x18\x02 \x01(\v2&.drakit.backend.v1.CompatibilityGroupsR\x05value:\x028\x01B\t\n" +
+	"\a_health\"+\n" +
+	"\x13CompatibilityGroups\x12\x14\n" +
+	"\x05names\x18\x01 \x03(\tR\x05names\"\xfa\x01\n" +
+	"\x17NodeAllocatableResource\x12+\n" +
+	"\x11device_multiplier\x18\x01 \x01(\tR\x10deviceMultiplier\x12!\n" +
+	"\fcapacity_key\x18\x02 \x01(\tR\vcapacityKey\x12/\n" +
+	"\x13capacity_multiplier\x18\x03 \x01(\tR\x12capacityMultiplier\x12(\n" +
+	"\x10overhead_per_pod\x18\x04 \x01(\tR\x0eoverheadPerPod\x124\n" +
+	"\x16overhead_per_container\x18\x05 \x01(\tR\x14overheadPerContainer\"\xd3\x02\n" +
 	"\tAttribute\x12\x18\n" +
 	"\x06string\x18\x01 \x01(\tH\x00R\x06string\x12\x12\n" +
 	"\x03int\x18\x02 \x01(\x03H\x00R\x03int\x12\x14\n" +
@@ -3136,7 +3388,7 @@ func file_drakit_proto_backend_v1_backend_proto_rawDescGZIP() []byte {
 }
 
 var file_drakit_proto_backend_v1_backend_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_drakit_proto_backend_v1_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_drakit_proto_backend_v1_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_drakit_proto_backend_v1_backend_proto_goTypes = []any{
 	(TaintEffect)(0),                // 0: drakit.backend.v1.TaintEffect
 	(HealthStatus)(0),               // 1: drakit.backend.v1.HealthStatus
@@ -3146,113 +3398,121 @@ var file_drakit_proto_backend_v1_backend_proto_goTypes = []any{
 	(*WatchDevicesResponse)(nil),    // 5: drakit.backend.v1.WatchDevicesResponse
 	(*Fallback)(nil),                // 6: drakit.backend.v1.Fallback
 	(*Device)(nil),                  // 7: drakit.backend.v1.Device
-	(*Attribute)(nil),               // 8: drakit.backend.v1.Attribute
-	(*StringList)(nil),              // 9: drakit.backend.v1.StringList
-	(*IntList)(nil),                 // 10: drakit.backend.v1.IntList
-	(*BoolList)(nil),                // 11: drakit.backend.v1.BoolList
-	(*Capacity)(nil),                // 12: drakit.backend.v1.Capacity
-	(*CapacityRange)(nil),           // 13: drakit.backend.v1.CapacityRange
-	(*Topology)(nil),                // 14: drakit.backend.v1.Topology
-	(*CounterAmounts)(nil),          // 15: drakit.backend.v1.CounterAmounts
-	(*CounterSet)(nil),              // 16: drakit.backend.v1.CounterSet
-	(*Taint)(nil),                   // 17: drakit.backend.v1.Taint
-	(*Health)(nil),                  // 18: drakit.backend.v1.Health
-	(*WatchHealthRequest)(nil),      // 19: drakit.backend.v1.WatchHealthRequest
-	(*WatchHealthResponse)(nil),     // 20: drakit.backend.v1.WatchHealthResponse
-	(*DeviceHealth)(nil),            // 21: drakit.backend.v1.DeviceHealth
-	(*Claim)(nil),                   // 22: drakit.backend.v1.Claim
-	(*AllocatedDevice)(nil),         // 23: drakit.backend.v1.AllocatedDevice
-	(*PrepareClaimsRequest)(nil),    // 24: drakit.backend.v1.PrepareClaimsRequest
-	(*PrepareClaimsResponse)(nil),   // 25: drakit.backend.v1.PrepareClaimsResponse
-	(*PreparedClaim)(nil),           // 26: drakit.backend.v1.PreparedClaim
-	(*PreparedDevice)(nil),          // 27: drakit.backend.v1.PreparedDevice
-	(*Condition)(nil),               // 28: drakit.backend.v1.Condition
-	(*NetworkData)(nil),             // 29: drakit.backend.v1.NetworkData
-	(*Edits)(nil),                   // 30: drakit.backend.v1.Edits
-	(*DeviceNode)(nil),              // 31: drakit.backend.v1.DeviceNode
-	(*Mount)(nil),                   // 32: drakit.backend.v1.Mount
-	(*Hook)(nil),                    // 33: drakit.backend.v1.Hook
-	(*NetDevice)(nil),               // 34: drakit.backend.v1.NetDevice
-	(*IntelRdt)(nil),                // 35: drakit.backend.v1.IntelRdt
-	(*UnprepareClaimsRequest)(nil),  // 36: drakit.backend.v1.UnprepareClaimsRequest
-	(*UnprepareClaimsResponse)(nil), // 37: drakit.backend.v1.UnprepareClaimsResponse
-	(*UnpreparedClaim)(nil),         // 38: drakit.backend.v1.UnpreparedClaim
-	(*CheckClaimsRequest)(nil),      // 39: drakit.backend.v1.CheckClaimsRequest
-	(*CheckClaimsResponse)(nil),     // 40: drakit.backend.v1.CheckClaimsResponse
-	(*CheckedClaim)(nil),            // 41: drakit.backend.v1.CheckedClaim
-	nil,                             // 42: drakit.backend.v1.Device.AttributesEntry
-	nil,                             // 43: drakit.backend.v1.Device.CapacityEntry
-	nil,                             // 44: drakit.backend.v1.Device.ConsumesEntry
-	nil,                             // 45: drakit.backend.v1.CounterAmounts.CountersEntry
-	nil,                             // 46: drakit.backend.v1.CounterSet.CountersEntry
-	nil,                             // 47: drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
-	nil,                             // 48: drakit.backend.v1.PreparedDevice.AttributesEntry
-	nil,                             // 49: drakit.backend.v1.Edits.EnvEntry
-	nil,                             // 50: drakit.backend.v1.Hook.EnvEntry
+	(*CompatibilityGroups)(nil),     // 8: drakit.backend.v1.CompatibilityGroups
+	(*NodeAllocatableResource)(nil), // 9: drakit.backend.v1.NodeAllocatableResource
+	(*Attribute)(nil),               // 10: drakit.backend.v1.Attribute
+	(*StringList)(nil),              // 11: drakit.backend.v1.StringList
+	(*IntList)(nil),                 // 12: drakit.backend.v1.IntList
+	(*BoolList)(nil),                // 13: drakit.backend.v1.BoolList
+	(*Capacity)(nil),                // 14: drakit.backend.v1.Capacity
+	(*CapacityRange)(nil),           // 15: drakit.backend.v1.CapacityRange
+	(*Topology)(nil),                // 16: drakit.backend.v1.Topology
+	(*CounterAmounts)(nil),          // 17: drakit.backend.v1.CounterAmounts
+	(*CounterSet)(nil),              // 18: drakit.backend.v1.CounterSet
+	(*Taint)(nil),                   // 19: drakit.backend.v1.Taint
+	(*Health)(nil),                  // 20: drakit.backend.v1.Health
+	(*WatchHealthRequest)(nil),      // 21: drakit.backend.v1.WatchHealthRequest
+	(*WatchHealthResponse)(nil),     // 22: drakit.backend.v1.WatchHealthResponse
+	(*DeviceHealth)(nil),            // 23: drakit.backend.v1.DeviceHealth
+	(*Claim)(nil),                   // 24: drakit.backend.v1.Claim
+	(*AllocatedDevice)(nil),         // 25: drakit.backend.v1.AllocatedDevice
+	(*PrepareClaimsRequest)(nil),    // 26: drakit.backend.v1.PrepareClaimsRequest
+	(*PrepareClaimsResponse)(nil),   // 27: drakit.backend.v1.PrepareClaimsResponse
+	(*PreparedClaim)(nil),           // 28: drakit.backend.v1.PreparedClaim
+	(*PreparedDevice)(nil),          // 29: drakit.backend.v1.PreparedDevice
+	(*Condition)(nil),               // 30: drakit.backend.v1.Condition
+	(*NetworkData)(nil),             // 31: drakit.backend.v1.NetworkData
+	(*Edits)(nil),                   // 32: drakit.backend.v1.Edits
+	(*DeviceNode)(nil),              // 33: drakit.backend.v1.DeviceNode
+	(*Mount)(nil),                   // 34: drakit.backend.v1.Mount
+	(*Hook)(nil),                    // 35: drakit.backend.v1.Hook
+	(*NetDevice)(nil),               // 36: drakit.backend.v1.NetDevice
+	(*IntelRdt)(nil),                // 37: drakit.backend.v1.IntelRdt
+	(*UnprepareClaimsRequest)(nil),  // 38: drakit.backend.v1.UnprepareClaimsRequest
+	(*UnprepareClaimsResponse)(nil), // 39: drakit.backend.v1.UnprepareClaimsResponse
+	(*UnpreparedClaim)(nil),         // 40: drakit.backend.v1.UnpreparedClaim
+	(*CheckClaimsRequest)(nil),      // 41: drakit.backend.v1.CheckClaimsRequest
+	(*CheckClaimsResponse)(nil),     // 42: drakit.backend.v1.CheckClaimsResponse
+	(*CheckedClaim)(nil),            // 43: drakit.backend.v1.CheckedClaim
+	nil,                             // 44: drakit.backend.v1.Device.AttributesEntry
+	nil,                             // 45: drakit.backend.v1.Device.CapacityEntry
+	nil,                             // 46: drakit.backend.v1.Device.ConsumesEntry
+	nil,                             // 47: drakit.backend.v1.Device.NodeAllocatableResourcesEntry
+	nil,                             // 48: drakit.backend.v1.Device.CompatibilityGroupsEntry
+	nil,                             // 49: drakit.backend.v1.CounterAmounts.CountersEntry
+	nil,                             // 50: drakit.backend.v1.CounterSet.CountersEntry
+	nil,                             // 51: drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
+	nil,                             // 52: drakit.backend.v1.PreparedDevice.AttributesEntry
+	nil,                             // 53: drakit.backend.v1.Edits.EnvEntry
+	nil,                             // 54: drakit.backend.v1.Hook.EnvEntry
 }
 var file_drakit_proto_backend_v1_backend_proto_depIdxs = []int32{
 	7,  // 0: drakit.backend.v1.WatchDevicesResponse.devices:type_name -> drakit.backend.v1.Device
-	16, // 1: drakit.backend.v1.WatchDevicesResponse.counter_sets:type_name -> drakit.backend.v1.CounterSet
+	18, // 1: drakit.backend.v1.WatchDevicesResponse.counter_sets:type_name -> drakit.backend.v1.CounterSet
 	6,  // 2: drakit.backend.v1.WatchDevicesResponse.fallback:type_name -> drakit.backend.v1.Fallback
 	7,  // 3: drakit.backend.v1.Fallback.devices:type_name -> drakit.backend.v1.Device
-	42, // 4: drakit.backend.v1.Device.attributes:type_name -> drakit.backend.v1.Device.AttributesEntry
-	43, // 5: drakit.backend.v1.Device.capacity:type_name -> drakit.backend.v1.Device.CapacityEntry
-	14, // 6: drakit.backend.v1.Device.topology:type_name -> drakit.backend.v1.Topology
-	44, // 7: drakit.backend.v1.Device.consumes:type_name -> drakit.backend.v1.Device.ConsumesEntry
-	17, // 8: drakit.backend.v1.Device.taints:type_name -> drakit.backend.v1.Taint
-	18, // 9: drakit.backend.v1.Device.health:type_name -> drakit.backend.v1.Health
-	9,  // 10: drakit.backend.v1.Attribute.strings:type_name -> drakit.backend.v1.StringList
-	10, // 11: drakit.backend.v1.Attribute.ints:type_name -> drakit.backend.v1.IntList
-	11, // 12: drakit.backend.v1.Attribute.bools:type_name -> drakit.backend.v1.BoolList
-	9,  // 13: drakit.backend.v1.Attribute.versions:type_name -> drakit.backend.v1.StringList
-	13, // 14: drakit.backend.v1.Capacity.valid_range:type_name -> drakit.backend.v1.CapacityRange
-	45, // 15: drakit.backend.v1.CounterAmounts.counters:type_name -> drakit.backend.v1.CounterAmounts.CountersEntry
-	46, // 16: drakit.backend.v1.CounterSet.counters:type_name -> drakit.backend.v1.CounterSet.CountersEntry
-	0,  // 17: drakit.backend.v1.Taint.effect:type_name -> drakit.backend.v1.TaintEffect
-	1,  // 18: drakit.backend.v1.Health.status:type_name -> drakit.backend.v1.HealthStatus
-	21, // 19: drakit.backend.v1.WatchHealthResponse.devices:type_name -> drakit.backend.v1.DeviceHealth
-	18, // 20: drakit.backend.v1.DeviceHealth.health:type_name -> drakit.backend.v1.Health
-	23, // 21: drakit.backend.v1.Claim.devices:type_name -> drakit.backend.v1.AllocatedDevice
-	47, // 22: drakit.backend.v1.AllocatedDevice.consumed_capacity:type_name -> drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
-	22, // 23: drakit.backend.v1.PrepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	26, // 24: drakit.backend.v1.PrepareClaimsResponse.claims:type_name -> drakit.backend.v1.PreparedClaim
-	30, // 25: drakit.backend.v1.PreparedClaim.edits:type_name -> drakit.backend.v1.Edits
-	27, // 26: drakit.backend.v1.PreparedClaim.devices:type_name -> drakit.backend.v1.PreparedDevice
-	28, // 27: drakit.backend.v1.PreparedDevice.conditions:type_name -> drakit.backend.v1.Condition
-	29, // 28: drakit.backend.v1.PreparedDevice.network_data:type_name -> drakit.backend.v1.NetworkData
-	48, // 29: drakit.backend.v1.PreparedDevice.attributes:type_name -> drakit.backend.v1.PreparedDevice.AttributesEntry
-	49, // 30: drakit.backend.v1.Edits.env:type_name -> drakit.backend.v1.Edits.EnvEntry
-	31, // 31: drakit.backend.v1.Edits.device_nodes:type_name -> drakit.backend.v1.DeviceNode
-	32, // 32: drakit.backend.v1.Edits.mounts:type_name -> drakit.backend.v1.Mount
-	33, // 33: drakit.backend.v1.Edits.hooks:type_name -> drakit.backend.v1.Hook
-	34, // 34: drakit.backend.v1.Edits.net_devices:type_name -> drakit.backend.v1.NetDevice
-	35, // 35: drakit.backend.v1.Edits.intel_rdt:type_name -> drakit.backend.v1.IntelRdt
-	50, // 36: drakit.backend.v1.Hook.env:type_name -> drakit.backend.v1.Hook.EnvEntry
-	22, // 37: drakit.backend.v1.UnprepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	38, // 38: drakit.backend.v1.UnprepareClaimsResponse.claims:type_name -> drakit.backend.v1.UnpreparedClaim
-	22, // 39: drakit.backend.v1.CheckClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	41, // 40: drakit.backend.v1.CheckClaimsResponse.claims:type_name -> drakit.backend.v1.CheckedClaim
-	8,  // 41: drakit.backend.v1.Device.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
-	12, // 42: drakit.backend.v1.Device.CapacityEntry.value:type_name -> drakit.backend.v1.Capacity
-	15, // 43: drakit.backend.v1.Device.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
-	8,  // 44: drakit.backend.v1.PreparedDevice.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
-	2,  // 45: drakit.backend.v1.Backend.GetInfo:input_type -> drakit.backend.v1.GetInfoRequest
-	4,  // 46: drakit.backend.v1.Backend.WatchDevices:input_type -> drakit.backend.v1.WatchDevicesRequest
-	24, // 47: drakit.backend.v1.Backend.PrepareClaims:input_type -> drakit.backend.v1.PrepareClaimsRequest
-	36, // 48: drakit.backend.v1.Backend.UnprepareClaims:input_type -> drakit.backend.v1.UnprepareClaimsRequest
-	39, // 49: drakit.backend.v1.Backend.CheckClaims:input_type -> drakit.backend.v1.CheckClaimsRequest
-	19, // 50: drakit.backend.v1.Backend.WatchHealth:input_type -> drakit.backend.v1.WatchHealthRequest
-	3,  // 51: drakit.backend.v1.Backend.GetInfo:output_type -> drakit.backend.v1.GetInfoResponse
-	5,  // 52: drakit.backend.v1.Backend.WatchDevices:output_type -> drakit.backend.v1.WatchDevicesResponse
-	25, // 53: drakit.backend.v1.Backend.PrepareClaims:output_type -> drakit.backend.v1.PrepareClaimsResponse
-	37, // 54: drakit.backend.v1.Backend.UnprepareClaims:output_type -> drakit.backend.v1.UnprepareClaimsResponse
-	40, // 55: drakit.backend.v1.Backend.CheckClaims:output_type -> drakit.backend.v1.CheckClaimsResponse
-	20, // 56: drakit.backend.v1.Backend.WatchHealth:output_type -> drakit.backend.v1.WatchHealthResponse
-	51, // [51:57] is the sub-list for method output_type
-	45, // [45:51] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	44, // 4: drakit.backend.v1.Device.attributes:type_name -> drakit.backend.v1.Device.AttributesEntry
+	45, // 5: drakit.backend.v1.Device.capacity:type_name -> drakit.backend.v1.Device.CapacityEntry
+	16, // 6: drakit.backend.v1.Device.topology:type_name -> drakit.backend.v1.Topology
+	46, // 7: drakit.backend.v1.Device.consumes:type_name -> drakit.backend.v1.Device.ConsumesEntry
+	19, // 8: drakit.backend.v1.Device.taints:type_name -> drakit.backend.v1.Taint
+	20, // 9: drakit.backend.v1.Device.health:type_name -> drakit.backend.v1.Health
+	47, // 10: drakit.backend.v1.Device.node_allocatable_resources:type_name -> drakit.backend.v1.Device.NodeAllocatableResourcesEntry
+	48, // 11: drakit.backend.v1.Device.compatibility_groups:type_name -> drakit.backend.v1.Device.CompatibilityGroupsEntry
+	11, // 12: drakit.backend.v1.Attribute.strings:type_name -> drakit.backend.v1.StringList
+	12, // 13: drakit.backend.v1.Attribute.ints:type_name -> drakit.backend.v1.IntList
+	13, // 14: drakit.backend.v1.Attribute.bools:type_name -> drakit.backend.v1.BoolList
+	11, // 15: drakit.backend.v1.Attribute.versions:type_name -> drakit.backend.v1.StringList
+	15, // 16: drakit.backend.v1.Capacity.valid_range:type_name -> drakit.backend.v1.CapacityRange
+	49, // 17: drakit.backend.v1.CounterAmounts.counters:type_name -> drakit.backend.v1.CounterAmounts.CountersEntry
+	50, // 18: drakit.backend.v1.CounterSet.counters:type_name -> drakit.backend.v1.CounterSet.CountersEntry
+	0,  // 19: drakit.backend.v1.Taint.effect:type_name -> drakit.backend.v1.TaintEffect
+	1,  // 20: drakit.backend.v1.Health.status:type_name -> drakit.backend.v1.HealthStatus
+	23, // 21: drakit.backend.v1.WatchHealthResponse.devices:type_name -> drakit.backend.v1.DeviceHealth
+	20, // 22: drakit.backend.v1.DeviceHealth.health:type_name -> drakit.backend.v1.Health
+	25, // 23: drakit.backend.v1.Claim.devices:type_name -> drakit.backend.v1.AllocatedDevice
+	51, // 24: drakit.backend.v1.AllocatedDevice.consumed_capacity:type_name -> drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
+	24, // 25: drakit.backend.v1.PrepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	28, // 26: drakit.backend.v1.PrepareClaimsResponse.claims:type_name -> drakit.backend.v1.PreparedClaim
+	32, // 27: drakit.backend.v1.PreparedClaim.edits:type_name -> drakit.backend.v1.Edits
+	29, // 28: drakit.backend.v1.PreparedClaim.devices:type_name -> drakit.backend.v1.PreparedDevice
+	30, // 29: drakit.backend.v1.PreparedDevice.conditions:type_name -> drakit.backend.v1.Condition
+	31, // 30: drakit.backend.v1.PreparedDevice.network_data:type_name -> drakit.backend.v1.NetworkData
+	52, // 31: drakit.backend.v1.PreparedDevice.attributes:type_name -> drakit.backend.v1.PreparedDevice.AttributesEntry
+	53, // 32: drakit.backend.v1.Edits.env:type_name -> drakit.backend.v1.Edits.EnvEntry
+	33, // 33: drakit.backend.v1.Edits.device_nodes:type_name -> drakit.backend.v1.DeviceNode
+	34, // 34: drakit.backend.v1.Edits.mounts:type_name -> drakit.backend.v1.Mount
+	35, // 35: drakit.backend.v1.Edits.hooks:type_name -> drakit.backend.v1.Hook
+	36, // 36: drakit.backend.v1.Edits.net_devices:type_name -> drakit.backend.v1.NetDevice
+	37, // 37: drakit.backend.v1.Edits.intel_rdt:type_name -> drakit.backend.v1.IntelRdt
+	54, // 38: drakit.backend.v1.Hook.env:type_name -> drakit.backend.v1.Hook.EnvEntry
+	24, // 39: drakit.backend.v1.UnprepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	40, // 40: drakit.backend.v1.UnprepareClaimsResponse.claims:type_name -> drakit.backend.v1.UnpreparedClaim
+	24, // 41: drakit.backend.v1.CheckClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	43, // 42: drakit.backend.v1.CheckClaimsResponse.claims:type_name -> drakit.backend.v1.CheckedClaim
+	10, // 43: drakit.backend.v1.Device.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
+	14, // 44: drakit.backend.v1.Device.CapacityEntry.value:type_name -> drakit.backend.v1.Capacity
+	17, // 45: drakit.backend.v1.Device.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
+	9,  // 46: drakit.backend.v1.Device.NodeAllocatableResourcesEntry.value:type_name -> drakit.backend.v1.NodeAllocatableResource
+	8,  // 47: drakit.backend.v1.Device.CompatibilityGroupsEntry.value:type_name -> drakit.backend.v1.CompatibilityGroups
+	10, // 48: drakit.backend.v1.PreparedDevice.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
+	2,  // 49: drakit.backend.v1.Backend.GetInfo:input_type -> drakit.backend.v1.GetInfoRequest
+	4,  // 50: drakit.backend.v1.Backend.WatchDevices:input_type -> drakit.backend.v1.WatchDevicesRequest
+	26, // 51: drakit.backend.v1.Backend.PrepareClaims:input_type -> drakit.backend.v1.PrepareClaimsRequest
+	38, // 52: drakit.backend.v1.Backend.UnprepareClaims:input_type -> drakit.backend.v1.UnprepareClaimsRequest
+	41, // 53: drakit.backend.v1.Backend.CheckClaims:input_type -> drakit.backend.v1.CheckClaimsRequest
+	21, // 54: drakit.backend.v1.Backend.WatchHealth:input_type -> drakit.backend.v1.WatchHealthRequest
+	3,  // 55: drakit.backend.v1.Backend.GetInfo:output_type -> drakit.backend.v1.GetInfoResponse
+	5,  // 56: drakit.backend.v1.Backend.WatchDevices:output_type -> drakit.backend.v1.WatchDevicesResponse
+	27, // 57: drakit.backend.v1.Backend.PrepareClaims:output_type -> drakit.backend.v1.PrepareClaimsResponse
+	39, // 58: drakit.backend.v1.Backend.UnprepareClaims:output_type -> drakit.backend.v1.UnprepareClaimsResponse
+	42, // 59: drakit.backend.v1.Backend.CheckClaims:output_type -> drakit.backend.v1.CheckClaimsResponse
+	22, // 60: drakit.backend.v1.Backend.WatchHealth:output_type -> drakit.backend.v1.WatchHealthResponse
+	55, // [55:61] is the sub-list for method output_type
+	49, // [49:55] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_drakit_proto_backend_v1_backend_proto_init() }
@@ -3262,7 +3522,7 @@ func file_drakit_proto_backend_v1_backend_proto_init() {
 	}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[3].OneofWrappers = []any{}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[5].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[6].OneofWrappers = []any{
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[8].OneofWrappers = []any{
 		(*Attribute_String_)(nil),
 		(*Attribute_Int)(nil),
 		(*Attribute_Bool)(nil),
@@ -3272,20 +3532,20 @@ func file_drakit_proto_backend_v1_backend_proto_init() {
 		(*Attribute_Bools)(nil),
 		(*Attribute_Versions)(nil),
 	}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[10].OneofWrappers = []any{}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[12].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[21].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[25].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[28].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[29].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[14].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[23].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[27].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[30].OneofWrappers = []any{}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[31].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[33].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_drakit_proto_backend_v1_backend_proto_rawDesc), len(file_drakit_proto_backend_v1_backend_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   49,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

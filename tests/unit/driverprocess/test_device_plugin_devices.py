@@ -174,6 +174,14 @@ def test_a_share_consumes_the_default_amounts():
             id="partition",
         ),
         pytest.param(
+            Device(name="x", binding_conditions=("a",), binding_failure_conditions=("b",)),
+            "needs its binding conditions, which the kubelet does not know",
+            id="binding-conditions",
+        ),
+        pytest.param(
+            Device(name="x", extra={"newField": 1}), "needs its extra fields", id="extra-fields"
+        ),
+        pytest.param(
             Device(name="x", edits=Edits(additional_gids=(7,))), "supplementary groups", id="edits"
         ),
     ],

@@ -25,6 +25,7 @@ from drakit.device import (
     Mount,
     NetDevice,
     NetworkData,
+    NodeAllocatableResource,
     PreparedDevice,
     Taint,
     Topology,
@@ -96,6 +97,8 @@ async def test_devices_and_their_changes_reach_the_node_plugin(
         devices=(*LAMPS, Device(name="lamp-2")),
         counter_sets=(CounterSet(name="fuse", counters={"watts": "10"}),),
         fallback=LAMPS[:1],
+        ordered=True,
+        partition_type_attribute="lamps.example.com/size",
     )
     assert await inventory(listener) == behaviour.listed
 
@@ -222,6 +225,24 @@ DEVICES = [
         prepare_again=True,
     ),
     Device(name="numa", topology=Topology(numa_node=0)),
+    Device(
+        name="newer",
+        consumes={"card": {"slots": "1"}},
+        compatibility_groups={"card": ("mig", "vgpu")},
+        binding_conditions=("x.y/attached", "Ready"),
+        binding_failure_conditions=("x.y/failed",),
+        binds_to_node=True,
+        node_allocatable_resources={
+            "cpu": NodeAllocatableResource(device_multiplier="8"),
+            "memory": NodeAllocatableResource(
+                capacity_key="m",
+                capacity_multiplier="1",
+                overhead_per_pod="1Gi",
+                overhead_per_container="1Mi",
+            ),
+        },
+        extra={"newField": [1, {"a": True, "é": 1.5}]},
+    ),
     Device(name="plain"),
 ]
 
@@ -295,7 +316,15 @@ def test_a_claim_is_the_same_on_the_other_side():
 
 @pytest.mark.parametrize(
     "values",
-    [{"attributes": {"a": 1.5}}, {"capacity": {"a": 3}}, {"taints": (None,)}],
+    [
+        {"attributes": {"a": 1.5}},
+        {"capacity": {"a": 3}},
+        {"taints": (None,)},
+        {"binding_conditions": "letters"},
+        {"compatibility_groups": {"card": "letters"}},
+        {"node_allocatable_resources": {"cpu": "8"}},
+        {"extra": {"a": object()}},
+    ],
     ids=str,
 )
 def test_a_value_of_a_wrong_type_is_an_error_of_its_device(values):

@@ -186,6 +186,30 @@ async def test_a_dict_that_a_driver_changes_and_yields_again_is_a_change():
     assert seen[-1] is seen[-2], "an enum is the text that it is"
 
 
+async def test_extra_fields_are_copied_and_their_types_count():
+    extra: dict[str, Any] = {"new": [{"a": 1, "b": 2}]}
+    snapshots = InventorySnapshots()
+    seen: list[Device] = []
+    for value in (1, 1, True, 1.5):
+        extra["new"][0] = {"b": 2, "a": value} if seen else {"a": value, "b": 2}
+        (device,) = (await taken(Device(name="a", extra=extra), snapshots=snapshots)).devices
+        seen.append(device)
+    assert [device.extra["new"][0]["a"] for device in seen] == [1, 1, True, 1.5]
+    assert seen[0] is seen[1] is not seen[2]
+
+
+async def test_an_order_and_the_type_of_partitions_are_copied():
+    found = await taken(ordered=True, partition_type_attribute="a.example.com/profile")
+    assert (found.ordered, found.partition_type_attribute) == (True, "a.example.com/profile")
+
+
+@pytest.mark.parametrize("fields", [{"ordered": 1}, {"partition_type_attribute": None}])
+def test_an_inventory_with_a_field_of_a_wrong_type_names_it(fields):
+    (name,) = fields
+    with pytest.raises(DriverError, match=f"an Inventory whose {name} is"):
+        inventory_of(Inventory(devices=(), **fields))
+
+
 @pytest.mark.parametrize(
     "make",
     [

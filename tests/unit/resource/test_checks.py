@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drakit import Device, Edits, Health, Version
-from drakit.device import Capacity, CapacityRange, Taint, Topology
+from drakit.device import Capacity, CapacityRange, NodeAllocatableResource, Taint, Topology
 from drakit_formats.resource.inventory import device_problems
 
 PLACE = Topology(numa_node=1, pcie_root="pci0000:00", pci_bus_id="0000:01:00.0")
@@ -40,6 +41,18 @@ NO_VERSIONS = [
     *(12, "1.2", "v1.2.3", "01.2.3", "1.2.3-", "1.2.3-01", "1.2.3-a..b", "1.2.3+a..b", "1.2.3\n"),
     *("1.2.3-é", "1.2.3-" + "a" * 59),
 ]
+
+
+def bound(conditions: Any, failures: Any) -> Device:
+    return cam(binding_conditions=tuple(conditions), binding_failure_conditions=tuple(failures))
+
+
+def grouped(*groups: str) -> Device:
+    return cam(consumes={"s": {"m": "1"}}, compatibility_groups={"s": groups})
+
+
+def mapped(resource: str, **fields: Any) -> Device:
+    return cam(node_allocatable_resources={resource: NodeAllocatableResource(**fields)})
 
 
 GOOD = {
@@ -71,6 +84,14 @@ GOOD = {
     "root-behind-a-bridge": cam(topology=Topology(pcie_root="pci10000:e1")),
     "health": cam(health=Health.unhealthy("lens is loose")),
     "edits": cam(edits=Edits.of_device_nodes("/dev/a", "/dev/b")),
+    "4-conditions-each": bound("abcd", ("x.y/a", "B", "c.d", "e_f")),
+    "extra-of-5-levels": cam(extra={"a": {"b": [{"c": {"d": 1.5}}]}}),
+    "extra-of-4096-bytes": cam(extra={"a": "x" * (4096 - len('{"a": ""}'))}),
+    "hugepages": cam(
+        node_allocatable_resources={
+            "hugepages-1Gi": NodeAllocatableResource(device_multiplier="2Gi")
+        }
+    ),
 }
 
 
@@ -80,6 +101,46 @@ def test_what_the_api_takes_is_no_problem(device):
 
 
 BAD = {
+    "5-conditions": (bound("abcde", "f"), "5 binding conditions"),
+    "a-condition-twice": (bound(("a", "a"), "f"), "same name twice"),
+    "a-condition-as-a-number": (bound((1,), "f"), "not text"),
+    "a-condition-with-a-space": (bound(("a b",), "f"), "not a label value"),
+    "an-empty-condition": (bound(("",), "f"), "is empty"),
+    "no-failure-condition": (bound("a", ()), "no binding_failure_conditions"),
+    "no-condition": (bound((), "f"), "no binding_conditions"),
+    "both-conditions": (bound("af", "f"), "condition f is both"),
+    "conditions-as-text": (cam(binding_conditions="ab"), "not a tuple"),
+    "binds-to-node": (cam(binds_to_node=1), "binds_to_node"),
+    "groups-of-another-set": (cam(compatibility_groups={"s": ("a",)}), "does not consume"),
+    "3-groups": (grouped("a", "b", "c"), "3 compatibility groups"),
+    "a-group": (grouped("A"), "not a DNS label"),
+    "groups-as-text": (cam(compatibility_groups="s"), "not a mapping"),
+    "an-extended-resource": (mapped("x.y/gpu", device_multiplier="1"), "neither cpu"),
+    "ephemeral-storage": (mapped("ephemeral-storage", device_multiplier="1"), "neither cpu"),
+    "no-amount-of-the-node": (mapped("cpu"), "neither a multiplier"),
+    "a-multiplier-of-zero": (mapped("cpu", device_multiplier="0"), "is zero"),
+    "a-negative-overhead": (mapped("cpu", overhead_per_pod="-1"), "is negative"),
+    "a-capacity-without-its-multiplier": (mapped("cpu", capacity_key="m"), "needs both"),
+    "a-multiplier-without-its-capacity": (mapped("cpu", capacity_multiplier="1"), "needs both"),
+    "a-capacity-that-is-not-there": (
+        mapped("cpu", capacity_key="m", capacity_multiplier="1"),
+        "not a capacity of the device",
+    ),
+    "two-multipliers": (
+        mapped("cpu", capacity_key="m", capacity_multiplier="1", device_multiplier="1"),
+        "only one is allowed",
+    ),
+    "resources-as-text": (cam(node_allocatable_resources="cpu"), "not a mapping"),
+    "a-resource-as-text": (cam(node_allocatable_resources={"cpu": "8"}), "is of type str"),
+    "extra-name": (cam(extra={"name": "d"}), "'name' is a field that drakit sets"),
+    "extra-node": (cam(extra={"allNodes": True}), "'allNodes' is a field"),
+    "extra-as-text": (cam(extra="{"), "a JSON object"),
+    "extra-of-6-levels": (cam(extra={"a": [[[[[1]]]]]}), "more than 5 levels"),
+    "extra-of-4097-bytes": (cam(extra={"a": "x" * 4096}), "at most 4096"),
+    "extra-nan": (cam(extra={"a": float("nan")}), "not JSON"),
+    "extra-object": (cam(extra={"a": [object()]}), "which is not JSON"),
+    "extra-key": (cam(extra={"a": {1: 2}}), "a key of type int"),
+    "extra-surrogate": (cam(extra={"a": "\udc80"}), "not JSON"),
     "name": (Device(name="Cam_0"), "not a DNS label"),
     "name-length": (Device(name="c" * 64), "not a DNS label"),
     "name-with-a-line-end": (Device(name="c\n"), "not a DNS label"),

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from drakit import Device, Edits, Version
-from drakit.device import Capacity, CapacityRange, CounterSet, Taint, Topology
+from drakit.device import (
+    Capacity,
+    CapacityRange,
+    CounterSet,
+    NodeAllocatableResource,
+    Taint,
+    Topology,
+)
 from drakit_formats.resource.device import (
     counter_set_body,
     device_body,
@@ -170,3 +177,79 @@ def test_counter_sets_are_compared_by_meaning():
     assert not same_counter_sets(sets(a="1Gi"), sets(a="2Gi"))
     assert not same_counter_sets(sets(a="1Gi"), sets(a="1Gi", b="1"))
     assert not same_counter_sets(sets(a="1Gi"), sets(b="1Gi"))
+
+
+# ------------------------------------------------------------ newer fields
+
+NEWER = Device(
+    name="part-0",
+    consumes={"card-0": {"slots": "1"}, "card-1": {"slots": "2"}},
+    compatibility_groups={"card-1": ("mig", "vgpu")},
+    binds_to_node=True,
+    binding_conditions=("x.y/attached", "Ready"),
+    binding_failure_conditions=("x.y/failed",),
+    capacity={"memory": "8Gi"},
+    node_allocatable_resources={
+        "cpu": NodeAllocatableResource(device_multiplier="8"),
+        "memory": NodeAllocatableResource(
+            capacity_key="memory",
+            capacity_multiplier="1",
+            overhead_per_pod="64Mi",
+            overhead_per_container="0",
+        ),
+    },
+    extra={"skipsLunch": ["always", {"on": 1.5}]},
+)
+NEWER_BODY = {
+    "name": "part-0",
+    "skipsLunch": ["always", {"on": 1.5}],
+    "consumesCounters": [
+        {"counterSet": "card-0", "counters": {"slots": {"value": "1"}}},
+        {
+            "counterSet": "card-1",
+            "counters": {"slots": {"value": "2"}},
+            "compatibilityGroups": ["mig", "vgpu"],
+        },
+    ],
+    "bindsToNode": True,
+    "bindingConditions": ["x.y/attached", "Ready"],
+    "bindingFailureConditions": ["x.y/failed"],
+    "capacity": {"memory": {"value": "8Gi"}},
+    "nodeAllocatableResources": {
+        "cpu": {"mapping": {"deviceMultiplier": "8"}},
+        "memory": {
+            "mapping": {"capacityKey": "memory", "capacityMultiplier": "1"},
+            "overhead": {"perPod": "64Mi", "perContainer": "0"},
+        },
+    },
+}
+
+
+def test_newer_fields_are_written_as_the_api_wants_them():
+    assert device_problems(NEWER) == []
+    assert device_body(NEWER) == NEWER_BODY
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        pytest.param({"skipsLunch": ["always", {"on": 1.5, "off": None}]}, True, id="empty"),
+        pytest.param({"skipsLunch": ["always", {"on": 2}]}, False, id="extra"),
+        pytest.param({"bindingConditions": ["Ready", "x.y/attached"]}, False, id="order"),
+        pytest.param(
+            {"nodeAllocatableResources": {"cpu": {"mapping": {"deviceMultiplier": "8"}}}},
+            False,
+            id="a-resource",
+        ),
+        pytest.param(
+            {
+                "nodeAllocatableResources": NEWER_BODY["nodeAllocatableResources"]
+                | {"cpu": {"mapping": {"deviceMultiplier": "8000m"}}}
+            },
+            True,
+            id="quantity",
+        ),
+    ],
+)
+def test_newer_fields_are_compared_by_meaning(changed, same):
+    assert same_device(NEWER_BODY, NEWER_BODY | changed) is same

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from drakit import Device
-from drakit.device import Capacity, Taint
+from drakit.device import Capacity, NodeAllocatableResource, Taint
 from drakit_formats.resource.device import (
     Feature,
     Refusal,
     device_body,
     dropped_from_slice,
     refusal,
+    used_features,
     without,
 )
 from drakit_formats.resource.inventory import device_problems
@@ -25,6 +26,12 @@ FULL = Device(
     allow_multiple_allocations=True,
     consumes={"s": {"m": "1"}},
     taints=(Taint(key="x.y/z", effect="None"),),
+    compatibility_groups={"s": ("mig",)},
+    binds_to_node=True,
+    binding_conditions=("x.y/attached",),
+    binding_failure_conditions=("x.y/failed",),
+    node_allocatable_resources={"memory": NodeAllocatableResource(overhead_per_pod="1Gi")},
+    extra={"newField": {"a": "1000m", "b": [{"c": True, "d": False}]}},
 )
 BODY = device_body(FULL, taints=[{"key": "x.y/z", "effect": "None"}])
 
@@ -47,8 +54,32 @@ ANSWERS = {
     "list-and-name": (stored(attributes={"x": {"int": 1}}), {Feature.LIST_ATTRIBUTES}),
     "an-attribute": (stored(attributes={"l": {"strings": ["a", "b"]}}), {Feature.OTHER}),
     "capacities": (stored(capacity={}), {Feature.OTHER}),
+    "binding-conditions": (
+        stored("bindsToNode", "bindingConditions", "bindingFailureConditions"),
+        {Feature.BINDING_CONDITIONS},
+    ),
+    "compatibility-groups": (
+        stored(consumesCounters=[{"counterSet": "s", "counters": {"m": {"value": "1"}}}]),
+        {Feature.COMPATIBILITY_GROUPS},
+    ),
+    "node-resources": (
+        stored("nodeAllocatableResources"),
+        {Feature.NODE_ALLOCATABLE_RESOURCES},
+    ),
+    "an-extra-field": (stored("newField"), {Feature.EXTRA}),
+    "part-of-an-extra-field": (
+        stored(newField={"a": "1", "b": [{"d": False}]}),
+        {Feature.EXTRA},
+    ),
+    "an-extra-field-in-another-form": (
+        stored(newField={"a": "1", "b": [{"c": True}], "default": 1}),
+        set(),
+    ),
     "changed-by-somebody": (stored(taints=[{"key": "another", "effect": "None"}]), set()),
-    "several": (stored("taints", "consumesCounters"), {Feature.TAINTS, Feature.COUNTERS}),
+    "several": (
+        stored("taints", "allowMultipleAllocations"),
+        {Feature.TAINTS, Feature.MULTIPLE_ALLOCATIONS},
+    ),
 }
 
 
@@ -57,11 +88,14 @@ def test_what_was_dropped_of_a_device(answer, features):
     assert dropped_from_slice(spec(devices=[BODY]), spec(devices=[answer])) == features
 
 
-def test_a_field_that_we_know_no_gate_of():
-    sent, answer = {"name": "c", "newField": {"a": 1}}, {"name": "c"}
-    (feature,) = dropped_from_slice(spec(devices=[sent]), spec(devices=[answer]))
-    assert feature is Feature.OTHER
-    assert feature.gate == ""
+def test_the_attribute_with_the_type_of_partitions():
+    sent = spec(devices=[BODY], partitionTypeAttribute="x.y/profile")
+    assert dropped_from_slice(sent, spec(devices=[BODY])) == {Feature.PARTITION_TYPES}
+    assert dropped_from_slice(sent, sent) == frozenset()
+
+
+def test_extra_fields_have_no_known_gate():
+    assert {feature for feature in Feature if not feature.gate} == {Feature.EXTRA, Feature.OTHER}
 
 
 def spec(**fields: object) -> dict:
@@ -70,8 +104,8 @@ def spec(**fields: object) -> dict:
 
 def test_what_was_dropped_of_a_slice():
     sent = spec(devices=[BODY, {"name": "d", "taints": [{"key": "k"}]}])
-    answer = spec(devices=[{"name": "d"}, stored("consumesCounters")])
-    assert dropped_from_slice(sent, answer) == {Feature.TAINTS, Feature.COUNTERS}
+    answer = spec(devices=[{"name": "d"}, stored("bindsToNode")])
+    assert dropped_from_slice(sent, answer) == {Feature.TAINTS, Feature.BINDING_CONDITIONS}
     assert dropped_from_slice(sent, sent) == frozenset()
 
 
@@ -164,3 +198,40 @@ def test_a_taint_that_keeps_pods_away_is_needed(effect, safe):
 def test_a_device_that_uses_none_of_it_stays_the_same_object(features):
     plain = Device(name="c", attributes={"x": 1}, capacity={"m": "1"})
     assert without(plain, features) is plain
+
+
+BOUND = {"binding_conditions": ("a",), "binding_failure_conditions": ("b",)}
+MAPPED = {"cpu": NodeAllocatableResource(device_multiplier="8", overhead_per_pod="1")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "feature"),
+    [
+        pytest.param(BOUND, Feature.BINDING_CONDITIONS, id="before-it-is-ready"),
+        pytest.param(
+            {"consumes": {"s": {"m": "1"}}, "compatibility_groups": {"s": ("a",)}},
+            Feature.COMPATIBILITY_GROUPS,
+            id="beside-what-it-does-not-go-with",
+        ),
+        pytest.param(
+            {"node_allocatable_resources": MAPPED},
+            Feature.NODE_ALLOCATABLE_RESOURCES,
+            id="where-its-cpus-are-taken",
+        ),
+        pytest.param({"extra": {"new": 1}}, Feature.EXTRA, id="with-an-unknown-meaning"),
+    ],
+)
+def test_a_device_is_not_published_without_a_feature_that_keeps_pods_away(fields, feature):
+    device = Device(name="c", **fields)
+    assert device_problems(device) == []
+    assert without(device, {feature}) is None
+    assert without(device, {*Feature} - {feature, Feature.COUNTERS}) is device
+    assert feature in used_features([device_body(device)])
+    assert used_features([device_body(Device(name="c"))]) <= {Feature.OTHER}
+
+
+def test_what_only_informs_is_left_out():
+    overhead = {"memory": NodeAllocatableResource(overhead_per_container="1Gi")}
+    device = Device(name="c", binds_to_node=True, node_allocatable_resources=overhead)
+    dropped = {Feature.BINDING_CONDITIONS, Feature.NODE_ALLOCATABLE_RESOURCES}
+    assert without(device, dropped) == Device(name="c")

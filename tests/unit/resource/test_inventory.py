@@ -228,3 +228,41 @@ def test_what_was_checked_before_changes_no_verdict(sequence):
             checked.devices
         )
         previous = checked
+
+
+# ------------------------------------------------------------ types of partitions
+
+
+def test_each_partition_has_its_type():
+    sets = [CounterSet(name="card", counters={"m": "8"})]
+    consumes = {"card": {"m": "1"}}
+    checked = check_inventory(
+        inventory(
+            Device(name="typed", consumes=consumes, attributes={"profile": "1g"}),
+            Device(name="full", consumes=consumes, attributes={"x.y/profile": "7g"}),
+            Device(name="untyped", consumes=consumes),
+            Device(name="number", consumes=consumes, attributes={"profile": 1}),
+            Device(name="whole"),
+            counter_sets=sets,
+            partition_type_attribute="x.y/profile",
+            ordered=True,
+        )
+    )
+    assert names(checked) == ["typed", "full", "whole"]
+    assert checked.rejected.keys() == {"untyped", "number"}
+    assert "no attribute 'x.y/profile'" in checked.rejected["untyped"]
+    assert (checked.partition_type_attribute, checked.ordered) == ("x.y/profile", True)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "problem"),
+    [
+        pytest.param("profile", "no domain", id="bare"),
+        pytest.param("x.y/a-b", "C identifier", id="malformed"),
+    ],
+)
+def test_a_type_of_partitions_that_the_api_refuses_is_left_out(attribute, problem):
+    checked = check_inventory(inventory(Device(name="a"), partition_type_attribute=attribute))
+    assert names(checked) == ["a"]
+    assert checked.partition_type_attribute == ""
+    assert problem in checked.rejected["partition_type_attribute"]

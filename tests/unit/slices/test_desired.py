@@ -80,6 +80,103 @@ def test_devices_stand_in_the_order_of_their_numbers():
     assert [*made.bodies()] == ["kvm-1", "kvm-9", "kvm-10"]
 
 
+# ------------------------------------------------------------ the order of the driver
+
+
+def tried(made: PoolServer) -> str:
+    """The devices in the order in which the allocator tries them."""
+    return "".join(made.bodies())
+
+
+def test_an_ordered_inventory_is_published_in_its_order():
+    made = server(*"cabhgfed", ordered=True)
+    assert tried(made) == "cabhgfed"
+    assert made.publish(pool(*"cabhgfed", ordered=True)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("after", "writes"),
+    [
+        pytest.param("bacdefgh", 1, id="inside-a-slice"),
+        pytest.param("bacedfgh", 3, id="inside-two-slices"),
+        pytest.param("hbcdefga", 3, id="across-slices"),
+        pytest.param("xabcdefgh", 1, id="a-new-first"),
+        pytest.param("abcxdefgh", 1, id="a-new-one-between-slices"),
+        pytest.param("abcdefghx", 1, id="a-new-last"),
+        pytest.param("xyabcdefgh", 4, id="more-first-than-there-is-room"),
+        pytest.param("abdefgh", 1, id="one-less"),
+        pytest.param("axbdefgh", 1, id="one-for-another"),
+    ],
+)
+def test_a_change_of_the_order_costs(after, writes):
+    """Slices of at most 4 devices are filled with 3."""
+    made = server(*"abcdefgh", ordered=True)
+    assert sum(made.publish(pool(*after, ordered=True))) == writes
+    assert tried(made) == after
+    assert made.publish(pool(*after, ordered=True)) == (0, 0, 0)
+
+
+def test_a_driver_that_begins_to_order_its_devices_and_ends():
+    made = server(*"abc")
+    assert made.publish(pool(*"cab", ordered=True)) == (0, 1, 0)
+    assert made.publish(pool(*"cab")) == (0, 1, 0)
+    assert tried(made) == "abc"
+
+
+def test_the_published_order_stays_while_the_driver_is_missing():
+    made = server(*"dcba", ordered=True)
+    missing = [named(name, taint()) for name in "abcd"]
+    made.publish(pool(*missing, counter_sets=None, partition_type_attribute=None))
+    assert tried(made) == "dcba"
+
+
+def test_a_device_that_vanished_during_a_restart_keeps_its_place():
+    made = server(*"dcbazy", ordered=True)
+    wanted = pool(*"dbazy", named("c"), ordered=True)
+    assert made.publish(wanted) == (0, 0, 0)
+    assert tried(made) == "dcbazy"
+
+
+def test_counter_sets_do_not_disturb_an_order():
+    sets = [counter_set(f"s{n}") for n in range(3)]
+    made = server(*"hgfe", counter_sets=tuple(sets[:2]), ordered=True)
+    made.publish(pool(*"xhygfe", counter_sets=tuple(sets), ordered=True))
+    assert tried(made) == "xhygfe"
+    made.publish(pool(*"efghxyabcd", counter_sets=tuple(sets), ordered=True))
+    assert tried(made) == "efghxyabcd"
+    assert made.sets().keys() == {"s0", "s1", "s2"}
+
+
+# ------------------------------------------------------------ types of partitions
+
+
+def partition(name: str, **attributes: str):
+    return device(name, consumes={"card": {"memory": "1"}}, attributes=attributes)
+
+
+def test_a_slice_with_partitions_names_the_attribute_with_their_type():
+    parts = [partition(f"part-{n}", profile="1g") for n in range(4)]
+    fields = {"counter_sets": (counter_set("card"),), "partition_type_attribute": "x.y/profile"}
+    made = server(*parts, "whole", **fields)
+
+    def types() -> list[tuple[int, str]]:
+        specs = [body["spec"] for body in made.current()]
+        return [(len(spec["devices"]), spec.get("partitionTypeAttribute", "")) for spec in specs]
+
+    assert types() == [(3, "x.y/profile"), (2, "x.y/profile"), (0, "")]
+    assert made.publish(pool(*parts, "whole", **fields)) == (0, 0, 0)
+    missing = [named(each.name, taint()) for each in parts]
+    gone = pool(*missing, named("whole"), counter_sets=None, partition_type_attribute=None)
+    assert made.publish(gone) == (0, 2, 0)
+    assert types() == [(3, "x.y/profile"), (2, "x.y/profile"), (0, "")]
+    vanished = [partition("old"), *parts, device("whole")]
+    made.publish(pool(*vanished, **fields))
+    assert "x.y/profile" in {name for _, name in types()}, "of the slices where all have a type"
+    assert "old" in made.bodies()
+    made.publish(pool("whole", **fields))
+    assert {name for _, name in types()} == {""}
+
+
 # ------------------------------------------------------------ what others have done
 
 

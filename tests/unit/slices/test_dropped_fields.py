@@ -366,7 +366,7 @@ def test_a_device_that_moves_with_its_published_taints_is_asked_about(
         stored=None,
         sources=server.stored(),
     )
-    assert write.may_lose_taints is asked
+    assert (Feature.TAINTS in write.needed_features) is asked
 
 
 async def test_taints_that_are_kept_beside_old_ones_prove_nothing_for_others(published: Published):
@@ -386,6 +386,44 @@ async def test_taints_that_are_kept_beside_old_ones_prove_nothing_for_others(pub
     assert published.link.dry_runs
     assert "dev-99" not in published.devices()
     assert published.publisher.dropped == {Feature.TAINTS}
+
+
+BOUND = {"binding_conditions": ("attached",), "binding_failure_conditions": ("failed",)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "dropped", "feature"),
+    [
+        pytest.param(BOUND, "bindingConditions", Feature.BINDING_CONDITIONS, id="conditions"),
+        pytest.param({"extra": {"newField": {"a": 1}}}, "newField", Feature.EXTRA, id="extra"),
+    ],
+)
+async def test_a_device_that_must_not_be_allocated_without_a_field_is_never_published_without(
+    published: Published, fields: dict[str, Any], dropped: str, feature: Feature
+):
+    published.link.change = drops(dropped)
+    needy = device("needy", **fields)
+    wanted = pool("a", needy)
+    assert await published.publish(wanted) == ["POST"]
+    assert [method for method, _ in published.link.dry_runs] == ["POST"]
+    assert published.devices() == {"a"}
+    assert published.publisher.dropped == {feature}
+    assert feature.value in published.publisher.rejected["needy"]
+    assert await published.publish(pool(*wanted.devices, fallback=(device("plain"),))) == ["PUT"]
+    assert published.devices() == {"plain"}
+    assert await published.settled(3600) == []
+
+
+async def test_fields_that_the_server_keeps_are_asked_about_once(published: Published):
+    wanted = [device(f"dev-{n}", extra={"newField": {"a": n}}, **BOUND) for n in range(3)]
+    await published.publish(pool(*wanted[:1]))
+    await published.publish(pool(*wanted[:2]))
+    await published.publish(pool(*wanted))
+    assert published.devices() == {"dev-0", "dev-1", "dev-2"}
+    assert [method for method, _ in published.link.dry_runs] == ["POST"]
+    (body,) = published.slices()
+    assert [each["newField"]["a"] for each in body["spec"]["devices"]] == [0, 1, 2]
+    assert await published.settled(3600) == []
 
 
 async def test_dropped_fields_are_repaired_at_once(published: Published):

@@ -258,3 +258,20 @@ def test_only_deleted_slices_are_written(history, data):
     assert sum(server.publish(fleet.desired())) <= max(len(gone), len(server.slices))
     after = server.published()
     assert all(after[name] == at for name, at in before.items() if at not in gone)
+
+
+ORDERS = st.lists(st.lists(NUMBERS, unique=True, max_size=14), min_size=1, max_size=8)
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(ORDERS, st.integers(0, 4))
+def test_devices_are_tried_in_the_order_of_their_driver_and_each_slice_is_written_once(orders, n):
+    server = PoolServer(limits=SMALL)
+    sets = tuple(counter_set(f"s{i}") for i in range(n))
+    for numbers in orders:
+        wanted = pool(*(f"d{number}" for number in numbers), counter_sets=sets, ordered=True)
+        before = len(server.slices)
+        writes = sum(server.publish(wanted))
+        assert [*server.bodies()] == [f"d{number}" for number in numbers]
+        assert writes <= max(before, len(server.slices))
+        assert server.plan(wanted).empty

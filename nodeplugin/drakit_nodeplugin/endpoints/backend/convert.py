@@ -21,6 +21,7 @@ from hashlib import blake2b
 from sys import intern
 from typing import Any, Generic, TypeVar, cast
 
+import orjson
 from google.protobuf.message import Message
 
 from drakit.device import (
@@ -41,6 +42,7 @@ from drakit.device import (
     Mount,
     NetDevice,
     NetworkData,
+    NodeAllocatableResource,
     PreparedDevice,
     Taint,
     TaintEffect,
@@ -90,7 +92,13 @@ def device_of(message: pb.Device) -> Device:
         capacity=_mapping(message.capacity, _capacity),
         topology=_topology(message.topology) if message.HasField("topology") else _NO_TOPOLOGY,
         consumes=_mapping(message.consumes, _amounts),
+        compatibility_groups=_mapping(message.compatibility_groups, _groups),
         allow_multiple_allocations=message.allow_multiple_allocations,
+        binding_conditions=tuple(message.binding_conditions),
+        binding_failure_conditions=tuple(message.binding_failure_conditions),
+        binds_to_node=message.binds_to_node,
+        node_allocatable_resources=_mapping(message.node_allocatable_resources, _resource),
+        extra=_extra(message.extra) if message.extra else _NOTHING,
         taints=tuple([_taint(each) for each in message.taints]),
         health=health_of(message.health) if message.HasField("health") else None,
         evict_if_gone=message.evict_if_gone,
@@ -163,6 +171,27 @@ def _topology(message: pb.Topology) -> Topology:
 
 def _amounts(message: pb.CounterAmounts) -> Mapping[str, str]:
     return _mapping(message.counters, str)
+
+
+def _groups(message: pb.CompatibilityGroups) -> tuple[str, ...]:
+    return tuple(message.names)
+
+
+def _resource(message: pb.NodeAllocatableResource) -> NodeAllocatableResource:
+    return NodeAllocatableResource(
+        device_multiplier=message.device_multiplier or None,
+        capacity_key=message.capacity_key or None,
+        capacity_multiplier=message.capacity_multiplier or None,
+        overhead_per_pod=message.overhead_per_pod or None,
+        overhead_per_container=message.overhead_per_container or None,
+    )
+
+
+def _extra(given: str) -> Mapping[str, Any]:
+    try:
+        return orjson.loads(given)
+    except orjson.JSONDecodeError:
+        return cast("Mapping[str, Any]", given)  # text, which the check of devices refuses
 
 
 def _taint(message: pb.Taint) -> Taint:
@@ -320,13 +349,19 @@ def prepared_of(edits: Edits, message: pb.PreparedDevice | None) -> PreparedDevi
 _DEVICES = pb.WatchDevicesResponse.DEVICES_FIELD_NUMBER
 _COUNTER_SETS = pb.WatchDevicesResponse.COUNTER_SETS_FIELD_NUMBER
 _FALLBACK = pb.WatchDevicesResponse.FALLBACK_FIELD_NUMBER
-_LISTED = frozenset({_DEVICES, _COUNTER_SETS, _FALLBACK})
+_PARTITION_TYPE = pb.WatchDevicesResponse.PARTITION_TYPE_ATTRIBUTE_FIELD_NUMBER
+_ORDERED = pb.WatchDevicesResponse.ORDERED_FIELD_NUMBER
+_LISTED = frozenset({_DEVICES, _COUNTER_SETS, _FALLBACK, _PARTITION_TYPE})
+_FLAGS = frozenset({_ORDERED})
 _OF_FALLBACK = frozenset({pb.Fallback.DEVICES_FIELD_NUMBER})
 
 MAX_EARLY = 1024
 """Devices that are not listed, with a health; of more, the oldest are forgotten."""
 
 MAX_NAME = 63
+
+MAX_ATTRIBUTE_NAME = 256
+"""Bytes of the name of an attribute; longer ones are refused by the check."""
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
 MessageT = TypeVar("MessageT", bound=Message)
@@ -347,12 +382,17 @@ class InventoryReader:
         devices = _Collection("devices", self._devices, pb.Device, device_of)
         fallback = _Collection("devices", self._devices, pb.Device, device_of)
         sets = _Collection("counter sets", self._counter_sets, pb.CounterSet, counter_set_of)
-        has_fallback = False
-        for number, part in parts(raw, _LISTED, limit=len(raw)):
+        has_fallback = ordered = False
+        partition_type = ""
+        for number, part in parts(raw, _LISTED, limit=len(raw), flags=_FLAGS):
             if number == _DEVICES:
                 devices.add(part)
             elif number == _COUNTER_SETS:
                 sets.add(part)
+            elif number == _ORDERED:
+                ordered = True
+            elif number == _PARTITION_TYPE:
+                partition_type = part[:MAX_ATTRIBUTE_NAME].decode(errors="replace")
             else:
                 has_fallback = True
                 for _, device in parts(part, _OF_FALLBACK):
@@ -365,6 +405,8 @@ class InventoryReader:
             devices=tuple(devices.listed),
             counter_sets=tuple(sets.listed),
             fallback=tuple(fallback.listed) if has_fallback else None,
+            ordered=ordered,
+            partition_type_attribute=partition_type,
         )
         before, self._before = self._before, inventory
         return None if before is not None and same_inventory(inventory, before) else inventory

@@ -173,6 +173,24 @@ class WatchDevicesResponse(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     COUNTER_SETS_FIELD_NUMBER: _builtins.int
     FALLBACK_FIELD_NUMBER: _builtins.int
+    ORDERED_FIELD_NUMBER: _builtins.int
+    PARTITION_TYPE_ATTRIBUTE_FIELD_NUMBER: _builtins.int
+    ordered: _builtins.bool
+    """Whether the order of `devices` matters: the scheduler takes the first device that fits. If not,
+    each ResourceSlice lists its devices by name, and a change of the order costs nothing. An
+    ordered inventory is published in exactly its order. A change of the order inside one slice
+    writes that slice. If several slices change, or a device moves to another slice, all slices of
+    the pool are written, at most once a second. A pool of up to 56 devices has one slice. Do not
+    sort by values that change often. Kubernetes tries the slices of a pool in this order since
+    1.36. Earlier versions keep the order only inside each slice. Pools are tried in the order of
+    their names, those with binding conditions last.
+    """
+    partition_type_attribute: _builtins.str
+    """The attribute whose value is the type of a partition, such as "gpu.example.com/profile", with
+    its domain (feature gate DRAPartitionableDevicesType, Kubernetes 1.37). Each device that
+    consumes counters must have this attribute as a string. Devices of one type must consume the
+    same amounts.
+    """
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Device]:
         """The devices."""
@@ -194,10 +212,12 @@ class WatchDevicesResponse(_message.Message):
         devices: _abc.Iterable[Global___Device] | None = ...,
         counter_sets: _abc.Iterable[Global___CounterSet] | None = ...,
         fallback: Global___Fallback | None = ...,
+        ordered: _builtins.bool = ...,
+        partition_type_attribute: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fallback", b"_fallback", "fallback", b"fallback"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback", b"_fallback", "counter_sets", b"counter_sets", "devices", b"devices", "fallback", b"fallback"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback", b"_fallback", "counter_sets", b"counter_sets", "devices", b"devices", "fallback", b"fallback", "ordered", b"ordered", "partition_type_attribute", b"partition_type_attribute"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fallback: _TypeAlias = _typing.Literal["fallback"]  # noqa: Y015
     _WhichOneofArgType__fallback: _TypeAlias = _typing.Literal["_fallback", b"_fallback"]  # noqa: Y015
@@ -301,6 +321,48 @@ class Device(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class NodeAllocatableResourcesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___NodeAllocatableResource: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___NodeAllocatableResource | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class CompatibilityGroupsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___CompatibilityGroups: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___CompatibilityGroups | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
@@ -312,6 +374,12 @@ class Device(_message.Message):
     HEALTH_FIELD_NUMBER: _builtins.int
     EVICT_IF_GONE_FIELD_NUMBER: _builtins.int
     PREPARE_AGAIN_FIELD_NUMBER: _builtins.int
+    BINDING_CONDITIONS_FIELD_NUMBER: _builtins.int
+    BINDING_FAILURE_CONDITIONS_FIELD_NUMBER: _builtins.int
+    BINDS_TO_NODE_FIELD_NUMBER: _builtins.int
+    NODE_ALLOCATABLE_RESOURCES_FIELD_NUMBER: _builtins.int
+    COMPATIBILITY_GROUPS_FIELD_NUMBER: _builtins.int
+    EXTRA_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A DNS label of at most 63 characters, unique in its pool. It must stay the same after a
     restart.
@@ -335,6 +403,16 @@ class Device(_message.Message):
     these claims, without UnprepareClaims, and rewrites their CDI files. Until they restart,
     running containers keep the old edits, and can still open whichever device now has the old
     number. Keep this field set until PrepareClaims has returned the new edits.
+    """
+    binds_to_node: _builtins.bool
+    """Whether the allocation applies only to the node that the scheduler has chosen. This is always
+    so for devices of a node.
+    """
+    extra: _builtins.str
+    """Fields of the device in the API that drakit does not know, as a JSON object: at most 4,096
+    bytes and 5 levels, without fields that drakit sets. The API server validates them. If the API
+    server drops one of them, the node plugin publishes the fallback, or else omits the devices
+    with such fields. To publish a device without them, list it in the fallback.
     """
     @_builtins.property
     def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Attribute]:
@@ -364,6 +442,34 @@ class Device(_message.Message):
         backend reports no health.
         """
 
+    @_builtins.property
+    def binding_conditions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The conditions that must be true before a pod is bound to the node, at most 4, for example
+        because the device is attached first (feature gate DRADeviceBindingConditions). A controller of
+        the driver sets them in the claim's status.devices: the node plugin calls PrepareClaims only
+        after the pod is bound. The scheduler waits for 10 minutes by default, and uses other pools
+        first.
+        """
+
+    @_builtins.property
+    def binding_failure_conditions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The conditions of which any one means that the device is not available, at most 4. The
+        scheduler then allocates again. Required with binding_conditions.
+        """
+
+    @_builtins.property
+    def node_allocatable_resources(self) -> _containers.MessageMap[_builtins.str, Global___NodeAllocatableResource]:
+        """The amounts of the node's resources that an allocation takes, by resource: "cpu", "memory" or
+        "hugepages-<size>".
+        """
+
+    @_builtins.property
+    def compatibility_groups(self) -> _containers.MessageMap[_builtins.str, Global___CompatibilityGroups]:
+        """The groups of the device, by a counter set that it consumes from. Devices that consume from one
+        set are allocated at the same time only if all of them have a group in common, or none has any
+        (feature gate DRADeviceCompatibilityGroups, Kubernetes 1.37).
+        """
+
     def __init__(
         self,
         *,
@@ -378,16 +484,91 @@ class Device(_message.Message):
         health: Global___Health | None = ...,
         evict_if_gone: _builtins.bool = ...,
         prepare_again: _builtins.bool = ...,
+        binding_conditions: _abc.Iterable[_builtins.str] | None = ...,
+        binding_failure_conditions: _abc.Iterable[_builtins.str] | None = ...,
+        binds_to_node: _builtins.bool = ...,
+        node_allocatable_resources: _abc.Mapping[_builtins.str, Global___NodeAllocatableResource] | None = ...,
+        compatibility_groups: _abc.Mapping[_builtins.str, Global___CompatibilityGroups] | None = ...,
+        extra: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "health", b"health", "topology", b"topology"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "allow_multiple_allocations", b"allow_multiple_allocations", "attributes", b"attributes", "capacity", b"capacity", "consumes", b"consumes", "evict_if_gone", b"evict_if_gone", "health", b"health", "name", b"name", "pool", b"pool", "prepare_again", b"prepare_again", "taints", b"taints", "topology", b"topology"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_health", b"_health", "allow_multiple_allocations", b"allow_multiple_allocations", "attributes", b"attributes", "binding_conditions", b"binding_conditions", "binding_failure_conditions", b"binding_failure_conditions", "binds_to_node", b"binds_to_node", "capacity", b"capacity", "compatibility_groups", b"compatibility_groups", "consumes", b"consumes", "evict_if_gone", b"evict_if_gone", "extra", b"extra", "health", b"health", "name", b"name", "node_allocatable_resources", b"node_allocatable_resources", "pool", b"pool", "prepare_again", b"prepare_again", "taints", b"taints", "topology", b"topology"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__health: _TypeAlias = _typing.Literal["health"]  # noqa: Y015
     _WhichOneofArgType__health: _TypeAlias = _typing.Literal["_health", b"_health"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__health) -> _WhichOneofReturnType__health | None: ...
 
 Global___Device: _TypeAlias = Device  # noqa: Y015
+
+@_typing.final
+class CompatibilityGroups(_message.Message):
+    """The groups of a device that consumes from a counter set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """At most 2 DNS labels of the backend's choice."""
+
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompatibilityGroups: _TypeAlias = CompatibilityGroups  # noqa: Y015
+
+@_typing.final
+class NodeAllocatableResource(_message.Message):
+    """The amount of one of the node's own resources that an allocation of the device takes (API:
+    NodeAllocatableResource; feature gate DRANodeAllocatableResources, Kubernetes 1.37). The
+    scheduler counts it as it counts the requests of pods. All amounts are quantities.
+
+    If the device provides the resource itself, set either device_multiplier, or capacity_key with
+    capacity_multiplier. Pods cannot share a claim with such a device. Set the overheads for what the
+    device needs in addition, such as the host's memory.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    CAPACITY_KEY_FIELD_NUMBER: _builtins.int
+    CAPACITY_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    OVERHEAD_PER_POD_FIELD_NUMBER: _builtins.int
+    OVERHEAD_PER_CONTAINER_FIELD_NUMBER: _builtins.int
+    device_multiplier: _builtins.str
+    """The amount for each allocated device."""
+    capacity_key: _builtins.str
+    """The capacity of the device from which the amount is calculated."""
+    capacity_multiplier: _builtins.str
+    """The amount for each unit of that capacity that the claim consumes."""
+    overhead_per_pod: _builtins.str
+    """The additional amount for each pod that uses the claim."""
+    overhead_per_container: _builtins.str
+    """The additional amount for each container that uses the claim."""
+    def __init__(
+        self,
+        *,
+        device_multiplier: _builtins.str = ...,
+        capacity_key: _builtins.str = ...,
+        capacity_multiplier: _builtins.str = ...,
+        overhead_per_pod: _builtins.str = ...,
+        overhead_per_container: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_key", b"capacity_key", "capacity_multiplier", b"capacity_multiplier", "device_multiplier", b"device_multiplier", "overhead_per_container", b"overhead_per_container", "overhead_per_pod", b"overhead_per_pod"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeAllocatableResource: _TypeAlias = NodeAllocatableResource  # noqa: Y015
 
 @_typing.final
 class Attribute(_message.Message):
@@ -568,7 +749,10 @@ Global___Capacity: _TypeAlias = Capacity  # noqa: Y015
 
 @_typing.final
 class CapacityRange(_message.Message):
-    """The amounts that a claim can consume, as quantities."""
+    """The amounts that a claim can consume, as quantities. Since Kubernetes 1.37, fractions with up to 3
+    decimal places are possible, such as "500m" (feature gate DRAFractionalCapacityRange). Earlier
+    versions round up to integers before they count steps.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

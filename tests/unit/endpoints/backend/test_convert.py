@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from drakit.device import (
@@ -20,11 +22,12 @@ from drakit.device import (
     Inventory,
     Mount,
     NetDevice,
+    NodeAllocatableResource,
     Taint,
     Topology,
     Version,
 )
-from drakit_formats.resource.inventory import check_inventory
+from drakit_formats.resource.inventory import check_inventory, device_problems
 from drakit_nodeplugin.endpoints.backend.claimcalls import claim_message
 from drakit_nodeplugin.endpoints.backend.convert import (
     MAX_EARLY,
@@ -69,7 +72,24 @@ def test_a_device_has_every_field_of_its_message():
         health=pb.Health(status=pb.HEALTH_STATUS_UNHEALTHY, message="hot", broken=True),
         evict_if_gone=True,
         prepare_again=True,
+        binding_conditions=["a.example.com/attached"],
+        binding_failure_conditions=["a.example.com/failed", "Lost"],
+        binds_to_node=True,
+        node_allocatable_resources={
+            "cpu": pb.NodeAllocatableResource(device_multiplier="8"),
+            "memory": pb.NodeAllocatableResource(
+                capacity_key="memory",
+                capacity_multiplier="1",
+                overhead_per_pod="1Gi",
+                overhead_per_container="1Mi",
+            ),
+        },
+        compatibility_groups={"memory": pb.CompatibilityGroups(names=["mig", "vgpu"])},
+        extra='{"newField": [1, {"a": true}]}',
     )
+    assert {field.name for field, _ in message.ListFields()} == {
+        *pb.Device.DESCRIPTOR.fields_by_name
+    }
     device = device_of(message)
     assert device == Device(
         name="gpu-0",
@@ -98,6 +118,20 @@ def test_a_device_has_every_field_of_its_message():
         health=Health.unhealthy("hot", evict_pods=True),
         evict_if_gone=True,
         prepare_again=True,
+        binding_conditions=("a.example.com/attached",),
+        binding_failure_conditions=("a.example.com/failed", "Lost"),
+        binds_to_node=True,
+        node_allocatable_resources={
+            "cpu": NodeAllocatableResource(device_multiplier="8"),
+            "memory": NodeAllocatableResource(
+                capacity_key="memory",
+                capacity_multiplier="1",
+                overhead_per_pod="1Gi",
+                overhead_per_container="1Mi",
+            ),
+        },
+        compatibility_groups={"memory": ("mig", "vgpu")},
+        extra={"newField": [1, {"a": True}]},
     )
     assert type(device.attributes["bool"]) is bool
     sets = (counter_set_of(pb.CounterSet(name="memory", pool="gpus", counters={"slices": "7"})),)
@@ -189,6 +223,39 @@ def listing(device: pb.Device, *, backwards: bool = False) -> bytes:
 async def read_all(*raws: bytes) -> list[Inventory | None]:
     reader = InventoryReader()
     return [await reader.read(raw, Turns()) for raw in raws]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param("{", id="broken"),
+        pytest.param("[1]", id="list"),
+        pytest.param("[" * 20000, id="deep"),
+        pytest.param('{"a": NaN}', id="nan"),
+        pytest.param('"{}"', id="text"),
+    ],
+)
+def test_extra_fields_that_are_no_json_object_are_a_problem_of_their_device(extra):
+    (problem,) = device_problems(device_of(pb.Device(name="gpu-0", extra=extra)))
+    assert problem.startswith("its extra fields are of type")
+
+
+@pytest.mark.looptime
+async def test_an_order_and_the_types_of_partitions_are_part_of_the_inventory():
+    def listed(**fields: Any) -> bytes:
+        devices = [pb.Device(name="gpu-1"), pb.Device(name="gpu-0")]
+        return pb.WatchDevicesResponse(devices=devices, **fields).SerializeToString()
+
+    plain, ordered, again, typed = await read_all(
+        listed(),
+        listed(ordered=True),
+        listed(ordered=True) + b"\x20\x81\x00",  # the same number, in more bytes
+        listed(ordered=True, partition_type_attribute="a.example.com/profile"),
+    )
+    assert (plain.ordered, ordered.ordered) == (False, True)
+    assert again is None
+    assert typed.partition_type_attribute == "a.example.com/profile"
+    assert [each.name for each in typed.devices] == ["gpu-1", "gpu-0"]
 
 
 @pytest.mark.looptime
