@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from drakit.device import (
@@ -23,14 +24,18 @@ from drakit.device import (
     DeviceNode,
     Edits,
     Health,
+    HeldNode,
+    Inventory,
     Mount,
     NodeAllocatableResource,
     PreparedDevice,
     Taint,
     Version,
 )
+from drakit.driver import DevicePolicy, Policy
 from drakit_nodeplugin.endpoints.contract import CallError, DeviceKey
-from drakit_nodeplugin.endpoints.failures import kind_of
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, kind_of
+from drakit_nodeplugin.endpoints.policies import HeldClaims, InvalidPolicyError, read_policy
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 _EFFECTS: Mapping[str, pb.TaintEffect.ValueType] = {
@@ -102,6 +107,31 @@ def counter_set_message(counter_set: CounterSet) -> pb.CounterSet:
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise UnsendableError(error) from None
+
+
+def add_reports(message: pb.WatchDevicesResponse, inventory: Inventory) -> None:
+    """Add rejected devices, results of policies and withdrawn devices to a message."""
+    message.withdrawn.extend(inventory.withdrawn)
+    for each in inventory.rejected:
+        message.rejected.append(
+            pb.RejectedDevice(
+                device=each.device, reason=each.reason, message=each.message, policy=each.policy
+            )
+        )
+    for each in inventory.policies:
+        message.policies.append(
+            pb.PolicyOutcome(
+                policy=each.policy,
+                matched=each.matched,
+                published=each.published,
+                in_use=each.in_use,
+                problem=each.problem,
+                conflicts=[
+                    pb.PolicyConflict(device=conflict.device, policy=conflict.policy)
+                    for conflict in each.conflicts
+                ],
+            )
+        )
 
 
 def health_message(health: Health) -> pb.Health:
@@ -184,6 +214,50 @@ def _taint(taint: Taint) -> pb.Taint:
     return pb.Taint(key=taint.key, value=taint.value, effect=effect)
 
 
+# ------------------------------------------------------------ policies
+
+
+def policies_of(
+    messages: Iterable[pb.Policy], kind: type[DevicePolicy]
+) -> tuple[dict[str, Policy[Any]], list[pb.InvalidPolicy]]:
+    """Check the policies of a call: return the valid ones by name, and the others with their
+    problems. Runs the vendor's code, and may block."""
+    policies: dict[str, Policy[Any]] = {}
+    invalid: list[pb.InvalidPolicy] = []
+    for message in messages:
+        try:
+            policies[message.name] = read_policy(
+                kind,
+                name=message.name,
+                created=datetime.fromtimestamp(message.created, UTC),
+                generation=message.generation,
+                spec=json.loads(message.spec),
+            )
+        except InvalidPolicyError as error:
+            invalid.append(pb.InvalidPolicy(name=message.name, problem=str(error)))
+    return policies, invalid
+
+
+def held_of(messages: Iterable[pb.HeldClaim]) -> HeldClaims:
+    """Make the claims that hold each device."""
+    held: dict[str, dict[ClaimReference, tuple[HeldNode, ...]]] = {}
+    for message in messages:
+        claim = ClaimReference(namespace=message.namespace, name=message.name, uid=message.uid)
+        for device in message.devices:
+            held.setdefault(device.name, {})[claim] = tuple(map(_held_node, device.nodes))
+    return held
+
+
+def _held_node(message: pb.HeldNode) -> HeldNode:
+    return HeldNode(
+        type=message.type,
+        major=message.major if message.HasField("major") else None,
+        minor=message.minor if message.HasField("minor") else None,
+        identity=message.identity,
+        current=not message.former,
+    )
+
+
 # ------------------------------------------------------------ claims
 
 
@@ -206,6 +280,7 @@ def _allocated(message: pb.AllocatedDevice) -> AllocatedDevice:
         share_id=message.share_id if message.HasField("share_id") else None,
         admin_access=message.admin_access,
         consumed_capacity=dict(message.consumed_capacity),
+        consumes={name: dict(each.counters) for name, each in message.consumes.items()},
         configs=tuple([json.loads(config) for config in message.configs]),
     )
 
@@ -213,7 +288,8 @@ def _allocated(message: pb.AllocatedDevice) -> AllocatedDevice:
 def prepared_message(uid: str, answer: Sequence[PreparedDevice] | CallError) -> pb.PreparedClaim:
     """Make the result of preparing a claim."""
     if isinstance(answer, Exception):
-        return pb.PreparedClaim(uid=uid, error=str(answer))
+        index = answer.index if isinstance(answer, DeviceFailedError) else None
+        return pb.PreparedClaim(uid=uid, error=str(answer), failed_device=index)
     try:
         edits = [edits_message(device.edits) for device in answer]
         devices = [_prepared_device(device) for device in answer]
@@ -251,7 +327,11 @@ def _prepared_device(device: PreparedDevice) -> pb.PreparedDevice:
 
 def unprepared_message(uid: str, answer: CallError | None) -> pb.UnpreparedClaim:
     """Make the result of unpreparing a claim."""
-    return pb.UnpreparedClaim(uid=uid, error="" if answer is None else str(answer))
+    if not isinstance(answer, DeviceFailedError):
+        return pb.UnpreparedClaim(uid=uid, error="" if answer is None else str(answer))
+    return pb.UnpreparedClaim(
+        uid=uid, error=str(answer), failed_device=answer.index, pending=answer.pending
+    )
 
 
 def edits_message(edits: Edits) -> pb.Edits:

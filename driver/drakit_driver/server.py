@@ -42,10 +42,13 @@ from drakit_daemon import tasks
 from drakit_daemon.logs import new_request_id, request_scope
 from drakit_driver.messages import (
     UnsendableError,
+    add_reports,
     claims_of,
     counter_set_message,
     device_health_message,
     device_message,
+    held_of,
+    policies_of,
     prepared_message,
     unprepared_message,
 )
@@ -57,6 +60,7 @@ from drakit_nodeplugin.endpoints.contract import (
     HealthReport,
 )
 from drakit_nodeplugin.endpoints.failures import Diagnostic, EndpointStoppedError, text_of
+from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, PythonEndpoint
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.backend.v1 import backend_pb2_grpc as pb_grpc
@@ -210,6 +214,10 @@ class Reports:
             message.fallback.CopyFrom(
                 pb.Fallback(devices=self._messages_of(inventory.fallback, before))
             )
+        try:
+            add_reports(message, inventory)
+        except (TypeError, ValueError) as error:
+            logger.error("reports cannot be sent", extra={"error": str(error)})
         self.message = message
         listed = {
             DeviceKey(each.pool, each.name)
@@ -297,18 +305,35 @@ class DriverService(pb_grpc.BackendServicer):
     """The methods of the contract, for one driver."""
 
     def __init__(
-        self, driver: LoadedDriver, endpoint: PythonEndpoint, reports: Reports, node: ServerNode
+        self,
+        driver: LoadedDriver,
+        endpoint: PythonEndpoint,
+        reports: Reports,
+        node: ServerNode,
+        feed: PolicyFeed | None,
     ) -> None:
         self.calls = CallQueue()
         self._driver = driver
         self._endpoint = endpoint
         self._reports = reports
         self._node = node
+        self._feed = feed
+        self._applying = asyncio.Lock()
         self._version = version("drakit")
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: AnyContext) -> pb.GetInfoResponse:
-        """Return the driver's name."""
-        return pb.GetInfoResponse(driver_name=self._driver.name, version=self._version)
+        """Return the driver's name, and keep the labels of the node."""
+        if request.HasField("node_labels"):
+            self._node.labels = dict(request.node_labels.labels)
+        info = pb.GetInfoResponse(driver_name=self._driver.name, version=self._version)
+        if (policies := self._driver.traits.policies) is not None:
+            resource = policies.resource
+            info.policies.CopyFrom(
+                pb.PolicyResource(
+                    group=resource.group, version=resource.version, plural=resource.plural
+                )
+            )
+        return info
 
     async def WatchDevices(
         self, request: pb.WatchDevicesRequest, context: AnyContext
@@ -337,6 +362,38 @@ class DriverService(pb_grpc.BackendServicer):
                     yield pb.WatchHealthResponse(
                         devices=[device_health_message(*each) for each in changed.items()]
                     )
+
+    # ------------------------------------------------------------ policies
+
+    async def ApplyPolicies(
+        self, request: pb.ApplyPoliciesRequest, context: AnyContext
+    ) -> pb.ApplyPoliciesResponse:
+        """Hand the driver all policies, and wait until it has applied them."""
+        feed = await self._feed_of(context)
+        traits = self._driver.traits.policies
+        assert traits is not None
+        assert traits.type is not None
+        kind = traits.type
+        async with self._applying:
+            policies, invalid = await asyncio.to_thread(policies_of, request.policies, kind)
+            if invalid:
+                return pb.ApplyPoliciesResponse(invalid=invalid)
+            feed.offer(policies)
+            return pb.ApplyPoliciesResponse(error=await feed.result(policies) or "")
+
+    async def UpdateHeldDevices(
+        self, request: pb.UpdateHeldDevicesRequest, context: AnyContext
+    ) -> pb.UpdateHeldDevicesResponse:
+        """Keep the devices that claims hold, for the driver."""
+        feed = await self._feed_of(context)
+        feed.stored(held_of(request.claims))
+        return pb.UpdateHeldDevicesResponse()
+
+    async def _feed_of(self, context: AnyContext) -> PolicyFeed:
+        if self._feed is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the driver has no policies")
+        assert self._feed is not None
+        return self._feed
 
     # ------------------------------------------------------------ claims
 
@@ -402,9 +459,12 @@ class DriverServer:
         """`mode` has the permissions of the socket at `path`. Made in the loop that serves."""
         self._driver = driver
         self._reports = Reports()
-        context = EndpointContext(listener=self._reports, node=node.name, report=_log_diagnostic)
+        feed = None if driver.traits.policies is None else PolicyFeed()
+        context = EndpointContext(
+            listener=self._reports, node=node.name, report=_log_diagnostic, policies=feed
+        )
         self._endpoint = PythonEndpoint(driver, context)
-        self._service = DriverService(driver, self._endpoint, self._reports, node)
+        self._service = DriverService(driver, self._endpoint, self._reports, node, feed)
         self._socket = ServerSocket(path, mode=mode)
         self._server = grpc.aio.server(options=_OPTIONS)
         pb_grpc.add_BackendServicer_to_server(self._service, self._server)

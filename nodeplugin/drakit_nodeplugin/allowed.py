@@ -70,6 +70,18 @@ def _driver(name: str) -> str:
     return name
 
 
+def _group(name: str) -> str:
+    if not is_dns_subdomain(name) or "." not in name:
+        raise ValueError("must be an API group, such as lamps.example.com")
+    return name
+
+
+def _plural(name: str) -> str:
+    if not is_dns_label(name):
+        raise ValueError("must be the plural name of a resource, such as lamppolicies")
+    return name
+
+
 def _resource(name: str) -> str:
     domain, slash, own = name.partition("/")
     if not (slash and own and is_dns_subdomain(domain)):
@@ -135,11 +147,28 @@ class AllowedEndpoint(Settings):
         return self
 
 
+class PolicyResourceSettings(Settings):
+    """The cluster-scoped custom resource of a driver's policies."""
+
+    group: Annotated[str, AfterValidator(_group)]
+    """The API group, such as ``lamps.example.com``."""
+
+    version: Annotated[str, Field(pattern=r"^v[0-9]+((alpha|beta)[0-9]+)?$")]
+    """The version, such as ``v1``."""
+
+    plural: Annotated[str, AfterValidator(_plural)]
+    """The plural name, such as ``lamppolicies``."""
+
+
 class AllowedBackend(AllowedEndpoint):
     """A backend: its driver, and the edits that it can make. By default, it can make none."""
 
     driver: Annotated[str, AfterValidator(_driver)]
     """The driver that the backend can announce."""
+
+    policies: PolicyResourceSettings | None = None
+    """The resource of the driver's policies, if it has policies. The node plugin reads all objects
+    of this resource, and sends them to the backend. The chart grants the permission."""
 
 
 class AllowedPlugin(AllowedEndpoint):

@@ -176,7 +176,8 @@ class PolicyTraits:
     """The policies of a driver."""
 
     resource: PolicyResource
-    type: type[DevicePolicy]
+    type: type[DevicePolicy] | None
+    """The type of their spec. None for a backend, which checks them itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

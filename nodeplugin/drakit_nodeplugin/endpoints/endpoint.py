@@ -19,6 +19,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, cast
 
@@ -49,6 +50,7 @@ from drakit_nodeplugin.endpoints.failures import (
     text_of,
     unusable_answer,
 )
+from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +164,60 @@ class Caller(ABC):
         if isinstance(error, CallOverdueError):
             return overdue(self._driver, self.traits, operation, batch)
         return failure_of(error, driver=self._driver, what=self.traits.method(operation))
+
+
+# ---------------------------------------------------------------- policies
+
+POLICIES_PACE_SECONDS = 0.5
+"""Minimum time between two calls of `apply_policies`. An upgrade of the chart changes many policies
+at once."""
+
+POLICIES_RETRY_SECONDS = 60.0
+"""Pause before refused policies are tried again."""
+
+
+async def follow_policies(
+    feed: PolicyFeed,
+    apply: Callable[[AnyPolicies], Awaitable[Mapping[str, str]]],
+    *,
+    driver: str,
+    applied: Callable[[], None] = lambda: None,
+) -> None:
+    """
+    Let a driver apply its policies, when it connects and at each change, until its end. Refused
+    policies are tried again, because the reason may be the state of the node.
+
+    `apply` returns the problems of invalid policies by name, of which it has then applied none. It
+    raises DeviceFailedError if the driver refuses the policies. `applied` is called each time that
+    the driver has applied some.
+    """
+    feed.connected()
+    policies: AnyPolicies | None = None
+    refusal: str | None = None
+    while True:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if refusal is None else POLICIES_RETRY_SECONDS):
+                policies = await feed.next(policies)
+        assert policies is not None
+        previous, refusal = refusal, None
+        invalid: Mapping[str, str] = {}
+        try:
+            invalid = await apply(policies)
+        except ConnectionEndedError:
+            return
+        except (DeviceFailedError, CallCancelledError) as error:
+            refusal = str(error)
+            if refusal != previous:
+                facts = {"driver": driver, "error": refusal}
+                logger.error("driver refuses its policies; the previous ones remain", extra=facts)
+        if invalid:
+            feed.invalid(policies, invalid)
+        else:
+            feed.report(policies, refusal)
+            if refusal is None:
+                # Not before: whoever sees its devices must find its policies in force.
+                applied()
+        await asyncio.sleep(POLICIES_PACE_SECONDS)
 
 
 # ---------------------------------------------------------------- life cycle

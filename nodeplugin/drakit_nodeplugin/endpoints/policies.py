@@ -18,19 +18,33 @@ threads, or the content of a policy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, cast
 
-from drakit.device import ClaimReference, DeviceNode, Edits, HeldDevice, HeldNode
-from drakit.driver import Policy
+from pydantic import ValidationError
+
+from drakit.device import (
+    AllocatedClaim,
+    ClaimReference,
+    DeviceNode,
+    Edits,
+    HeldDevice,
+    HeldNode,
+    PreparedDevice,
+)
+from drakit.driver import DevicePolicy, Policy
+from drakit.settings import describe
+from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
 
 STORED_SECONDS = 30.0
 """From a call that prepared claims until the checkpoint must list their devices, loop clock: the
 time for two reads of it on a slow disk. A claim that is not stored by then has failed."""
 
 AnyPolicies = Mapping[str, Policy[Any]]
-"""Policies by name."""
+"""Policies by name. The spec of a policy for a backend is the JSON object itself."""
 
 
 HeldClaims = Mapping[str, Mapping[ClaimReference, Collection[HeldNode]]]
@@ -46,6 +60,57 @@ class _Prepared:
     """The end of its grace period; loop clock."""
 
 
+# ---------------------------------------------------------------- reading
+
+MAX_SPEC_BYTES = 64 * 1024
+"""Bytes of a policy's spec, as JSON."""
+
+MAX_PROBLEM = 1024
+"""Characters of a problem."""
+
+
+class InvalidPolicyError(Exception):
+    """A policy is invalid; the text names the field and the reason."""
+
+
+def read_policy(
+    kind: type[DevicePolicy] | None,
+    *,
+    name: str,
+    created: datetime,
+    generation: int,
+    spec: Mapping[str, Any] | None,
+) -> Policy[Any]:
+    """
+    Check a policy; raises :class:`InvalidPolicyError`. Runs the vendor's code, and may block.
+
+    Without a `kind`, the spec stays as it is.
+    """
+    try:
+        if spec is None:
+            raise ValueError("spec: it is missing, or too large to be read")
+        size = len(json.dumps(spec, separators=(",", ":"), ensure_ascii=False).encode())
+        if size > MAX_SPEC_BYTES:
+            raise ValueError(f"spec: it has {size} bytes, and at most {MAX_SPEC_BYTES} are allowed")
+        checked: Any = dict(spec)
+        if kind is not None:
+            # Only by alias, as in manifests: a field with two names could be set twice.
+            checked = kind.model_validate(checked, by_alias=True, by_name=False)
+    except ValidationError as error:
+        lines = describe(error, file="", below="spec").splitlines()
+        problem = "; ".join(line.removeprefix(": ") for line in lines)
+    except ValueError as error:
+        problem = text_of(error)
+    except Exception as error:  # a vendor's validator
+        problem = f"spec: the driver fails to read it: {kind_and_text(error)}"
+    else:
+        return Policy(name=name, created=created, generation=generation, spec=checked)
+    raise InvalidPolicyError(problem[:MAX_PROBLEM])
+
+
+# ---------------------------------------------------------------- the feed
+
+
 class PolicyFeed:
     """The policies of one driver."""
 
@@ -59,6 +124,19 @@ class PolicyFeed:
         self.on_applied: Callable[[], None] | None = None
         """Called after each attempt to apply policies."""
 
+        self.on_connected: Callable[[], None] | None = None
+        """Called when another connection begins to apply policies."""
+
+        self.on_invalid: Callable[[AnyPolicies, Mapping[str, str]], None] | None = None
+        """Called with offered policies of which a backend has found some invalid, and with their
+        problems by name. It offers other policies."""
+
+        self.held_changed = asyncio.Event()
+        """Set when the held devices change. Its one user clears it."""
+
+        self._reported: AnyPolicies | None = None
+        """The policies of the last report."""
+        self._news_of_report = asyncio.Event()
         self._stored: HeldClaims = {}
         """Devices that claims hold according to the checkpoint."""
         self._prepared: Mapping[tuple[str, ClaimReference], _Prepared] = {}
@@ -70,13 +148,21 @@ class PolicyFeed:
 
     def held(self) -> Mapping[str, HeldDevice]:
         """Return the driver's devices that claims hold, by name. The driver's thread calls it."""
+        return {
+            name: _held_device(of_device)
+            for name, of_device in self.held_claims().items()
+            if of_device
+        }
+
+    def held_claims(self) -> HeldClaims:
+        """Return the claims that hold each device. The driver's thread may call it."""
         # In this order: a device moves from the first to the second.
         prepared, stored = self._prepared, self._stored
         claims = {name: dict(of_device) for name, of_device in stored.items()}
         for (name, claim), each in prepared.items():
             of_device = claims.setdefault(name, {})
             of_device[claim] = _renewed(each.nodes, of_device.get(claim, ()))
-        return {name: _held_device(of_device) for name, of_device in claims.items() if of_device}
+        return claims
 
     def stored(self, held: HeldClaims) -> None:
         """The checkpoint lists these devices, with the claims that hold them."""
@@ -88,6 +174,7 @@ class PolicyFeed:
             if not _is_stored(each, held.get(key[0], {}).get(key[1]))
         }
         self._expire(asyncio.get_running_loop().time())
+        self.held_changed.set()
 
     def unreadable(self) -> None:
         """The checkpoint cannot be read: all devices that claims held stay held until it can."""
@@ -100,11 +187,27 @@ class PolicyFeed:
         # Also if the claim is stored: these may be other nodes.
         each = _Prepared(nodes=frozenset(nodes), until=until)
         self._prepared = {**self._prepared, (device, claim): each}
+        self.held_changed.set()
         loop.call_at(until, self._expire, until)
+
+    def prepared_claims(
+        self,
+        batch: Iterable[AllocatedClaim],
+        results: Mapping[str, Sequence[PreparedDevice] | Exception],
+    ) -> None:
+        """A call has prepared claims, with these results by UID."""
+        for item in batch:
+            result = results.get(item.claim.uid)
+            if result is None or isinstance(result, Exception):
+                continue
+            for device, each in zip(item.devices, result, strict=False):
+                nodes = () if device.admin_access else held_nodes(each.edits)
+                self.prepared(item.claim, device.name, nodes)
 
     def _expire(self, until: float) -> None:
         if not self._unreadable:
             self._prepared = {k: each for k, each in self._prepared.items() if each.until > until}
+            self.held_changed.set()
 
     @property
     def known(self) -> bool:
@@ -133,8 +236,39 @@ class PolicyFeed:
             self.in_force = policies
         if refusal is not None or policies is self._offered:
             self.refusal = refusal
+        self._reported = policies
+        self._news_of_report.set()
         if self.on_applied is not None:
             self.on_applied()
+
+    def connected(self) -> None:
+        """Another connection begins to apply policies."""
+        if self.on_connected is not None:
+            self.on_connected()
+
+    def invalid(self, policies: AnyPolicies, problems: Mapping[str, str]) -> None:
+        """Record that the driver found some policies invalid, and has applied none of them."""
+        if self.on_invalid is not None:
+            self.on_invalid(policies, problems)
+
+    async def result(self, policies: AnyPolicies) -> str | None:
+        """Wait until these policies, the newest ones, are applied or refused; return the reason for
+        a refusal."""
+        while self._reported is not policies:
+            self._news_of_report.clear()
+            await self._news_of_report.wait()
+        return self.refusal
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The reason why a driver that has listed nothing must still wait; None if that is for no
+        policies."""
+        if not self.known:
+            return (
+                "its policies are unknown: the API server has not answered yet, and this node has "
+                "no copy of them"
+            )
+        return None if self.refusal is None else f"it refuses its policies: {self.refusal}"
 
 
 def held_nodes(edits: Edits) -> tuple[HeldNode, ...]:

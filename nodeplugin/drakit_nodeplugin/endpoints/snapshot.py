@@ -374,4 +374,7 @@ def same_inventory(one: Inventory, other: Inventory) -> bool:
         (one.counter_sets, other.counter_sets),
         (one.fallback or (), other.fallback or ()),
     )
-    return all(len(new) == len(old) and all(map(is_, new, old)) for new, old in pairs)
+    if not all(len(new) == len(old) and all(map(is_, new, old)) for new, old in pairs):
+        return False
+    reports = attrgetter("rejected", "policies", "withdrawn")
+    return bool(reports(one) == reports(other))

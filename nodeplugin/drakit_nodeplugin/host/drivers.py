@@ -78,7 +78,7 @@ class HostedDrivers:
 
             self._directory = BackendDirectory(
                 config.backends_directory,
-                node=environment.node.name,
+                node=environment.node.for_drivers,
                 taken=self._taken,
                 report=self._report,
                 allowed=config.backends.allowed,

@@ -22,17 +22,15 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 import orjson
-from pydantic import ValidationError
 
 from drakit.driver import DevicePolicy, Policy
 from drakit.layout import write_private
-from drakit.settings import describe
 from drakit_daemon.kube import (
     ApiError,
     ForbiddenError,
@@ -44,8 +42,12 @@ from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit_daemon.logs import ProblemLog
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.endpoints.contract import PolicyTraits
-from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
-from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed
+from drakit_nodeplugin.endpoints.policies import (
+    AnyPolicies,
+    InvalidPolicyError,
+    PolicyFeed,
+    read_policy,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +56,6 @@ FILE = "policies.json"
 
 MAX_POLICIES = 256
 """Policies of one driver that can be in force. If there are more, the oldest ones are."""
-
-MAX_SPEC_BYTES = 64 * 1024
-"""Bytes of a policy's spec, as JSON."""
-
-MAX_PROBLEM = 1024
-"""Characters of a problem."""
 
 MISSING_SECONDS = 60.0
 """The time for which the resource must be missing before its policies count as deleted. An API
@@ -172,28 +168,21 @@ class PolicyState:
     problem: str = ""
 
 
-def check(policy: StoredPolicy, kind: type[DevicePolicy]) -> CheckedPolicy:
-    """Check a policy. Runs the vendor's code, and may block."""
+def check(policy: StoredPolicy, kind: type[DevicePolicy] | None) -> CheckedPolicy:
+    """Check a policy. Runs the vendor's code, and may block. The policies of a backend have no
+    `kind`: it checks them itself."""
     try:
-        if policy.spec is None:
-            raise ValueError("spec: it is missing, or too large to be read")
-        size = len(orjson.dumps(policy.spec))
-        if size > MAX_SPEC_BYTES:
-            raise ValueError(f"spec: it has {size} bytes, and at most {MAX_SPEC_BYTES} are allowed")
-        # Only by alias, as in manifests: a field with two names could be set twice.
-        spec = kind.model_validate(dict(policy.spec), by_alias=True, by_name=False)
         created = datetime.fromisoformat(policy.created) if policy.created else _NEVER
-    except ValidationError as error:
-        lines = describe(error, file="", below="spec").splitlines()
-        problem = "; ".join(line.removeprefix(": ") for line in lines)
-    except ValueError as error:
-        problem = text_of(error)
-    except Exception as error:  # a vendor's validator
-        problem = f"spec: the driver fails to read it: {kind_and_text(error)}"
-    else:
-        valid = Policy(name=policy.name, created=created, generation=policy.generation, spec=spec)
-        return CheckedPolicy(stored=policy, policy=valid)
-    return CheckedPolicy(stored=policy, policy=None, problem=problem[:MAX_PROBLEM])
+        valid = read_policy(
+            kind,
+            name=policy.name,
+            created=created,
+            generation=policy.generation,
+            spec=policy.spec,
+        )
+    except (InvalidPolicyError, ValueError) as error:
+        return CheckedPolicy(stored=policy, policy=None, problem=str(error))
+    return CheckedPolicy(stored=policy, policy=valid)
 
 
 class PolicyTable:
@@ -202,6 +191,8 @@ class PolicyTable:
     def __init__(self) -> None:
         self._newest: dict[str, CheckedPolicy] = {}
         self._valid: dict[str, CheckedPolicy] = {}
+        self._refused: dict[str, CheckedPolicy] = {}
+        """Newest versions that the driver's backend has found invalid."""
 
     def replace(self, policies: Collection[CheckedPolicy]) -> None:
         """Replace all policies."""
@@ -214,6 +205,10 @@ class PolicyTable:
         """Add or change a policy."""
         name = policy.stored.name
         known = self._valid.get(name)
+        refused = self._refused.pop(name, None)
+        if refused is not None and refused.stored == policy.stored:
+            self._refused[name] = refused  # listed again
+            return
         if known is not None and known.stored == policy.stored:
             policy = known  # the same object: what is in force does not change
         self._newest[name] = policy
@@ -222,6 +217,27 @@ class PolicyTable:
         elif known is not None and known.stored.uid != policy.stored.uid:
             del self._valid[name]
 
+    def refuse(self, policy: CheckedPolicy, problem: str, *, applied: CheckedPolicy | None) -> None:
+        """Handle a policy that the driver's backend has found invalid. Its version that was applied
+        last stays valid, if that is another one."""
+        name = policy.stored.name
+        if self._valid.get(name) is not policy:
+            return  # it has changed, or was deleted
+        if self._newest[name] is policy:
+            self._refused[name] = policy
+            self._newest[name] = replace(policy, policy=None, problem=problem)
+        del self._valid[name]
+        if applied is None or applied is policy:
+            return
+        if applied.stored.uid == policy.stored.uid:
+            self._valid[name] = applied
+
+    def reconsider(self) -> None:
+        """Consider policies valid again that a backend has refused: another one may accept them."""
+        for name, policy in self._refused.items():
+            self._newest[name] = self._valid[name] = policy
+        self._refused.clear()
+
     def has(self, policy: StoredPolicy) -> bool:
         """Return whether a policy is the newest version as it is."""
         known = self._newest.get(policy.name)
@@ -229,8 +245,8 @@ class PolicyTable:
 
     def remove(self, name: str) -> None:
         """Remove a deleted policy."""
-        self._newest.pop(name, None)
-        self._valid.pop(name, None)
+        for known in (self._newest, self._valid, self._refused):
+            known.pop(name, None)
 
     @property
     def valid(self) -> Sequence[CheckedPolicy]:
@@ -301,14 +317,18 @@ class PolicyWatch:
         self._feed = feed
         self._table = PolicyTable()
         self._offered: tuple[CheckedPolicy, ...] | None = None
-        self._offers: deque[tuple[AnyPolicies, list[StoredPolicy]]] = deque(maxlen=4)
+        self._offers: deque[tuple[AnyPolicies, tuple[CheckedPolicy, ...]]] = deque(maxlen=4)
         """The latest offers. The driver may be applying one that is not the newest."""
+        self._in_force: Mapping[str, CheckedPolicy] | None = None
+        """The policies that the driver has applied last; None if it has not applied any."""
         self._listed = False
         self._missing_since: float | None = None
         self._problems: dict[str, str] = {}
         self._saved: list[StoredPolicy] | None = None
         self._applied = asyncio.Event()
         feed.on_applied = self._was_applied
+        feed.on_invalid = self._are_invalid
+        feed.on_connected = self._reconsider
 
     @property
     def refusal(self) -> str | None:
@@ -390,7 +410,7 @@ class PolicyWatch:
         if self._offered is None or _differ(valid, self._offered):
             self._offered = valid
             policies = {each.stored.name: each.policy for each in valid if each.policy is not None}
-            self._offers.append((policies, [each.stored for each in valid]))
+            self._offers.append((policies, valid))
             self._feed.offer(policies)
         self.revision.advance()
 
@@ -402,9 +422,31 @@ class PolicyWatch:
                 logger.warning("newest version of a policy is not in effect", extra=facts)
         self._problems = problems
 
+    def _reconsider(self) -> None:
+        """Offer a new backend the policies that an earlier one has refused."""
+        self._table.reconsider()
+        if self._feed.known:
+            self._offer()
+
+    def _are_invalid(self, policies: AnyPolicies, problems: Mapping[str, str]) -> None:
+        """Withdraw policies that a backend has found invalid."""
+        in_force = self._in_force or {}
+        for each in self._offered_as(policies) or ():
+            if (problem := problems.get(each.stored.name)) is not None:
+                applied = in_force.get(each.stored.name)
+                self._table.refuse(each, problem, applied=applied)
+        self._offer()
+
+    def _offered_as(self, policies: AnyPolicies | None) -> Sequence[CheckedPolicy] | None:
+        """Return what was offered as these policies; None if that was long ago."""
+        return next((each for offered, each in self._offers if offered is policies), None)
+
     # ------------------------------------------------------------ the copy
 
     def _was_applied(self) -> None:
+        applied = self._offered_as(self._feed.in_force)
+        if applied is not None:
+            self._in_force = {each.stored.name: each for each in applied}
         self._applied.set()
         self.revision.advance()
 
@@ -421,10 +463,11 @@ class PolicyWatch:
         while True:
             await self._applied.wait()
             self._applied.clear()
-            in_force = self._feed.in_force
-            stored = next((each for policies, each in self._offers if policies is in_force), None)
+            if self._in_force is None:
+                continue
+            stored = [each.stored for each in self._in_force.values()]
             # Without a list of the API server, an empty set is an assumption: it is not stored.
-            if stored is None or stored == self._saved or not (stored or self._listed):
+            if stored == self._saved or not (stored or self._listed):
                 continue
             try:
                 await asyncio.to_thread(write_policies, self._file, stored)

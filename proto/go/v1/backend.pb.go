@@ -160,6 +160,9 @@ type GetInfoRequest struct {
 	NodeName string `protobuf:"bytes,1,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	// The version of the node plugin, for the backend's log.
 	PluginVersion string `protobuf:"bytes,2,opt,name=plugin_version,json=pluginVersion,proto3" json:"plugin_version,omitempty"`
+	// The labels of the Node. Not set if the node plugin does not know them yet. When they change, the
+	// node plugin calls GetInfo again on the same connection.
+	NodeLabels    *NodeLabels `protobuf:"bytes,3,opt,name=node_labels,json=nodeLabels,proto3,oneof" json:"node_labels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -208,6 +211,59 @@ func (x *GetInfoRequest) GetPluginVersion() string {
 	return ""
 }
 
+func (x *GetInfoRequest) GetNodeLabels() *NodeLabels {
+	if x != nil {
+		return x.NodeLabels
+	}
+	return nil
+}
+
+// The labels of a Node.
+type NodeLabels struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// metadata.labels.
+	Labels        map[string]string `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeLabels) Reset() {
+	*x = NodeLabels{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeLabels) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeLabels) ProtoMessage() {}
+
+func (x *NodeLabels) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeLabels.ProtoReflect.Descriptor instead.
+func (*NodeLabels) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *NodeLabels) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 type GetInfoResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name of the driver: a DNS subdomain of at most 63 characters that begins with a letter,
@@ -217,14 +273,17 @@ type GetInfoResponse struct {
 	// the first one until that process stops.
 	DriverName string `protobuf:"bytes,1,opt,name=driver_name,json=driverName,proto3" json:"driver_name,omitempty"`
 	// The version of the backend, in any format. Can be empty.
-	Version       string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	// The custom resource of the backend's policies, if it has policies. The node plugin rejects the
+	// backend if its entry in `backends.allowed` does not name the same resource.
+	Policies      *PolicyResource `protobuf:"bytes,3,opt,name=policies,proto3,oneof" json:"policies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetInfoResponse) Reset() {
 	*x = GetInfoResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[1]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -236,7 +295,7 @@ func (x *GetInfoResponse) String() string {
 func (*GetInfoResponse) ProtoMessage() {}
 
 func (x *GetInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[1]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -249,7 +308,7 @@ func (x *GetInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetInfoResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{1}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *GetInfoResponse) GetDriverName() string {
@@ -266,6 +325,77 @@ func (x *GetInfoResponse) GetVersion() string {
 	return ""
 }
 
+func (x *GetInfoResponse) GetPolicies() *PolicyResource {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+// A cluster-scoped custom resource.
+type PolicyResource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The API group, such as "lamps.example.com".
+	Group string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// The version, such as "v1".
+	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	// The plural name, such as "lamppolicies".
+	Plural        string `protobuf:"bytes,3,opt,name=plural,proto3" json:"plural,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyResource) Reset() {
+	*x = PolicyResource{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyResource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyResource) ProtoMessage() {}
+
+func (x *PolicyResource) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyResource.ProtoReflect.Descriptor instead.
+func (*PolicyResource) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PolicyResource) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *PolicyResource) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *PolicyResource) GetPlural() string {
+	if x != nil {
+		return x.Plural
+	}
+	return ""
+}
+
 type WatchDevicesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -274,7 +404,7 @@ type WatchDevicesRequest struct {
 
 func (x *WatchDevicesRequest) Reset() {
 	*x = WatchDevicesRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[2]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -286,7 +416,7 @@ func (x *WatchDevicesRequest) String() string {
 func (*WatchDevicesRequest) ProtoMessage() {}
 
 func (x *WatchDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[2]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -299,7 +429,7 @@ func (x *WatchDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDevicesRequest.ProtoReflect.Descriptor instead.
 func (*WatchDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{2}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{4}
 }
 
 // All devices of the backend.
@@ -327,13 +457,23 @@ type WatchDevicesResponse struct {
 	// consumes counters must have this attribute as a string. Devices of one type must consume the
 	// same amounts.
 	PartitionTypeAttribute string `protobuf:"bytes,5,opt,name=partition_type_attribute,json=partitionTypeAttribute,proto3" json:"partition_type_attribute,omitempty"`
-	unknownFields          protoimpl.UnknownFields
-	sizeCache              protoimpl.SizeCache
+	// Devices of the node that the backend does not publish, with the reasons. The node plugin shows
+	// this and the next field in the driver's NodeDeviceReport, and truncates long texts and lists.
+	Rejected []*RejectedDevice `protobuf:"bytes,10,rep,name=rejected,proto3" json:"rejected,omitempty"`
+	// The results of the policies on this node.
+	Policies []*PolicyOutcome `protobuf:"bytes,11,rep,name=policies,proto3" json:"policies,omitempty"`
+	// Names of held devices that are still present, but that the backend no longer lists, for example
+	// because no policy matches them. They stay published with the taint drakit.dev/gone, and their
+	// pods are not evicted. Repeat these names in each message: a device that is neither listed nor
+	// named counts as unplugged.
+	Withdrawn     []string `protobuf:"bytes,12,rep,name=withdrawn,proto3" json:"withdrawn,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchDevicesResponse) Reset() {
 	*x = WatchDevicesResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[3]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -345,7 +485,7 @@ func (x *WatchDevicesResponse) String() string {
 func (*WatchDevicesResponse) ProtoMessage() {}
 
 func (x *WatchDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[3]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -358,7 +498,7 @@ func (x *WatchDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDevicesResponse.ProtoReflect.Descriptor instead.
 func (*WatchDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{3}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *WatchDevicesResponse) GetDevices() []*Device {
@@ -396,6 +536,248 @@ func (x *WatchDevicesResponse) GetPartitionTypeAttribute() string {
 	return ""
 }
 
+func (x *WatchDevicesResponse) GetRejected() []*RejectedDevice {
+	if x != nil {
+		return x.Rejected
+	}
+	return nil
+}
+
+func (x *WatchDevicesResponse) GetPolicies() []*PolicyOutcome {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+func (x *WatchDevicesResponse) GetWithdrawn() []string {
+	if x != nil {
+		return x.Withdrawn
+	}
+	return nil
+}
+
+// A device that the backend does not publish.
+type RejectedDevice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A name that users recognize, such as the path of the device. At most 256 characters.
+	Device string `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
+	// "Dangerous", "InUse", "NoIdentity", "NotSupported", "TooMany", "Unreadable", "WrongKind" or
+	// "Other", which includes all other words.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The reason and the remedy, as a sentence of at most 512 characters, without times or counters.
+	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	// The policy that matches the device. Can be empty.
+	Policy        string `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RejectedDevice) Reset() {
+	*x = RejectedDevice{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RejectedDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RejectedDevice) ProtoMessage() {}
+
+func (x *RejectedDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RejectedDevice.ProtoReflect.Descriptor instead.
+func (*RejectedDevice) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *RejectedDevice) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *RejectedDevice) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RejectedDevice) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *RejectedDevice) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+// The result of a policy on this node.
+type PolicyOutcome struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the policy.
+	Policy string `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	// The number of devices that the policy matches.
+	Matched uint32 `protobuf:"varint,2,opt,name=matched,proto3" json:"matched,omitempty"`
+	// The number of devices that the backend publishes for the policy.
+	Published uint32 `protobuf:"varint,3,opt,name=published,proto3" json:"published,omitempty"`
+	// The number of devices that claims hold, although the policy no longer offers them in this form.
+	InUse uint32 `protobuf:"varint,4,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
+	// The problem with the policy and its remedy, as a sentence of at most 1,024 characters that names
+	// the field.
+	Problem string `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"`
+	// Devices that another policy also matches.
+	Conflicts     []*PolicyConflict `protobuf:"bytes,6,rep,name=conflicts,proto3" json:"conflicts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyOutcome) Reset() {
+	*x = PolicyOutcome{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyOutcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyOutcome) ProtoMessage() {}
+
+func (x *PolicyOutcome) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyOutcome.ProtoReflect.Descriptor instead.
+func (*PolicyOutcome) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *PolicyOutcome) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *PolicyOutcome) GetMatched() uint32 {
+	if x != nil {
+		return x.Matched
+	}
+	return 0
+}
+
+func (x *PolicyOutcome) GetPublished() uint32 {
+	if x != nil {
+		return x.Published
+	}
+	return 0
+}
+
+func (x *PolicyOutcome) GetInUse() uint32 {
+	if x != nil {
+		return x.InUse
+	}
+	return 0
+}
+
+func (x *PolicyOutcome) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *PolicyOutcome) GetConflicts() []*PolicyConflict {
+	if x != nil {
+		return x.Conflicts
+	}
+	return nil
+}
+
+// A device that two policies match. Report the conflict for both policies.
+type PolicyConflict struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A name that users recognize, such as the path of the device.
+	Device string `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
+	// The name of the other policy.
+	Policy        string `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyConflict) Reset() {
+	*x = PolicyConflict{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyConflict) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyConflict) ProtoMessage() {}
+
+func (x *PolicyConflict) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyConflict.ProtoReflect.Descriptor instead.
+func (*PolicyConflict) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *PolicyConflict) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *PolicyConflict) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
 // Devices that do not depend on fields that the API server might drop.
 type Fallback struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -407,7 +789,7 @@ type Fallback struct {
 
 func (x *Fallback) Reset() {
 	*x = Fallback{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[4]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -419,7 +801,7 @@ func (x *Fallback) String() string {
 func (*Fallback) ProtoMessage() {}
 
 func (x *Fallback) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[4]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -432,7 +814,7 @@ func (x *Fallback) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fallback.ProtoReflect.Descriptor instead.
 func (*Fallback) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{4}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Fallback) GetDevices() []*Device {
@@ -511,7 +893,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[5]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -523,7 +905,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[5]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -536,7 +918,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{5}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Device) GetName() string {
@@ -669,7 +1051,7 @@ type CompatibilityGroups struct {
 
 func (x *CompatibilityGroups) Reset() {
 	*x = CompatibilityGroups{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[6]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -681,7 +1063,7 @@ func (x *CompatibilityGroups) String() string {
 func (*CompatibilityGroups) ProtoMessage() {}
 
 func (x *CompatibilityGroups) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[6]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -694,7 +1076,7 @@ func (x *CompatibilityGroups) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompatibilityGroups.ProtoReflect.Descriptor instead.
 func (*CompatibilityGroups) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{6}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CompatibilityGroups) GetNames() []string {
@@ -729,7 +1111,7 @@ type NodeAllocatableResource struct {
 
 func (x *NodeAllocatableResource) Reset() {
 	*x = NodeAllocatableResource{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[7]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -741,7 +1123,7 @@ func (x *NodeAllocatableResource) String() string {
 func (*NodeAllocatableResource) ProtoMessage() {}
 
 func (x *NodeAllocatableResource) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[7]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -754,7 +1136,7 @@ func (x *NodeAllocatableResource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAllocatableResource.ProtoReflect.Descriptor instead.
 func (*NodeAllocatableResource) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{7}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NodeAllocatableResource) GetDeviceMultiplier() string {
@@ -812,7 +1194,7 @@ type Attribute struct {
 
 func (x *Attribute) Reset() {
 	*x = Attribute{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[8]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +1206,7 @@ func (x *Attribute) String() string {
 func (*Attribute) ProtoMessage() {}
 
 func (x *Attribute) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[8]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +1219,7 @@ func (x *Attribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attribute.ProtoReflect.Descriptor instead.
 func (*Attribute) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{8}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Attribute) GetValue() isAttribute_Value {
@@ -990,7 +1372,7 @@ type StringList struct {
 
 func (x *StringList) Reset() {
 	*x = StringList{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[9]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1002,7 +1384,7 @@ func (x *StringList) String() string {
 func (*StringList) ProtoMessage() {}
 
 func (x *StringList) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[9]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1015,7 +1397,7 @@ func (x *StringList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StringList.ProtoReflect.Descriptor instead.
 func (*StringList) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{9}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StringList) GetValues() []string {
@@ -1036,7 +1418,7 @@ type IntList struct {
 
 func (x *IntList) Reset() {
 	*x = IntList{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[10]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1048,7 +1430,7 @@ func (x *IntList) String() string {
 func (*IntList) ProtoMessage() {}
 
 func (x *IntList) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[10]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1061,7 +1443,7 @@ func (x *IntList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntList.ProtoReflect.Descriptor instead.
 func (*IntList) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{10}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *IntList) GetValues() []int64 {
@@ -1082,7 +1464,7 @@ type BoolList struct {
 
 func (x *BoolList) Reset() {
 	*x = BoolList{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[11]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1094,7 +1476,7 @@ func (x *BoolList) String() string {
 func (*BoolList) ProtoMessage() {}
 
 func (x *BoolList) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[11]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1107,7 +1489,7 @@ func (x *BoolList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BoolList.ProtoReflect.Descriptor instead.
 func (*BoolList) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{11}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *BoolList) GetValues() []bool {
@@ -1137,7 +1519,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[12]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1149,7 +1531,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[12]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1162,7 +1544,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{12}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Capacity) GetValue() string {
@@ -1210,7 +1592,7 @@ type CapacityRange struct {
 
 func (x *CapacityRange) Reset() {
 	*x = CapacityRange{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[13]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1222,7 +1604,7 @@ func (x *CapacityRange) String() string {
 func (*CapacityRange) ProtoMessage() {}
 
 func (x *CapacityRange) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[13]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1235,7 +1617,7 @@ func (x *CapacityRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CapacityRange.ProtoReflect.Descriptor instead.
 func (*CapacityRange) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{13}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CapacityRange) GetMin() string {
@@ -1274,7 +1656,7 @@ type Topology struct {
 
 func (x *Topology) Reset() {
 	*x = Topology{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[14]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1668,7 @@ func (x *Topology) String() string {
 func (*Topology) ProtoMessage() {}
 
 func (x *Topology) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[14]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1681,7 @@ func (x *Topology) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topology.ProtoReflect.Descriptor instead.
 func (*Topology) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{14}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Topology) GetNumaNode() int32 {
@@ -1334,7 +1716,7 @@ type CounterAmounts struct {
 
 func (x *CounterAmounts) Reset() {
 	*x = CounterAmounts{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[15]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1346,7 +1728,7 @@ func (x *CounterAmounts) String() string {
 func (*CounterAmounts) ProtoMessage() {}
 
 func (x *CounterAmounts) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[15]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1359,7 +1741,7 @@ func (x *CounterAmounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CounterAmounts.ProtoReflect.Descriptor instead.
 func (*CounterAmounts) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{15}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CounterAmounts) GetCounters() map[string]string {
@@ -1384,7 +1766,7 @@ type CounterSet struct {
 
 func (x *CounterSet) Reset() {
 	*x = CounterSet{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[16]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1396,7 +1778,7 @@ func (x *CounterSet) String() string {
 func (*CounterSet) ProtoMessage() {}
 
 func (x *CounterSet) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[16]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1409,7 +1791,7 @@ func (x *CounterSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CounterSet.ProtoReflect.Descriptor instead.
 func (*CounterSet) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{16}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CounterSet) GetName() string {
@@ -1448,7 +1830,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[17]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1460,7 +1842,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[17]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1473,7 +1855,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{17}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Taint) GetKey() string {
@@ -1513,7 +1895,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[18]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1907,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[18]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1920,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{18}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Health) GetStatus() HealthStatus {
@@ -1570,7 +1952,7 @@ type WatchHealthRequest struct {
 
 func (x *WatchHealthRequest) Reset() {
 	*x = WatchHealthRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[19]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1582,7 +1964,7 @@ func (x *WatchHealthRequest) String() string {
 func (*WatchHealthRequest) ProtoMessage() {}
 
 func (x *WatchHealthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[19]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1595,7 +1977,7 @@ func (x *WatchHealthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchHealthRequest.ProtoReflect.Descriptor instead.
 func (*WatchHealthRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{19}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{24}
 }
 
 // Changes of device health.
@@ -1609,7 +1991,7 @@ type WatchHealthResponse struct {
 
 func (x *WatchHealthResponse) Reset() {
 	*x = WatchHealthResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[20]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1621,7 +2003,7 @@ func (x *WatchHealthResponse) String() string {
 func (*WatchHealthResponse) ProtoMessage() {}
 
 func (x *WatchHealthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[20]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1634,7 +2016,7 @@ func (x *WatchHealthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchHealthResponse.ProtoReflect.Descriptor instead.
 func (*WatchHealthResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{20}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WatchHealthResponse) GetDevices() []*DeviceHealth {
@@ -1659,7 +2041,7 @@ type DeviceHealth struct {
 
 func (x *DeviceHealth) Reset() {
 	*x = DeviceHealth{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[21]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +2053,7 @@ func (x *DeviceHealth) String() string {
 func (*DeviceHealth) ProtoMessage() {}
 
 func (x *DeviceHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[21]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +2066,7 @@ func (x *DeviceHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceHealth.ProtoReflect.Descriptor instead.
 func (*DeviceHealth) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{21}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeviceHealth) GetName() string {
@@ -1725,7 +2107,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[22]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1737,7 +2119,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[22]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1750,7 +2132,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{22}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Claim) GetNamespace() string {
@@ -1803,14 +2185,17 @@ type AllocatedDevice struct {
 	// precedence. Users write them, so they can have any content.
 	Configs []string `protobuf:"bytes,7,rep,name=configs,proto3" json:"configs,omitempty"`
 	// The configs, merged into one JSON object by top-level key. Later configs take precedence.
-	Parameters    string `protobuf:"bytes,8,opt,name=parameters,proto3" json:"parameters,omitempty"`
+	Parameters string `protobuf:"bytes,8,opt,name=parameters,proto3" json:"parameters,omitempty"`
+	// The amounts that the device consumes from counter sets, as the backend reported them when the
+	// device was prepared. Empty for admin access.
+	Consumes      map[string]*CounterAmounts `protobuf:"bytes,9,rep,name=consumes,proto3" json:"consumes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AllocatedDevice) Reset() {
 	*x = AllocatedDevice{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[23]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1822,7 +2207,7 @@ func (x *AllocatedDevice) String() string {
 func (*AllocatedDevice) ProtoMessage() {}
 
 func (x *AllocatedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[23]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1835,7 +2220,7 @@ func (x *AllocatedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocatedDevice.ProtoReflect.Descriptor instead.
 func (*AllocatedDevice) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{23}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AllocatedDevice) GetName() string {
@@ -1894,6 +2279,13 @@ func (x *AllocatedDevice) GetParameters() string {
 	return ""
 }
 
+func (x *AllocatedDevice) GetConsumes() map[string]*CounterAmounts {
+	if x != nil {
+		return x.Consumes
+	}
+	return nil
+}
+
 // The claims of one pod.
 type PrepareClaimsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1905,7 +2297,7 @@ type PrepareClaimsRequest struct {
 
 func (x *PrepareClaimsRequest) Reset() {
 	*x = PrepareClaimsRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[24]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1917,7 +2309,7 @@ func (x *PrepareClaimsRequest) String() string {
 func (*PrepareClaimsRequest) ProtoMessage() {}
 
 func (x *PrepareClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[24]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1930,7 +2322,7 @@ func (x *PrepareClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareClaimsRequest.ProtoReflect.Descriptor instead.
 func (*PrepareClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{24}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PrepareClaimsRequest) GetClaims() []*Claim {
@@ -1951,7 +2343,7 @@ type PrepareClaimsResponse struct {
 
 func (x *PrepareClaimsResponse) Reset() {
 	*x = PrepareClaimsResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[25]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1963,7 +2355,7 @@ func (x *PrepareClaimsResponse) String() string {
 func (*PrepareClaimsResponse) ProtoMessage() {}
 
 func (x *PrepareClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[25]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1976,7 +2368,7 @@ func (x *PrepareClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareClaimsResponse.ProtoReflect.Descriptor instead.
 func (*PrepareClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{25}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PrepareClaimsResponse) GetClaims() []*PreparedClaim {
@@ -1998,14 +2390,16 @@ type PreparedClaim struct {
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
 	// What others can read about the devices, in the order of Claim.devices. Empty if there is nothing
 	// beside the edits.
-	Devices       []*PreparedDevice `protobuf:"bytes,4,rep,name=devices,proto3" json:"devices,omitempty"`
+	Devices []*PreparedDevice `protobuf:"bytes,4,rep,name=devices,proto3" json:"devices,omitempty"`
+	// The index of the device that failed, in Claim.devices. Not set if no single device failed.
+	FailedDevice  *uint32 `protobuf:"varint,5,opt,name=failed_device,json=failedDevice,proto3,oneof" json:"failed_device,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PreparedClaim) Reset() {
 	*x = PreparedClaim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[26]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2017,7 +2411,7 @@ func (x *PreparedClaim) String() string {
 func (*PreparedClaim) ProtoMessage() {}
 
 func (x *PreparedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[26]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2030,7 +2424,7 @@ func (x *PreparedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreparedClaim.ProtoReflect.Descriptor instead.
 func (*PreparedClaim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{26}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PreparedClaim) GetUid() string {
@@ -2061,6 +2455,13 @@ func (x *PreparedClaim) GetDevices() []*PreparedDevice {
 	return nil
 }
 
+func (x *PreparedClaim) GetFailedDevice() uint32 {
+	if x != nil && x.FailedDevice != nil {
+		return *x.FailedDevice
+	}
+	return 0
+}
+
 // What others can read about a prepared device. `conditions`, `data` and `network_data` are for the
 // status of the claim (API: status.devices[]). If the chart value nodePlugin.claimStatus.enabled is
 // set, the node plugin writes them after it has answered the kubelet, and removes them when the
@@ -2082,7 +2483,7 @@ type PreparedDevice struct {
 
 func (x *PreparedDevice) Reset() {
 	*x = PreparedDevice{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[27]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2094,7 +2495,7 @@ func (x *PreparedDevice) String() string {
 func (*PreparedDevice) ProtoMessage() {}
 
 func (x *PreparedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[27]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2107,7 +2508,7 @@ func (x *PreparedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreparedDevice.ProtoReflect.Descriptor instead.
 func (*PreparedDevice) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{27}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PreparedDevice) GetConditions() []*Condition {
@@ -2155,7 +2556,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2167,7 +2568,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2180,7 +2581,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{28}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Condition) GetType() string {
@@ -2226,7 +2627,7 @@ type NetworkData struct {
 
 func (x *NetworkData) Reset() {
 	*x = NetworkData{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2238,7 +2639,7 @@ func (x *NetworkData) String() string {
 func (*NetworkData) ProtoMessage() {}
 
 func (x *NetworkData) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2251,7 +2652,7 @@ func (x *NetworkData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkData.ProtoReflect.Descriptor instead.
 func (*NetworkData) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{29}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *NetworkData) GetInterfaceName() string {
@@ -2301,7 +2702,7 @@ type Edits struct {
 
 func (x *Edits) Reset() {
 	*x = Edits{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2313,7 +2714,7 @@ func (x *Edits) String() string {
 func (*Edits) ProtoMessage() {}
 
 func (x *Edits) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2326,7 +2727,7 @@ func (x *Edits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Edits.ProtoReflect.Descriptor instead.
 func (*Edits) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{30}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Edits) GetEnv() map[string]string {
@@ -2418,7 +2819,7 @@ type DeviceNode struct {
 
 func (x *DeviceNode) Reset() {
 	*x = DeviceNode{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2430,7 +2831,7 @@ func (x *DeviceNode) String() string {
 func (*DeviceNode) ProtoMessage() {}
 
 func (x *DeviceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2443,7 +2844,7 @@ func (x *DeviceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceNode.ProtoReflect.Descriptor instead.
 func (*DeviceNode) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{31}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeviceNode) GetPath() string {
@@ -2533,7 +2934,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2545,7 +2946,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2558,7 +2959,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{32}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Mount) GetHostPath() string {
@@ -2608,7 +3009,7 @@ type Hook struct {
 
 func (x *Hook) Reset() {
 	*x = Hook{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2620,7 +3021,7 @@ func (x *Hook) String() string {
 func (*Hook) ProtoMessage() {}
 
 func (x *Hook) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2633,7 +3034,7 @@ func (x *Hook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hook.ProtoReflect.Descriptor instead.
 func (*Hook) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{33}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Hook) GetName() string {
@@ -2684,7 +3085,7 @@ type NetDevice struct {
 
 func (x *NetDevice) Reset() {
 	*x = NetDevice{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +3097,7 @@ func (x *NetDevice) String() string {
 func (*NetDevice) ProtoMessage() {}
 
 func (x *NetDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +3110,7 @@ func (x *NetDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetDevice.ProtoReflect.Descriptor instead.
 func (*NetDevice) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{34}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *NetDevice) GetHostInterfaceName() string {
@@ -2745,7 +3146,7 @@ type IntelRdt struct {
 
 func (x *IntelRdt) Reset() {
 	*x = IntelRdt{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2757,7 +3158,7 @@ func (x *IntelRdt) String() string {
 func (*IntelRdt) ProtoMessage() {}
 
 func (x *IntelRdt) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2770,7 +3171,7 @@ func (x *IntelRdt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntelRdt.ProtoReflect.Descriptor instead.
 func (*IntelRdt) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{35}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *IntelRdt) GetClosId() string {
@@ -2819,7 +3220,7 @@ type UnprepareClaimsRequest struct {
 
 func (x *UnprepareClaimsRequest) Reset() {
 	*x = UnprepareClaimsRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2831,7 +3232,7 @@ func (x *UnprepareClaimsRequest) String() string {
 func (*UnprepareClaimsRequest) ProtoMessage() {}
 
 func (x *UnprepareClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2844,7 +3245,7 @@ func (x *UnprepareClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnprepareClaimsRequest.ProtoReflect.Descriptor instead.
 func (*UnprepareClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{36}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UnprepareClaimsRequest) GetClaims() []*Claim {
@@ -2865,7 +3266,7 @@ type UnprepareClaimsResponse struct {
 
 func (x *UnprepareClaimsResponse) Reset() {
 	*x = UnprepareClaimsResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2877,7 +3278,7 @@ func (x *UnprepareClaimsResponse) String() string {
 func (*UnprepareClaimsResponse) ProtoMessage() {}
 
 func (x *UnprepareClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2890,7 +3291,7 @@ func (x *UnprepareClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnprepareClaimsResponse.ProtoReflect.Descriptor instead.
 func (*UnprepareClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{37}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UnprepareClaimsResponse) GetClaims() []*UnpreparedClaim {
@@ -2906,14 +3307,19 @@ type UnpreparedClaim struct {
 	// The UID of the claim.
 	Uid string `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
 	// The cause of the failure. Empty on success.
-	Error         string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	// The index of the device that failed, in Claim.devices. Not set if no single device failed.
+	FailedDevice *uint32 `protobuf:"varint,3,opt,name=failed_device,json=failedDevice,proto3,oneof" json:"failed_device,omitempty"`
+	// Whether the backend has begun work that takes a long time, such as erasing a device's memory.
+	// The pod can then terminate, but the devices stay reserved. Set `error` as well.
+	Pending       bool `protobuf:"varint,4,opt,name=pending,proto3" json:"pending,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UnpreparedClaim) Reset() {
 	*x = UnpreparedClaim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2925,7 +3331,7 @@ func (x *UnpreparedClaim) String() string {
 func (*UnpreparedClaim) ProtoMessage() {}
 
 func (x *UnpreparedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2938,7 +3344,7 @@ func (x *UnpreparedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpreparedClaim.ProtoReflect.Descriptor instead.
 func (*UnpreparedClaim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{38}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UnpreparedClaim) GetUid() string {
@@ -2955,6 +3361,20 @@ func (x *UnpreparedClaim) GetError() string {
 	return ""
 }
 
+func (x *UnpreparedClaim) GetFailedDevice() uint32 {
+	if x != nil && x.FailedDevice != nil {
+		return *x.FailedDevice
+	}
+	return 0
+}
+
+func (x *UnpreparedClaim) GetPending() bool {
+	if x != nil {
+		return x.Pending
+	}
+	return false
+}
+
 // Prepared claims.
 type CheckClaimsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2966,7 +3386,7 @@ type CheckClaimsRequest struct {
 
 func (x *CheckClaimsRequest) Reset() {
 	*x = CheckClaimsRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2978,7 +3398,7 @@ func (x *CheckClaimsRequest) String() string {
 func (*CheckClaimsRequest) ProtoMessage() {}
 
 func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2991,7 +3411,7 @@ func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsRequest.ProtoReflect.Descriptor instead.
 func (*CheckClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{39}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CheckClaimsRequest) GetClaims() []*Claim {
@@ -3013,7 +3433,7 @@ type CheckClaimsResponse struct {
 
 func (x *CheckClaimsResponse) Reset() {
 	*x = CheckClaimsResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[40]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3025,7 +3445,7 @@ func (x *CheckClaimsResponse) String() string {
 func (*CheckClaimsResponse) ProtoMessage() {}
 
 func (x *CheckClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[40]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3038,7 +3458,7 @@ func (x *CheckClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsResponse.ProtoReflect.Descriptor instead.
 func (*CheckClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{40}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CheckClaimsResponse) GetClaims() []*CheckedClaim {
@@ -3061,7 +3481,7 @@ type CheckedClaim struct {
 
 func (x *CheckedClaim) Reset() {
 	*x = CheckedClaim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[41]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3493,7 @@ func (x *CheckedClaim) String() string {
 func (*CheckedClaim) ProtoMessage() {}
 
 func (x *CheckedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[41]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3506,7 @@ func (x *CheckedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckedClaim.ProtoReflect.Descriptor instead.
 func (*CheckedClaim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{41}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CheckedClaim) GetUid() string {
@@ -3103,26 +3523,583 @@ func (x *CheckedClaim) GetPrepared() bool {
 	return false
 }
 
+// All policies in the cluster.
+type ApplyPoliciesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 256 policies.
+	Policies      []*Policy `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyPoliciesRequest) Reset() {
+	*x = ApplyPoliciesRequest{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyPoliciesRequest) ProtoMessage() {}
+
+func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ApplyPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *ApplyPoliciesRequest) GetPolicies() []*Policy {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+// A policy.
+type Policy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// metadata.name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// metadata.creationTimestamp, in seconds since 1970-01-01 in UTC.
+	Created int64 `protobuf:"varint,2,opt,name=created,proto3" json:"created,omitempty"`
+	// metadata.generation.
+	Generation int64 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	// The spec as a JSON object of at most 64 KiB.
+	Spec          string `protobuf:"bytes,4,opt,name=spec,proto3" json:"spec,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Policy) Reset() {
+	*x = Policy{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Policy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Policy) ProtoMessage() {}
+
+func (x *Policy) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Policy.ProtoReflect.Descriptor instead.
+func (*Policy) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *Policy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Policy) GetCreated() int64 {
+	if x != nil {
+		return x.Created
+	}
+	return 0
+}
+
+func (x *Policy) GetGeneration() int64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Policy) GetSpec() string {
+	if x != nil {
+		return x.Spec
+	}
+	return ""
+}
+
+// The result of applying policies.
+type ApplyPoliciesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The invalid policies. If there are any, no policy of the request was applied.
+	Invalid []*InvalidPolicy `protobuf:"bytes,1,rep,name=invalid,proto3" json:"invalid,omitempty"`
+	// The reason why the backend refuses the policies, as a sentence. Empty on success.
+	Error         string `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyPoliciesResponse) Reset() {
+	*x = ApplyPoliciesResponse{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyPoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyPoliciesResponse) ProtoMessage() {}
+
+func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyPoliciesResponse.ProtoReflect.Descriptor instead.
+func (*ApplyPoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *ApplyPoliciesResponse) GetInvalid() []*InvalidPolicy {
+	if x != nil {
+		return x.Invalid
+	}
+	return nil
+}
+
+func (x *ApplyPoliciesResponse) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// A policy that the backend cannot apply.
+type InvalidPolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the policy.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The problem and its remedy, as a sentence of at most 1,024 characters that names the field.
+	Problem       string `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InvalidPolicy) Reset() {
+	*x = InvalidPolicy{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InvalidPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InvalidPolicy) ProtoMessage() {}
+
+func (x *InvalidPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InvalidPolicy.ProtoReflect.Descriptor instead.
+func (*InvalidPolicy) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *InvalidPolicy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *InvalidPolicy) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+// All devices that claims hold.
+type UpdateHeldDevicesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The claims, with the devices that they hold.
+	Claims        []*HeldClaim `protobuf:"bytes,1,rep,name=claims,proto3" json:"claims,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateHeldDevicesRequest) Reset() {
+	*x = UpdateHeldDevicesRequest{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateHeldDevicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateHeldDevicesRequest) ProtoMessage() {}
+
+func (x *UpdateHeldDevicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateHeldDevicesRequest.ProtoReflect.Descriptor instead.
+func (*UpdateHeldDevicesRequest) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *UpdateHeldDevicesRequest) GetClaims() []*HeldClaim {
+	if x != nil {
+		return x.Claims
+	}
+	return nil
+}
+
+type UpdateHeldDevicesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateHeldDevicesResponse) Reset() {
+	*x = UpdateHeldDevicesResponse{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateHeldDevicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateHeldDevicesResponse) ProtoMessage() {}
+
+func (x *UpdateHeldDevicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateHeldDevicesResponse.ProtoReflect.Descriptor instead.
+func (*UpdateHeldDevicesResponse) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{52}
+}
+
+// A claim that holds devices.
+type HeldClaim struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace of the claim.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The name of the claim.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// The identity of the claim.
+	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	// The devices that the claim holds.
+	Devices       []*HeldDevice `protobuf:"bytes,4,rep,name=devices,proto3" json:"devices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldClaim) Reset() {
+	*x = HeldClaim{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldClaim) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldClaim) ProtoMessage() {}
+
+func (x *HeldClaim) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldClaim.ProtoReflect.Descriptor instead.
+func (*HeldClaim) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *HeldClaim) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *HeldClaim) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *HeldClaim) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *HeldClaim) GetDevices() []*HeldDevice {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+// A device that a claim holds.
+type HeldDevice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the device.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Those of its device nodes that have an identity.
+	Nodes         []*HeldNode `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldDevice) Reset() {
+	*x = HeldDevice{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldDevice) ProtoMessage() {}
+
+func (x *HeldDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldDevice.ProtoReflect.Descriptor instead.
+func (*HeldDevice) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *HeldDevice) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *HeldDevice) GetNodes() []*HeldNode {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// A device node that a claim holds.
+type HeldNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "b" or "c".
+	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	// The major number. Not set, like `minor`, if the claim was prepared before the last boot: no
+	// container uses the number, and other hardware may have it now.
+	Major *int64 `protobuf:"varint,2,opt,name=major,proto3,oneof" json:"major,omitempty"`
+	// The minor number.
+	Minor *int64 `protobuf:"varint,3,opt,name=minor,proto3,oneof" json:"minor,omitempty"`
+	// The identity (DeviceNode.identity).
+	Identity string `protobuf:"bytes,4,opt,name=identity,proto3" json:"identity,omitempty"`
+	// Whether the claim's CDI file has a different number by now, so that only containers that started
+	// before can still use this number.
+	Former        bool `protobuf:"varint,5,opt,name=former,proto3" json:"former,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldNode) Reset() {
+	*x = HeldNode{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldNode) ProtoMessage() {}
+
+func (x *HeldNode) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldNode.ProtoReflect.Descriptor instead.
+func (*HeldNode) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *HeldNode) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *HeldNode) GetMajor() int64 {
+	if x != nil && x.Major != nil {
+		return *x.Major
+	}
+	return 0
+}
+
+func (x *HeldNode) GetMinor() int64 {
+	if x != nil && x.Minor != nil {
+		return *x.Minor
+	}
+	return 0
+}
+
+func (x *HeldNode) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
+func (x *HeldNode) GetFormer() bool {
+	if x != nil {
+		return x.Former
+	}
+	return false
+}
+
 var File_drakit_proto_backend_v1_backend_proto protoreflect.FileDescriptor
 
 const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\n" +
-	"%drakit_proto/backend/v1/backend.proto\x12\x11drakit.backend.v1\"T\n" +
+	"%drakit_proto/backend/v1/backend.proto\x12\x11drakit.backend.v1\"\xa9\x01\n" +
 	"\x0eGetInfoRequest\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12%\n" +
-	"\x0eplugin_version\x18\x02 \x01(\tR\rpluginVersion\"L\n" +
+	"\x0eplugin_version\x18\x02 \x01(\tR\rpluginVersion\x12C\n" +
+	"\vnode_labels\x18\x03 \x01(\v2\x1d.drakit.backend.v1.NodeLabelsH\x00R\n" +
+	"nodeLabels\x88\x01\x01B\x0e\n" +
+	"\f_node_labels\"\x8a\x01\n" +
+	"\n" +
+	"NodeLabels\x12A\n" +
+	"\x06labels\x18\x01 \x03(\v2).drakit.backend.v1.NodeLabels.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9d\x01\n" +
 	"\x0fGetInfoResponse\x12\x1f\n" +
 	"\vdriver_name\x18\x01 \x01(\tR\n" +
 	"driverName\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\tR\aversion\"\x15\n" +
-	"\x13WatchDevicesRequest\"\xac\x02\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12B\n" +
+	"\bpolicies\x18\x03 \x01(\v2!.drakit.backend.v1.PolicyResourceH\x00R\bpolicies\x88\x01\x01B\v\n" +
+	"\t_policies\"X\n" +
+	"\x0ePolicyResource\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\tR\aversion\x12\x16\n" +
+	"\x06plural\x18\x03 \x01(\tR\x06plural\"\x15\n" +
+	"\x13WatchDevicesRequest\"\xc7\x03\n" +
 	"\x14WatchDevicesResponse\x123\n" +
 	"\adevices\x18\x01 \x03(\v2\x19.drakit.backend.v1.DeviceR\adevices\x12@\n" +
 	"\fcounter_sets\x18\x02 \x03(\v2\x1d.drakit.backend.v1.CounterSetR\vcounterSets\x12<\n" +
 	"\bfallback\x18\x03 \x01(\v2\x1b.drakit.backend.v1.FallbackH\x00R\bfallback\x88\x01\x01\x12\x18\n" +
 	"\aordered\x18\x04 \x01(\bR\aordered\x128\n" +
-	"\x18partition_type_attribute\x18\x05 \x01(\tR\x16partitionTypeAttributeB\v\n" +
-	"\t_fallback\"?\n" +
+	"\x18partition_type_attribute\x18\x05 \x01(\tR\x16partitionTypeAttribute\x12=\n" +
+	"\brejected\x18\n" +
+	" \x03(\v2!.drakit.backend.v1.RejectedDeviceR\brejected\x12<\n" +
+	"\bpolicies\x18\v \x03(\v2 .drakit.backend.v1.PolicyOutcomeR\bpolicies\x12\x1c\n" +
+	"\twithdrawn\x18\f \x03(\tR\twithdrawnB\v\n" +
+	"\t_fallback\"r\n" +
+	"\x0eRejectedDevice\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12\x16\n" +
+	"\x06policy\x18\x04 \x01(\tR\x06policy\"\xd1\x01\n" +
+	"\rPolicyOutcome\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x18\n" +
+	"\amatched\x18\x02 \x01(\rR\amatched\x12\x1c\n" +
+	"\tpublished\x18\x03 \x01(\rR\tpublished\x12\x15\n" +
+	"\x06in_use\x18\x04 \x01(\rR\x05inUse\x12\x18\n" +
+	"\aproblem\x18\x05 \x01(\tR\aproblem\x12?\n" +
+	"\tconflicts\x18\x06 \x03(\v2!.drakit.backend.v1.PolicyConflictR\tconflicts\"@\n" +
+	"\x0ePolicyConflict\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\"?\n" +
 	"\bFallback\x123\n" +
 	"\adevices\x18\x01 \x03(\v2\x19.drakit.backend.v1.DeviceR\adevices\"\xbf\v\n" +
 	"\x06Device\x12\x12\n" +
@@ -3237,7 +4214,7 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x03 \x01(\tR\x03uid\x12<\n" +
-	"\adevices\x18\x04 \x03(\v2\".drakit.backend.v1.AllocatedDeviceR\adevices\"\x89\x03\n" +
+	"\adevices\x18\x04 \x03(\v2\".drakit.backend.v1.AllocatedDeviceR\adevices\"\xb7\x04\n" +
 	"\x0fAllocatedDevice\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x18\n" +
@@ -3248,20 +4225,26 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\aconfigs\x18\a \x03(\tR\aconfigs\x12\x1e\n" +
 	"\n" +
 	"parameters\x18\b \x01(\tR\n" +
-	"parameters\x1aC\n" +
+	"parameters\x12L\n" +
+	"\bconsumes\x18\t \x03(\v20.drakit.backend.v1.AllocatedDevice.ConsumesEntryR\bconsumes\x1aC\n" +
 	"\x15ConsumedCapacityEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\v\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a^\n" +
+	"\rConsumesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x127\n" +
+	"\x05value\x18\x02 \x01(\v2!.drakit.backend.v1.CounterAmountsR\x05value:\x028\x01B\v\n" +
 	"\t_share_id\"H\n" +
 	"\x14PrepareClaimsRequest\x120\n" +
 	"\x06claims\x18\x01 \x03(\v2\x18.drakit.backend.v1.ClaimR\x06claims\"Q\n" +
 	"\x15PrepareClaimsResponse\x128\n" +
-	"\x06claims\x18\x01 \x03(\v2 .drakit.backend.v1.PreparedClaimR\x06claims\"\xa4\x01\n" +
+	"\x06claims\x18\x01 \x03(\v2 .drakit.backend.v1.PreparedClaimR\x06claims\"\xe0\x01\n" +
 	"\rPreparedClaim\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12.\n" +
 	"\x05edits\x18\x02 \x03(\v2\x18.drakit.backend.v1.EditsR\x05edits\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\x12;\n" +
-	"\adevices\x18\x04 \x03(\v2!.drakit.backend.v1.PreparedDeviceR\adevices\"\xeb\x02\n" +
+	"\adevices\x18\x04 \x03(\v2!.drakit.backend.v1.PreparedDeviceR\adevices\x12(\n" +
+	"\rfailed_device\x18\x05 \x01(\rH\x00R\ffailedDevice\x88\x01\x01B\x10\n" +
+	"\x0e_failed_device\"\xeb\x02\n" +
 	"\x0ePreparedDevice\x12<\n" +
 	"\n" +
 	"conditions\x18\x01 \x03(\v2\x1c.drakit.backend.v1.ConditionR\n" +
@@ -3347,17 +4330,55 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\x16UnprepareClaimsRequest\x120\n" +
 	"\x06claims\x18\x01 \x03(\v2\x18.drakit.backend.v1.ClaimR\x06claims\"U\n" +
 	"\x17UnprepareClaimsResponse\x12:\n" +
-	"\x06claims\x18\x01 \x03(\v2\".drakit.backend.v1.UnpreparedClaimR\x06claims\"9\n" +
+	"\x06claims\x18\x01 \x03(\v2\".drakit.backend.v1.UnpreparedClaimR\x06claims\"\x8f\x01\n" +
 	"\x0fUnpreparedClaim\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x14\n" +
-	"\x05error\x18\x02 \x01(\tR\x05error\"F\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12(\n" +
+	"\rfailed_device\x18\x03 \x01(\rH\x00R\ffailedDevice\x88\x01\x01\x12\x18\n" +
+	"\apending\x18\x04 \x01(\bR\apendingB\x10\n" +
+	"\x0e_failed_device\"F\n" +
 	"\x12CheckClaimsRequest\x120\n" +
 	"\x06claims\x18\x01 \x03(\v2\x18.drakit.backend.v1.ClaimR\x06claims\"N\n" +
 	"\x13CheckClaimsResponse\x127\n" +
 	"\x06claims\x18\x01 \x03(\v2\x1f.drakit.backend.v1.CheckedClaimR\x06claims\"<\n" +
 	"\fCheckedClaim\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1a\n" +
-	"\bprepared\x18\x02 \x01(\bR\bprepared*}\n" +
+	"\bprepared\x18\x02 \x01(\bR\bprepared\"M\n" +
+	"\x14ApplyPoliciesRequest\x125\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x19.drakit.backend.v1.PolicyR\bpolicies\"j\n" +
+	"\x06Policy\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\acreated\x18\x02 \x01(\x03R\acreated\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x03 \x01(\x03R\n" +
+	"generation\x12\x12\n" +
+	"\x04spec\x18\x04 \x01(\tR\x04spec\"i\n" +
+	"\x15ApplyPoliciesResponse\x12:\n" +
+	"\ainvalid\x18\x01 \x03(\v2 .drakit.backend.v1.InvalidPolicyR\ainvalid\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"=\n" +
+	"\rInvalidPolicy\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aproblem\x18\x02 \x01(\tR\aproblem\"P\n" +
+	"\x18UpdateHeldDevicesRequest\x124\n" +
+	"\x06claims\x18\x01 \x03(\v2\x1c.drakit.backend.v1.HeldClaimR\x06claims\"\x1b\n" +
+	"\x19UpdateHeldDevicesResponse\"\x88\x01\n" +
+	"\tHeldClaim\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\x127\n" +
+	"\adevices\x18\x04 \x03(\v2\x1d.drakit.backend.v1.HeldDeviceR\adevices\"S\n" +
+	"\n" +
+	"HeldDevice\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
+	"\x05nodes\x18\x02 \x03(\v2\x1b.drakit.backend.v1.HeldNodeR\x05nodes\"\x9c\x01\n" +
+	"\bHeldNode\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x19\n" +
+	"\x05major\x18\x02 \x01(\x03H\x00R\x05major\x88\x01\x01\x12\x19\n" +
+	"\x05minor\x18\x03 \x01(\x03H\x01R\x05minor\x88\x01\x01\x12\x1a\n" +
+	"\bidentity\x18\x04 \x01(\tR\bidentity\x12\x16\n" +
+	"\x06former\x18\x05 \x01(\bR\x06formerB\b\n" +
+	"\x06_majorB\b\n" +
+	"\x06_minor*}\n" +
 	"\vTaintEffect\x12\x1c\n" +
 	"\x18TAINT_EFFECT_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11TAINT_EFFECT_NONE\x10\x01\x12\x1c\n" +
@@ -3366,14 +4387,16 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\fHealthStatus\x12\x1d\n" +
 	"\x19HEALTH_STATUS_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15HEALTH_STATUS_HEALTHY\x10\x01\x12\x1b\n" +
-	"\x17HEALTH_STATUS_UNHEALTHY\x10\x022\xca\x04\n" +
+	"\x17HEALTH_STATUS_UNHEALTHY\x10\x022\x9e\x06\n" +
 	"\aBackend\x12P\n" +
 	"\aGetInfo\x12!.drakit.backend.v1.GetInfoRequest\x1a\".drakit.backend.v1.GetInfoResponse\x12a\n" +
 	"\fWatchDevices\x12&.drakit.backend.v1.WatchDevicesRequest\x1a'.drakit.backend.v1.WatchDevicesResponse0\x01\x12b\n" +
 	"\rPrepareClaims\x12'.drakit.backend.v1.PrepareClaimsRequest\x1a(.drakit.backend.v1.PrepareClaimsResponse\x12h\n" +
 	"\x0fUnprepareClaims\x12).drakit.backend.v1.UnprepareClaimsRequest\x1a*.drakit.backend.v1.UnprepareClaimsResponse\x12\\\n" +
 	"\vCheckClaims\x12%.drakit.backend.v1.CheckClaimsRequest\x1a&.drakit.backend.v1.CheckClaimsResponse\x12^\n" +
-	"\vWatchHealth\x12%.drakit.backend.v1.WatchHealthRequest\x1a&.drakit.backend.v1.WatchHealthResponse0\x01B!Z\x1fdrakit.dev/backend/v1;backendv1b\x06proto3"
+	"\vWatchHealth\x12%.drakit.backend.v1.WatchHealthRequest\x1a&.drakit.backend.v1.WatchHealthResponse0\x01\x12b\n" +
+	"\rApplyPolicies\x12'.drakit.backend.v1.ApplyPoliciesRequest\x1a(.drakit.backend.v1.ApplyPoliciesResponse\x12n\n" +
+	"\x11UpdateHeldDevices\x12+.drakit.backend.v1.UpdateHeldDevicesRequest\x1a,.drakit.backend.v1.UpdateHeldDevicesResponseB!Z\x1fdrakit.dev/backend/v1;backendv1b\x06proto3"
 
 var (
 	file_drakit_proto_backend_v1_backend_proto_rawDescOnce sync.Once
@@ -3388,131 +4411,164 @@ func file_drakit_proto_backend_v1_backend_proto_rawDescGZIP() []byte {
 }
 
 var file_drakit_proto_backend_v1_backend_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_drakit_proto_backend_v1_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_drakit_proto_backend_v1_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_drakit_proto_backend_v1_backend_proto_goTypes = []any{
-	(TaintEffect)(0),                // 0: drakit.backend.v1.TaintEffect
-	(HealthStatus)(0),               // 1: drakit.backend.v1.HealthStatus
-	(*GetInfoRequest)(nil),          // 2: drakit.backend.v1.GetInfoRequest
-	(*GetInfoResponse)(nil),         // 3: drakit.backend.v1.GetInfoResponse
-	(*WatchDevicesRequest)(nil),     // 4: drakit.backend.v1.WatchDevicesRequest
-	(*WatchDevicesResponse)(nil),    // 5: drakit.backend.v1.WatchDevicesResponse
-	(*Fallback)(nil),                // 6: drakit.backend.v1.Fallback
-	(*Device)(nil),                  // 7: drakit.backend.v1.Device
-	(*CompatibilityGroups)(nil),     // 8: drakit.backend.v1.CompatibilityGroups
-	(*NodeAllocatableResource)(nil), // 9: drakit.backend.v1.NodeAllocatableResource
-	(*Attribute)(nil),               // 10: drakit.backend.v1.Attribute
-	(*StringList)(nil),              // 11: drakit.backend.v1.StringList
-	(*IntList)(nil),                 // 12: drakit.backend.v1.IntList
-	(*BoolList)(nil),                // 13: drakit.backend.v1.BoolList
-	(*Capacity)(nil),                // 14: drakit.backend.v1.Capacity
-	(*CapacityRange)(nil),           // 15: drakit.backend.v1.CapacityRange
-	(*Topology)(nil),                // 16: drakit.backend.v1.Topology
-	(*CounterAmounts)(nil),          // 17: drakit.backend.v1.CounterAmounts
-	(*CounterSet)(nil),              // 18: drakit.backend.v1.CounterSet
-	(*Taint)(nil),                   // 19: drakit.backend.v1.Taint
-	(*Health)(nil),                  // 20: drakit.backend.v1.Health
-	(*WatchHealthRequest)(nil),      // 21: drakit.backend.v1.WatchHealthRequest
-	(*WatchHealthResponse)(nil),     // 22: drakit.backend.v1.WatchHealthResponse
-	(*DeviceHealth)(nil),            // 23: drakit.backend.v1.DeviceHealth
-	(*Claim)(nil),                   // 24: drakit.backend.v1.Claim
-	(*AllocatedDevice)(nil),         // 25: drakit.backend.v1.AllocatedDevice
-	(*PrepareClaimsRequest)(nil),    // 26: drakit.backend.v1.PrepareClaimsRequest
-	(*PrepareClaimsResponse)(nil),   // 27: drakit.backend.v1.PrepareClaimsResponse
-	(*PreparedClaim)(nil),           // 28: drakit.backend.v1.PreparedClaim
-	(*PreparedDevice)(nil),          // 29: drakit.backend.v1.PreparedDevice
-	(*Condition)(nil),               // 30: drakit.backend.v1.Condition
-	(*NetworkData)(nil),             // 31: drakit.backend.v1.NetworkData
-	(*Edits)(nil),                   // 32: drakit.backend.v1.Edits
-	(*DeviceNode)(nil),              // 33: drakit.backend.v1.DeviceNode
-	(*Mount)(nil),                   // 34: drakit.backend.v1.Mount
-	(*Hook)(nil),                    // 35: drakit.backend.v1.Hook
-	(*NetDevice)(nil),               // 36: drakit.backend.v1.NetDevice
-	(*IntelRdt)(nil),                // 37: drakit.backend.v1.IntelRdt
-	(*UnprepareClaimsRequest)(nil),  // 38: drakit.backend.v1.UnprepareClaimsRequest
-	(*UnprepareClaimsResponse)(nil), // 39: drakit.backend.v1.UnprepareClaimsResponse
-	(*UnpreparedClaim)(nil),         // 40: drakit.backend.v1.UnpreparedClaim
-	(*CheckClaimsRequest)(nil),      // 41: drakit.backend.v1.CheckClaimsRequest
-	(*CheckClaimsResponse)(nil),     // 42: drakit.backend.v1.CheckClaimsResponse
-	(*CheckedClaim)(nil),            // 43: drakit.backend.v1.CheckedClaim
-	nil,                             // 44: drakit.backend.v1.Device.AttributesEntry
-	nil,                             // 45: drakit.backend.v1.Device.CapacityEntry
-	nil,                             // 46: drakit.backend.v1.Device.ConsumesEntry
-	nil,                             // 47: drakit.backend.v1.Device.NodeAllocatableResourcesEntry
-	nil,                             // 48: drakit.backend.v1.Device.CompatibilityGroupsEntry
-	nil,                             // 49: drakit.backend.v1.CounterAmounts.CountersEntry
-	nil,                             // 50: drakit.backend.v1.CounterSet.CountersEntry
-	nil,                             // 51: drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
-	nil,                             // 52: drakit.backend.v1.PreparedDevice.AttributesEntry
-	nil,                             // 53: drakit.backend.v1.Edits.EnvEntry
-	nil,                             // 54: drakit.backend.v1.Hook.EnvEntry
+	(TaintEffect)(0),                  // 0: drakit.backend.v1.TaintEffect
+	(HealthStatus)(0),                 // 1: drakit.backend.v1.HealthStatus
+	(*GetInfoRequest)(nil),            // 2: drakit.backend.v1.GetInfoRequest
+	(*NodeLabels)(nil),                // 3: drakit.backend.v1.NodeLabels
+	(*GetInfoResponse)(nil),           // 4: drakit.backend.v1.GetInfoResponse
+	(*PolicyResource)(nil),            // 5: drakit.backend.v1.PolicyResource
+	(*WatchDevicesRequest)(nil),       // 6: drakit.backend.v1.WatchDevicesRequest
+	(*WatchDevicesResponse)(nil),      // 7: drakit.backend.v1.WatchDevicesResponse
+	(*RejectedDevice)(nil),            // 8: drakit.backend.v1.RejectedDevice
+	(*PolicyOutcome)(nil),             // 9: drakit.backend.v1.PolicyOutcome
+	(*PolicyConflict)(nil),            // 10: drakit.backend.v1.PolicyConflict
+	(*Fallback)(nil),                  // 11: drakit.backend.v1.Fallback
+	(*Device)(nil),                    // 12: drakit.backend.v1.Device
+	(*CompatibilityGroups)(nil),       // 13: drakit.backend.v1.CompatibilityGroups
+	(*NodeAllocatableResource)(nil),   // 14: drakit.backend.v1.NodeAllocatableResource
+	(*Attribute)(nil),                 // 15: drakit.backend.v1.Attribute
+	(*StringList)(nil),                // 16: drakit.backend.v1.StringList
+	(*IntList)(nil),                   // 17: drakit.backend.v1.IntList
+	(*BoolList)(nil),                  // 18: drakit.backend.v1.BoolList
+	(*Capacity)(nil),                  // 19: drakit.backend.v1.Capacity
+	(*CapacityRange)(nil),             // 20: drakit.backend.v1.CapacityRange
+	(*Topology)(nil),                  // 21: drakit.backend.v1.Topology
+	(*CounterAmounts)(nil),            // 22: drakit.backend.v1.CounterAmounts
+	(*CounterSet)(nil),                // 23: drakit.backend.v1.CounterSet
+	(*Taint)(nil),                     // 24: drakit.backend.v1.Taint
+	(*Health)(nil),                    // 25: drakit.backend.v1.Health
+	(*WatchHealthRequest)(nil),        // 26: drakit.backend.v1.WatchHealthRequest
+	(*WatchHealthResponse)(nil),       // 27: drakit.backend.v1.WatchHealthResponse
+	(*DeviceHealth)(nil),              // 28: drakit.backend.v1.DeviceHealth
+	(*Claim)(nil),                     // 29: drakit.backend.v1.Claim
+	(*AllocatedDevice)(nil),           // 30: drakit.backend.v1.AllocatedDevice
+	(*PrepareClaimsRequest)(nil),      // 31: drakit.backend.v1.PrepareClaimsRequest
+	(*PrepareClaimsResponse)(nil),     // 32: drakit.backend.v1.PrepareClaimsResponse
+	(*PreparedClaim)(nil),             // 33: drakit.backend.v1.PreparedClaim
+	(*PreparedDevice)(nil),            // 34: drakit.backend.v1.PreparedDevice
+	(*Condition)(nil),                 // 35: drakit.backend.v1.Condition
+	(*NetworkData)(nil),               // 36: drakit.backend.v1.NetworkData
+	(*Edits)(nil),                     // 37: drakit.backend.v1.Edits
+	(*DeviceNode)(nil),                // 38: drakit.backend.v1.DeviceNode
+	(*Mount)(nil),                     // 39: drakit.backend.v1.Mount
+	(*Hook)(nil),                      // 40: drakit.backend.v1.Hook
+	(*NetDevice)(nil),                 // 41: drakit.backend.v1.NetDevice
+	(*IntelRdt)(nil),                  // 42: drakit.backend.v1.IntelRdt
+	(*UnprepareClaimsRequest)(nil),    // 43: drakit.backend.v1.UnprepareClaimsRequest
+	(*UnprepareClaimsResponse)(nil),   // 44: drakit.backend.v1.UnprepareClaimsResponse
+	(*UnpreparedClaim)(nil),           // 45: drakit.backend.v1.UnpreparedClaim
+	(*CheckClaimsRequest)(nil),        // 46: drakit.backend.v1.CheckClaimsRequest
+	(*CheckClaimsResponse)(nil),       // 47: drakit.backend.v1.CheckClaimsResponse
+	(*CheckedClaim)(nil),              // 48: drakit.backend.v1.CheckedClaim
+	(*ApplyPoliciesRequest)(nil),      // 49: drakit.backend.v1.ApplyPoliciesRequest
+	(*Policy)(nil),                    // 50: drakit.backend.v1.Policy
+	(*ApplyPoliciesResponse)(nil),     // 51: drakit.backend.v1.ApplyPoliciesResponse
+	(*InvalidPolicy)(nil),             // 52: drakit.backend.v1.InvalidPolicy
+	(*UpdateHeldDevicesRequest)(nil),  // 53: drakit.backend.v1.UpdateHeldDevicesRequest
+	(*UpdateHeldDevicesResponse)(nil), // 54: drakit.backend.v1.UpdateHeldDevicesResponse
+	(*HeldClaim)(nil),                 // 55: drakit.backend.v1.HeldClaim
+	(*HeldDevice)(nil),                // 56: drakit.backend.v1.HeldDevice
+	(*HeldNode)(nil),                  // 57: drakit.backend.v1.HeldNode
+	nil,                               // 58: drakit.backend.v1.NodeLabels.LabelsEntry
+	nil,                               // 59: drakit.backend.v1.Device.AttributesEntry
+	nil,                               // 60: drakit.backend.v1.Device.CapacityEntry
+	nil,                               // 61: drakit.backend.v1.Device.ConsumesEntry
+	nil,                               // 62: drakit.backend.v1.Device.NodeAllocatableResourcesEntry
+	nil,                               // 63: drakit.backend.v1.Device.CompatibilityGroupsEntry
+	nil,                               // 64: drakit.backend.v1.CounterAmounts.CountersEntry
+	nil,                               // 65: drakit.backend.v1.CounterSet.CountersEntry
+	nil,                               // 66: drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
+	nil,                               // 67: drakit.backend.v1.AllocatedDevice.ConsumesEntry
+	nil,                               // 68: drakit.backend.v1.PreparedDevice.AttributesEntry
+	nil,                               // 69: drakit.backend.v1.Edits.EnvEntry
+	nil,                               // 70: drakit.backend.v1.Hook.EnvEntry
 }
 var file_drakit_proto_backend_v1_backend_proto_depIdxs = []int32{
-	7,  // 0: drakit.backend.v1.WatchDevicesResponse.devices:type_name -> drakit.backend.v1.Device
-	18, // 1: drakit.backend.v1.WatchDevicesResponse.counter_sets:type_name -> drakit.backend.v1.CounterSet
-	6,  // 2: drakit.backend.v1.WatchDevicesResponse.fallback:type_name -> drakit.backend.v1.Fallback
-	7,  // 3: drakit.backend.v1.Fallback.devices:type_name -> drakit.backend.v1.Device
-	44, // 4: drakit.backend.v1.Device.attributes:type_name -> drakit.backend.v1.Device.AttributesEntry
-	45, // 5: drakit.backend.v1.Device.capacity:type_name -> drakit.backend.v1.Device.CapacityEntry
-	16, // 6: drakit.backend.v1.Device.topology:type_name -> drakit.backend.v1.Topology
-	46, // 7: drakit.backend.v1.Device.consumes:type_name -> drakit.backend.v1.Device.ConsumesEntry
-	19, // 8: drakit.backend.v1.Device.taints:type_name -> drakit.backend.v1.Taint
-	20, // 9: drakit.backend.v1.Device.health:type_name -> drakit.backend.v1.Health
-	47, // 10: drakit.backend.v1.Device.node_allocatable_resources:type_name -> drakit.backend.v1.Device.NodeAllocatableResourcesEntry
-	48, // 11: drakit.backend.v1.Device.compatibility_groups:type_name -> drakit.backend.v1.Device.CompatibilityGroupsEntry
-	11, // 12: drakit.backend.v1.Attribute.strings:type_name -> drakit.backend.v1.StringList
-	12, // 13: drakit.backend.v1.Attribute.ints:type_name -> drakit.backend.v1.IntList
-	13, // 14: drakit.backend.v1.Attribute.bools:type_name -> drakit.backend.v1.BoolList
-	11, // 15: drakit.backend.v1.Attribute.versions:type_name -> drakit.backend.v1.StringList
-	15, // 16: drakit.backend.v1.Capacity.valid_range:type_name -> drakit.backend.v1.CapacityRange
-	49, // 17: drakit.backend.v1.CounterAmounts.counters:type_name -> drakit.backend.v1.CounterAmounts.CountersEntry
-	50, // 18: drakit.backend.v1.CounterSet.counters:type_name -> drakit.backend.v1.CounterSet.CountersEntry
-	0,  // 19: drakit.backend.v1.Taint.effect:type_name -> drakit.backend.v1.TaintEffect
-	1,  // 20: drakit.backend.v1.Health.status:type_name -> drakit.backend.v1.HealthStatus
-	23, // 21: drakit.backend.v1.WatchHealthResponse.devices:type_name -> drakit.backend.v1.DeviceHealth
-	20, // 22: drakit.backend.v1.DeviceHealth.health:type_name -> drakit.backend.v1.Health
-	25, // 23: drakit.backend.v1.Claim.devices:type_name -> drakit.backend.v1.AllocatedDevice
-	51, // 24: drakit.backend.v1.AllocatedDevice.consumed_capacity:type_name -> drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
-	24, // 25: drakit.backend.v1.PrepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	28, // 26: drakit.backend.v1.PrepareClaimsResponse.claims:type_name -> drakit.backend.v1.PreparedClaim
-	32, // 27: drakit.backend.v1.PreparedClaim.edits:type_name -> drakit.backend.v1.Edits
-	29, // 28: drakit.backend.v1.PreparedClaim.devices:type_name -> drakit.backend.v1.PreparedDevice
-	30, // 29: drakit.backend.v1.PreparedDevice.conditions:type_name -> drakit.backend.v1.Condition
-	31, // 30: drakit.backend.v1.PreparedDevice.network_data:type_name -> drakit.backend.v1.NetworkData
-	52, // 31: drakit.backend.v1.PreparedDevice.attributes:type_name -> drakit.backend.v1.PreparedDevice.AttributesEntry
-	53, // 32: drakit.backend.v1.Edits.env:type_name -> drakit.backend.v1.Edits.EnvEntry
-	33, // 33: drakit.backend.v1.Edits.device_nodes:type_name -> drakit.backend.v1.DeviceNode
-	34, // 34: drakit.backend.v1.Edits.mounts:type_name -> drakit.backend.v1.Mount
-	35, // 35: drakit.backend.v1.Edits.hooks:type_name -> drakit.backend.v1.Hook
-	36, // 36: drakit.backend.v1.Edits.net_devices:type_name -> drakit.backend.v1.NetDevice
-	37, // 37: drakit.backend.v1.Edits.intel_rdt:type_name -> drakit.backend.v1.IntelRdt
-	54, // 38: drakit.backend.v1.Hook.env:type_name -> drakit.backend.v1.Hook.EnvEntry
-	24, // 39: drakit.backend.v1.UnprepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	40, // 40: drakit.backend.v1.UnprepareClaimsResponse.claims:type_name -> drakit.backend.v1.UnpreparedClaim
-	24, // 41: drakit.backend.v1.CheckClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	43, // 42: drakit.backend.v1.CheckClaimsResponse.claims:type_name -> drakit.backend.v1.CheckedClaim
-	10, // 43: drakit.backend.v1.Device.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
-	14, // 44: drakit.backend.v1.Device.CapacityEntry.value:type_name -> drakit.backend.v1.Capacity
-	17, // 45: drakit.backend.v1.Device.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
-	9,  // 46: drakit.backend.v1.Device.NodeAllocatableResourcesEntry.value:type_name -> drakit.backend.v1.NodeAllocatableResource
-	8,  // 47: drakit.backend.v1.Device.CompatibilityGroupsEntry.value:type_name -> drakit.backend.v1.CompatibilityGroups
-	10, // 48: drakit.backend.v1.PreparedDevice.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
-	2,  // 49: drakit.backend.v1.Backend.GetInfo:input_type -> drakit.backend.v1.GetInfoRequest
-	4,  // 50: drakit.backend.v1.Backend.WatchDevices:input_type -> drakit.backend.v1.WatchDevicesRequest
-	26, // 51: drakit.backend.v1.Backend.PrepareClaims:input_type -> drakit.backend.v1.PrepareClaimsRequest
-	38, // 52: drakit.backend.v1.Backend.UnprepareClaims:input_type -> drakit.backend.v1.UnprepareClaimsRequest
-	41, // 53: drakit.backend.v1.Backend.CheckClaims:input_type -> drakit.backend.v1.CheckClaimsRequest
-	21, // 54: drakit.backend.v1.Backend.WatchHealth:input_type -> drakit.backend.v1.WatchHealthRequest
-	3,  // 55: drakit.backend.v1.Backend.GetInfo:output_type -> drakit.backend.v1.GetInfoResponse
-	5,  // 56: drakit.backend.v1.Backend.WatchDevices:output_type -> drakit.backend.v1.WatchDevicesResponse
-	27, // 57: drakit.backend.v1.Backend.PrepareClaims:output_type -> drakit.backend.v1.PrepareClaimsResponse
-	39, // 58: drakit.backend.v1.Backend.UnprepareClaims:output_type -> drakit.backend.v1.UnprepareClaimsResponse
-	42, // 59: drakit.backend.v1.Backend.CheckClaims:output_type -> drakit.backend.v1.CheckClaimsResponse
-	22, // 60: drakit.backend.v1.Backend.WatchHealth:output_type -> drakit.backend.v1.WatchHealthResponse
-	55, // [55:61] is the sub-list for method output_type
-	49, // [49:55] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	3,  // 0: drakit.backend.v1.GetInfoRequest.node_labels:type_name -> drakit.backend.v1.NodeLabels
+	58, // 1: drakit.backend.v1.NodeLabels.labels:type_name -> drakit.backend.v1.NodeLabels.LabelsEntry
+	5,  // 2: drakit.backend.v1.GetInfoResponse.policies:type_name -> drakit.backend.v1.PolicyResource
+	12, // 3: drakit.backend.v1.WatchDevicesResponse.devices:type_name -> drakit.backend.v1.Device
+	23, // 4: drakit.backend.v1.WatchDevicesResponse.counter_sets:type_name -> drakit.backend.v1.CounterSet
+	11, // 5: drakit.backend.v1.WatchDevicesResponse.fallback:type_name -> drakit.backend.v1.Fallback
+	8,  // 6: drakit.backend.v1.WatchDevicesResponse.rejected:type_name -> drakit.backend.v1.RejectedDevice
+	9,  // 7: drakit.backend.v1.WatchDevicesResponse.policies:type_name -> drakit.backend.v1.PolicyOutcome
+	10, // 8: drakit.backend.v1.PolicyOutcome.conflicts:type_name -> drakit.backend.v1.PolicyConflict
+	12, // 9: drakit.backend.v1.Fallback.devices:type_name -> drakit.backend.v1.Device
+	59, // 10: drakit.backend.v1.Device.attributes:type_name -> drakit.backend.v1.Device.AttributesEntry
+	60, // 11: drakit.backend.v1.Device.capacity:type_name -> drakit.backend.v1.Device.CapacityEntry
+	21, // 12: drakit.backend.v1.Device.topology:type_name -> drakit.backend.v1.Topology
+	61, // 13: drakit.backend.v1.Device.consumes:type_name -> drakit.backend.v1.Device.ConsumesEntry
+	24, // 14: drakit.backend.v1.Device.taints:type_name -> drakit.backend.v1.Taint
+	25, // 15: drakit.backend.v1.Device.health:type_name -> drakit.backend.v1.Health
+	62, // 16: drakit.backend.v1.Device.node_allocatable_resources:type_name -> drakit.backend.v1.Device.NodeAllocatableResourcesEntry
+	63, // 17: drakit.backend.v1.Device.compatibility_groups:type_name -> drakit.backend.v1.Device.CompatibilityGroupsEntry
+	16, // 18: drakit.backend.v1.Attribute.strings:type_name -> drakit.backend.v1.StringList
+	17, // 19: drakit.backend.v1.Attribute.ints:type_name -> drakit.backend.v1.IntList
+	18, // 20: drakit.backend.v1.Attribute.bools:type_name -> drakit.backend.v1.BoolList
+	16, // 21: drakit.backend.v1.Attribute.versions:type_name -> drakit.backend.v1.StringList
+	20, // 22: drakit.backend.v1.Capacity.valid_range:type_name -> drakit.backend.v1.CapacityRange
+	64, // 23: drakit.backend.v1.CounterAmounts.counters:type_name -> drakit.backend.v1.CounterAmounts.CountersEntry
+	65, // 24: drakit.backend.v1.CounterSet.counters:type_name -> drakit.backend.v1.CounterSet.CountersEntry
+	0,  // 25: drakit.backend.v1.Taint.effect:type_name -> drakit.backend.v1.TaintEffect
+	1,  // 26: drakit.backend.v1.Health.status:type_name -> drakit.backend.v1.HealthStatus
+	28, // 27: drakit.backend.v1.WatchHealthResponse.devices:type_name -> drakit.backend.v1.DeviceHealth
+	25, // 28: drakit.backend.v1.DeviceHealth.health:type_name -> drakit.backend.v1.Health
+	30, // 29: drakit.backend.v1.Claim.devices:type_name -> drakit.backend.v1.AllocatedDevice
+	66, // 30: drakit.backend.v1.AllocatedDevice.consumed_capacity:type_name -> drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
+	67, // 31: drakit.backend.v1.AllocatedDevice.consumes:type_name -> drakit.backend.v1.AllocatedDevice.ConsumesEntry
+	29, // 32: drakit.backend.v1.PrepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	33, // 33: drakit.backend.v1.PrepareClaimsResponse.claims:type_name -> drakit.backend.v1.PreparedClaim
+	37, // 34: drakit.backend.v1.PreparedClaim.edits:type_name -> drakit.backend.v1.Edits
+	34, // 35: drakit.backend.v1.PreparedClaim.devices:type_name -> drakit.backend.v1.PreparedDevice
+	35, // 36: drakit.backend.v1.PreparedDevice.conditions:type_name -> drakit.backend.v1.Condition
+	36, // 37: drakit.backend.v1.PreparedDevice.network_data:type_name -> drakit.backend.v1.NetworkData
+	68, // 38: drakit.backend.v1.PreparedDevice.attributes:type_name -> drakit.backend.v1.PreparedDevice.AttributesEntry
+	69, // 39: drakit.backend.v1.Edits.env:type_name -> drakit.backend.v1.Edits.EnvEntry
+	38, // 40: drakit.backend.v1.Edits.device_nodes:type_name -> drakit.backend.v1.DeviceNode
+	39, // 41: drakit.backend.v1.Edits.mounts:type_name -> drakit.backend.v1.Mount
+	40, // 42: drakit.backend.v1.Edits.hooks:type_name -> drakit.backend.v1.Hook
+	41, // 43: drakit.backend.v1.Edits.net_devices:type_name -> drakit.backend.v1.NetDevice
+	42, // 44: drakit.backend.v1.Edits.intel_rdt:type_name -> drakit.backend.v1.IntelRdt
+	70, // 45: drakit.backend.v1.Hook.env:type_name -> drakit.backend.v1.Hook.EnvEntry
+	29, // 46: drakit.backend.v1.UnprepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	45, // 47: drakit.backend.v1.UnprepareClaimsResponse.claims:type_name -> drakit.backend.v1.UnpreparedClaim
+	29, // 48: drakit.backend.v1.CheckClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	48, // 49: drakit.backend.v1.CheckClaimsResponse.claims:type_name -> drakit.backend.v1.CheckedClaim
+	50, // 50: drakit.backend.v1.ApplyPoliciesRequest.policies:type_name -> drakit.backend.v1.Policy
+	52, // 51: drakit.backend.v1.ApplyPoliciesResponse.invalid:type_name -> drakit.backend.v1.InvalidPolicy
+	55, // 52: drakit.backend.v1.UpdateHeldDevicesRequest.claims:type_name -> drakit.backend.v1.HeldClaim
+	56, // 53: drakit.backend.v1.HeldClaim.devices:type_name -> drakit.backend.v1.HeldDevice
+	57, // 54: drakit.backend.v1.HeldDevice.nodes:type_name -> drakit.backend.v1.HeldNode
+	15, // 55: drakit.backend.v1.Device.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
+	19, // 56: drakit.backend.v1.Device.CapacityEntry.value:type_name -> drakit.backend.v1.Capacity
+	22, // 57: drakit.backend.v1.Device.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
+	14, // 58: drakit.backend.v1.Device.NodeAllocatableResourcesEntry.value:type_name -> drakit.backend.v1.NodeAllocatableResource
+	13, // 59: drakit.backend.v1.Device.CompatibilityGroupsEntry.value:type_name -> drakit.backend.v1.CompatibilityGroups
+	22, // 60: drakit.backend.v1.AllocatedDevice.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
+	15, // 61: drakit.backend.v1.PreparedDevice.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
+	2,  // 62: drakit.backend.v1.Backend.GetInfo:input_type -> drakit.backend.v1.GetInfoRequest
+	6,  // 63: drakit.backend.v1.Backend.WatchDevices:input_type -> drakit.backend.v1.WatchDevicesRequest
+	31, // 64: drakit.backend.v1.Backend.PrepareClaims:input_type -> drakit.backend.v1.PrepareClaimsRequest
+	43, // 65: drakit.backend.v1.Backend.UnprepareClaims:input_type -> drakit.backend.v1.UnprepareClaimsRequest
+	46, // 66: drakit.backend.v1.Backend.CheckClaims:input_type -> drakit.backend.v1.CheckClaimsRequest
+	26, // 67: drakit.backend.v1.Backend.WatchHealth:input_type -> drakit.backend.v1.WatchHealthRequest
+	49, // 68: drakit.backend.v1.Backend.ApplyPolicies:input_type -> drakit.backend.v1.ApplyPoliciesRequest
+	53, // 69: drakit.backend.v1.Backend.UpdateHeldDevices:input_type -> drakit.backend.v1.UpdateHeldDevicesRequest
+	4,  // 70: drakit.backend.v1.Backend.GetInfo:output_type -> drakit.backend.v1.GetInfoResponse
+	7,  // 71: drakit.backend.v1.Backend.WatchDevices:output_type -> drakit.backend.v1.WatchDevicesResponse
+	32, // 72: drakit.backend.v1.Backend.PrepareClaims:output_type -> drakit.backend.v1.PrepareClaimsResponse
+	44, // 73: drakit.backend.v1.Backend.UnprepareClaims:output_type -> drakit.backend.v1.UnprepareClaimsResponse
+	47, // 74: drakit.backend.v1.Backend.CheckClaims:output_type -> drakit.backend.v1.CheckClaimsResponse
+	27, // 75: drakit.backend.v1.Backend.WatchHealth:output_type -> drakit.backend.v1.WatchHealthResponse
+	51, // 76: drakit.backend.v1.Backend.ApplyPolicies:output_type -> drakit.backend.v1.ApplyPoliciesResponse
+	54, // 77: drakit.backend.v1.Backend.UpdateHeldDevices:output_type -> drakit.backend.v1.UpdateHeldDevicesResponse
+	70, // [70:78] is the sub-list for method output_type
+	62, // [62:70] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_drakit_proto_backend_v1_backend_proto_init() }
@@ -3520,9 +4576,11 @@ func file_drakit_proto_backend_v1_backend_proto_init() {
 	if File_drakit_proto_backend_v1_backend_proto != nil {
 		return
 	}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[3].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[0].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[2].OneofWrappers = []any{}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[5].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[8].OneofWrappers = []any{
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[10].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[13].OneofWrappers = []any{
 		(*Attribute_String_)(nil),
 		(*Attribute_Int)(nil),
 		(*Attribute_Bool)(nil),
@@ -3532,20 +4590,23 @@ func file_drakit_proto_backend_v1_backend_proto_init() {
 		(*Attribute_Bools)(nil),
 		(*Attribute_Versions)(nil),
 	}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[12].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[14].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[23].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[27].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[30].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[17].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[19].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[28].OneofWrappers = []any{}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[31].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[33].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[32].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[35].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[36].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[38].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[43].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[55].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_drakit_proto_backend_v1_backend_proto_rawDesc), len(file_drakit_proto_backend_v1_backend_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   53,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -41,12 +41,14 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Backend_GetInfo_FullMethodName         = "/drakit.backend.v1.Backend/GetInfo"
-	Backend_WatchDevices_FullMethodName    = "/drakit.backend.v1.Backend/WatchDevices"
-	Backend_PrepareClaims_FullMethodName   = "/drakit.backend.v1.Backend/PrepareClaims"
-	Backend_UnprepareClaims_FullMethodName = "/drakit.backend.v1.Backend/UnprepareClaims"
-	Backend_CheckClaims_FullMethodName     = "/drakit.backend.v1.Backend/CheckClaims"
-	Backend_WatchHealth_FullMethodName     = "/drakit.backend.v1.Backend/WatchHealth"
+	Backend_GetInfo_FullMethodName           = "/drakit.backend.v1.Backend/GetInfo"
+	Backend_WatchDevices_FullMethodName      = "/drakit.backend.v1.Backend/WatchDevices"
+	Backend_PrepareClaims_FullMethodName     = "/drakit.backend.v1.Backend/PrepareClaims"
+	Backend_UnprepareClaims_FullMethodName   = "/drakit.backend.v1.Backend/UnprepareClaims"
+	Backend_CheckClaims_FullMethodName       = "/drakit.backend.v1.Backend/CheckClaims"
+	Backend_WatchHealth_FullMethodName       = "/drakit.backend.v1.Backend/WatchHealth"
+	Backend_ApplyPolicies_FullMethodName     = "/drakit.backend.v1.Backend/ApplyPolicies"
+	Backend_UpdateHeldDevices_FullMethodName = "/drakit.backend.v1.Backend/UpdateHeldDevices"
 )
 
 // BackendClient is the client API for Backend service.
@@ -102,6 +104,27 @@ type BackendClient interface {
 	// stream stays open; if it ends, the node plugin calls the method again. If the health of a
 	// device was never reported, the status of pods does not show it.
 	WatchHealth(ctx context.Context, in *WatchHealthRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchHealthResponse], error)
+	// Optional: only for a backend whose entry in `backends.allowed` names a resource of policies.
+	//
+	// Applies all policies in the cluster, which replace the previous policies. The node plugin calls
+	// this method on every connection, and after every change. Changes in quick succession result in
+	// a single call. If the API server is unreachable, the node plugin sends the policies that it last
+	// stored on this node. The backend must not send its first message of devices before it has
+	// applied policies once.
+	//
+	// If the response has invalid policies, the backend must not have applied any. The node plugin
+	// reports each problem, and calls again with the last version of these policies that was applied.
+	// If the response has an error, the previous policies must stay in effect. The node plugin reports
+	// the error, and retries after a minute.
+	ApplyPolicies(ctx context.Context, in *ApplyPoliciesRequest, opts ...grpc.CallOption) (*ApplyPoliciesResponse, error)
+	// Optional: only for a backend with policies.
+	//
+	// Sends the devices that claims hold, which replace the previous ones. The node plugin calls this
+	// method before the first ApplyPolicies on a connection, and after every change. While a claim
+	// holds a device, the backend must neither rename the device nor switch it to a different policy.
+	// A device that PrepareClaims has prepared is held at once. It can be listed for a few seconds
+	// after UnprepareClaims.
+	UpdateHeldDevices(ctx context.Context, in *UpdateHeldDevicesRequest, opts ...grpc.CallOption) (*UpdateHeldDevicesResponse, error)
 }
 
 type backendClient struct {
@@ -190,6 +213,26 @@ func (c *backendClient) WatchHealth(ctx context.Context, in *WatchHealthRequest,
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Backend_WatchHealthClient = grpc.ServerStreamingClient[WatchHealthResponse]
 
+func (c *backendClient) ApplyPolicies(ctx context.Context, in *ApplyPoliciesRequest, opts ...grpc.CallOption) (*ApplyPoliciesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ApplyPoliciesResponse)
+	err := c.cc.Invoke(ctx, Backend_ApplyPolicies_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *backendClient) UpdateHeldDevices(ctx context.Context, in *UpdateHeldDevicesRequest, opts ...grpc.CallOption) (*UpdateHeldDevicesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UpdateHeldDevicesResponse)
+	err := c.cc.Invoke(ctx, Backend_UpdateHeldDevices_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // BackendServer is the server API for Backend service.
 // All implementations must embed UnimplementedBackendServer
 // for forward compatibility.
@@ -243,6 +286,27 @@ type BackendServer interface {
 	// stream stays open; if it ends, the node plugin calls the method again. If the health of a
 	// device was never reported, the status of pods does not show it.
 	WatchHealth(*WatchHealthRequest, grpc.ServerStreamingServer[WatchHealthResponse]) error
+	// Optional: only for a backend whose entry in `backends.allowed` names a resource of policies.
+	//
+	// Applies all policies in the cluster, which replace the previous policies. The node plugin calls
+	// this method on every connection, and after every change. Changes in quick succession result in
+	// a single call. If the API server is unreachable, the node plugin sends the policies that it last
+	// stored on this node. The backend must not send its first message of devices before it has
+	// applied policies once.
+	//
+	// If the response has invalid policies, the backend must not have applied any. The node plugin
+	// reports each problem, and calls again with the last version of these policies that was applied.
+	// If the response has an error, the previous policies must stay in effect. The node plugin reports
+	// the error, and retries after a minute.
+	ApplyPolicies(context.Context, *ApplyPoliciesRequest) (*ApplyPoliciesResponse, error)
+	// Optional: only for a backend with policies.
+	//
+	// Sends the devices that claims hold, which replace the previous ones. The node plugin calls this
+	// method before the first ApplyPolicies on a connection, and after every change. While a claim
+	// holds a device, the backend must neither rename the device nor switch it to a different policy.
+	// A device that PrepareClaims has prepared is held at once. It can be listed for a few seconds
+	// after UnprepareClaims.
+	UpdateHeldDevices(context.Context, *UpdateHeldDevicesRequest) (*UpdateHeldDevicesResponse, error)
 	mustEmbedUnimplementedBackendServer()
 }
 
@@ -270,6 +334,12 @@ func (UnimplementedBackendServer) CheckClaims(context.Context, *CheckClaimsReque
 }
 func (UnimplementedBackendServer) WatchHealth(*WatchHealthRequest, grpc.ServerStreamingServer[WatchHealthResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchHealth not implemented")
+}
+func (UnimplementedBackendServer) ApplyPolicies(context.Context, *ApplyPoliciesRequest) (*ApplyPoliciesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ApplyPolicies not implemented")
+}
+func (UnimplementedBackendServer) UpdateHeldDevices(context.Context, *UpdateHeldDevicesRequest) (*UpdateHeldDevicesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateHeldDevices not implemented")
 }
 func (UnimplementedBackendServer) mustEmbedUnimplementedBackendServer() {}
 func (UnimplementedBackendServer) testEmbeddedByValue()                 {}
@@ -386,6 +456,42 @@ func _Backend_WatchHealth_Handler(srv interface{}, stream grpc.ServerStream) err
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Backend_WatchHealthServer = grpc.ServerStreamingServer[WatchHealthResponse]
 
+func _Backend_ApplyPolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ApplyPoliciesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BackendServer).ApplyPolicies(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Backend_ApplyPolicies_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BackendServer).ApplyPolicies(ctx, req.(*ApplyPoliciesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Backend_UpdateHeldDevices_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateHeldDevicesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BackendServer).UpdateHeldDevices(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Backend_UpdateHeldDevices_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BackendServer).UpdateHeldDevices(ctx, req.(*UpdateHeldDevicesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Backend_ServiceDesc is the grpc.ServiceDesc for Backend service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -408,6 +514,14 @@ var Backend_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CheckClaims",
 			Handler:    _Backend_CheckClaims_Handler,
+		},
+		{
+			MethodName: "ApplyPolicies",
+			Handler:    _Backend_ApplyPolicies_Handler,
+		},
+		{
+			MethodName: "UpdateHeldDevices",
+			Handler:    _Backend_UpdateHeldDevices_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -75,6 +75,19 @@ def test_without_hostdev_nobody_reads_or_changes_its_policies(render):
     assert ("nodedevicereports", "watch") in rights(without, "drakit-operator")
 
 
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+def test_only_policies_of_enabled_backends_can_be_read(render, enabled):
+    lamps = {"group": "lamps.example.com", "version": "v1", "plural": "lamppolicies"}
+    allowed = {
+        "lamps": {"driver": "lamps.example.com", "policies": lamps},
+        "gpu": {"driver": "gpu.example.com"},
+    }
+    objects = render({"backends": {"enabled": enabled, "allowed": allowed}})
+    added = rights(objects, "drakit-nodeplugin") - rights(render(), "drakit-nodeplugin")
+    expected = {("lamppolicies", verb) for verb in ("get", "list", "watch")}
+    assert added == (expected if enabled else set())
+
+
 @pytest.mark.parametrize(
     ("values", "resources"),
     [

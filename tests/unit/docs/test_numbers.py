@@ -9,8 +9,8 @@ from drakit_drivers.hostdev.policy import HostDevicesConfig
 from drakit_nodeplugin.claims import queue, recovery
 from drakit_nodeplugin.config import Devices, StaleClaims
 from drakit_nodeplugin.devices import taints
+from drakit_nodeplugin.endpoints import endpoint
 from drakit_nodeplugin.endpoints.deviceplugin import plugins
-from drakit_nodeplugin.endpoints.python import thread
 from drakit_nodeplugin.host import policies, report
 from drakit_nodeplugin.kubelet import server
 from drakit_nodeplugin.slices import packing, publisher
@@ -38,8 +38,8 @@ SENTENCES = {
         f"at most {PACKING.max_devices}. The plugin puts at most {PACKING.fill_devices} into a new",
         f"{publisher.SETTLE_SECONDS:g} s after the first change",
         f"a deleted slice within {publisher.UNDO_SECONDS[0]:.0f} s",
-        {0.5: "at most twice a second"}[thread.POLICIES_PACE_SECONDS],
-        f"or after {minutes(thread.POLICIES_RETRY_SECONDS)} minute, and reports the reason",
+        {0.5: "at most twice a second"}[endpoint.POLICIES_PACE_SECONDS],
+        f"or after {minutes(endpoint.POLICIES_RETRY_SECONDS)} minute, and reports the reason",
         f"The plugin retries within {minutes(policies.RETRY_SECONDS[1])} minute",
         f"the first {report.MAX_LISTED} [rejected devices]",
         f"up to {report.MAX_LISTED} policies",

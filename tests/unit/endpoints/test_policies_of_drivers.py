@@ -19,6 +19,7 @@ from drakit import (
     HeldNode,
     Policy,
 )
+from drakit_nodeplugin.endpoints import endpoint as endpoint_module
 from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.policies import STORED_SECONDS, PolicyFeed
 from drakit_nodeplugin.endpoints.python import calls, thread
@@ -75,7 +76,7 @@ class Rig:
 
 @pytest.fixture
 async def rig(monkeypatch):
-    monkeypatch.setattr(thread, "POLICIES_PACE_SECONDS", 0.0)
+    monkeypatch.setattr(endpoint_module, "POLICIES_PACE_SECONDS", 0.0)
     rig = Rig()
     yield rig
     for connection in rig.connections:
@@ -199,7 +200,7 @@ async def test_each_change_reaches_the_driver(rig):
 
 
 async def test_the_driver_gets_the_last_of_many_changes(rig, monkeypatch):
-    monkeypatch.setattr(thread, "POLICIES_PACE_SECONDS", 0.2)
+    monkeypatch.setattr(endpoint_module, "POLICIES_PACE_SECONDS", 0.2)
     applied = []
     rig.feed.on_applied = lambda: applied.append(len(rig.feed.in_force))
     rig.feed.offer({})
@@ -262,7 +263,7 @@ async def test_a_driver_that_fails_or_hangs_keeps_its_previous_policies(rig, mon
 async def test_a_driver_that_refuses_its_first_policies_lists_nothing_and_is_asked_again(
     rig, monkeypatch
 ):
-    monkeypatch.setattr(thread, "POLICIES_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(endpoint_module, "POLICIES_RETRY_SECONDS", 0.05)
     asked = []
 
     class Slow(Lamps):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from drakit import DevicePolicy
+from drakit_nodeplugin.endpoints import policies as feeds
 from drakit_nodeplugin.host import policies
 from drakit_nodeplugin.host.policies import PolicyState, PolicyTable, StoredPolicy, check
 from tests.fakes.lamps import LampPolicy
@@ -43,7 +44,7 @@ def states(made: PolicyTable) -> Sequence[PolicyState]:
         ),
         pytest.param(None, "spec: it is missing, or too large to be read", id="no-spec"),
         pytest.param(
-            {"lamps": 1, "room": "x" * policies.MAX_SPEC_BYTES}, "spec: it has", id="too-large"
+            {"lamps": 1, "room": "x" * feeds.MAX_SPEC_BYTES}, "spec: it has", id="too-large"
         ),
     ],
 )

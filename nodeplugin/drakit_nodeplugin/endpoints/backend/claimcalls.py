@@ -20,7 +20,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from drakit.device import AllocatedClaim, AllocatedDevice, PreparedDevice
-from drakit.driver import DriverError
+from drakit.driver import DriverError, ReleasePendingError
 from drakit_daemon.logs import request_id
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.convert import (
@@ -33,6 +33,7 @@ from drakit_nodeplugin.endpoints.contract import CALL_SECONDS, ConnectionEndedEr
 from drakit_nodeplugin.endpoints.failures import CallOverdueError, DeviceFailedError
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
 from drakit_nodeplugin.endpoints.parameters import merged
+from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.endpoints.wire import (
     MAX_MESSAGE_BYTES,
     CallFailedError,
@@ -78,9 +79,17 @@ class BackendClaims:
     """The calls of one connection to a backend: its :class:`.contract.Calls`."""
 
     def __init__(
-        self, driver: str, client: Client, *, rights: Rights, latest: LatestValue[bytes]
+        self,
+        driver: str,
+        client: Client,
+        *,
+        rights: Rights,
+        latest: LatestValue[bytes],
+        policies: PolicyFeed | None,
     ) -> None:
-        """`latest` has the end of the connection."""
+        """`latest` has the end of the connection. `policies` are those of a driver that has
+        some."""
+        self._policies = policies
         self._driver = driver
         self._client = client
         self._rights = rights
@@ -94,8 +103,12 @@ class BackendClaims:
         """See :meth:`.contract.Calls.prepare`."""
         answers = await self._ask("PrepareClaims", batch, _prepared)
         if sum(map(_size, answers.values())) <= IN_LOOP_EDITS:
-            return _permitted(answers, self._rights)
-        return await asyncio.to_thread(_permitted, answers, self._rights)
+            results = _permitted(answers, self._rights)
+        else:
+            results = await asyncio.to_thread(_permitted, answers, self._rights)
+        if self._policies is not None:
+            self._policies.prepared_claims(batch, results)
+        return results
 
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]
@@ -178,8 +191,11 @@ class BackendClaims:
                 answers[uid] = self._failed(
                     _fault(f"answered {method} with {error} for this claim")
                 )
+            except DeviceFailedError as error:
+                answers[uid] = error.alone()
             except DriverError as error:
-                answers[uid] = self._failed(str(error))
+                pending = isinstance(error, ReleasePendingError)
+                answers[uid] = self._failed(str(error), pending=pending)
         if unknown:
             text = f"it answered {method} for claims that were not requested"
             logger.error(
@@ -188,8 +204,11 @@ class BackendClaims:
             )
         return answers
 
-    def _failed(self, text: str) -> DeviceFailedError:
-        return DeviceFailedError(f"driver {self._driver}: {text}")
+    def _failed(self, text: str, *, pending: bool = False) -> DeviceFailedError:
+        subject = f"driver {self._driver}"
+        # A Python driver's errors begin with it.
+        whole = text if text.startswith(subject) else f"{subject}: {text}"
+        return DeviceFailedError(whole, pending=pending)
 
 
 class _NotImplementedError(DriverError):
@@ -223,8 +242,7 @@ def _uid_of(part: bytes) -> str | None:
 
 async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[PreparedDevice]:
     answer = parse(pb.PreparedClaim, part)
-    if answer.error:
-        raise DriverError(printable(answer.error))
+    _raise_error(answer, count)
     if len(answer.edits) > count:
         raise DriverError(_fault("returned edits for more devices than a claim has"))
     if answer.devices and len(answer.devices) != len(answer.edits):
@@ -244,8 +262,20 @@ async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[PreparedD
 
 async def _unprepared(part: bytes, count: int, turns: Turns) -> None:
     answer = parse(pb.UnpreparedClaim, part)
-    if answer.error:
-        raise DriverError(printable(answer.error))
+    _raise_error(answer, count, pending=answer.pending)
+
+
+def _raise_error(
+    answer: pb.PreparedClaim | pb.UnpreparedClaim, count: int, *, pending: bool = False
+) -> None:
+    """Raise the error of a claim with this many devices; the text for a single device needs no
+    subject."""
+    if not answer.error:
+        return
+    text = printable(answer.error)
+    if answer.HasField("failed_device") and answer.failed_device < count:
+        raise DeviceFailedError(text, index=answer.failed_device, pending=pending)
+    raise ReleasePendingError(text) if pending else DriverError(text)
 
 
 async def _is_prepared(part: bytes, count: int, turns: Turns) -> bool:
@@ -314,6 +344,9 @@ def _allocated(device: AllocatedDevice) -> pb.AllocatedDevice:
         consumed_capacity=device.consumed_capacity,
         configs=[_json(config) for config in device.configs],
         parameters=_json(merged(device.configs)),
+        consumes={
+            name: pb.CounterAmounts(counters=counters) for name, counters in device.consumes.items()
+        },
     )
 
 

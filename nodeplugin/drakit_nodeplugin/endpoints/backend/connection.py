@@ -14,20 +14,22 @@ It must not know claims beyond their identity, slices or the kubelet.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator, Collection, Coroutine
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
-from drakit.device import Inventory
-from drakit.driver import DriverError
+from drakit.device import ClaimReference, Inventory
+from drakit.driver import DriverError, Node
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.logs import ProblemLog
 from drakit_daemon.rate_limiter import RateLimiter
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.backend.claimcalls import BackendClaims
+from drakit_nodeplugin.endpoints.backend.claimcalls import LOST_SECONDS, BackendClaims
 from drakit_nodeplugin.endpoints.backend.convert import EarlyHealth, InventoryReader, health_of
 from drakit_nodeplugin.endpoints.backend.directory import (
     SERVICE,
@@ -43,17 +45,27 @@ from drakit_nodeplugin.endpoints.contract import (
     EndpointContext,
     HealthReport,
     HostedEndpoint,
+    PolicyTraits,
     Update,
 )
-from drakit_nodeplugin.endpoints.endpoint import Endpoint
+from drakit_nodeplugin.endpoints.endpoint import Endpoint, follow_policies
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.latest_value import LatestValue, pause_after
+from drakit_nodeplugin.endpoints.policies import (
+    MAX_PROBLEM,
+    AnyPolicies,
+    HeldClaims,
+    PolicyFeed,
+)
 from drakit_nodeplugin.endpoints.wire import (
+    MAX_MESSAGE_BYTES,
     CallFailedError,
     Client,
     GarbageError,
     Turns,
     parse,
     parts,
+    printable,
 )
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
@@ -66,6 +78,9 @@ STEADY_SECONDS = 60.0
 CLOSE_SECONDS = 3.0
 LOST = "the connection to its backend was lost"
 
+LABELS_SECONDS = 5.0
+"""Time between two comparisons of the node's labels with those that the backend has."""
+
 _HEALTH = frozenset({pb.WatchHealthResponse.DEVICES_FIELD_NUMBER})
 
 
@@ -75,9 +90,13 @@ class BackendConnection(BackendClaims):
     blocked: str | None = None
     """A backend has no loop in this process."""
 
-    def __init__(self, driver: str, client: Client, *, rights: Rights) -> None:
-        """The connection takes over the client, and closes it."""
-        super().__init__(driver, client, rights=rights, latest=LatestValue[bytes]())
+    def __init__(
+        self, driver: str, client: Client, *, rights: Rights, policies: PolicyFeed | None = None
+    ) -> None:
+        """The connection takes over the client, and closes it. `policies` are those of a driver
+        that has some."""
+        latest = LatestValue[bytes]()
+        super().__init__(driver, client, rights=rights, latest=latest, policies=policies)
         self._loop = asyncio.get_running_loop()
         self._has_listed = False
         """Whether it has sent its first message of devices."""
@@ -87,18 +106,35 @@ class BackendConnection(BackendClaims):
 
     # ------------------------------------------------------------ life cycle
 
-    async def start(self, *, node: str, version: str) -> None:
+    async def start(self, *, node: Node, version: str) -> None:
         """Request its name, and start its streams; raises :class:`ConnectionEndedError`."""
+        labels = node.labels
         try:
-            name = await identify(self._client, node=node, version=version)
+            info = await identify(self._client, node=node, version=version)
         except CallFailedError as error:
             raise ConnectionEndedError(f"its backend {error}") from None
-        if name != self._driver:
+        if info.driver_name != self._driver:
             raise ConnectionEndedError(
                 "the backend on its socket now reports a different driver name"
             )
         self._begin(self._watch_devices(), "devices")
         self._begin(self._watch_health(), "health")
+        self._begin(self._describe_node(node, version=version, labels=labels), "labels")
+        if self._policies is not None:
+            policies = BackendPolicies(self._driver, self._client, self._policies, self._latest)
+            self._begin(policies.run(), "policies")
+
+    async def _describe_node(
+        self, node: Node, *, version: str, labels: Mapping[str, str] | None
+    ) -> None:
+        """Send the labels of the node whenever they have changed."""
+        while True:
+            await asyncio.sleep(LABELS_SECONDS)
+            if (current := node.labels) == labels:
+                continue
+            with suppress(CallFailedError):  # again next time
+                await identify(self._client, node=node, version=version)
+                labels = current
 
     async def listed(self, *, timeout_seconds: float) -> None:
         """Wait for its first message of devices, or its end, at most this long."""
@@ -111,7 +147,10 @@ class BackendConnection(BackendClaims):
         """The reason why calls are currently impossible; None while they are possible."""
         if (over := self._latest.over) is not None:
             return over.reason
-        return None if self._has_listed else "it has not listed its devices yet"
+        if self._has_listed:
+            return None
+        waits = None if self._policies is None else self._policies.stop_reason
+        return waits or "it has not listed its devices yet"
 
     async def close(self) -> None:
         """End the connection and all of its calls."""
@@ -238,6 +277,138 @@ def _disorder(text: str) -> ConnectionEndedError:
     return ConnectionEndedError(text, disorderly=True)
 
 
+# ---------------------------------------------------------------- policies
+
+APPLY_SECONDS = 45.0
+"""Time limit of ApplyPolicies: a Python driver has 30 s for its method."""
+
+HELD_SECONDS = 10.0
+"""Time limit of UpdateHeldDevices."""
+
+HELD_PACE_SECONDS = 0.5
+"""Minimum time between two messages of held devices: a batch of pods changes them often."""
+
+MAX_ANSWER_BYTES = 1024 * 1024
+"""An answer to ApplyPolicies: a problem of 1,024 characters for each of 256 policies."""
+
+
+class BackendPolicies:
+    """Sends policies and held devices on one connection."""
+
+    def __init__(
+        self, driver: str, client: Client, feed: PolicyFeed, latest: LatestValue[bytes]
+    ) -> None:
+        """`latest` has the end of the connection."""
+        self._driver = driver
+        self._client = client
+        self._feed = feed
+        self._latest = latest
+
+    async def run(self) -> None:
+        """Send all changes until canceled; the held devices come first."""
+        try:
+            if (sent := await self._send_held(None)) is None:
+                return
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow_held(sent))
+                group.create_task(follow_policies(self._feed, self._apply, driver=self._driver))
+        except Exception:
+            logger.exception("policies cannot be sent", extra={"driver": self._driver})
+            self._latest.end(ConnectionEndedError("the node plugin failed to send its policies"))
+
+    async def _apply(self, policies: AnyPolicies) -> Mapping[str, str]:
+        request = pb.ApplyPoliciesRequest(
+            policies=[
+                pb.Policy(
+                    name=each.name,
+                    created=int(each.created.timestamp()),
+                    generation=each.generation,
+                    spec=json.dumps(each.spec, separators=(",", ":")),
+                )
+                for each in policies.values()
+            ]
+        )
+        if request.ByteSize() > MAX_MESSAGE_BYTES:
+            raise DeviceFailedError(
+                f"the policies of driver {self._driver} are larger than 4 MiB together; delete some"
+            )
+        try:
+            raw = await self._client.call(
+                "ApplyPolicies", request.SerializeToString(), timeout_seconds=APPLY_SECONDS
+            )
+            return self._invalid(raw, policies)
+        except CallFailedError as error:
+            if error.may_be_lost and (ended := await self._latest.ended_within(LOST_SECONDS)):
+                raise ended from None
+            raise DeviceFailedError(f"its backend {error}") from None
+        except GarbageError as error:
+            raise DeviceFailedError(f"its backend answered ApplyPolicies with {error}") from None
+
+    def _invalid(self, raw: bytes, policies: AnyPolicies) -> Mapping[str, str]:
+        """Return the problems of policies; raises DeviceFailedError if all are refused."""
+        if len(raw) > MAX_ANSWER_BYTES:
+            raise GarbageError("more than 1 MiB")
+        answer = parse(pb.ApplyPoliciesResponse, raw)
+        if answer.error:
+            raise DeviceFailedError(printable(answer.error))
+        return {
+            each.name: printable(each.problem[:MAX_PROBLEM])
+            for each in answer.invalid
+            if each.name in policies
+        }
+
+    async def _follow_held(self, sent: HeldClaims | None) -> None:
+        while sent is not None:
+            await self._feed.held_changed.wait()
+            self._feed.held_changed.clear()
+            sent = await self._send_held(sent)
+            await asyncio.sleep(HELD_PACE_SECONDS)
+
+    async def _send_held(self, sent: HeldClaims | None) -> HeldClaims | None:
+        """Send the held devices, unless these were sent last, and return them. A backend that does
+        not get them could rename one, so a failure ends the connection."""
+        held = self._feed.held_claims()
+        if held == sent:
+            return held
+        request = held_message(held)
+        try:
+            if request.ByteSize() > MAX_MESSAGE_BYTES:
+                raise CallFailedError("cannot receive the held devices, which exceed 4 MiB")
+            await self._client.call(
+                "UpdateHeldDevices", request.SerializeToString(), timeout_seconds=HELD_SECONDS
+            )
+        except CallFailedError as error:
+            if error.code is not grpc.StatusCode.UNIMPLEMENTED:
+                self._latest.end(ConnectionEndedError(f"its backend {error}"))
+                return None
+        return held
+
+
+def held_message(held: HeldClaims) -> pb.UpdateHeldDevicesRequest:
+    """Make the message of held devices, by claim."""
+    claims: dict[ClaimReference, pb.HeldClaim] = {}
+    for name, of_device in held.items():
+        for claim, nodes in of_device.items():
+            if claim not in claims:
+                claims[claim] = pb.HeldClaim(
+                    namespace=claim.namespace, name=claim.name, uid=claim.uid
+                )
+            claims[claim].devices.add(
+                name=name,
+                nodes=[
+                    pb.HeldNode(
+                        type=node.type,
+                        major=node.major,
+                        minor=node.minor,
+                        identity=node.identity,
+                        former=not node.current,
+                    )
+                    for node in nodes
+                ],
+            )
+    return pb.UpdateHeldDevicesRequest(claims=claims.values())
+
+
 # ---------------------------------------------------------------- the endpoint
 
 LIST_SECONDS = 2.0
@@ -250,7 +421,7 @@ EARLY_AGAIN_SECONDS = 60.0
 first, and one more after each period. A backend that crashes more often waits like any other
 endpoint."""
 
-TRAITS = DriverTraits(
+_TRAITS = DriverTraits(
     side_effects=True,
     checks=True,
     health=True,
@@ -258,17 +429,20 @@ TRAITS = DriverTraits(
     batches=frozenset({"prepare", "unprepare", "check"}),
 )
 """All backends have the same traits, because the traits must be known without a backend. A method
-that a backend does not implement costs one call for each connection."""
+that a backend does not implement costs one call for each connection. Only an entry's policies
+differ."""
 
 
 class BackendSource:
     """The driver of a backend: a :class:`.DriverSource`."""
 
-    traits = TRAITS
     foreign = True
 
     def __init__(self, driver: str, directory: BackendDirectory) -> None:
         """Its backend registers in `directory`."""
+        resource = directory.policies(driver)
+        policies = None if resource is None else PolicyTraits(resource=resource, type=None)
+        self.traits = replace(_TRAITS, policies=policies)
         self.name = driver
         self.where = f"backend {driver}"
         self.expected: Collection[str] = (driver,)
@@ -276,22 +450,30 @@ class BackendSource:
 
     def endpoint(self, context: EndpointContext) -> HostedEndpoint:
         """Make its endpoint."""
-        return BackendEndpoint(self.name, self._directory, context)
+        return BackendEndpoint(self.name, self._directory, context, traits=self.traits)
 
 
 class BackendEndpoint(Endpoint):
     """Keeps one backend connected, and calls it."""
 
-    def __init__(self, driver: str, directory: BackendDirectory, context: EndpointContext) -> None:
+    def __init__(
+        self,
+        driver: str,
+        directory: BackendDirectory,
+        context: EndpointContext,
+        *,
+        traits: DriverTraits,
+    ) -> None:
         super().__init__(
             driver,
             self._connect_backend,
-            traits=TRAITS,
+            traits=traits,
             listener=context.listener,
             node=context.node,
             pause=self._await_socket,
         )
         self._directory = directory
+        self._policies = context.policies
         self._socket: BackendSocket | None = None
         """The socket of the last connection."""
         self._early = RateLimiter(burst=EARLY_AT_ONCE, per_second=1 / EARLY_AGAIN_SECONDS)
@@ -322,7 +504,9 @@ class BackendEndpoint(Endpoint):
         except OSError:
             raise ConnectionEndedError("its socket was replaced or removed") from None
         client = Client(opened, SERVICE)
-        connection = BackendConnection(self.name, client, rights=socket.rights)
+        connection = BackendConnection(
+            self.name, client, rights=socket.rights, policies=self._policies
+        )
         try:
             await connection.start(node=self._directory.node, version=self._directory.version)
             await connection.listed(timeout_seconds=LIST_SECONDS)

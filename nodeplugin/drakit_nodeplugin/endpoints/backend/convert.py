@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from sys import intern
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, get_args
 
 import orjson
 from google.protobuf.message import Message
@@ -43,7 +43,11 @@ from drakit.device import (
     NetDevice,
     NetworkData,
     NodeAllocatableResource,
+    PolicyConflict,
+    PolicyOutcome,
     PreparedDevice,
+    RejectedDevice,
+    RejectionReason,
     Taint,
     TaintEffect,
     Topology,
@@ -206,6 +210,48 @@ def _mapping(given: Any, convert: Callable[[Any], Any]) -> Mapping[str, Any]:
     return {intern(key): convert(value) for key, value in given.items()}
 
 
+# ------------------------------------------------------------ reports
+
+MAX_CONFLICTS = 100
+"""Conflicts of a policy that are kept; the report names fewer."""
+
+MAX_TEXT_BYTES = 1024
+"""Characters of a text in a report, which shortens most further."""
+
+_REASONS = frozenset(get_args(RejectionReason)) - {"Invalid", "Refused"}
+"""The node plugin itself sets the others."""
+
+
+def rejected_of(message: pb.RejectedDevice) -> RejectedDevice:
+    """Make a rejected device; a word that is no reason becomes ``Other``."""
+    reason = message.reason if message.reason in _REASONS else "Other"
+    return RejectedDevice(
+        device=message.device[:MAX_TEXT_BYTES],
+        reason=cast("RejectionReason", reason),
+        message=message.message[:MAX_TEXT_BYTES],
+        policy=intern(message.policy[:MAX_TEXT_BYTES]),
+    )
+
+
+def outcome_of(message: pb.PolicyOutcome) -> PolicyOutcome:
+    """Make the result of a policy."""
+    return PolicyOutcome(
+        policy=message.policy[:MAX_TEXT_BYTES],
+        matched=message.matched,
+        published=message.published,
+        in_use=message.in_use,
+        problem=message.problem[:MAX_TEXT_BYTES],
+        conflicts=tuple(
+            [
+                PolicyConflict(
+                    device=each.device[:MAX_TEXT_BYTES], policy=each.policy[:MAX_TEXT_BYTES]
+                )
+                for each in message.conflicts[:MAX_CONFLICTS]
+            ]
+        ),
+    )
+
+
 # ------------------------------------------------------------ edits
 
 
@@ -351,8 +397,13 @@ _COUNTER_SETS = pb.WatchDevicesResponse.COUNTER_SETS_FIELD_NUMBER
 _FALLBACK = pb.WatchDevicesResponse.FALLBACK_FIELD_NUMBER
 _PARTITION_TYPE = pb.WatchDevicesResponse.PARTITION_TYPE_ATTRIBUTE_FIELD_NUMBER
 _ORDERED = pb.WatchDevicesResponse.ORDERED_FIELD_NUMBER
-_LISTED = frozenset({_DEVICES, _COUNTER_SETS, _FALLBACK, _PARTITION_TYPE})
 _FLAGS = frozenset({_ORDERED})
+_REJECTED = pb.WatchDevicesResponse.REJECTED_FIELD_NUMBER
+_OUTCOMES = pb.WatchDevicesResponse.POLICIES_FIELD_NUMBER
+_WITHDRAWN = pb.WatchDevicesResponse.WITHDRAWN_FIELD_NUMBER
+_LISTED = frozenset(
+    {_DEVICES, _COUNTER_SETS, _FALLBACK, _PARTITION_TYPE, _REJECTED, _OUTCOMES, _WITHDRAWN}
+)
 _OF_FALLBACK = frozenset({pb.Fallback.DEVICES_FIELD_NUMBER})
 
 MAX_EARLY = 1024
@@ -364,6 +415,7 @@ MAX_ATTRIBUTE_NAME = 256
 """Bytes of the name of an attribute; longer ones are refused by the check."""
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
+ReportT = TypeVar("ReportT")
 MessageT = TypeVar("MessageT", bound=Message)
 
 
@@ -384,6 +436,9 @@ class InventoryReader:
         sets = _Collection("counter sets", self._counter_sets, pb.CounterSet, counter_set_of)
         has_fallback = ordered = False
         partition_type = ""
+        rejected: list[RejectedDevice] = []
+        outcomes: list[PolicyOutcome] = []
+        withdrawn: list[str] = []
         for number, part in parts(raw, _LISTED, limit=len(raw), flags=_FLAGS):
             if number == _DEVICES:
                 devices.add(part)
@@ -393,6 +448,12 @@ class InventoryReader:
                 ordered = True
             elif number == _PARTITION_TYPE:
                 partition_type = part[:MAX_ATTRIBUTE_NAME].decode(errors="replace")
+            elif number == _REJECTED:
+                _add(rejected, rejected_of(parse(pb.RejectedDevice, part)), "rejected devices")
+            elif number == _OUTCOMES:
+                _add(outcomes, outcome_of(parse(pb.PolicyOutcome, part)), "policies")
+            elif number == _WITHDRAWN:
+                _add(withdrawn, _name(part), "withdrawn devices")
             else:
                 has_fallback = True
                 for _, device in parts(part, _OF_FALLBACK):
@@ -407,6 +468,9 @@ class InventoryReader:
             fallback=tuple(fallback.listed) if has_fallback else None,
             ordered=ordered,
             partition_type_attribute=partition_type,
+            rejected=tuple(rejected),
+            policies=tuple(outcomes),
+            withdrawn=tuple(withdrawn),
         )
         before, self._before = self._before, inventory
         return None if before is not None and same_inventory(inventory, before) else inventory
@@ -450,6 +514,16 @@ class _Collection(Generic[MessageT, ThingT]):
             self._by_name = {(each.pool, each.name): each for each in self._before.values()}
         old = self._by_name.get((thing.pool, thing.name))
         return thing if old is None or not is_unchanged(thing, old) else old
+
+
+def _add(listed: list[ReportT], report: ReportT, plural: str) -> None:
+    if len(listed) == MAX_DEVICES:
+        raise GarbageError(f"more than {MAX_DEVICES:,} {plural}")
+    listed.append(report)
+
+
+def _name(part: bytes) -> str:
+    return part[:MAX_TEXT_BYTES].decode(errors="replace")
 
 
 class EarlyHealth:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from drakit.driver import Node, PolicyResource
 from drakit_daemon.backoff import Backoff
 from drakit_formats.resource.limits import MAX_DRIVER_NAME, is_driver_name
 from drakit_nodeplugin.endpoints.allowlist import Rights
@@ -41,7 +42,15 @@ from drakit_nodeplugin.endpoints.host_paths import (
     open_socket,
     socket_file,
 )
-from drakit_nodeplugin.endpoints.wire import CallFailedError, Client, GarbageError, parse, shown
+from drakit_nodeplugin.endpoints.wire import (
+    MAX_QUOTED,
+    CallFailedError,
+    Client,
+    GarbageError,
+    parse,
+    printable,
+    shown,
+)
 from drakit_nodeplugin.reasons import NodeReason
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
@@ -214,15 +223,15 @@ class BackendDirectory:
         self,
         path: Path,
         *,
-        node: str,
+        node: Node,
         taken: Callable[[str], str | None],
         report: Callable[[Diagnostic], None],
         allowed: Mapping[str, AllowedBackend],
         devices: HostDeviceNodes,
     ) -> None:
         """
-        `path` contains a directory for each entry of `allowed`; nothing is read yet. `node` is the
-        node's name, for the backends. `taken` returns the reason why a backend cannot have a name,
+        `path` contains a directory for each entry of `allowed`; nothing is read yet. `node` is
+        described to the backends. `taken` returns the reason why a backend cannot have a name,
         or None. `report` notifies users. `devices` is the host's ``/dev``.
         """
         self.path = path
@@ -233,6 +242,11 @@ class BackendDirectory:
         self._report = report
         self._drivers = {entry: each.driver for entry, each in allowed.items()}
         self._entries = {driver: entry for entry, driver in self._drivers.items()}
+        self._policies = {
+            each.driver: PolicyResource(**each.policies.model_dump())
+            for each in allowed.values()
+            if each.policies is not None
+        }
         self._rights = {
             entry: Rights(where=f"backends.allowed.{entry}", allowed=each, find_node=devices.node)
             for entry, each in allowed.items()
@@ -256,6 +270,10 @@ class BackendDirectory:
         if entry is None:
             return "backends.allowed has no entry for it any more"
         return f"no backend has registered in {shown(self.path / entry)} yet"
+
+    def policies(self, driver: str) -> PolicyResource | None:
+        """Return the resource of a driver's policies; None if its entry has none."""
+        return self._policies.get(driver)
 
     def socket(self, driver: str) -> BackendSocket | None:
         """Return a driver's socket; None while no socket has reported its name."""
@@ -414,7 +432,7 @@ class BackendDirectory:
             raise _RefusedError("it was replaced or removed", is_reported=False) from None
         client = Client(opened, SERVICE)
         try:
-            name = await identify(client, node=self.node, version=self.version)
+            info = await identify(client, node=self.node, version=self.version)
         except CallFailedError as error:
             if error.code is grpc.StatusCode.UNAVAILABLE and (
                 why := await unreachable(opened.path)
@@ -423,6 +441,7 @@ class BackendDirectory:
             raise
         finally:
             await client.close()
+        name = info.driver_name
         if not is_driver_name(name):
             raise _RefusedError(
                 f"it reports the name {name[:80]!r:.80}, which is not a DNS subdomain of at most "
@@ -432,6 +451,12 @@ class BackendDirectory:
         entry = socket.path.parent.name
         if name != self._drivers[entry]:
             raise _RefusedError(self._foreign(name, entry))
+        if (wanted := policies_of(info)) not in (None, ours := self._policies.get(name)):
+            raise _RefusedError(
+                f"its policies are {_resource_text(wanted)}, but those of "
+                f"backends.allowed.{entry} are {_resource_text(ours)}; correct the field policies "
+                "of the entry"
+            )
         return name
 
     def _foreign(self, name: str, entry: str) -> str:
@@ -467,16 +492,34 @@ class BackendDirectory:
         self._hurry.set()
 
 
-async def identify(client: Client, *, node: str, version: str) -> str:
-    """Return the name of a backend's driver, unchecked; raises :class:`.CallFailedError`."""
-    request = pb.GetInfoRequest(node_name=node, plugin_version=version).SerializeToString()
-    answer = await client.call("GetInfo", request, timeout_seconds=INFO_SECONDS)
+async def identify(client: Client, *, node: Node, version: str) -> pb.GetInfoResponse:
+    """Describe the node to a backend, and return what it reports about itself, unchecked; raises
+    :class:`.CallFailedError`."""
+    request = pb.GetInfoRequest(node_name=node.name, plugin_version=version)
+    if (labels := node.labels) is not None:
+        request.node_labels.labels.update(labels)
+        request.node_labels.SetInParent()
+    answer = await client.call("GetInfo", request.SerializeToString(), timeout_seconds=INFO_SECONDS)
     if len(answer) > MAX_INFO_BYTES:
         raise CallFailedError("answered GetInfo with more than 64 KiB")
     try:
-        return parse(pb.GetInfoResponse, answer).driver_name
+        return parse(pb.GetInfoResponse, answer)
     except GarbageError as error:
         raise CallFailedError(f"answered GetInfo with {error}") from None
+
+
+def policies_of(info: pb.GetInfoResponse) -> PolicyResource | None:
+    """Return the resource of a backend's policies; None if it reports none."""
+    if not info.HasField("policies"):
+        return None
+    given = info.policies
+    return PolicyResource(group=given.group, version=given.version, plural=given.plural)
+
+
+def _resource_text(resource: PolicyResource | None) -> str:
+    if resource is None:
+        return "none"
+    return printable(f"{resource.plural}.{resource.group}/{resource.version}"[:MAX_QUOTED])
 
 
 async def unreachable(path: str) -> str | None:

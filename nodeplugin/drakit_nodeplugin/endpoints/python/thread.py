@@ -29,8 +29,8 @@ from typing import Any, cast
 from drakit.device import AllocatedClaim, Inventory, PreparedDevice
 from drakit.driver import Driver, DriverError
 from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DriverTraits, Update
+from drakit_nodeplugin.endpoints.endpoint import follow_policies
 from drakit_nodeplugin.endpoints.failures import (
-    CallCancelledError,
     DeviceFailedError,
     kind_and_text,
     kind_of,
@@ -38,7 +38,7 @@ from drakit_nodeplugin.endpoints.failures import (
     traceback_of,
 )
 from drakit_nodeplugin.endpoints.latest_value import LatestValue, updates_of
-from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed, held_nodes
+from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed
 from drakit_nodeplugin.endpoints.python.calls import AnyDriver, DriverCalls
 from drakit_nodeplugin.endpoints.python.loop import DriverLoop, Watchdog, end_loop, where_is
 from drakit_nodeplugin.endpoints.python.polling import HealthPolling
@@ -52,13 +52,6 @@ START_SECONDS = 10.0
 LIST_SECONDS = 2.0
 """The time that a new driver has to list its devices before the daemon serves without it. The
 kubelet may be waiting for a claim, and would have to retry."""
-
-POLICIES_PACE_SECONDS = 0.5
-"""Minimum time between two calls of `apply_policies`. An upgrade of the chart changes many policies
-at once."""
-
-POLICIES_RETRY_SECONDS = 60.0
-"""Pause before refused policies are tried again."""
 
 CLOSE_SECONDS = 5.0
 """The time that a driver has to end. Its thread does not delay the process."""
@@ -266,14 +259,8 @@ class PythonConnection:
         if not self._started.done():
             return "it is still starting"
         if not self._has_listed:
-            if self._policies is not None and not self._policies.known:
-                return (
-                    "its policies are unknown: the API server has not answered yet, and this node "
-                    "has no copy of them"
-                )
-            if self._policies is not None and self._policies.refusal is not None:
-                return f"it refuses its policies: {self._policies.refusal}"
-            return "it has not listed its devices yet"
+            waits = None if self._policies is None else self._policies.stop_reason
+            return waits or "it has not listed its devices yet"
         return self._started.result()[1].stop_reason
 
     @property
@@ -310,13 +297,7 @@ class PythonConnection:
         calls, loop = self._started.result()
         results = await loop.call(calls.prepare, batch)
         if self._policies is not None:
-            for claim in batch:
-                result = results.get(claim.claim.uid)
-                if result is None or isinstance(result, DeviceFailedError):
-                    continue
-                for device, each in zip(claim.devices, result, strict=False):
-                    nodes = () if device.admin_access else held_nodes(each.edits)
-                    self._policies.prepared(claim.claim, device.name, nodes)
+            self._policies.prepared_claims(batch, results)
         return results
 
     async def unprepare(
@@ -332,32 +313,15 @@ class PythonConnection:
         return await loop.call(calls.check, batch)
 
     async def _configure(self, feed: PolicyFeed) -> None:
-        """Let the driver apply its policies, at the start and at each change. Refused policies are
-        tried again, because the reason may be the state of the node."""
         calls, loop = self._started.result()
-        policies: AnyPolicies | None = None
-        refusal: str | None = None
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(None if refusal is None else POLICIES_RETRY_SECONDS):
-                    policies = await feed.next(policies)
-            assert policies is not None
-            previous, refusal = refusal, None
-            try:
-                await loop.call(calls.apply_policies, policies)
-            except ConnectionEndedError:
-                return
-            except (DeviceFailedError, CallCancelledError) as error:
-                refusal = str(error)
-                if refusal != previous:
-                    facts = {"driver": self._name, "error": refusal}
-                    message = "driver refuses its policies; the previous ones remain"
-                    logger.error(message, extra=facts)
-            feed.report(policies, refusal)
-            if refusal is None:
-                # Not before: whoever sees its devices must find its policies in force.
-                loop.notify(self._configured.set)
-            await asyncio.sleep(POLICIES_PACE_SECONDS)
+
+        async def apply(policies: AnyPolicies) -> Mapping[str, str]:
+            await loop.call(calls.apply_policies, policies)
+            return {}
+
+        await follow_policies(
+            feed, apply, driver=self._name, applied=lambda: loop.notify(self._configured.set)
+        )
 
     # ------------------------------------------------------------ in the daemon's loop: reports
 

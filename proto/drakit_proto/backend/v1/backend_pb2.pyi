@@ -102,23 +102,77 @@ class GetInfoRequest(_message.Message):
 
     NODE_NAME_FIELD_NUMBER: _builtins.int
     PLUGIN_VERSION_FIELD_NUMBER: _builtins.int
+    NODE_LABELS_FIELD_NUMBER: _builtins.int
     node_name: _builtins.str
     """metadata.name of the Node."""
     plugin_version: _builtins.str
     """The version of the node plugin, for the backend's log."""
+    @_builtins.property
+    def node_labels(self) -> Global___NodeLabels:
+        """The labels of the Node. Not set if the node plugin does not know them yet. When they change, the
+        node plugin calls GetInfo again on the same connection.
+        """
+
     def __init__(
         self,
         *,
         node_name: _builtins.str = ...,
         plugin_version: _builtins.str = ...,
+        node_labels: Global___NodeLabels | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_node_labels", b"_node_labels", "node_labels", b"node_labels"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_node_labels", b"_node_labels", "node_labels", b"node_labels", "node_name", b"node_name", "plugin_version", b"plugin_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__node_labels: _TypeAlias = _typing.Literal["node_labels"]  # noqa: Y015
+    _WhichOneofArgType__node_labels: _TypeAlias = _typing.Literal["_node_labels", b"_node_labels"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__node_labels) -> _WhichOneofReturnType__node_labels | None: ...
+
+Global___GetInfoRequest: _TypeAlias = GetInfoRequest  # noqa: Y015
+
+@_typing.final
+class NodeLabels(_message.Message):
+    """The labels of a Node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """metadata.labels."""
+
+    def __init__(
+        self,
+        *,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_name", b"node_name", "plugin_version", b"plugin_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetInfoRequest: _TypeAlias = GetInfoRequest  # noqa: Y015
+Global___NodeLabels: _TypeAlias = NodeLabels  # noqa: Y015
 
 @_typing.final
 class GetInfoResponse(_message.Message):
@@ -126,6 +180,7 @@ class GetInfoResponse(_message.Message):
 
     DRIVER_NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    POLICIES_FIELD_NUMBER: _builtins.int
     driver_name: _builtins.str
     """The name of the driver: a DNS subdomain of at most 63 characters that begins with a letter,
     such as "gpu.example.com". The name is part of every ResourceSlice, allocation and DeviceClass,
@@ -135,19 +190,58 @@ class GetInfoResponse(_message.Message):
     """
     version: _builtins.str
     """The version of the backend, in any format. Can be empty."""
+    @_builtins.property
+    def policies(self) -> Global___PolicyResource:
+        """The custom resource of the backend's policies, if it has policies. The node plugin rejects the
+        backend if its entry in `backends.allowed` does not name the same resource.
+        """
+
     def __init__(
         self,
         *,
         driver_name: _builtins.str = ...,
         version: _builtins.str = ...,
+        policies: Global___PolicyResource | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_policies", b"_policies", "policies", b"policies"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policies", b"_policies", "driver_name", b"driver_name", "policies", b"policies", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__policies: _TypeAlias = _typing.Literal["policies"]  # noqa: Y015
+    _WhichOneofArgType__policies: _TypeAlias = _typing.Literal["_policies", b"_policies"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__policies) -> _WhichOneofReturnType__policies | None: ...
+
+Global___GetInfoResponse: _TypeAlias = GetInfoResponse  # noqa: Y015
+
+@_typing.final
+class PolicyResource(_message.Message):
+    """A cluster-scoped custom resource."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PLURAL_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """The API group, such as "lamps.example.com"."""
+    version: _builtins.str
+    """The version, such as "v1"."""
+    plural: _builtins.str
+    """The plural name, such as "lamppolicies"."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        version: _builtins.str = ...,
+        plural: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["driver_name", b"driver_name", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "plural", b"plural", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetInfoResponse: _TypeAlias = GetInfoResponse  # noqa: Y015
+Global___PolicyResource: _TypeAlias = PolicyResource  # noqa: Y015
 
 @_typing.final
 class WatchDevicesRequest(_message.Message):
@@ -175,6 +269,9 @@ class WatchDevicesResponse(_message.Message):
     FALLBACK_FIELD_NUMBER: _builtins.int
     ORDERED_FIELD_NUMBER: _builtins.int
     PARTITION_TYPE_ATTRIBUTE_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
+    POLICIES_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
     ordered: _builtins.bool
     """Whether the order of `devices` matters: the scheduler takes the first device that fits. If not,
     each ResourceSlice lists its devices by name, and a change of the order costs nothing. An
@@ -206,6 +303,24 @@ class WatchDevicesResponse(_message.Message):
         are unsafe without the field.
         """
 
+    @_builtins.property
+    def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectedDevice]:
+        """Devices of the node that the backend does not publish, with the reasons. The node plugin shows
+        this and the next field in the driver's NodeDeviceReport, and truncates long texts and lists.
+        """
+
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyOutcome]:
+        """The results of the policies on this node."""
+
+    @_builtins.property
+    def withdrawn(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of held devices that are still present, but that the backend no longer lists, for example
+        because no policy matches them. They stay published with the taint drakit.dev/gone, and their
+        pods are not evicted. Repeat these names in each message: a device that is neither listed nor
+        named counts as unplugged.
+        """
+
     def __init__(
         self,
         *,
@@ -214,16 +329,127 @@ class WatchDevicesResponse(_message.Message):
         fallback: Global___Fallback | None = ...,
         ordered: _builtins.bool = ...,
         partition_type_attribute: _builtins.str = ...,
+        rejected: _abc.Iterable[Global___RejectedDevice] | None = ...,
+        policies: _abc.Iterable[Global___PolicyOutcome] | None = ...,
+        withdrawn: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fallback", b"_fallback", "fallback", b"fallback"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback", b"_fallback", "counter_sets", b"counter_sets", "devices", b"devices", "fallback", b"fallback", "ordered", b"ordered", "partition_type_attribute", b"partition_type_attribute"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback", b"_fallback", "counter_sets", b"counter_sets", "devices", b"devices", "fallback", b"fallback", "ordered", b"ordered", "partition_type_attribute", b"partition_type_attribute", "policies", b"policies", "rejected", b"rejected", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fallback: _TypeAlias = _typing.Literal["fallback"]  # noqa: Y015
     _WhichOneofArgType__fallback: _TypeAlias = _typing.Literal["_fallback", b"_fallback"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fallback) -> _WhichOneofReturnType__fallback | None: ...
 
 Global___WatchDevicesResponse: _TypeAlias = WatchDevicesResponse  # noqa: Y015
+
+@_typing.final
+class RejectedDevice(_message.Message):
+    """A device that the backend does not publish."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    """A name that users recognize, such as the path of the device. At most 256 characters."""
+    reason: _builtins.str
+    """"Dangerous", "InUse", "NoIdentity", "NotSupported", "TooMany", "Unreadable", "WrongKind" or
+    "Other", which includes all other words.
+    """
+    message: _builtins.str
+    """The reason and the remedy, as a sentence of at most 512 characters, without times or counters."""
+    policy: _builtins.str
+    """The policy that matches the device. Can be empty."""
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        policy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "message", b"message", "policy", b"policy", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RejectedDevice: _TypeAlias = RejectedDevice  # noqa: Y015
+
+@_typing.final
+class PolicyOutcome(_message.Message):
+    """The result of a policy on this node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    MATCHED_FIELD_NUMBER: _builtins.int
+    PUBLISHED_FIELD_NUMBER: _builtins.int
+    IN_USE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    CONFLICTS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """The name of the policy."""
+    matched: _builtins.int
+    """The number of devices that the policy matches."""
+    published: _builtins.int
+    """The number of devices that the backend publishes for the policy."""
+    in_use: _builtins.int
+    """The number of devices that claims hold, although the policy no longer offers them in this form."""
+    problem: _builtins.str
+    """The problem with the policy and its remedy, as a sentence of at most 1,024 characters that names
+    the field.
+    """
+    @_builtins.property
+    def conflicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyConflict]:
+        """Devices that another policy also matches."""
+
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        matched: _builtins.int = ...,
+        published: _builtins.int = ...,
+        in_use: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        conflicts: _abc.Iterable[Global___PolicyConflict] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "in_use", b"in_use", "matched", b"matched", "policy", b"policy", "problem", b"problem", "published", b"published"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyOutcome: _TypeAlias = PolicyOutcome  # noqa: Y015
+
+@_typing.final
+class PolicyConflict(_message.Message):
+    """A device that two policies match. Report the conflict for both policies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    """A name that users recognize, such as the path of the device."""
+    policy: _builtins.str
+    """The name of the other policy."""
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        policy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyConflict: _TypeAlias = PolicyConflict  # noqa: Y015
 
 @_typing.final
 class Fallback(_message.Message):
@@ -1103,6 +1329,27 @@ class AllocatedDevice(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ConsumesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___CounterAmounts: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___CounterAmounts | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
@@ -1111,6 +1358,7 @@ class AllocatedDevice(_message.Message):
     CONSUMED_CAPACITY_FIELD_NUMBER: _builtins.int
     CONFIGS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    CONSUMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of the device, as the backend published it."""
     pool: _builtins.str
@@ -1138,6 +1386,12 @@ class AllocatedDevice(_message.Message):
         precedence. Users write them, so they can have any content.
         """
 
+    @_builtins.property
+    def consumes(self) -> _containers.MessageMap[_builtins.str, Global___CounterAmounts]:
+        """The amounts that the device consumes from counter sets, as the backend reported them when the
+        device was prepared. Empty for admin access.
+        """
+
     def __init__(
         self,
         *,
@@ -1149,10 +1403,11 @@ class AllocatedDevice(_message.Message):
         consumed_capacity: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         configs: _abc.Iterable[_builtins.str] | None = ...,
         parameters: _builtins.str = ...,
+        consumes: _abc.Mapping[_builtins.str, Global___CounterAmounts] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_share_id", b"_share_id", "share_id", b"share_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_share_id", b"_share_id", "admin_access", b"admin_access", "configs", b"configs", "consumed_capacity", b"consumed_capacity", "name", b"name", "parameters", b"parameters", "pool", b"pool", "request", b"request", "share_id", b"share_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_share_id", b"_share_id", "admin_access", b"admin_access", "configs", b"configs", "consumed_capacity", b"consumed_capacity", "consumes", b"consumes", "name", b"name", "parameters", b"parameters", "pool", b"pool", "request", b"request", "share_id", b"share_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__share_id: _TypeAlias = _typing.Literal["share_id"]  # noqa: Y015
     _WhichOneofArgType__share_id: _TypeAlias = _typing.Literal["_share_id", b"_share_id"]  # noqa: Y015
@@ -1218,12 +1473,15 @@ class PreparedClaim(_message.Message):
     EDITS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
+    FAILED_DEVICE_FIELD_NUMBER: _builtins.int
     uid: _builtins.str
     """The UID of the claim."""
     error: _builtins.str
     """The cause of the failure and the remedy, as a human-readable sentence. Empty on success. Omit
     times and counters, so that Kubernetes can deduplicate Events.
     """
+    failed_device: _builtins.int
+    """The index of the device that failed, in Claim.devices. Not set if no single device failed."""
     @_builtins.property
     def edits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Edits]:
         """The container edits for each device of the claim, in the order of Claim.devices."""
@@ -1241,12 +1499,15 @@ class PreparedClaim(_message.Message):
         edits: _abc.Iterable[Global___Edits] | None = ...,
         error: _builtins.str = ...,
         devices: _abc.Iterable[Global___PreparedDevice] | None = ...,
+        failed_device: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_failed_device", b"_failed_device", "failed_device", b"failed_device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "edits", b"edits", "error", b"error", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failed_device", b"_failed_device", "devices", b"devices", "edits", b"edits", "error", b"error", "failed_device", b"failed_device", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__failed_device: _TypeAlias = _typing.Literal["failed_device"]  # noqa: Y015
+    _WhichOneofArgType__failed_device: _TypeAlias = _typing.Literal["_failed_device", b"_failed_device"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__failed_device) -> _WhichOneofReturnType__failed_device | None: ...
 
 Global___PreparedClaim: _TypeAlias = PreparedClaim  # noqa: Y015
 
@@ -1782,21 +2043,33 @@ class UnpreparedClaim(_message.Message):
 
     UID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    FAILED_DEVICE_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
     uid: _builtins.str
     """The UID of the claim."""
     error: _builtins.str
     """The cause of the failure. Empty on success."""
+    failed_device: _builtins.int
+    """The index of the device that failed, in Claim.devices. Not set if no single device failed."""
+    pending: _builtins.bool
+    """Whether the backend has begun work that takes a long time, such as erasing a device's memory.
+    The pod can then terminate, but the devices stay reserved. Set `error` as well.
+    """
     def __init__(
         self,
         *,
         uid: _builtins.str = ...,
         error: _builtins.str = ...,
+        failed_device: _builtins.int | None = ...,
+        pending: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_failed_device", b"_failed_device", "failed_device", b"failed_device"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failed_device", b"_failed_device", "error", b"error", "failed_device", b"failed_device", "pending", b"pending", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__failed_device: _TypeAlias = _typing.Literal["failed_device"]  # noqa: Y015
+    _WhichOneofArgType__failed_device: _TypeAlias = _typing.Literal["_failed_device", b"_failed_device"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__failed_device) -> _WhichOneofReturnType__failed_device | None: ...
 
 Global___UnpreparedClaim: _TypeAlias = UnpreparedClaim  # noqa: Y015
 
@@ -1875,3 +2148,267 @@ class CheckedClaim(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckedClaim: _TypeAlias = CheckedClaim  # noqa: Y015
+
+@_typing.final
+class ApplyPoliciesRequest(_message.Message):
+    """All policies in the cluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Policy]:
+        """At most 256 policies."""
+
+    def __init__(
+        self,
+        *,
+        policies: _abc.Iterable[Global___Policy] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policies", b"policies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyPoliciesRequest: _TypeAlias = ApplyPoliciesRequest  # noqa: Y015
+
+@_typing.final
+class Policy(_message.Message):
+    """A policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """metadata.name."""
+    created: _builtins.int
+    """metadata.creationTimestamp, in seconds since 1970-01-01 in UTC."""
+    generation: _builtins.int
+    """metadata.generation."""
+    spec: _builtins.str
+    """The spec as a JSON object of at most 64 KiB."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        created: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        spec: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "generation", b"generation", "name", b"name", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Policy: _TypeAlias = Policy  # noqa: Y015
+
+@_typing.final
+class ApplyPoliciesResponse(_message.Message):
+    """The result of applying policies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INVALID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    error: _builtins.str
+    """The reason why the backend refuses the policies, as a sentence. Empty on success."""
+    @_builtins.property
+    def invalid(self) -> _containers.RepeatedCompositeFieldContainer[Global___InvalidPolicy]:
+        """The invalid policies. If there are any, no policy of the request was applied."""
+
+    def __init__(
+        self,
+        *,
+        invalid: _abc.Iterable[Global___InvalidPolicy] | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "invalid", b"invalid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApplyPoliciesResponse: _TypeAlias = ApplyPoliciesResponse  # noqa: Y015
+
+@_typing.final
+class InvalidPolicy(_message.Message):
+    """A policy that the backend cannot apply."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the policy."""
+    problem: _builtins.str
+    """The problem and its remedy, as a sentence of at most 1,024 characters that names the field."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InvalidPolicy: _TypeAlias = InvalidPolicy  # noqa: Y015
+
+@_typing.final
+class UpdateHeldDevicesRequest(_message.Message):
+    """All devices that claims hold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLAIMS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def claims(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldClaim]:
+        """The claims, with the devices that they hold."""
+
+    def __init__(
+        self,
+        *,
+        claims: _abc.Iterable[Global___HeldClaim] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateHeldDevicesRequest: _TypeAlias = UpdateHeldDevicesRequest  # noqa: Y015
+
+@_typing.final
+class UpdateHeldDevicesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateHeldDevicesResponse: _TypeAlias = UpdateHeldDevicesResponse  # noqa: Y015
+
+@_typing.final
+class HeldClaim(_message.Message):
+    """A claim that holds devices."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace of the claim."""
+    name: _builtins.str
+    """The name of the claim."""
+    uid: _builtins.str
+    """The identity of the claim."""
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldDevice]:
+        """The devices that the claim holds."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        name: _builtins.str = ...,
+        uid: _builtins.str = ...,
+        devices: _abc.Iterable[Global___HeldDevice] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "name", b"name", "namespace", b"namespace", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldClaim: _TypeAlias = HeldClaim  # noqa: Y015
+
+@_typing.final
+class HeldDevice(_message.Message):
+    """A device that a claim holds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the device."""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldNode]:
+        """Those of its device nodes that have an identity."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        nodes: _abc.Iterable[Global___HeldNode] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldDevice: _TypeAlias = HeldDevice  # noqa: Y015
+
+@_typing.final
+class HeldNode(_message.Message):
+    """A device node that a claim holds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    MAJOR_FIELD_NUMBER: _builtins.int
+    MINOR_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    FORMER_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    """"b" or "c"."""
+    major: _builtins.int
+    """The major number. Not set, like `minor`, if the claim was prepared before the last boot: no
+    container uses the number, and other hardware may have it now.
+    """
+    minor: _builtins.int
+    """The minor number."""
+    identity: _builtins.str
+    """The identity (DeviceNode.identity)."""
+    former: _builtins.bool
+    """Whether the claim's CDI file has a different number by now, so that only containers that started
+    before can still use this number.
+    """
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        major: _builtins.int | None = ...,
+        minor: _builtins.int | None = ...,
+        identity: _builtins.str = ...,
+        former: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_major", b"_major", "_minor", b"_minor", "major", b"major", "minor", b"minor"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_major", b"_major", "_minor", b"_minor", "former", b"former", "identity", b"identity", "major", b"major", "minor", b"minor", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__major: _TypeAlias = _typing.Literal["major"]  # noqa: Y015
+    _WhichOneofArgType__major: _TypeAlias = _typing.Literal["_major", b"_major"]  # noqa: Y015
+    _WhichOneofReturnType__minor: _TypeAlias = _typing.Literal["minor"]  # noqa: Y015
+    _WhichOneofArgType__minor: _TypeAlias = _typing.Literal["_minor", b"_minor"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__major) -> _WhichOneofReturnType__major | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__minor) -> _WhichOneofReturnType__minor | None: ...
+
+Global___HeldNode: _TypeAlias = HeldNode  # noqa: Y015

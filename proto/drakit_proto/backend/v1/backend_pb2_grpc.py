@@ -64,6 +64,16 @@ class BackendStub:
                 request_serializer=drakit__proto_dot_backend_dot_v1_dot_backend__pb2.WatchHealthRequest.SerializeToString,
                 response_deserializer=drakit__proto_dot_backend_dot_v1_dot_backend__pb2.WatchHealthResponse.FromString,
                 _registered_method=True)
+        self.ApplyPolicies = channel.unary_unary(
+                '/drakit.backend.v1.Backend/ApplyPolicies',
+                request_serializer=drakit__proto_dot_backend_dot_v1_dot_backend__pb2.ApplyPoliciesRequest.SerializeToString,
+                response_deserializer=drakit__proto_dot_backend_dot_v1_dot_backend__pb2.ApplyPoliciesResponse.FromString,
+                _registered_method=True)
+        self.UpdateHeldDevices = channel.unary_unary(
+                '/drakit.backend.v1.Backend/UpdateHeldDevices',
+                request_serializer=drakit__proto_dot_backend_dot_v1_dot_backend__pb2.UpdateHeldDevicesRequest.SerializeToString,
+                response_deserializer=drakit__proto_dot_backend_dot_v1_dot_backend__pb2.UpdateHeldDevicesResponse.FromString,
+                _registered_method=True)
 
 
 class BackendServicer:
@@ -148,6 +158,37 @@ class BackendServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ApplyPolicies(self, request, context):
+        """Optional: only for a backend whose entry in `backends.allowed` names a resource of policies.
+
+        Applies all policies in the cluster, which replace the previous policies. The node plugin calls
+        this method on every connection, and after every change. Changes in quick succession result in
+        a single call. If the API server is unreachable, the node plugin sends the policies that it last
+        stored on this node. The backend must not send its first message of devices before it has
+        applied policies once.
+
+        If the response has invalid policies, the backend must not have applied any. The node plugin
+        reports each problem, and calls again with the last version of these policies that was applied.
+        If the response has an error, the previous policies must stay in effect. The node plugin reports
+        the error, and retries after a minute.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateHeldDevices(self, request, context):
+        """Optional: only for a backend with policies.
+
+        Sends the devices that claims hold, which replace the previous ones. The node plugin calls this
+        method before the first ApplyPolicies on a connection, and after every change. While a claim
+        holds a device, the backend must neither rename the device nor switch it to a different policy.
+        A device that PrepareClaims has prepared is held at once. It can be listed for a few seconds
+        after UnprepareClaims.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BackendServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -180,6 +221,16 @@ def add_BackendServicer_to_server(servicer, server):
                     servicer.WatchHealth,
                     request_deserializer=drakit__proto_dot_backend_dot_v1_dot_backend__pb2.WatchHealthRequest.FromString,
                     response_serializer=drakit__proto_dot_backend_dot_v1_dot_backend__pb2.WatchHealthResponse.SerializeToString,
+            ),
+            'ApplyPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyPolicies,
+                    request_deserializer=drakit__proto_dot_backend_dot_v1_dot_backend__pb2.ApplyPoliciesRequest.FromString,
+                    response_serializer=drakit__proto_dot_backend_dot_v1_dot_backend__pb2.ApplyPoliciesResponse.SerializeToString,
+            ),
+            'UpdateHeldDevices': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateHeldDevices,
+                    request_deserializer=drakit__proto_dot_backend_dot_v1_dot_backend__pb2.UpdateHeldDevicesRequest.FromString,
+                    response_serializer=drakit__proto_dot_backend_dot_v1_dot_backend__pb2.UpdateHeldDevicesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -344,6 +395,60 @@ class Backend:
             '/drakit.backend.v1.Backend/WatchHealth',
             drakit__proto_dot_backend_dot_v1_dot_backend__pb2.WatchHealthRequest.SerializeToString,
             drakit__proto_dot_backend_dot_v1_dot_backend__pb2.WatchHealthResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drakit.backend.v1.Backend/ApplyPolicies',
+            drakit__proto_dot_backend_dot_v1_dot_backend__pb2.ApplyPoliciesRequest.SerializeToString,
+            drakit__proto_dot_backend_dot_v1_dot_backend__pb2.ApplyPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateHeldDevices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drakit.backend.v1.Backend/UpdateHeldDevices',
+            drakit__proto_dot_backend_dot_v1_dot_backend__pb2.UpdateHeldDevicesRequest.SerializeToString,
+            drakit__proto_dot_backend_dot_v1_dot_backend__pb2.UpdateHeldDevicesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -107,6 +107,29 @@ class BackendStub:
     stream stays open; if it ends, the node plugin calls the method again. If the health of a
     device was never reported, the status of pods does not show it.
     """
+    ApplyPolicies: _grpc.UnaryUnaryMultiCallable[_backend_pb2.ApplyPoliciesRequest, _backend_pb2.ApplyPoliciesResponse]
+    """Optional: only for a backend whose entry in `backends.allowed` names a resource of policies.
+
+    Applies all policies in the cluster, which replace the previous policies. The node plugin calls
+    this method on every connection, and after every change. Changes in quick succession result in
+    a single call. If the API server is unreachable, the node plugin sends the policies that it last
+    stored on this node. The backend must not send its first message of devices before it has
+    applied policies once.
+
+    If the response has invalid policies, the backend must not have applied any. The node plugin
+    reports each problem, and calls again with the last version of these policies that was applied.
+    If the response has an error, the previous policies must stay in effect. The node plugin reports
+    the error, and retries after a minute.
+    """
+    UpdateHeldDevices: _grpc.UnaryUnaryMultiCallable[_backend_pb2.UpdateHeldDevicesRequest, _backend_pb2.UpdateHeldDevicesResponse]
+    """Optional: only for a backend with policies.
+
+    Sends the devices that claims hold, which replace the previous ones. The node plugin calls this
+    method before the first ApplyPolicies on a connection, and after every change. While a claim
+    holds a device, the backend must neither rename the device nor switch it to a different policy.
+    A device that PrepareClaims has prepared is held at once. It can be listed for a few seconds
+    after UnprepareClaims.
+    """
 
 @_typing.type_check_only
 class BackendAsyncStub(BackendStub):
@@ -165,6 +188,29 @@ class BackendAsyncStub(BackendStub):
     Reports changes in device health. A message contains only devices whose health changed. The
     stream stays open; if it ends, the node plugin calls the method again. If the health of a
     device was never reported, the status of pods does not show it.
+    """
+    ApplyPolicies: _aio.UnaryUnaryMultiCallable[_backend_pb2.ApplyPoliciesRequest, _backend_pb2.ApplyPoliciesResponse]  # type: ignore[assignment]
+    """Optional: only for a backend whose entry in `backends.allowed` names a resource of policies.
+
+    Applies all policies in the cluster, which replace the previous policies. The node plugin calls
+    this method on every connection, and after every change. Changes in quick succession result in
+    a single call. If the API server is unreachable, the node plugin sends the policies that it last
+    stored on this node. The backend must not send its first message of devices before it has
+    applied policies once.
+
+    If the response has invalid policies, the backend must not have applied any. The node plugin
+    reports each problem, and calls again with the last version of these policies that was applied.
+    If the response has an error, the previous policies must stay in effect. The node plugin reports
+    the error, and retries after a minute.
+    """
+    UpdateHeldDevices: _aio.UnaryUnaryMultiCallable[_backend_pb2.UpdateHeldDevicesRequest, _backend_pb2.UpdateHeldDevicesResponse]  # type: ignore[assignment]
+    """Optional: only for a backend with policies.
+
+    Sends the devices that claims hold, which replace the previous ones. The node plugin calls this
+    method before the first ApplyPolicies on a connection, and after every change. While a claim
+    holds a device, the backend must neither rename the device nor switch it to a different policy.
+    A device that PrepareClaims has prepared is held at once. It can be listed for a few seconds
+    after UnprepareClaims.
     """
 
 class BackendServicer(metaclass=_abc_1.ABCMeta):
@@ -257,6 +303,41 @@ class BackendServicer(metaclass=_abc_1.ABCMeta):
         Reports changes in device health. A message contains only devices whose health changed. The
         stream stays open; if it ends, the node plugin calls the method again. If the health of a
         device was never reported, the status of pods does not show it.
+        """
+
+    @_abc_1.abstractmethod
+    def ApplyPolicies(
+        self,
+        request: _backend_pb2.ApplyPoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_backend_pb2.ApplyPoliciesResponse, _abc.Awaitable[_backend_pb2.ApplyPoliciesResponse]]:
+        """Optional: only for a backend whose entry in `backends.allowed` names a resource of policies.
+
+        Applies all policies in the cluster, which replace the previous policies. The node plugin calls
+        this method on every connection, and after every change. Changes in quick succession result in
+        a single call. If the API server is unreachable, the node plugin sends the policies that it last
+        stored on this node. The backend must not send its first message of devices before it has
+        applied policies once.
+
+        If the response has invalid policies, the backend must not have applied any. The node plugin
+        reports each problem, and calls again with the last version of these policies that was applied.
+        If the response has an error, the previous policies must stay in effect. The node plugin reports
+        the error, and retries after a minute.
+        """
+
+    @_abc_1.abstractmethod
+    def UpdateHeldDevices(
+        self,
+        request: _backend_pb2.UpdateHeldDevicesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_backend_pb2.UpdateHeldDevicesResponse, _abc.Awaitable[_backend_pb2.UpdateHeldDevicesResponse]]:
+        """Optional: only for a backend with policies.
+
+        Sends the devices that claims hold, which replace the previous ones. The node plugin calls this
+        method before the first ApplyPolicies on a connection, and after every change. While a claim
+        holds a device, the backend must neither rename the device nor switch it to a different policy.
+        A device that PrepareClaims has prepared is held at once. It can be listed for a few seconds
+        after UnprepareClaims.
         """
 
 def add_BackendServicer_to_server(servicer: BackendServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,6 +26,7 @@ from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
 from tests.fakes.backend import FakeBackend
 from tests.fakes.direct import result_of
+from tests.fakes.node import StaticNode
 from tests.unit.endpoints import camera
 from tests.unit.endpoints.camera import NODE, running
 
@@ -87,7 +88,7 @@ class Found:
         self.taken: dict[str, str] = {}
         self.directory = BackendDirectory(
             parent,
-            node=NODE,
+            node=StaticNode(name=NODE),
             taken=self.taken.get,
             report=self.diagnostics.append,
             allowed=allowed_backends(gpu=ANY, tpu=ANY) if allowed is None else allowed,
