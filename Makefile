@@ -102,9 +102,9 @@ check-proto: venv ## check that drakit.backend.v1 has only additions since the l
 .PHONY: check-go
 check-go: export CGO_ENABLED := 0
 check-go: export GOFLAGS := -trimpath -mod=readonly -buildvcs=false
-check-go: ## check the Go modules (backend contract, example backend, helper of each release, the tests' scheduler): format, vet, unit tests
+check-go: ## check the Go modules (backend contract, example backend, helper of each release, the reader of metadata files, the tests' scheduler): format, vet, unit tests
 	@if ! command -v go > /dev/null; then echo "Go is not installed: the programs in Go are not checked"; exit 0; fi; \
-	for folder in proto/go examples/backend operator/cel; do \
+	for folder in proto/go examples/backend operator/cel e2e/metadata; do \
 		unformed=$$(gofmt -l $$folder); if [ -n "$$unformed" ]; then echo "run gofmt -w on:" $$unformed >&2; exit 1; fi; \
 		(cd $$folder && go vet ./... && go test ./...); \
 	done; \

@@ -201,6 +201,21 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     driver defines `unprepare`, `unprepare_claims` or `reset`. If false, preparing needs one fewer
     disk write, and the node plugin never calls these three methods."""
 
+    metadata_files: ClassVar[bool] = False
+    """
+    Whether containers can read the attributes of their devices in metadata files (KEP-5304).
+
+    The node plugin then writes a file for each request of a claim: the published attributes of its
+    devices, and `PreparedDevice.attributes` and `PreparedDevice.network_data`. Containers find it
+    in ``/var/run/kubernetes.io/dra-device-attributes``, as
+    ``resourceclaims/<claim>/<request>/<driver>-metadata.json``. For a claim from a template, the
+    file is in ``resourceclaimtemplates/<name in the pod>`` instead. A device can have 32 attributes
+    there, and a claim 128 KiB.
+
+    If a device is prepared again (see `Device.prepare_again`), the file is replaced, with a higher
+    ``metadata.generation``. Running containers keep the content that they were started with.
+    """
+
     reports_health: ClassVar[bool] = False
     """Whether the driver sets `Device.health`. Not needed if the driver defines the method
     `health`."""

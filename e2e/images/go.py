@@ -20,6 +20,7 @@ __all__ = (
     "cel_program",
     "cel_programs",
     "go_program",
+    "metadata_reader",
     "scheduler_program",
 )
 
@@ -77,6 +78,11 @@ def scheduler_program(minor: str) -> Path:
         name=f"drakit-scheduler-{minor}",
         flags=(f"-modfile={module}", f"-tags=kubernetes{minor}"),
     )
+
+
+def metadata_reader() -> Path:
+    """Return the program that reads metadata files with Kubernetes' own package."""
+    return go_program(REPOSITORY / "e2e" / "metadata", name="read-metadata")
 
 
 def go_program(

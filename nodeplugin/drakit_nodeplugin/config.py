@@ -194,6 +194,9 @@ class DevicePlugins(Settings):
     """The name of the driver that publishes their devices. Two releases with device
     plugins on one node need different names and directories."""
 
+    metadata_files: bool = False
+    """Whether containers can read the attributes of their devices in metadata files (KEP-5304)."""
+
     plugins: Annotated[PluginEntries, _entries("devicePlugins")] = Field(default_factory=dict)
     """The device plugins, by the names of their directories. A device plugin mounts its directory
     as ``/var/lib/kubelet/device-plugins``, and can register only the resources of its entry."""

@@ -112,6 +112,7 @@ class Marking(Driver[HardwareConfig]):
 
     name = "marking.example.com"
     config_type = HardwareConfig
+    metadata_files = True
 
     def __init__(self, config, node) -> None:
         super().__init__(config, node)
@@ -171,6 +172,7 @@ class Plain(Driver[HardwareConfig]):
     name = "plain.example.com"
     config_type = HardwareConfig
     side_effects = False
+    metadata_files = True
 
     def __init__(self, config, node) -> None:
         super().__init__(config, node)

@@ -1,5 +1,5 @@
 """
-A node's directories and its state: rows, CDI files, marks of the hardware.
+A node's directories and its state: rows, CDI files, metadata files, marks of the hardware.
 
 The checkpoint is read by SQL from a copy, because its owner would notice that another process opens
 it. The caller supplies the expected state; this module reports the differences.
@@ -29,6 +29,9 @@ from tests.crash.drivers import Hardware, Marking, Plain
 
 NAME = "node-1"
 
+ENDING = "_main.json"
+"""The end of the name of a metadata file: the request of all claims."""
+
 DriverClass = type[Marking] | type[Plain]
 Claims = Mapping[str, tuple[str, ...]]
 """Names of devices, by the UID of the claim that holds them."""
@@ -42,11 +45,15 @@ class Held:
     files: Mapping[str, Any]
     """CDI specs by claim UID: text if the file is not JSON, None if it is being removed."""
 
+    metadata: Mapping[str, Any]
+    """The newest version of metadata files by claim UID; text if it is not JSON."""
+
     marks: Mapping[str, str]
     """Claim UIDs by device."""
 
     temporary: Sequence[str]
-    """Other files in the CDI directory. Only a process that is writing may have some."""
+    """Other files in the directories of these files. Only a process that is writing may have
+    some."""
 
     endpoints: Collection[str]
     """Names of the endpoints that are stored."""
@@ -71,6 +78,7 @@ class Node:
         self.cdi, self.config = root / "cdi", root / "plugin.yaml"
         self.boot_id = root / "boot_id"
         self.checkpoint = driver_directory(root, driver.name) / "checkpoint.db"
+        self.metadata = self.checkpoint.with_name("metadata")
         self.hardware = Hardware(root / "hardware")
 
     def make(self) -> None:
@@ -119,6 +127,12 @@ class Node:
                 files[path.stem.removeprefix(prefix)] = _parsed(path)
             else:
                 temporary.append(path.name)
+        metadata: dict[str, Any] = {}
+        for path in sorted(self.metadata.glob("*")):
+            if path.name.endswith(ENDING) and not path.name.startswith("."):
+                metadata[path.name.removesuffix(ENDING)] = _parsed(path, lines=1)
+            else:
+                temporary.append(path.name)
         marks: dict[str, str] = {}
         for path in sorted(self.hardware.marks.iterdir()):
             if path.name.startswith("."):
@@ -131,6 +145,7 @@ class Node:
         return Held(
             rows={claim.uid: claim for claim in claims},
             files=files,
+            metadata=metadata,
             marks=marks,
             temporary=temporary,
             endpoints={endpoint.name for endpoint in endpoints},
@@ -160,11 +175,11 @@ def _sockets(folder: str, names: Sequence[str]) -> list[str]:
     return [name for name in names if name.endswith(".sock")]
 
 
-def _parsed(path: Path) -> Any:
+def _parsed(path: Path, *, lines: int | None = None) -> Any:
     text = None
     try:
         text = path.read_text()
-        return json.loads(text)
+        return json.loads("".join(text.splitlines(keepends=True)[:lines]))
     except (FileNotFoundError, ValueError):
         return text
 
@@ -211,7 +226,22 @@ def _wrong_files(held: Held, expected: Claims) -> list[str]:
             found.append(f"the CDI file of claim {uid} is not that of {_listed(devices)}: {spec}")
         elif row is not None and row.cdi_spec is not None and json.loads(row.cdi_spec) != spec:
             found.append(f"the CDI file of claim {uid} is not that of its row")
+    found += [
+        f"claim {uid} has a metadata file and is not prepared"
+        for uid in sorted(held.metadata.keys() - expected.keys())
+    ]
+    for uid, devices in expected.items():
+        if _described(held.metadata.get(uid)) != [*devices]:
+            text = held.metadata.get(uid)
+            found.append(f"the metadata file of claim {uid} is not that of its devices: {text}")
     return found
+
+
+def _described(metadata: Any) -> list[str]:
+    try:
+        return [device["name"] for each in metadata["requests"] for device in each["devices"]]
+    except (KeyError, TypeError):
+        return []
 
 
 def _environment(spec: Any) -> list[str]:
@@ -248,6 +278,10 @@ def irreparable(held: Held, *, untouched: Collection[str]) -> list[str]:
     ]
     found += [
         f"claim {uid} has a CDI file and no row" for uid in sorted(held.files.keys() - held.rows)
+    ]
+    found += [
+        f"claim {uid} has a metadata file and no row"
+        for uid in sorted(held.metadata.keys() - held.rows)
     ]
     for uid in sorted(untouched):
         if uid not in held.prepared:

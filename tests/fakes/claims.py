@@ -200,6 +200,10 @@ class FakeInventories:
     def hardware(self) -> Hardware | None:
         return None if self.pools is None else Hardware(pools=self.pools)
 
+    def device(self, pool: str, name: str) -> Device | None:
+        content = None if self.pools is None else self.pools.get(pool)
+        return None if content is None else content.device(name)
+
     def is_gone(self, pool: str, device: str) -> bool:
         return pool == NODE and device in self.gone
 

@@ -45,6 +45,7 @@ FAULTS = [
     ),
     ("preparing:OnlyOnce", "prepare-again", "after a reboot .* the claim has the lamp already"),
     ("preparing:OtherEdits", "prepare-again", "a different env for the same claim: .*LAMP_TOKEN"),
+    ("preparing:OtherAttributes", "metadata", "attribute token was .* after a reboot"),
     ("preparing:BelievesItsNotes", "reboot", "did not create .* again"),
     ("preparing:AllOrNothing", "partial-success", "in a call with a claim with unknown parameters"),
     ("preparing:OneAnswer", "batch", "in a call with 4 claims"),

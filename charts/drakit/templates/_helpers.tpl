@@ -389,6 +389,7 @@ devicePlugins:
   enabled: true
   directory: {{ include "drakit.devicePlugins.directory" . }}
   driverName: {{ .Values.devicePlugins.driverName }}
+  metadataFiles: {{ .Values.devicePlugins.metadataFiles }}
   plugins: {{ include "drakit.devicePlugins.entries" . }}
 {{- end }}
 {{- if not (include "drakit.hosts" .) }}

@@ -38,6 +38,7 @@ from drakit.testing.conformance.facts import (
 from drakit.testing.conformance.node import FakeNode, PodList
 from drakit.testing.conformance.targets import Target
 from drakit.testing.kubelet import FakeKubelet
+from drakit_formats.resource.metadata import CONTAINER_DIRECTORY
 
 NODE = "node-1"
 
@@ -336,7 +337,8 @@ class Kit:
         return None
 
     def edits(self, claim: ClaimUnderTest, device: PublishedDevice | None = None) -> dict[str, Any]:
-        """Return the merged CDI container edits of one device of a claim, or of all its devices."""
+        """Return the merged CDI container edits of one device of a claim, or of all its devices,
+        without the mounts of metadata files."""
         spec = self.spec(claim)
         if spec is None:
             return {}
@@ -344,7 +346,24 @@ class Kit:
         if device is not None:
             index = claim.devices.index(device)
             entries = [e for e in entries if e["name"] == f"{claim.uid}-{index}"]
-        return merged([holder.get("containerEdits") or {} for holder in (spec, *entries)])
+        edits = merged([holder.get("containerEdits") or {} for holder in (spec, *entries)])
+        if "mounts" in edits:
+            edits["mounts"] = [m for m in edits["mounts"] if not _is_metadata(m)]
+            if not edits["mounts"]:
+                del edits["mounts"]
+        return edits
+
+    def metadata(self, claim: ClaimUnderTest) -> list[dict[str, Any]]:
+        """Return the content of a claim's metadata files, one for each request, in the newest
+        version. Empty if the driver has no metadata files."""
+        spec: Mapping[str, Any] = self.spec(claim) or {"devices": ()}
+        found: list[dict[str, Any]] = []
+        for entry in spec["devices"]:
+            for mount in entry["containerEdits"].get("mounts") or ():
+                if _is_metadata(mount):
+                    newest, *_ = Path(mount["hostPath"]).read_text().splitlines()
+                    found.append(json.loads(newest))
+        return found
 
     # ------------------------------------------------------------ observing
 
@@ -393,3 +412,7 @@ class Kit:
     def fail(self, sentence: str) -> NoReturn:
         """Fail the rule. The sentence appears in the report."""
         raise RuleFailedError(sentence)
+
+
+def _is_metadata(mount: Mapping[str, Any]) -> bool:
+    return str(mount.get("containerPath")).startswith(f"{CONTAINER_DIRECTORY}/")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from drakit_formats.resource.metadata import pod_claim_name
 from drakit_formats.resource.objects import Object, child, children, text
 
 
@@ -67,6 +68,8 @@ class Claim:
     name: str
     uid: str
     allocation: Allocation | None = None
+    pod_claim_name: str | None = None
+    """The name of the pod's entry (``spec.resourceClaims[]``) for a claim from a template."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -95,6 +98,7 @@ def parse_claim(body: Object) -> Claim:
         name=metadata["name"],
         uid=metadata["uid"],
         allocation=None if allocation is None else _parse_allocation(allocation),
+        pod_claim_name=pod_claim_name(metadata),
     )
 
 

@@ -72,12 +72,7 @@ def device_body(device: Device, *, taints: Sequence[Object] = ()) -> dict[str, A
     node plugin.
     """
     body: dict[str, Any] = {"name": device.name}
-    attributes = {name: _value_body(value) for name, value in device.attributes.items()}
-    for name, member in TOPOLOGY_FIELDS.items():
-        place: str | int | None = getattr(device.topology, member)
-        if place is not None:
-            attributes[name] = _value_body(place)
-    if attributes:
+    if attributes := published_attributes(device):
         body["attributes"] = attributes
     if device.capacity:
         body["capacity"] = {
@@ -126,6 +121,21 @@ def _resource_body(given: NodeAllocatableResource) -> dict[str, Any]:
         for part, fields in parts.items()
     }
     return {part: fields for part, fields in set_parts.items() if fields}
+
+
+def published_attributes(device: Device) -> dict[str, Any]:
+    """Write the attributes that a device is published with, those of its topology included."""
+    attributes = attributes_body(device.attributes)
+    for name, member in TOPOLOGY_FIELDS.items():
+        place: str | int | None = getattr(device.topology, member)
+        if place is not None:
+            attributes[name] = _value_body(place)
+    return attributes
+
+
+def attributes_body(attributes: Mapping[str, AttributeValue]) -> dict[str, Any]:
+    """Write attributes as ``ResourceSlice.spec.devices[].attributes``."""
+    return {name: _value_body(value) for name, value in attributes.items()}
 
 
 def counter_set_body(counter_set: CounterSet) -> dict[str, Any]:

@@ -220,11 +220,16 @@ def status_entry(
         ]
     if prepared.data is not None:
         entry["data"] = prepared.data
-    if (network := prepared.network_data) is not None:
-        fields = {
-            "interfaceName": network.interface_name,
-            "ips": list(network.ips),
-            "hardwareAddress": network.hardware_address,
-        }
-        entry["networkData"] = {key: value for key, value in fields.items() if value}
+    if prepared.network_data is not None:
+        entry["networkData"] = network_data_body(prepared.network_data)
     return entry
+
+
+def network_data_body(network: NetworkData) -> dict[str, Any]:
+    """Write network data as ``networkData`` of a claim's status or a metadata file."""
+    fields = {
+        "interfaceName": network.interface_name,
+        "ips": list(network.ips),
+        "hardwareAddress": network.hardware_address,
+    }
+    return {key: value for key, value in fields.items() if value}

@@ -114,6 +114,7 @@ def wanted_claim(
             )
             for number, result in enumerate(results)
         ),
+        pod_claim_name=claim.pod_claim_name,
         side_effects=side_effects,
     )
 

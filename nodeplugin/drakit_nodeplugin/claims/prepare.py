@@ -26,7 +26,13 @@ from functools import partial
 
 from drakit.device import PreparedDevice
 from drakit_formats.cdi import InvalidEditsError
-from drakit_formats.resource.status import has_status
+from drakit_formats.resource.device import attributes_body, published_attributes
+from drakit_formats.resource.metadata import (
+    DeviceMetadata,
+    InvalidMetadataError,
+    request_bodies,
+)
+from drakit_formats.resource.status import has_status, network_data_body
 from drakit_nodeplugin.claims.allocation import (
     Step,
     next_step,
@@ -434,7 +440,11 @@ class Preparing(Unpreparing):
             return driver_failed(claim, result)
         edits = [each.edits for each in result]
         try:
-            text = self._parts.specs.build(claim.uid, edits)
+            claim = self._with_metadata(due, result)
+            mounts = self._parts.metadata.mounts(claim)
+            text = self._parts.specs.build(claim.uid, edits, mounts=mounts)
+        except InvalidMetadataError as error:
+            return DriverFailedError(claim=str(claim), cause=str(error))
         except InvalidEditsError as error:
             return SpecFailedError(claim=str(claim), cause=str(error))
         devices = claim.devices
@@ -461,6 +471,33 @@ class Preparing(Unpreparing):
                 for device, new in zip(devices, nodes, strict=True)
             )
         return replace(claim, state="prepared", cdi_spec=text, devices=devices, rebuilt=None)
+
+    def _with_metadata(self, due: _Due, result: Sequence[PreparedDevice]) -> StoredClaim:
+        """Return the claim with the content of its metadata files; raise InvalidMetadataError."""
+        parts, claim = self._parts, due.claim
+        if not parts.devices.traits.metadata_files:
+            return replace(claim, metadata={}) if claim.metadata else claim
+        devices: list[DeviceMetadata] = []
+        for device, prepared in zip(claim.devices, result, strict=True):
+            listed = parts.inventories.device(device.pool, device.device)
+            attributes = {} if listed is None else published_attributes(listed)
+            network = prepared.network_data
+            devices.append(
+                DeviceMetadata(
+                    driver=parts.driver,
+                    pool=device.pool,
+                    device=device.device,
+                    request=device.request,
+                    attributes=attributes | attributes_body(prepared.attributes),
+                    network_data=None if network is None else network_data_body(network),
+                )
+            )
+        metadata = request_bodies(devices)
+        former = due.former
+        generation = former.metadata_generation if former is not None else 0
+        if former is None or former.metadata != metadata:
+            generation += 1
+        return replace(claim, metadata=metadata, metadata_generation=generation)
 
     async def _keep(
         self,

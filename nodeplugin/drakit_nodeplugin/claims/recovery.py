@@ -11,7 +11,7 @@ few seconds after any write.
 prepared, so a deleted file would be missed only when a container restarts. It is restored within
 2 s: files and entries are compared whenever the directory has changed. At the start, the contents
 are compared as well: a claim that was being prepared a second time has its new row before its new
-file.
+file. The same applies to metadata files.
 
 **Orphaned CDI files.** An entry is written before its file and deleted after it, so a file without
 an entry shows that entries were lost. Its containers may be running: the file is removed only after
@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,10 +161,11 @@ class SpecRestorer:
     ) -> None:
         self._checkpoint = parts.checkpoint
         self._specs = parts.specs
+        self._metadata = parts.metadata
         self._boot_id = parts.boot_id
         self._queue = queue
         self._on_restored = on_restored
-        self._watch = FileWatch(directory, settled_seconds=TICK_SECONDS)
+        self._watch = FileWatch(directory, parts.metadata.directory, settled_seconds=TICK_SECONDS)
         self._missing = False
         """Whether the last comparison found a missing file, or failed."""
 
@@ -178,6 +179,7 @@ class SpecRestorer:
         """
         prepared = await self._checkpoint.uids(state="prepared", boot_id=self._boot_id)
         missing = prepared - await asyncio.to_thread(self._specs.uids)
+        missing |= prepared & await asyncio.to_thread(self._metadata.missing)
         if compare:
             missing |= await self._outdated(prepared - missing)
         self._missing = bool(missing)
@@ -189,25 +191,38 @@ class SpecRestorer:
         self._on_restored(restored)
         return restored
 
+    async def clean(self) -> None:
+        """
+        Remove half-written files, and metadata files without an entry and a CDI file, before any
+        claim is worked on. Raises CheckpointError, OSError.
+
+        The latter remain if entries are lost and the node reboots: no container can get them, but
+        nothing else would remove them.
+        """
+        await asyncio.to_thread(self._specs.clean)
+        needed = await self._checkpoint.uids() | await asyncio.to_thread(self._specs.uids)
+        await asyncio.to_thread(self._metadata.clean, needed)
+
     async def _outdated(self, uids: Collection[str]) -> set[str]:
         """Return the claims whose file is not what their row says."""
         outdated: set[str] = set()
         ordered = sorted(uids)
         for start in range(0, len(ordered), BATCH):
             found = await self._checkpoint.find(ordered[start : start + BATCH])
-            texts = {uid: claim.cdi_spec for uid, claim in found.items() if claim.cdi_spec}
-            outdated |= await asyncio.to_thread(self._differing, texts)
+            outdated |= await asyncio.to_thread(self._differing, [*found.values()])
         return outdated
 
-    def _differing(self, texts: Mapping[str, str]) -> set[str]:
+    def _differing(self, claims: Collection[StoredClaim]) -> set[str]:
         differing: set[str] = set()
-        for uid, text in texts.items():
+        for claim in claims:
+            if not claim.cdi_spec:
+                continue
             try:
-                same = self._specs.read(uid) == text
+                same = self._specs.read(claim.uid) == claim.cdi_spec
             except OSError:
                 same = False  # the write shows what is wrong, and for this claim alone
-            if not same:
-                differing.add(uid)
+            if not same or self._metadata.differs(claim):
+                differing.add(claim.uid)
         return differing
 
     async def _restore(self, uids: Sequence[str]) -> int:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar
 
-from drakit.device import AllocatedClaim, ClaimReference, PreparedDevice
+from drakit.device import AllocatedClaim, ClaimReference, Device, PreparedDevice
 from drakit.driver import Node
 from drakit_formats.resource.claim import base_request
 from drakit_nodeplugin.changes import Revision
@@ -55,6 +55,7 @@ from drakit_nodeplugin.endpoints.failures import (
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, Outcome
 from drakit_nodeplugin.state.holds import Hardware
+from drakit_nodeplugin.state.metadata_files import MetadataFiles
 from drakit_nodeplugin.state.records import StoredClaim
 
 logger = logging.getLogger(__name__)
@@ -181,6 +182,10 @@ class Inventories(Protocol):
         only their names."""
         ...
 
+    def device(self, pool: str, name: str) -> Device | None:
+        """Return a device as its endpoint listed it last; None if no endpoint has listed it."""
+        ...
+
     def is_gone(self, pool: str, device: str) -> bool:
         """Return whether a device is published although its endpoint does not list it any more."""
         ...
@@ -199,6 +204,7 @@ class ClaimDependencies:
     scheduler: Scheduler
     inventories: Inventories
     specs: ClaimSpecs
+    metadata: MetadataFiles
     limits: ParameterLimits
     name_all_holders: bool = False
     """Whether errors, which the pod's owner reads, name claims of other namespaces."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Literal
 
-from drakit.device import Inventory, PolicyOutcome, RejectedDevice
+from drakit.device import Device, Inventory, PolicyOutcome, RejectedDevice
 from drakit_formats.resource.nodes import pool_name
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.config import Devices
@@ -208,6 +208,10 @@ class DeviceManager:
                 if state.phase is Phase.PRESENT and pool.content is not None
             }
         )
+
+    def device(self, pool: str, name: str) -> Device | None:
+        """Return a device as its endpoint listed it last; None if no endpoint has listed it."""
+        return next((each.device(name) for _, each in self._pools() if each.name == pool), None)
 
     def is_gone(self, pool: str, device: str) -> bool:
         """Return whether a device is published although its endpoint does not list it any more."""

@@ -151,6 +151,13 @@ class PoolState:
         """Return whether the pool or its fallback has a device of that name."""
         return name in self._devices or name in (self._fallback or ())
 
+    def device(self, name: str) -> Device | None:
+        """Return a device of the last main inventory that had it; None if none is known."""
+        if self.content is not None and (found := self.content.device(name)) is not None:
+            return found
+        published = self._devices.get(name)
+        return None if published is None else published.device
+
     @property
     def health(self) -> Collection[DeviceHealth]:
         """The health of the devices that is reported to the kubelet."""

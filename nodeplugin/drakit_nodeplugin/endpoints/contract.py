@@ -200,6 +200,9 @@ class DriverTraits:
     """Whether it reports health in any way. If so, the plugin serves the kubelet's health
     stream."""
 
+    metadata_files: bool = False
+    """Whether containers get metadata files with the attributes of its devices."""
+
     network_devices: bool = False
     """Whether it also prepares devices of pools that do not belong to the node. A controller
     publishes them, so that no inventory has them."""
@@ -236,6 +239,7 @@ def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
         resets=overrides(kind, "reset"),
         polls_health=polls,
         health=polls or kind.reports_health,
+        metadata_files=kind.metadata_files,
         batches=frozenset(batches),
         parameters_type=kind.parameters_type,
         policies=policies,

@@ -54,6 +54,7 @@ from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.inspection import answer, requests
+from drakit_nodeplugin.state.metadata_files import MetadataFiles
 
 logger = logging.getLogger(__name__)
 
@@ -123,10 +124,10 @@ class Maintenance:
         return self._rebuilder.damaged
 
     async def begin(self) -> None:
-        """Remove half-written CDI files, and restore lost and outdated ones, before the driver is
+        """Remove half-written files, and restore lost and outdated ones, before the driver is
         served."""
         try:
-            await asyncio.to_thread(self._parts.specs.clean)
+            await self._restorer.clean()
             await self._restorer.restore(compare=True)
         except (OSError, CheckpointError) as error:
             # Claims can still be unprepared, and the repair is retried.
@@ -202,9 +203,12 @@ class ActiveDriver:
         self._metrics = environment.metrics.for_driver(driver.name)
         self._events = events
         specs = ClaimSpecs(driver.name, config.cdi_directory)
+        folder = config.drivers_directory / driver.name
+        metadata = MetadataFiles(driver.name, folder / "metadata")
         self._checkpoint = Checkpoint(
-            config.drivers_directory / driver.name / "checkpoint.db",
+            folder / "checkpoint.db",
             files=specs,
+            metadata=metadata,
             numbers=environment.numbers,
         )
         self._checkpoint.on_transaction = self._metrics.transaction
@@ -261,6 +265,7 @@ class ActiveDriver:
             scheduler=Scheduler(),
             inventories=self._devices.manager,
             specs=specs,
+            metadata=metadata,
             limits=ParameterLimits(
                 max_bytes=config.opaque_parameters.max_bytes,
                 max_values=config.opaque_parameters.max_values,

@@ -299,6 +299,7 @@ def _device_plugins(
         config.device_plugins.driver_name,
         config.device_plugins_directory,
         where=f"{file}: devicePlugins",
+        metadata_files=config.device_plugins.metadata_files,
         plugins=config.device_plugins.plugins,
         kubelet_resources=environment.podresources.device_manager,
     )

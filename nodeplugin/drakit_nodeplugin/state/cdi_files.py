@@ -15,10 +15,11 @@ import errno
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
-from drakit.device import Edits
-from drakit_formats.cdi import SpecDirectory, build_spec, dump_spec
+from drakit.device import Edits, Mount
+from drakit_formats.cdi import SpecDirectory, build_spec, container_edits, dump_spec
 
 
 class ClaimSpecs:
@@ -35,10 +36,26 @@ class ClaimSpecs:
         # Not flushed to disks: after a boot every claim is prepared again, and its file compared.
         self._directory = SpecDirectory(directory, durable=False)
 
-    def build(self, uid: str, edits: Sequence[Edits]) -> str:
-        """Return a claim's file as text; raise :class:`drakit_formats.cdi.InvalidEditsError`."""
+    def build(
+        self,
+        uid: str,
+        edits: Sequence[Edits],
+        *,
+        mounts: Mapping[int, Mount] = MappingProxyType({}),
+    ) -> str:
+        """
+        Return a claim's file as text; raise :class:`drakit_formats.cdi.InvalidEditsError`.
+
+        `mounts` are those of the node plugin itself, by the index of the device that has one.
+        """
         devices = [(f"{uid}-{index}", edit) for index, edit in enumerate(edits)]
-        return dump_spec(build_spec(self._kind, devices))
+        spec = build_spec(self._kind, devices)
+        for index, mount in mounts.items():
+            # Not among the driver's edits, which may be anything until they have been checked.
+            container = spec["devices"][index]["containerEdits"]
+            own = container_edits(Edits(mounts=(mount,)))["mounts"]
+            container["mounts"] = [*container.get("mounts", ()), *own]
+        return dump_spec(spec)
 
     def cdi_id(self, uid: str, index: int) -> str:
         """Return the qualified CDI name of a claim's device, which :meth:`build` has checked."""

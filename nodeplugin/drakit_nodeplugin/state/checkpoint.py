@@ -9,8 +9,8 @@ work on a claim can end late. :mod:`drakit_nodeplugin.claims.allocation` decides
 must be prepared again. :mod:`drakit_nodeplugin.devices` decides the effects of an unavailable
 endpoint.
 
-A claim's CDI file follows its row in the same trip to the writer's thread: it is written after the
-row of a prepared claim, and removed before the row goes.
+A claim's CDI file and metadata files follow its row in the same trip to the writer's thread: they
+are written after the row of a prepared claim, and removed before the row goes.
 
 This module owns the writer's thread, the cache of recent rows, and the handling of errors.
 :mod:`.rows` and :mod:`.holds` contain the statements; :mod:`.quarantine` opens a database in any
@@ -41,6 +41,7 @@ from drakit_nodeplugin.state import holds, quarantine, rows, schema
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.device_numbers import ClaimDevices, HeldNumbers, TakenNumber
 from drakit_nodeplugin.state.holds import Hardware, HeldDevice
+from drakit_nodeplugin.state.metadata_files import MetadataFiles
 from drakit_nodeplugin.state.quarantine import CheckpointError
 from drakit_nodeplugin.state.records import State, StoredClaim, StoredEndpoint, StoredNode
 from drakit_nodeplugin.state.rows import Held, Outcome
@@ -61,7 +62,8 @@ MAX_RECENT = 512
 """Claims in the cache: a node has 110 pods by default, and most have a claim or two."""
 
 MAX_RECENT_BYTES = 4096
-"""Bytes of opaque parameters of a claim in the cache; a row can hold 128 KiB."""
+"""Bytes of opaque parameters and metadata of a claim in the cache; a row can hold 128 KiB of
+each."""
 
 _RESTART = "the node plugin restarts and quarantines it"
 _BUSY = f"{schema.BUSY_SECONDS:g} s"
@@ -82,11 +84,13 @@ class Checkpoint:
         path: Path,
         *,
         files: ClaimSpecs | None = None,
+        metadata: MetadataFiles | None = None,
         numbers: HeldNumbers | None = None,
     ) -> None:
-        """If `files` is None, the checkpoint has rows only, and writes no CDI files. `numbers` are
+        """If `files` is None, the checkpoint has rows only, and writes no files. `numbers` are
         those of all drivers of the process; the checkpoint's directory has its driver's name."""
         self._files = files
+        self._metadata = metadata
         self._driver = path.parent.name
         self._numbers = HeldNumbers() if numbers is None else numbers
         self._are_numbers_read = False
@@ -494,12 +498,23 @@ class Checkpoint:
     def _with_files(self, outcome: Outcome) -> Outcome:
         if self._files is None:
             return outcome
-        texts = {uid: claim.cdi_spec or "" for uid, claim in outcome.written.items()}
-        file_errors = self._files.place(texts)
+        failed: Mapping[str, OSError] = {}
+        if self._metadata is not None:
+            failed = self._metadata.place(outcome.written.values())
+        texts = {
+            uid: claim.cdi_spec or ""
+            for uid, claim in outcome.written.items()
+            if uid not in failed  # containers would not start without the mounted file
+        }
+        file_errors = {**failed, **self._files.place(texts)}
         return replace(outcome, file_errors=file_errors) if file_errors else outcome
 
     def _unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
-        return self._files.unlink(uids) if self._files else {}
+        failed: Mapping[str, OSError] = {}
+        if self._metadata is not None:
+            failed = self._metadata.unlink(uids)
+        removable = [uid for uid in uids if uid not in failed] if failed else uids
+        return {**failed, **self._files.unlink(removable)} if self._files else failed
 
     # ------------------------------------------------------------ memory, in the writer's thread
 
@@ -508,7 +523,8 @@ class Checkpoint:
         self._recent.pop(claim.uid, None)
         # A row whose consumption is unknown is completed without a new generation.
         complete = all(device.consumes is not None for device in claim.devices)
-        small = sum(map(len, claim.configs)) <= MAX_RECENT_BYTES
+        texts = (*claim.configs, *claim.metadata.values())
+        small = sum(map(len, texts)) <= MAX_RECENT_BYTES
         if complete and small and claim.rebuilt is None:
             self._recent[claim.uid] = claim
             if len(self._recent) > MAX_RECENT:

@@ -115,6 +115,17 @@ class StoredClaim:
     """The text of the claim's CDI file once it is prepared, so that a lost file can be restored
     without the driver."""
 
+    pod_claim_name: str | None = None
+    """The name of the pod's entry for a claim from a template, which paths of metadata files
+    contain; None for other claims."""
+
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The content of its metadata files: JSON by the full name of the request. Empty if its driver
+    has no metadata."""
+
+    metadata_generation: int = 0
+    """The number of contents that its metadata files have had."""
+
     side_effects: bool = True
     """Whether its driver has side effects to undo, as of its preparation."""
 

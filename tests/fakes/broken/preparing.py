@@ -8,7 +8,7 @@ import os
 import time
 import uuid
 
-from drakit import Device, Driver, DriverError, Edits, Mount
+from drakit import Device, Driver, DriverError, Edits, Mount, PreparedDevice
 from tests.fakes.broken.tidy import Tidy, TidyConfig
 
 
@@ -82,6 +82,14 @@ class OtherEdits(Tidy):
     def make(self, claim, device, mode):
         edits = super().make(claim, device, mode)
         return Edits(env={**edits.env, "LAMP_TOKEN": uuid.uuid4().hex}, mounts=edits.mounts)
+
+
+class OtherAttributes(Tidy):
+    """Containers read something else each time."""
+
+    def make(self, claim, device, mode):
+        edits = super().make(claim, device, mode)
+        return PreparedDevice(edits=edits, attributes={"token": uuid.uuid4().hex})
 
 
 class BelievesItsNotes(Tidy):

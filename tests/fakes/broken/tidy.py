@@ -28,6 +28,7 @@ class Tidy(Driver[TidyConfig]):
 
     name = "tidy.example.com"
     reports_health = True
+    metadata_files = True
     seconds = 0.0
     """Seconds that a prepare takes."""
 

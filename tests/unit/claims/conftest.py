@@ -25,6 +25,7 @@ from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.device_numbers import HeldNumbers
+from drakit_nodeplugin.state.metadata_files import MetadataFiles
 from drakit_nodeplugin.state.podresources import PodView
 from tests.fakes.claims import (
     DRIVER,
@@ -58,7 +59,10 @@ class Plugin:
         self.devices = devices
         self.inventories = FakeInventories()
         self.specs = ClaimSpecs(DRIVER, self.cdi)
-        self.checkpoint = Checkpoint(folder / "checkpoint.db", files=self.specs, numbers=numbers)
+        self.metadata = MetadataFiles(DRIVER, folder / "metadata")
+        self.checkpoint = Checkpoint(
+            folder / "checkpoint.db", files=self.specs, metadata=self.metadata, numbers=numbers
+        )
         self.parts = ClaimDependencies(
             driver=DRIVER,
             node=StaticNode(name=NODE, labels={"zone": "a"}),
@@ -69,6 +73,7 @@ class Plugin:
             scheduler=Scheduler(),
             inventories=self.inventories,
             specs=self.specs,
+            metadata=self.metadata,
             limits=ParameterLimits(),
         )
         self.engine = Preparing(self.parts)

@@ -20,7 +20,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -229,7 +229,6 @@ class PluginUnavailableError(EndpointStoppedError):
 class DevicePluginsSource:
     """All device plugins together: a :class:`.DriverSource`."""
 
-    traits = TRAITS
     foreign = True
 
     def __init__(
@@ -238,6 +237,7 @@ class DevicePluginsSource:
         directory: Path,
         *,
         where: str,
+        metadata_files: bool = False,
         kubelet_resources: Callable[[], Awaitable[KubeletAnswer]],
         plugins: Mapping[str, AllowedPlugin],
         devices: HostDeviceNodes | None = None,
@@ -250,6 +250,7 @@ class DevicePluginsSource:
         """
         self.name = name
         self.where = where
+        self.traits = replace(TRAITS, metadata_files=metadata_files)
         self.expected: Collection[str] = ()
         self.directory = directory
         self.kubelet_resources = kubelet_resources
@@ -269,7 +270,7 @@ class DevicePlugins(Caller):
 
     def __init__(self, source: DevicePluginsSource, context: EndpointContext) -> None:
         driver = source.name
-        super().__init__(driver, traits=TRAITS, node=context.node)
+        super().__init__(driver, traits=source.traits, node=context.node)
         self._context = context
         self._devices = source.devices
         self._directory = source.directory

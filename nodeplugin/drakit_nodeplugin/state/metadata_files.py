@@ -1,0 +1,173 @@
+"""
+The metadata files of one driver's claims (KEP-5304): a file for each request, which the claim's CDI
+file mounts into containers.
+
+The content is stored with the claim, so that a lost file is written again without the driver. A
+file is written before the CDI file that mounts it, and removed before that one: a metadata file
+without a CDI file belongs to an unfinished step. A file is replaced as a whole, so a running
+container keeps the content that it was started with.
+
+A driver without metadata has no such files, and costs nothing here.
+:mod:`drakit_formats.resource.metadata` defines the format; the checkpoint writes and removes files
+beside their rows.
+
+It must not know the checkpoint, the API server, drivers or gRPC.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+
+from drakit.device import Mount
+from drakit_formats.cdi import SpecDirectory
+from drakit_formats.resource.claim import base_request
+from drakit_formats.resource.metadata import container_path, file_text
+from drakit_nodeplugin.state.records import StoredClaim
+
+
+class MetadataFiles:
+    """
+    Writes, compares and removes the metadata files of one driver.
+
+    All methods block but :meth:`mounts`. Only one thread at a time may call :meth:`place` and
+    :meth:`unlink`.
+    """
+
+    def __init__(self, driver: str, directory: Path) -> None:
+        """`directory` is the driver's alone. It must have the same path for container runtimes."""
+        self._driver = driver
+        # Not flushed to disks: after a boot every claim is prepared again, and its files compared.
+        self._directory = SpecDirectory(directory, durable=False)
+        self._names: dict[str, frozenset[str]] | None = None
+        """Files that exist or should, by UID; None until the directory has been listed."""
+        self._listing = threading.Lock()
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the files; it need not exist."""
+        return self._directory.path
+
+    def mounts(self, claim: StoredClaim) -> dict[int, Mount]:
+        """Return the mounts of a claim's files: one for each request, by the index of the first
+        device that it has. A container gets all devices of a claim, or those of a request."""
+        mounts: dict[int, Mount] = {}
+        mounted: set[str] = set()
+        for index, device in enumerate(claim.devices):
+            request = base_request(device.request)
+            if device.request not in claim.metadata or request in mounted:
+                continue
+            mounted.add(request)
+            mounts[index] = Mount(
+                host_path=f"{self.directory}/{_name(claim.uid, request)}",
+                container_path=container_path(
+                    self._driver, claim.reference, request, pod_claim=claim.pod_claim_name
+                ),
+            )
+        return mounts
+
+    def place(self, claims: Collection[StoredClaim]) -> Mapping[str, OSError]:
+        """Make sure that claims have exactly their files; return the claims that failed."""
+        failed: dict[str, OSError] = {}
+        for claim in claims:
+            if not claim.metadata and claim.uid not in self._known():
+                continue
+            texts = self._texts(claim)
+            former = self._known().get(claim.uid, frozenset())
+            self._known()[claim.uid] = former | texts.keys()
+            try:
+                for name, text in texts.items():
+                    self._call(self._directory.write_text, name, text)
+                self._remove(former - texts.keys())
+            except OSError as error:
+                failed[claim.uid] = error
+            else:
+                self._settle(claim.uid, frozenset(texts))
+        return failed
+
+    def unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
+        """Make sure that these claims have no files; return those that failed."""
+        failed: dict[str, OSError] = {}
+        for uid in uids:
+            try:
+                self._remove(self._known().get(uid, ()))
+            except OSError as error:
+                failed[uid] = error
+            else:
+                self._settle(uid, frozenset())
+        return failed
+
+    def missing(self) -> set[str]:
+        """Return the UIDs of claims without one of the files that they had. Raises OSError."""
+        if not (known := self._known()):
+            return set()
+        found = frozenset(self._directory.names(""))
+        return {uid for uid, names in [*known.items()] if not names <= found}
+
+    def differs(self, claim: StoredClaim) -> bool:
+        """Return whether a file of a claim does not have its content."""
+        try:
+            return any(
+                self._directory.read_text(name) != text for name, text in self._texts(claim).items()
+            )
+        except (OSError, ValueError):
+            return True  # the write shows what is wrong, and for this claim alone
+
+    def clean(self, needed: Collection[str]) -> None:
+        """Remove files that an earlier process left half-written, and those of all claims but the
+        needed ones. No claim may be worked on. Raises OSError."""
+        self._directory.clean_temporary("")
+        for error in self.unlink(self._known().keys() - set(needed)).values():
+            raise error
+
+    def _known(self) -> dict[str, frozenset[str]]:
+        if self._names is None:
+            with self._listing:
+                if self._names is None:
+                    self._names = self._list()
+        return self._names
+
+    def _list(self) -> dict[str, frozenset[str]]:
+        names: dict[str, frozenset[str]] = {}
+        for name in self._directory.names(""):
+            uid = name.rpartition("_")[0]  # a request has no underscore
+            names[uid] = names.get(uid, frozenset()) | {name}
+        return names
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._call(self._directory.remove, name)
+
+    def _call(self, action: Callable[..., object], name: str, *values: str) -> None:
+        """Write or remove a file; raise an OSError that names it, because the claim's CDI file can
+        fail as well."""
+        try:
+            action(name, *values)
+        except ValueError as error:
+            raise OSError(errno.EINVAL, str(error)) from None
+        except OSError as error:
+            why = f"metadata file {self.directory / name}: {error.strerror or error}"
+            raise OSError(error.errno or errno.EIO, why) from error
+
+    def _settle(self, uid: str, names: frozenset[str]) -> None:
+        if names:
+            self._known()[uid] = names
+        else:
+            self._known().pop(uid, None)
+
+    def _texts(self, claim: StoredClaim) -> dict[str, str]:
+        return {
+            _name(claim.uid, base_request(request)): file_text(
+                claim.reference,
+                body,
+                generation=claim.metadata_generation,
+                pod_claim=claim.pod_claim_name,
+            )
+            for request, body in claim.metadata.items()
+        }
+
+
+def _name(uid: str, request: str) -> str:
+    return f"{uid}_{request}.json"
