@@ -120,8 +120,21 @@ def _add_new(group: _Group) -> None:
     )
     new.add_argument(
         "--image",
-        help="repository of the image, in Python without the suffix -nodeplugin (default: "
-        "registry.example.com/NAME)",
+        help="repository of the image, without the suffix -nodeplugin that a driver in the node "
+        "plugin has (default: registry.example.com/NAME)",
+    )
+    place = new.add_mutually_exclusive_group()
+    place.add_argument(
+        "--plugin",
+        action="store_true",
+        help="the driver runs in drakit's node plugin, without privileges (default; on a terminal, "
+        "the command asks)",
+    )
+    place.add_argument(
+        "--container",
+        action="store_true",
+        help="the driver runs in a container of its own, with a chart that sets its privileges; it "
+        "can also be a device plugin. A driver in Go always runs in its own container.",
     )
     new.add_argument(
         "--language",

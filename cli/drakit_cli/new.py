@@ -128,17 +128,27 @@ class Form:
     values: str = "values.yaml, deviceclass.yaml, pod.yaml"
     """Further files with the mark REPLACE, besides the tests."""
 
+    component: str = ""
+    """What follows the project's name in the name of its image."""
+
+    read_config: str = ""
+    """The statements of tests/test_driver.py that check the config in the chart's values."""
+
 
 def new(options: argparse.Namespace) -> int:
     """Write the project, and print the next steps."""
     project = project_of(
         options.name, driver=options.driver, image=options.image, drakit=version("drakit")
     )
-    form, words = PLUGIN, None
+    words = None
     if options.language == "go":
+        if options.plugin:
+            raise UsageError("--plugin is for Python: a driver in Go has its own process; omit it")
         form, words = GO, go_words(options.checkout)
     elif options.checkout is not None:
         raise UsageError("--checkout is only for --language go; omit it")
+    else:
+        form = _form_of(options)
     folder: Path = options.directory or Path(project.name)
     texts = render(project, form, words)
     _write(folder, texts)
@@ -165,6 +175,28 @@ def new(options: argparse.Namespace) -> int:
     return 0
 
 
+def _form_of(options: argparse.Namespace) -> Form:
+    if options.container:
+        return CONTAINER
+    if options.plugin or not sys.stdin.isatty():
+        return PLUGIN
+    answer = input(_QUESTION).strip().lower()
+    if answer in ("", "1", "plugin"):
+        return PLUGIN
+    if answer in ("2", "container"):
+        return CONTAINER
+    raise UsageError(f"{answer!r} is neither 1 nor 2; set --plugin or --container instead")
+
+
+_QUESTION = """\
+Where does the driver run?
+  1  In drakit's node plugin. You operate no other program, but the driver has no privileges: it can
+     read files of the host, and cannot open device nodes. (--plugin)
+  2  In a container of its own, with the privileges that you choose. It can also be a device plugin,
+     for nodes without DRA. (--container)
+Answer 1 or 2 [1]: """
+
+
 def _plugin_note(project: Project) -> str:
     return (
         f"This driver runs in the node plugin and needs no entry in backends.allowed. If you\n"
@@ -176,6 +208,14 @@ def _plugin_note(project: Project) -> str:
 def _go_note(project: Project) -> str:
     return (
         f"The driver is a backend: drakit's release must allow it. values.yaml has the entry:\n"
+        f"\n{_backend_entry(project)}"
+    )
+
+
+def _container_note(project: Project) -> str:
+    return (
+        f"This driver runs in a container of its own. Add this entry to drakit's values, so that\n"
+        f"the node plugin accepts it (drakit-values.yaml has it, too):\n"
         f"\n{_backend_entry(project)}"
     )
 
@@ -199,29 +239,37 @@ _MANIFESTS: Mapping[str, str] = {
 }
 """Files that are the same in all forms."""
 
+_PYTHON: Mapping[str, str] = {
+    **_MANIFESTS,
+    "pyproject.toml": "pyproject.toml.in",
+    "src/{package}/__init__.py": "init.py.in",
+    "src/{package}/driver.py": "driver.py.in",
+    "tests/test_driver.py": "test_driver.py.in",
+    "tests/test_conformance.py": "test_conformance.py.in",
+    "Dockerfile": "dockerfile.in",
+    ".dockerignore": "dockerignore.in",
+    ".github/workflows/ci.yaml": "ci.yaml.in",
+    ".gitignore": "gitignore.in",
+}
+"""Files that are the same for all drivers in Python."""
+
+_PYTHON_COMMANDS = (
+    "python3 -m venv ~/drakit-venv",
+    "source ~/drakit-venv/bin/activate",
+    "pip install \"$DRAKIT[testing]\" --editable '.[dev]'",
+    "pytest",
+)
+
 PLUGIN = Form(
-    files={
-        **_MANIFESTS,
-        "pyproject.toml": "pyproject.toml.in",
-        "README.md": "readme.md.in",
-        "src/{package}/__init__.py": "init.py.in",
-        "src/{package}/driver.py": "driver.py.in",
-        "tests/test_driver.py": "test_driver.py.in",
-        "tests/test_conformance.py": "test_conformance.py.in",
-        "Dockerfile": "dockerfile.in",
-        ".dockerignore": "dockerignore.in",
-        "values.yaml": "values.yaml.in",
-        ".github/workflows/ci.yaml": "ci.yaml.in",
-        ".gitignore": "gitignore.in",
-    },
+    files={**_PYTHON, "README.md": "readme.md.in", "values.yaml": "values.yaml.in"},
     source="src/{package}/driver.py",
     tests="tests/test_driver.py",
-    commands=(
-        "python3 -m venv ~/drakit-venv",
-        "source ~/drakit-venv/bin/activate",
-        "pip install \"$DRAKIT[testing]\" --editable '.[dev]'",
-        "pytest",
-    ),
+    component="-nodeplugin",
+    read_config="""\
+    values = yaml.safe_load((PROJECT / "values.yaml").read_text())
+    (entry,) = values["nodeplugin"]["drivers"]
+    driver.Config.model_validate(entry.get("config", {}))""",
+    commands=_PYTHON_COMMANDS,
     note=_plugin_note,
 )
 """A driver in Python that runs in the node plugin."""
@@ -257,7 +305,29 @@ GO = Form(
 )
 """A driver in Go that runs as its own process, on the module of a clone of drakit."""
 
-FORMS: tuple[Form, ...] = (PLUGIN, GO)
+CONTAINER = Form(
+    files={
+        **_PYTHON,
+        "README.md": "readme-container.md.in",
+        "drakit-values.yaml": "drakit-values.yaml.in",
+        "device-plugin-pod.yaml": "device-plugin-pod.yaml.in",
+        "chart/Chart.yaml": "chart/Chart.yaml.in",
+        "chart/values.yaml": "chart/values.yaml.in",
+        "chart/templates/config.yaml": "chart/config.yaml.in",
+        "chart/templates/daemonset.yaml": "chart/daemonset.yaml.in",
+    },
+    source="src/{package}/driver.py",
+    tests="tests/test_driver.py",
+    read_config="""\
+    values = yaml.safe_load((PROJECT / "chart" / "values.yaml").read_text())
+    driver.Config.model_validate(values["config"])""",
+    commands=_PYTHON_COMMANDS,
+    note=_container_note,
+    values="the files in chart, drakit-values.yaml, deviceclass.yaml, both pods",
+)
+"""A driver in Python in a container of its own, with a chart of its own."""
+
+FORMS: tuple[Form, ...] = (PLUGIN, CONTAINER, GO)
 
 
 # ------------------------------------------------------------ names
@@ -422,6 +492,9 @@ def render(
         **(given or {}),
         "source": Path(form.source).name,
         "tests": form.tests,
+        "component": form.component,
+        "read_config": form.read_config,
+        "allowed": _backend_entry(project),
     }
     templates = files("drakit_cli") / "templates"
     return {

@@ -27,7 +27,7 @@ def main() -> None:
     """Serve a driver; if its setup is invalid, exit with 2 and one sentence per problem."""
     # grpc reads this at import: we never fork, and its fork handlers cost threads and time.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-    arguments = _parser().parse_args()
+    arguments = parser().parse_args()
 
     from drakit.settings import SettingsError, read_file
     from drakit_daemon import logs
@@ -110,19 +110,20 @@ def _mode(text: str) -> int:
     return mode
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = argparse.ArgumentParser(
         prog="drakit-driver",
         description="Serves a Python driver from a process of its own: to the node plugin as a "
         "backend, or to the kubelet as a device plugin, for nodes without DRA.",
     )
-    parser.add_argument(
+    made.add_argument(
         "--driver",
         required=True,
         metavar="NAME",
         help="driver's class (module:Class), or the name of an entry point of drakit.drivers",
     )
-    place = parser.add_mutually_exclusive_group(required=True)
+    place = made.add_mutually_exclusive_group(required=True)
     place.add_argument(
         "--directory",
         type=Path,
@@ -135,14 +136,14 @@ def _parser() -> argparse.ArgumentParser:
         help="serve the driver to the kubelet as a device plugin",
     )
     place.add_argument("--socket", type=Path, metavar="FILE", help="the socket itself")
-    parser.add_argument(
+    made.add_argument(
         "--socket-mode",
         type=_mode,
         default=0o600,
         metavar="MODE",
         help="permissions of the socket in octal; 666 if the user is not root (default: 600)",
     )
-    plugin = parser.add_argument_group("with --device-plugin")
+    plugin = made.add_argument_group("with --device-plugin")
     plugin.add_argument(
         "--resource",
         action="append",
@@ -171,25 +172,23 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="the kubelet's directory for device plugins (default: %(default)s)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--config", type=Path, metavar="FILE", help="configuration of the driver (YAML)"
     )
-    parser.add_argument(
-        "--node-name", metavar="NAME", help="name of the Node (default: $NODE_NAME)"
-    )
-    parser.add_argument(
+    made.add_argument("--node-name", metavar="NAME", help="name of the Node (default: $NODE_NAME)")
+    made.add_argument(
         "--log-level",
         choices=("DEBUG", "INFO", "WARNING", "ERROR"),
         default="INFO",
         help="lowest level of messages (default: INFO)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--log-format",
         choices=("json", "text"),
         default="json",
         help="json for one JSON object per line (default), or text",
     )
-    return parser
+    return made
 
 
 if __name__ == "__main__":

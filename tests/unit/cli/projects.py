@@ -29,6 +29,15 @@ PROJECTS = [
 ]
 """Arguments of `drakit new`; names that are long or short break lines elsewhere."""
 
+CONTAINERS = [
+    pytest.param(["--container"], id="in-a-container"),
+    pytest.param(
+        ["--name", LONGEST, "--driver", "a" * 51 + ".example.com", "--container"],
+        id="the-longest-names-in-a-container",
+    ),
+]
+"""Arguments for projects whose driver runs in a container of its own."""
+
 
 def write(folder: Path, *arguments: str) -> Path:
     """Write a project into a folder, which is made."""

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from drakit_cli.new import FORMS, PLUGIN
+from drakit_cli.new import CONTAINER, FORMS, PLUGIN
 from tests.unit.cli.projects import (
+    CONTAINERS,
     PROJECTS,
     files_of,
     installed,
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.timeout(120)
 def test_every_template_is_a_file_of_the_project(tmp_path):
     project = write(tmp_path / "lamps")
     assert files_of(project) == {path.format(package="lamps") for path in PLUGIN.files}
+    project = write(tmp_path / "container", "--container")
+    assert files_of(project) == {path.format(package="lamps") for path in CONTAINER.files}
     templates = ROOT / "cli" / "drakit_cli" / "templates"
     assert {name for form in FORMS for name in form.files.values()} == {
         str(path.relative_to(templates)) for path in templates.rglob("*.in")
@@ -32,7 +35,7 @@ def test_every_template_is_a_file_of_the_project(tmp_path):
     assert not [name for name in files_of(project) if "@@" in (project / name).read_text()]
 
 
-@pytest.mark.parametrize("arguments", PROJECTS)
+@pytest.mark.parametrize("arguments", [*PROJECTS, *CONTAINERS])
 def test_a_projects_tests_and_lint_pass(arguments, tmp_path):
     project = write(tmp_path / "project", *arguments)
     run(project, "ruff", "format", "--no-cache", "--check", ".")
@@ -78,6 +81,16 @@ def test_a_projects_tests_notice_mistakes(tmp_path):
         (project / name).write_text(text.replace(right, wrong))
     said = run(project, "pytest", "-p", "no:cacheprovider", "tests/test_driver.py", status=1)
     assert set(re.findall(r"^FAILED tests/test_driver\.py::(\S+)", said, re.M)) == set(MISTAKES)
+
+
+def test_a_project_for_a_container_notices_mistakes_in_its_config(tmp_path):
+    project = write(tmp_path / "lamps", "--container")
+    values = project / "chart" / "values.yaml"
+    values.write_text(values.read_text().replace("  directory: /", "  folder: /"))
+    said = run(project, "pytest", "-p", "no:cacheprovider", "tests/test_driver.py", status=1)
+    assert re.findall(r"^FAILED tests/test_driver\.py::(\S+)", said, re.M) == [
+        "test_the_config_in_values_yaml_is_valid"
+    ]
 
 
 # All rules take a minute and more: `make conformance` and the page python-driver.md have them.
