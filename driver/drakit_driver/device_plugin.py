@@ -37,7 +37,8 @@ Edits
     cannot pass hooks, network devices, supplementary groups, resctrl settings, or the mode and
     owner of a device node; such edits fail. Of a mount's options, the kubelet passes only ``ro``
     and ``rw``: it drops ``nosuid`` and ``nodev``, and options that change more are refused. If two
-    devices of a container set the same variable or container path, the last one counts.
+    devices of a container set the same variable or container path, the last one counts. The other
+    fields of a `PreparedDevice` have no effect.
 
 Prepare
     There are no claims. `prepare` gets a `ClaimReference` with the namespace ``device-plugin``, the
@@ -708,7 +709,7 @@ class DriverCalls:
                 return await self._call("prepare", claims)
 
         results = await self.queue.call(claims, call)
-        edits = [results[claim.claim.uid][0].edits for claim in claims]
+        edits: list[Edits] = [results[claim.claim.uid][0].edits for claim in claims]
         for each, edit in zip(devices, edits, strict=True):
             if problem := edits_problem(edit):
                 raise DeviceFailedError(

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from drakit import Device, Driver, DriverError, Edits, Health, Taint, Topology
+from drakit import Device, Driver, DriverError, Edits, Health, PreparedDevice, Taint, Topology
 from drakit_driver import device_plugin
 from drakit_driver.device_plugin import (
     DevicePluginOptions,
@@ -65,7 +65,8 @@ def lamps() -> type[Lamps]:
     class Mine(Lamps):
         @staticmethod
         async def work(device):
-            return Edits(env={f"LAMP_{device.request}_{device.name}": "on"})
+            edits = Edits(env={f"LAMP_{device.request}_{device.name}": "on"})
+            return PreparedDevice(edits=edits, data={"level": 7})
 
     Mine.listed = [
         Device(name="desk", attributes={"kind": "lamp"}, topology=Topology(numa_node=1)),
