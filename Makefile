@@ -114,6 +114,10 @@ check-go: ## check the Go modules (backend contract, example backend, helper of 
 	done
 	unformed=$$(gofmt -l tests/oracle); if [ -n "$$unformed" ]; then echo "run gofmt -w on:" $$unformed >&2; exit 1; fi
 
+.PHONY: check-race
+check-race: ## run the tests of the backend contract's Go module with the race detector (Go, a C compiler)
+	cd proto/go && CGO_ENABLED=1 GOFLAGS="-trimpath -mod=readonly -buildvcs=false" go test -race ./...
+
 .PHONY: unit
 unit: venv ## run the unit tests, one process per core
 	$(BIN)/pytest tests -m "not slow" --numprocesses auto --dist loadfile
@@ -290,7 +294,7 @@ conformance-quick: venv ## run the conformance kit on one driver of each kind
 test: cluster-programs check conformance-quick crash-quick $(if $(filter kind,$(CLUSTER)),e2e-some,e2e) upstream-quick ## run all checks and tests that CI runs
 
 .PHONY: test-all
-test-all: cluster-programs images check conformance crash-matrix ## run also the slow tests, and all tests on kind
+test-all: cluster-programs images check check-race conformance crash-matrix ## run also the slow tests, and all tests on kind
 	$(BIN)/pytest tests -m slow
 	$(BIN)/python -W error -m tests.oracle.tables
 	$(BIN)/pytest e2e -m e2e

@@ -1,6 +1,6 @@
 """
-Drivers as vendors write them: the lamps of docs/vendors/driver-contract.md and packaging.md, and
-examples/driver.
+Drivers as vendors write them: the lamps of docs/vendors/driver-contract.md and packaging.md,
+examples/driver, and a project in Go that `drakit new` wrote.
 
 The images, the values of the releases, the drivers and what is applied are what page and example
 show; other than there are only the names of images.
@@ -11,6 +11,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +26,11 @@ from e2e.cluster.api import Cluster
 from e2e.fixtures import namespace_of
 from e2e.images import vendor_image
 from e2e.images.build import TAG
-from e2e.images.vendor import repository_name
+from e2e.images.cache import run
+from e2e.images.go import ENVIRONMENT, FLAGS
+from e2e.images.vendor import driver_image, repository_name
 from e2e.kit import TEST_IMAGE, Space, devices_of, plugin_pod, ready, taints, wait_for
-from e2e.release import Release, install, uninstall
+from e2e.release import Release, install, only_on, uninstall
 from tests.unit.docs.listings import listing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("vendors")]
@@ -39,13 +44,9 @@ EXAMPLE = ROOT / "examples" / "driver"
 
 
 def objects_of(text: str) -> list[dict[str, Any]]:
-    """A manifest of a page or example, with an image that the nodes have."""
-    objects = list(yaml.safe_load_all(text))
-    for body in objects:
-        if body["kind"] == "Pod":
-            for container in body["spec"]["containers"]:
-                container["image"] = TEST_IMAGE
-    return objects
+    """A manifest of a page, example or project, with an image that the nodes have."""
+    text = text.replace("image: busybox:1.37\n", f"image: {TEST_IMAGE}\n")
+    return list(yaml.safe_load_all(text))
 
 
 @contextmanager
@@ -193,3 +194,65 @@ def test_a_rotor_of_the_example_with_a_fault_is_tainted(room, rotors):
             == {"east": {UNHEALTHY}}
         ),
     )
+
+
+TORCHES = "torches.example.com"
+TORCH_RELEASE = Release(name="torches-drakit", namespace="torches-system")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("go") is None, reason="the project is built with Go")
+def test_a_new_project_in_go_ends_with_a_pod_that_uses_a_device(
+    room, cluster, images, tmp_path, capsys
+):
+    """On the second node, whose directory of backends no other release uses."""
+    node = cluster.nodes[-1]
+    began, times = time.monotonic(), {}
+
+    def done(step: str) -> None:
+        times[step] = time.monotonic() - began
+
+    image, project = "localhost/torches:0.1.0", tmp_path / "torches"
+    new = [sys.executable, "-m", "drakit_cli.main", "new", "torches", "--language", "go"]
+    paths = [f"--checkout={ROOT}", "--image=localhost/torches", f"--directory={project}"]
+    subprocess.run([*new, *paths], check=True, timeout=60)
+    done("drakit new")
+    build = ["go", "build", *FLAGS, "-o", "build/torches", "."]
+    run(build, what="building the project", timeout_seconds=600, cwd=project, env=ENVIRONMENT)
+    done("go build")
+    cluster.load_image(driver_image(image, project, nodeplugin=images[0]))
+    done("image")
+    values = yaml.safe_load((project / "values.yaml").read_text())
+    values |= {"hostdev": {"enabled": False}, "operator": {"enabled": False}}
+    values["nodeplugin"] = {"affinity": only_on([node])}
+    install(cluster, TORCH_RELEASE, values=values, build=images[0].parent.name)
+    done("drakit's release")
+    try:
+        space, daemon_set = objects_of((project / "daemonset.yaml").read_text())
+        daemon_set["spec"]["template"]["spec"]["affinity"] = only_on([node])
+        (device_class,) = objects_of((project / "deviceclass.yaml").read_text())
+        for body in (space, daemon_set, device_class):
+            cluster.apply(json.dumps(body))
+        room.apply(*objects_of((project / "pod.yaml").read_text()))
+        room.wait_phase("torches", "Running")
+        done("running pod")
+        with capsys.disabled():
+            print("".join(f"\n{step} after {seconds:.1f} s" for step, seconds in times.items()))
+        wait_for("the pod to log its device", lambda: "first\n" in room.logs("torches"))
+        assert sorted(room.logs("torches").splitlines()) == [
+            "TORCHES_LEVEL_MAIN__FIRST=80",
+            f"TORCHES_MAIN__FIRST=/run/{TORCHES}/first",
+            "first",
+        ]
+        directory = cluster.node_path(node, f"/var/lib/{TORCHES}")
+        (directory / "first").write_text("broken")
+        wait_for(
+            "the broken torch to be tainted",
+            lambda: set(taints(cluster, TORCHES).get("first", {})) == {UNHEALTHY},
+        )
+        end(room, "torches")
+    finally:
+        cluster.kubectl("delete", "namespace", "torches", "--ignore-not-found", timeout=120)
+        cluster.kubectl("delete", "deviceclass", TORCHES, "--ignore-not-found")
+        uninstall(cluster, TORCH_RELEASE)
+        shutil.rmtree(cluster.node_path(node, f"/var/lib/{TORCHES}"), ignore_errors=True)

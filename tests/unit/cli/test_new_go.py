@@ -21,6 +21,7 @@ from drakit_cli.main import main
 from drakit_nodeplugin.config import NodePluginConfig
 from tests.unit.cli.projects import PROJECTS, commands, files_of, readme, run, values_of, write
 from tests.unit.docs.listings import ROOT, merged
+from tests.unit.docs.listings import commands as page_commands
 from tools.go_proxy import write_proxy
 
 # The first time gRPC is compiled.
@@ -191,6 +192,18 @@ def test_its_workflow_fails_without_a_commit_of_drakit(drakit, accepted, lamps, 
         f"go mod edit -replace drakit.dev/backend={tmp_path / 'drakit'}/proto/go",
         "python -m pip install ../drakit[testing]",
     ]
+
+
+def test_its_page_shows_the_commands_of_the_readme(lamps):
+    shown = page_commands("docs/vendors/go-backend.md")
+    given = commands(readme(lamps))
+    asked = ("kubectl describe", "kubectl get", "kubectl -n lamps logs")
+    for line in given:
+        if line.startswith(("go ", "bash ", "CGO_ENABLED", "docker ", "kubectl ")):
+            assert line in shown or line.startswith(asked), line
+    assert f'make -C "$DRAKIT" driver-image IMAGE=localhost/lamps:{new.PROJECT_VERSION}' in str(
+        shown
+    )
 
 
 # ------------------------------------------------------------ the program
