@@ -30,8 +30,8 @@ import (
 
 // Driver is what a vendor implements. All methods can be called concurrently.
 //
-// A driver can also implement [HealthWatcher], [Checker] and [BatchPreparer]. To let the compiler
-// verify the methods of an optional interface, assign a value:
+// A driver can also implement [HealthWatcher], [Checker], [BatchPreparer], [PolicyApplier] and
+// [NodeObserver]. To let the compiler verify the methods of an optional interface, assign a value:
 //
 //	var _ backend.Checker = (*lamps)(nil)
 type Driver interface {
@@ -94,6 +94,28 @@ type BatchPreparer interface {
 	// PrepareBatch is called instead of Prepare. It returns a result with UID for each claim. To
 	// fail a claim, set PreparedClaim.Error. A claim without a result has failed.
 	PrepareBatch(ctx context.Context, claims []*backendv1.Claim) []*backendv1.PreparedClaim
+}
+
+// PolicyApplier is a Driver whose devices depend on custom resources of administrators. Info.Policies
+// names the resource. Calls never overlap, even if two node plugins are connected.
+type PolicyApplier interface {
+	// ApplyPolicies applies all policies, which replace the previous ones. Serve calls WatchDevices
+	// after the method has succeeded once. If the response has invalid policies, the driver must not
+	// have applied any. After an error, the previous policies must stay in effect.
+	ApplyPolicies(
+		ctx context.Context, request *backendv1.ApplyPoliciesRequest,
+	) (*backendv1.ApplyPoliciesResponse, error)
+
+	// UpdateHeldDevices is called before the first ApplyPolicies on a connection, and after every
+	// change. While a claim holds a device, the driver must neither rename the device nor switch it
+	// to a different policy.
+	UpdateHeldDevices(ctx context.Context, request *backendv1.UpdateHeldDevicesRequest)
+}
+
+// NodeObserver is a Driver that needs the name or the labels of the node.
+type NodeObserver interface {
+	// ObserveNode is called when a node plugin connects, and again when the labels have changed.
+	ObserveNode(ctx context.Context, node *backendv1.GetInfoRequest)
 }
 
 // Options configure Serve. Socket and Info are required.
@@ -162,8 +184,20 @@ func Serve(ctx context.Context, driver Driver, options Options) error {
 	// Calls in progress outlive the context of Serve: a shutdown waits for them.
 	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWatching()
-	s := &service{driver: driver, info: options.Info, log: log, stopping: watching}
-	go keepWatching(watching, log, "WatchDevices", &s.devices, driver.WatchDevices)
+	s := &service{
+		driver: driver, info: options.Info, log: log, stopping: watching, applied: make(chan struct{}),
+	}
+	go func() {
+		if _, ok := driver.(PolicyApplier); ok {
+			// The first list must be one of devices with policies.
+			select {
+			case <-s.applied:
+			case <-watching.Done():
+				return
+			}
+		}
+		keepWatching(watching, log, "WatchDevices", &s.devices, driver.WatchDevices)
+	}()
 	if watcher, ok := driver.(HealthWatcher); ok {
 		s.health = &topic[*backendv1.WatchHealthResponse]{}
 		go keepWatching(watching, log, "WatchHealth", s.health, watcher.WatchHealth)

@@ -119,6 +119,39 @@ func (b *batch) PrepareBatch(_ context.Context, claims []*backendv1.Claim) []*ba
 	return results
 }
 
+// ruled is a driver with policies, which needs the node.
+type ruled struct {
+	*lamps
+	node string
+	held int
+}
+
+func (r *ruled) ApplyPolicies(
+	_ context.Context, request *backendv1.ApplyPoliciesRequest,
+) (*backendv1.ApplyPoliciesResponse, error) {
+	response := &backendv1.ApplyPoliciesResponse{}
+	for _, policy := range request.GetPolicies() {
+		switch policy.GetSpec() {
+		case "error":
+			return response, errors.New("the lamps are dark")
+		case "panic":
+			panic("no lamp")
+		case "wrong":
+			response.Invalid = append(response.Invalid,
+				&backendv1.InvalidPolicy{Name: policy.GetName(), Problem: "spec is wrong"})
+		}
+	}
+	return response, nil
+}
+
+func (r *ruled) UpdateHeldDevices(_ context.Context, request *backendv1.UpdateHeldDevicesRequest) {
+	r.held = len(request.GetClaims())
+}
+
+func (r *ruled) ObserveNode(_ context.Context, node *backendv1.GetInfoRequest) {
+	r.node = node.GetNodeName() + " " + node.GetNodeLabels().GetLabels()["zone"]
+}
+
 // buffer is a log that tests read while the server writes.
 type buffer struct {
 	mutex sync.Mutex
@@ -361,6 +394,14 @@ func TestOptionalMethodsAreUnimplementedWithoutTheirInterface(t *testing.T) {
 	if _, err := stream.Recv(); status.Code(err) != codes.Unimplemented {
 		t.Error(err)
 	}
+	_, err = s.client().ApplyPolicies(t.Context(), &backendv1.ApplyPoliciesRequest{})
+	if status.Code(err) != codes.Unimplemented {
+		t.Error(err)
+	}
+	_, err = s.client().UpdateHeldDevices(t.Context(), &backendv1.UpdateHeldDevicesRequest{})
+	if status.Code(err) != codes.Unimplemented {
+		t.Error(err)
+	}
 }
 
 func TestAClaimFailsAlone(t *testing.T) {
@@ -446,6 +487,51 @@ func TestABatchIsPreparedAtOnce(t *testing.T) {
 	if status.Code(err) != codes.Internal {
 		t.Error(err)
 	}
+}
+
+func TestDevicesWaitForPoliciesThatWereApplied(t *testing.T) {
+	driver := &ruled{lamps: newLamps()}
+	s := serve(t, driver, 0)
+	client, stream := s.client(), watch(s)
+	labels := &backendv1.NodeLabels{Labels: map[string]string{"zone": "a"}}
+	if _, err := client.GetInfo(t.Context(), &backendv1.GetInfoRequest{NodeName: "node-1", NodeLabels: labels}); err != nil {
+		t.Fatal(err)
+	}
+	if driver.node != "node-1 a" {
+		t.Error(driver.node)
+	}
+	held := &backendv1.UpdateHeldDevicesRequest{Claims: []*backendv1.HeldClaim{{Uid: "a"}, {Uid: "b"}}}
+	if _, err := client.UpdateHeldDevices(t.Context(), held); err != nil || driver.held != 2 {
+		t.Errorf("%v, %d", err, driver.held)
+	}
+	for _, step := range []struct{ spec, failure string }{
+		{"error", "the lamps are dark"},
+		{"panic", "the driver panicked; see the log of the backend"},
+		{"wrong", "spec is wrong"},
+	} {
+		policies := []*backendv1.Policy{{Name: "p", Spec: step.spec}}
+		response, err := client.ApplyPolicies(t.Context(), &backendv1.ApplyPoliciesRequest{Policies: policies})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := response.GetError()
+		for _, invalid := range response.GetInvalid() {
+			got += invalid.GetProblem()
+		}
+		if got != step.failure {
+			t.Errorf("%s: %q", step.spec, got)
+		}
+		select {
+		case driver.lists <- []string{"desk"}:
+			t.Errorf("%s: the driver lists devices without policies", step.spec)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	if _, err := client.ApplyPolicies(t.Context(), &backendv1.ApplyPoliciesRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	driver.lists <- []string{"desk"}
+	expectNames(s, stream, "desk")
 }
 
 func TestTheNextCallForAClaimWaitsForACanceledCall(t *testing.T) {

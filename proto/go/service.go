@@ -40,6 +40,11 @@ type service struct {
 	devices  topic[*backendv1.WatchDevicesResponse]
 	health   *topic[*backendv1.WatchHealthResponse]
 	locks    locks
+
+	// policies serializes the calls of two node plugins. applied is closed after the first success.
+	policies sync.Mutex
+	applied  chan struct{}
+	once     sync.Once
 }
 
 // ------------------------------------------------------------ lists and streams
@@ -199,7 +204,62 @@ func (s *service) GetInfo(
 ) (*backendv1.GetInfoResponse, error) {
 	Logger(s.withLogger(ctx)).Info("node plugin connected",
 		"node", request.GetNodeName(), "plugin_version", request.GetPluginVersion())
+	if driver, ok := s.driver.(NodeObserver); ok {
+		err := s.observe(ctx, func(ctx context.Context) { driver.ObserveNode(ctx, request) })
+		if err != nil {
+			return nil, err
+		}
+	}
 	return s.info, nil
+}
+
+func (s *service) ApplyPolicies(
+	ctx context.Context, request *backendv1.ApplyPoliciesRequest,
+) (*backendv1.ApplyPoliciesResponse, error) {
+	driver, ok := s.driver.(PolicyApplier)
+	if !ok {
+		return s.UnimplementedBackendServer.ApplyPolicies(ctx, request)
+	}
+	s.policies.Lock()
+	defer s.policies.Unlock()
+	ctx = s.withLogger(ctx)
+	response := &backendv1.ApplyPoliciesResponse{}
+	err := protect(Logger(ctx), func() error {
+		result, err := driver.ApplyPolicies(ctx, request)
+		if result != nil {
+			response = proto.CloneOf(result)
+		}
+		return err
+	})
+	if err != nil {
+		response = &backendv1.ApplyPoliciesResponse{Error: sentence(err)}
+	}
+	if response.GetError() == "" && len(response.GetInvalid()) == 0 {
+		s.once.Do(func() { close(s.applied) })
+	}
+	return response, nil
+}
+
+func (s *service) UpdateHeldDevices(
+	ctx context.Context, request *backendv1.UpdateHeldDevicesRequest,
+) (*backendv1.UpdateHeldDevicesResponse, error) {
+	driver, ok := s.driver.(PolicyApplier)
+	if !ok {
+		return s.UnimplementedBackendServer.UpdateHeldDevices(ctx, request)
+	}
+	s.policies.Lock()
+	defer s.policies.Unlock()
+	err := s.observe(ctx, func(ctx context.Context) { driver.UpdateHeldDevices(ctx, request) })
+	return &backendv1.UpdateHeldDevicesResponse{}, err
+}
+
+// observe passes something on to the driver, and returns a panic as an error of the call.
+func (s *service) observe(ctx context.Context, pass func(context.Context)) error {
+	ctx = s.withLogger(ctx)
+	if err := protect(Logger(ctx), func() error { pass(ctx); return nil }); err != nil {
+		return status.Error(codes.Internal, sentence(err))
+	}
+	return nil
 }
 
 func (s *service) PrepareClaims(
