@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from drakit.device import AttributeValue as AttributeValue
     from drakit.device import Capacity as Capacity
     from drakit.device import CapacityRange as CapacityRange
+    from drakit.device import ClaimConfig as ClaimConfig
+    from drakit.device import ClaimConsumer as ClaimConsumer
+    from drakit.device import ClaimData as ClaimData
+    from drakit.device import ClaimOwner as ClaimOwner
     from drakit.device import ClaimReference as ClaimReference
     from drakit.device import Condition as Condition
     from drakit.device import ConditionStatus as ConditionStatus
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from drakit.device import NetDevice as NetDevice
     from drakit.device import NetworkData as NetworkData
     from drakit.device import NodeAllocatableResource as NodeAllocatableResource
+    from drakit.device import OtherDevice as OtherDevice
     from drakit.device import PolicyConflict as PolicyConflict
     from drakit.device import PolicyOutcome as PolicyOutcome
     from drakit.device import PreparedDevice as PreparedDevice
@@ -63,6 +68,10 @@ _HOMES = {
     "AttributeValue": "drakit.device",
     "Capacity": "drakit.device",
     "CapacityRange": "drakit.device",
+    "ClaimConfig": "drakit.device",
+    "ClaimConsumer": "drakit.device",
+    "ClaimData": "drakit.device",
+    "ClaimOwner": "drakit.device",
     "ClaimReference": "drakit.device",
     "Condition": "drakit.device",
     "ConditionStatus": "drakit.device",
@@ -88,6 +97,7 @@ _HOMES = {
     "NoParameters": "drakit.driver",
     "Node": "drakit.driver",
     "NodeAllocatableResource": "drakit.device",
+    "OtherDevice": "drakit.device",
     "Policy": "drakit.driver",
     "PolicyConflict": "drakit.device",
     "PolicyOutcome": "drakit.device",
@@ -109,6 +119,10 @@ __all__ = (
     "AttributeValue",
     "Capacity",
     "CapacityRange",
+    "ClaimConfig",
+    "ClaimConsumer",
+    "ClaimData",
+    "ClaimOwner",
     "ClaimReference",
     "Condition",
     "ConditionStatus",
@@ -134,6 +148,7 @@ __all__ = (
     "NoParameters",
     "Node",
     "NodeAllocatableResource",
+    "OtherDevice",
     "Policy",
     "PolicyConflict",
     "PolicyOutcome",

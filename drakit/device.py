@@ -22,6 +22,10 @@ __all__ = (
     "AttributeValue",
     "Capacity",
     "CapacityRange",
+    "ClaimConfig",
+    "ClaimConsumer",
+    "ClaimData",
+    "ClaimOwner",
     "ClaimReference",
     "Condition",
     "ConditionStatus",
@@ -39,6 +43,7 @@ __all__ = (
     "NetDevice",
     "NetworkData",
     "NodeAllocatableResource",
+    "OtherDevice",
     "PolicyConflict",
     "PolicyOutcome",
     "PreparedDevice",
@@ -655,6 +660,108 @@ class ClaimReference:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimOwner:
+    """An owner of a claim (API: ``metadata.ownerReferences[]``). The owner of a claim that a
+    template created is its pod."""
+
+    api_version: str
+
+    kind: str
+
+    name: str
+
+    uid: str
+
+    controller: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimConsumer:
+    """An object that may use a claim (API: ``status.reservedFor[]``): usually a pod, in the
+    claim's namespace."""
+
+    resource: str
+    """The type in the API, such as ``pods``."""
+
+    name: str
+
+    uid: str
+
+    api_group: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimConfig:
+    """Opaque parameters for this driver (API: ``status.allocation.devices.config[]``)."""
+
+    source: Literal["FromClass", "FromClaim"]
+    """``FromClass`` is the DeviceClass, which an admin writes. ``FromClaim`` is the claim, or its
+    template."""
+
+    parameters: Mapping[str, Any]
+    """As the author wrote them."""
+
+    requests: tuple[str, ...] = ()
+    """The requests that they apply to: ``main``, or ``main/small`` for an alternative of ``main``.
+    If empty, they apply to all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherDevice:
+    """A device of another driver in the same claim (API:
+    ``status.allocation.devices.results[]``)."""
+
+    driver: str
+
+    pool: str
+    """The full name of the pool in the API."""
+
+    name: str
+
+    request: str
+
+    share_id: str | None = None
+
+    admin_access: bool = False
+
+    consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimData:
+    """
+    The part of a ResourceClaim that most drivers do not need. A driver gets it in
+    `AllocatedDevice.claim_data`, if it sets `Driver.claim_data`.
+
+    Users write labels, annotations and names, and can write any content. The API server checks
+    their format, but not their meaning: to decide what a user may do, read configs of the
+    DeviceClass instead (`ClaimConfig.source`).
+
+    The node plugin reads the claim before `prepare`, and stores this data with the claim on the
+    node. All later calls for the claim get the same data. If the node plugin has to prepare the
+    claim again after a reboot, it reads the claim again. A claim whose data exceeds 64 KiB or 1,024
+    entries is not prepared, and the error names the limit.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    annotations: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Without ``kubectl.kubernetes.io/last-applied-configuration``."""
+
+    owners: tuple[ClaimOwner, ...] = ()
+
+    reserved_for: tuple[ClaimConsumer, ...] = ()
+    """The consumers when the node plugin read the claim. Pods that start to use a prepared claim
+    later are missing."""
+
+    configs: tuple[ClaimConfig, ...] = ()
+    """The opaque parameters for this driver's devices in the claim, in ascending order of
+    precedence. `AllocatedDevice.configs` has those of one device."""
+
+    other_devices: tuple[OtherDevice, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HeldNode:
     """A device node that is held by claims and has a `DeviceNode.identity`."""
 
@@ -730,6 +837,16 @@ class AllocatedDevice(Generic[ParametersT_co]):
     edits: Edits | None = field(default=None, compare=False)
     """The device's `Device.edits`, as the driver last yielded them. None if the driver no longer
     lists the device."""
+
+    published: Device | None = field(default=None, compare=False)
+    """The device as the driver last yielded it, with its attributes and capacity. None if the
+    driver no longer lists the device."""
+
+    claim_data: ClaimData | None = field(default=None, compare=False)
+    """The rest of the claim, if the driver sets `Driver.claim_data`. All devices of a claim have
+    the same object. After an update, it is None for claims that a version of the driver without
+    `Driver.claim_data` prepared. It can also be None in `unprepare` and `reset` after the
+    checkpoint was damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

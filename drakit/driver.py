@@ -216,6 +216,11 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     ``metadata.generation``. Running containers keep the content that they were started with.
     """
 
+    claim_data: ClassVar[bool] = False
+    """Whether the driver gets the rest of the claim: labels, annotations, owners, consumers, the
+    sources of configs, and the devices of other drivers. See :class:`ClaimData`, in
+    `AllocatedDevice.claim_data`."""
+
     reports_health: ClassVar[bool] = False
     """Whether the driver sets `Device.health`. Not needed if the driver defines the method
     `health`."""

@@ -179,8 +179,9 @@ def _as_json(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _entry_as_json(entry: Entry) -> dict[str, Any]:
     configs = [json.loads(text) for text in entry.claim.configs]
+    data = None if entry.claim.data is None else json.loads(entry.claim.data)
     more = {"boot": entry.boot, "cdi": entry.cdi}
-    return asdict(entry.claim) | {"configs": configs} | more
+    return asdict(entry.claim) | {"configs": configs, "data": data} | more
 
 
 # ---------------------------------------------------------------- forget

@@ -18,6 +18,10 @@ from drakit.device import (
     AllocatedClaim,
     AllocatedDevice,
     Capacity,
+    ClaimConfig,
+    ClaimConsumer,
+    ClaimData,
+    ClaimOwner,
     ClaimReference,
     CounterSet,
     Device,
@@ -28,11 +32,12 @@ from drakit.device import (
     Inventory,
     Mount,
     NodeAllocatableResource,
+    OtherDevice,
     PreparedDevice,
     Taint,
-    Version,
 )
 from drakit.driver import DevicePolicy, Policy
+from drakit_nodeplugin.endpoints.backend.convert import attribute_message
 from drakit_nodeplugin.endpoints.contract import CallError, DeviceKey
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, kind_of
 from drakit_nodeplugin.endpoints.policies import HeldClaims, InvalidPolicyError, read_policy
@@ -65,7 +70,9 @@ def device_message(device: Device) -> pb.Device:
         message = pb.Device(
             name=device.name,
             pool=device.pool,
-            attributes={name: _attribute(value) for name, value in device.attributes.items()},
+            attributes={
+                name: attribute_message(value) for name, value in device.attributes.items()
+            },
             capacity={name: _capacity(amount) for name, amount in device.capacity.items()},
             consumes=_amounts(device.consumes),
             compatibility_groups={
@@ -146,33 +153,6 @@ def health_message(health: Health) -> pb.Health:
 def device_health_message(key: DeviceKey, health: Health) -> pb.DeviceHealth:
     """Make the message of the health of one device."""
     return pb.DeviceHealth(name=key.name, pool=key.pool, health=health_message(health))
-
-
-def _attribute(value: object) -> pb.Attribute:
-    match value:
-        case bool():
-            return pb.Attribute(bool=value)
-        case int():
-            return pb.Attribute(int=value)
-        case str():
-            return pb.Attribute(string=value)
-        case Version(text=text):
-            return pb.Attribute(version=text)
-        case tuple() | list():
-            return _list_attribute(cast("Sequence[Any]", value))
-        case _:
-            raise TypeError(f"an attribute is a {kind_of(value)}")
-
-
-def _list_attribute(values: Sequence[Any]) -> pb.Attribute:
-    kinds = set(map(type, values))
-    if kinds <= {bool}:
-        return pb.Attribute(bools=pb.BoolList(values=values))
-    if kinds == {int}:
-        return pb.Attribute(ints=pb.IntList(values=values))
-    if kinds == {Version}:
-        return pb.Attribute(versions=pb.StringList(values=[each.text for each in values]))
-    return pb.Attribute(strings=pb.StringList(values=values))
 
 
 def _capacity(amount: str | Capacity) -> pb.Capacity:
@@ -266,13 +246,18 @@ def claims_of(messages: Iterable[pb.Claim]) -> list[AllocatedClaim]:
     return [
         AllocatedClaim(
             claim=ClaimReference(namespace=claim.namespace, name=claim.name, uid=claim.uid),
-            devices=tuple([_allocated(device) for device in claim.devices]),
+            devices=_devices_of(claim),
         )
         for claim in messages
     ]
 
 
-def _allocated(message: pb.AllocatedDevice) -> AllocatedDevice:
+def _devices_of(claim: pb.Claim) -> tuple[AllocatedDevice, ...]:
+    data = _claim_data(claim.data) if claim.HasField("data") else None
+    return tuple([_allocated(device, data) for device in claim.devices])
+
+
+def _allocated(message: pb.AllocatedDevice, data: ClaimData | None) -> AllocatedDevice:
     return AllocatedDevice(
         name=message.name,
         pool=message.pool,
@@ -282,6 +267,61 @@ def _allocated(message: pb.AllocatedDevice) -> AllocatedDevice:
         consumed_capacity=dict(message.consumed_capacity),
         consumes={name: dict(each.counters) for name, each in message.consumes.items()},
         configs=tuple([json.loads(config) for config in message.configs]),
+        claim_data=data,
+    )
+
+
+def _claim_data(message: pb.ClaimData) -> ClaimData:
+    return ClaimData(
+        labels=dict(message.labels),
+        annotations=dict(message.annotations),
+        owners=tuple(
+            [
+                ClaimOwner(
+                    api_version=owner.api_version,
+                    kind=owner.kind,
+                    name=owner.name,
+                    uid=owner.uid,
+                    controller=owner.controller,
+                )
+                for owner in message.owners
+            ]
+        ),
+        reserved_for=tuple(
+            [
+                ClaimConsumer(
+                    api_group=consumer.api_group,
+                    resource=consumer.resource,
+                    name=consumer.name,
+                    uid=consumer.uid,
+                )
+                for consumer in message.reserved_for
+            ]
+        ),
+        configs=tuple(
+            [
+                ClaimConfig(
+                    source="FromClass" if config.from_class else "FromClaim",
+                    requests=tuple(config.requests),
+                    parameters=json.loads(config.parameters),
+                )
+                for config in message.configs
+            ]
+        ),
+        other_devices=tuple(
+            [
+                OtherDevice(
+                    driver=other.driver,
+                    pool=other.pool,
+                    name=other.name,
+                    request=other.request,
+                    share_id=other.share_id if other.HasField("share_id") else None,
+                    admin_access=other.admin_access,
+                    consumed_capacity=dict(other.consumed_capacity),
+                )
+                for other in message.other_devices
+            ]
+        ),
     )
 
 
@@ -319,7 +359,9 @@ def _prepared_device(device: PreparedDevice) -> pb.PreparedDevice:
                 ips=network.ips,
                 hardware_address=network.hardware_address,
             ),
-            attributes={name: _attribute(value) for name, value in device.attributes.items()},
+            attributes={
+                name: attribute_message(value) for name, value in device.attributes.items()
+            },
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise UnsendableError(error) from None

@@ -322,10 +322,14 @@ class DriverService(pb_grpc.BackendServicer):
         self._version = version("drakit")
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: AnyContext) -> pb.GetInfoResponse:
-        """Return the driver's name, and keep the labels of the node."""
+        """Return the driver's name and what it needs, and keep the labels of the node."""
         if request.HasField("node_labels"):
             self._node.labels = dict(request.node_labels.labels)
-        info = pb.GetInfoResponse(driver_name=self._driver.name, version=self._version)
+        info = pb.GetInfoResponse(
+            driver_name=self._driver.name,
+            version=self._version,
+            claim_data=self._driver.traits.claim_data,
+        )
         if (policies := self._driver.traits.policies) is not None:
             resource = policies.resource
             info.policies.CopyFrom(

@@ -71,6 +71,9 @@ class Claim:
     pod_claim_name: str | None = None
     """The name of the pod's entry (``spec.resourceClaims[]``) for a claim from a template."""
 
+    body: Object = field(default_factory=dict[str, Any], repr=False, compare=False)
+    """All of it, for the few drivers that need more."""
+
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
@@ -99,6 +102,7 @@ def parse_claim(body: Object) -> Claim:
         uid=metadata["uid"],
         allocation=None if allocation is None else _parse_allocation(allocation),
         pod_claim_name=pod_claim_name(metadata),
+        body=body,
     )
 
 

@@ -11,17 +11,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import cast
+from typing import Any, cast
 
 import orjson
 
-from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
+from drakit.device import (
+    AllocatedClaim,
+    AllocatedDevice,
+    ClaimConfig,
+    ClaimConsumer,
+    ClaimData,
+    ClaimOwner,
+    ClaimReference,
+    OtherDevice,
+)
 from drakit_formats.resource.claim import Claim, DeviceResult, OpaqueConfig, applies
 from drakit_formats.resource.nodes import NodeLabelsUnknownError, is_pool_of, selects_node
+from drakit_formats.resource.objects import child, children, text
 from drakit_nodeplugin.claims.errors import (
     BadConfigError,
     ClaimNotAllocatedError,
     ClaimReplacedError,
+    ClaimTooLargeError,
     NoAnswerError,
     NoResultError,
     TooManyParametersError,
@@ -33,6 +44,18 @@ from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 MAX_CONFIG_DEPTH = 64
 """Nesting levels of opaque parameters: drivers and backends parse them recursively. The API server
 accepts as many as fit into 10 KiB."""
+
+
+MAX_DATA_BYTES = 64 * 1024
+"""The data of a claim for a driver that needs more than its devices, as JSON. A row has as much,
+and is written three times. Annotations alone can have 256 KiB."""
+
+MAX_DATA_ENTRIES = 1024
+"""Labels, annotations, owners, consumers, configs with their requests, and devices of other
+drivers. The API server limits only consumers (256), configs and devices."""
+
+APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+"""kubectl's copy of the object, which no user wrote, and which would count twice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,9 +102,10 @@ def wanted_claim(
     boot_id: str,
     limits: ParameterLimits,
     side_effects: bool = True,
+    data: bool = False,
 ) -> StoredClaim:
     """
-    Check a claim, and return the entry to prepare.
+    Check a claim, and return the entry to prepare. With `data`, its driver needs more of the claim.
 
     Raises a :class:`ClaimError` with the reason why the claim cannot be prepared here.
     """
@@ -116,6 +140,7 @@ def wanted_claim(
         ),
         pod_claim_name=claim.pod_claim_name,
         side_effects=side_effects,
+        data=_data_of(claim, [config for config, _ in configs], driver=driver) if data else None,
     )
 
 
@@ -265,6 +290,7 @@ def device_keys(devices: Iterable[StoredDevice | DeviceResult]) -> set[tuple[str
 
 def allocated_claim(claim: StoredClaim) -> AllocatedClaim:
     """Return a claim as drivers get it; each device has its own copy of its parameters."""
+    data = None if claim.data is None else _claim_data(claim.data, claim.configs)
     devices = [
         AllocatedDevice(
             name=device.device,
@@ -275,7 +301,90 @@ def allocated_claim(claim: StoredClaim) -> AllocatedClaim:
             consumed_capacity=device.consumed_capacity,
             consumes=device.consumes or {},
             configs=tuple([orjson.loads(claim.configs[index]) for index in device.configs]),
+            claim_data=data,
         )
         for device in claim.devices
     ]
     return AllocatedClaim(claim=claim.reference, devices=tuple(devices))
+
+
+# ---------------------------------------------------------------- the rest of a claim
+
+
+def _data_of(claim: Claim, configs: Sequence[OpaqueConfig], *, driver: str) -> str:
+    """Return what a driver gets of a claim besides its devices, as the checkpoint keeps it; raise
+    ClaimTooLargeError. The parameters of the configs are those of the entry, in the same order."""
+    assert claim.allocation is not None
+    metadata = child(claim.body, "metadata")
+    data = {
+        "labels": child(metadata, "labels"),
+        "annotations": {k: v for k, v in child(metadata, "annotations").items() if k != APPLIED},
+        "owners": [
+            {
+                "api_version": text(owner, "apiVersion"),
+                "kind": text(owner, "kind"),
+                "name": text(owner, "name"),
+                "uid": text(owner, "uid"),
+                "controller": bool(owner.get("controller")),
+            }
+            for owner in children(metadata, "ownerReferences")
+        ],
+        "reserved_for": [
+            {
+                "resource": text(consumer, "resource"),
+                "name": text(consumer, "name"),
+                "uid": text(consumer, "uid"),
+                "api_group": text(consumer, "apiGroup"),
+            }
+            for consumer in children(claim.body, "status", "reservedFor")
+        ],
+        "configs": [
+            {"source": "FromClass" if each.from_class else "FromClaim", "requests": each.requests}
+            for each in configs
+        ],
+        "other_devices": [
+            {
+                "driver": result.driver,
+                "pool": result.pool,
+                "name": result.device,
+                "request": result.request,
+                "share_id": result.share_id,
+                "admin_access": result.admin_access,
+                "consumed_capacity": result.consumed_capacity,
+            }
+            for result in claim.allocation.results
+            if result.driver != driver
+        ],
+    }
+    entries = sum(map(len, data.values())) + sum(len(each.requests) for each in configs)
+    if entries > MAX_DATA_ENTRIES:
+        raise ClaimTooLargeError(
+            claim=str(claim), driver=driver, limit=f"{MAX_DATA_ENTRIES:,} entries"
+        )
+    stored = orjson.dumps(data)
+    if len(stored) > MAX_DATA_BYTES:
+        raise ClaimTooLargeError(
+            claim=str(claim), driver=driver, limit=f"{MAX_DATA_BYTES // 1024} KiB"
+        )
+    return stored.decode()
+
+
+def _claim_data(stored: str, configs: Sequence[str]) -> ClaimData:
+    data: dict[str, Any] = orjson.loads(stored)
+    return ClaimData(
+        labels=data["labels"],
+        annotations=data["annotations"],
+        owners=tuple([ClaimOwner(**each) for each in data["owners"]]),
+        reserved_for=tuple([ClaimConsumer(**each) for each in data["reserved_for"]]),
+        configs=tuple(
+            [
+                ClaimConfig(
+                    source=each["source"],
+                    requests=tuple(each["requests"]),
+                    parameters=orjson.loads(parameters),
+                )
+                for each, parameters in zip(data["configs"], configs, strict=True)
+            ]
+        ),
+        other_devices=tuple([OtherDevice(**each) for each in data["other_devices"]]),
+    )

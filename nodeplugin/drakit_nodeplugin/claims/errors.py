@@ -122,6 +122,19 @@ class TooManyParametersError(ClaimError):
         )
 
 
+class ClaimTooLargeError(ClaimError):
+    """Its driver needs more of the claim than identity and devices, and users wrote too much."""
+
+    reason = "ClaimTooLarge"
+
+    def __init__(self, *, claim: str, driver: str, limit: str) -> None:
+        super().__init__(
+            f"claim {claim}: driver {driver} reads the claim's metadata, which exceeds the limit "
+            f"of {limit}; remove labels or annotations of the claim or its template, and recreate "
+            "the pod"
+        )
+
+
 class DeviceTakenError(ClaimError):
     reason = "DeviceTaken"
 

@@ -208,6 +208,7 @@ class Preparing(Unpreparing):
                 boot_id=self._parts.boot_id,
                 limits=self._parts.limits,
                 side_effects=self._parts.devices.traits.side_effects,
+                data=self._parts.devices.traits.claim_data,
             )
         except ClaimGoneError as error:
             return error

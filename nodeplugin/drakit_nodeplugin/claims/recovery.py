@@ -527,6 +527,7 @@ class Rebuilder:
             labels=self._parts.node.labels,
             boot_id=self._parts.boot_id,
             limits=self._parts.limits,
+            data=self._parts.devices.traits.claim_data,
         )
 
     async def _write(self, entries: Sequence[StoredClaim]) -> list[StoredClaim]:
@@ -562,7 +563,9 @@ def _confirmed(entry: StoredClaim, wanted: StoredClaim) -> StoredClaim:
     devices = tuple(
         replace(d, cdi_devices=names[d.pool, d.device, d.share_id]) for d in wanted.devices
     )
-    return replace(entry, rebuilt="confirmed", devices=devices, configs=wanted.configs)
+    return replace(
+        entry, rebuilt="confirmed", devices=devices, configs=wanted.configs, data=wanted.data
+    )
 
 
 def _listed(claims: KubeletClaims, *, driver: str, boot_id: str) -> list[StoredClaim]:

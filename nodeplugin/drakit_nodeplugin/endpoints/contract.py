@@ -211,6 +211,9 @@ class DriverTraits:
     """The calls that take all claims of a request together, such as those of a pod. Other calls are
     of a single claim."""
 
+    claim_data: bool = False
+    """Whether it needs the claim's data besides its identity and devices."""
+
     parameters_type: type[DeviceParameters] | None = None
     policies: PolicyTraits | None = None
     """Its policies, which configure it while it runs; None if it has none."""
@@ -241,6 +244,7 @@ def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
         health=polls or kind.reports_health,
         metadata_files=kind.metadata_files,
         batches=frozenset(batches),
+        claim_data=kind.claim_data,
         parameters_type=kind.parameters_type,
         policies=policies,
     )

@@ -111,6 +111,10 @@ class StoredClaim:
     more memory. The lowest precedence comes first. Keys are sorted, so that equal parameters have
     equal texts."""
 
+    data: str | None = None
+    """The rest of the claim as it was read, if its driver needs it, as JSON. A repeat without the
+    API server gives the driver the same."""
+
     cdi_spec: str | None = None
     """The text of the claim's CDI file once it is prepared, so that a lost file can be restored
     without the driver."""

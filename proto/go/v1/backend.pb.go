@@ -276,7 +276,10 @@ type GetInfoResponse struct {
 	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	// The custom resource of the backend's policies, if it has policies. The node plugin rejects the
 	// backend if its entry in `backends.allowed` does not name the same resource.
-	Policies      *PolicyResource `protobuf:"bytes,3,opt,name=policies,proto3,oneof" json:"policies,omitempty"`
+	Policies *PolicyResource `protobuf:"bytes,3,opt,name=policies,proto3,oneof" json:"policies,omitempty"`
+	// Whether the backend needs more of a claim than its devices. The node plugin then sets
+	// Claim.data, and the attributes and capacity of each AllocatedDevice.
+	ClaimData     bool `protobuf:"varint,6,opt,name=claim_data,json=claimData,proto3" json:"claim_data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -330,6 +333,13 @@ func (x *GetInfoResponse) GetPolicies() *PolicyResource {
 		return x.Policies
 	}
 	return nil
+}
+
+func (x *GetInfoResponse) GetClaimData() bool {
+	if x != nil {
+		return x.ClaimData
+	}
+	return false
 }
 
 // A cluster-scoped custom resource.
@@ -2100,7 +2110,11 @@ type Claim struct {
 	// The identity of the claim. A later claim can reuse the name, but not the UID.
 	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
 	// The allocated devices.
-	Devices       []*AllocatedDevice `protobuf:"bytes,4,rep,name=devices,proto3" json:"devices,omitempty"`
+	Devices []*AllocatedDevice `protobuf:"bytes,4,rep,name=devices,proto3" json:"devices,omitempty"`
+	// The rest of the claim, if GetInfoResponse.claim_data is set. After an update of the backend, it
+	// is missing for claims that a version without claim_data prepared. In UnprepareClaims, it can
+	// also be missing after the node plugin's checkpoint was damaged.
+	Data          *ClaimData `protobuf:"bytes,5,opt,name=data,proto3,oneof" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2163,6 +2177,433 @@ func (x *Claim) GetDevices() []*AllocatedDevice {
 	return nil
 }
 
+func (x *Claim) GetData() *ClaimData {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+// The part of a ResourceClaim that most backends do not need. Users write labels, annotations and
+// names, and can write any content. The API server checks their format, but not their meaning: to
+// decide what a user may do, read configs of the DeviceClass instead (ClaimConfig.from_class).
+//
+// The node plugin reads the claim before PrepareClaims, and stores this data with the claim on the
+// node. All later calls for the claim get the same data. If the node plugin has to prepare the claim
+// again after a reboot, it reads the claim again. A claim whose data exceeds 64 KiB or 1,024 entries
+// is not prepared.
+type ClaimData struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// metadata.labels.
+	Labels map[string]string `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// metadata.annotations, without "kubectl.kubernetes.io/last-applied-configuration".
+	Annotations map[string]string `protobuf:"bytes,2,rep,name=annotations,proto3" json:"annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// metadata.ownerReferences.
+	Owners []*ClaimOwner `protobuf:"bytes,3,rep,name=owners,proto3" json:"owners,omitempty"`
+	// status.reservedFor when the node plugin read the claim. Pods that start to use a prepared claim
+	// later are missing.
+	ReservedFor []*ClaimConsumer `protobuf:"bytes,4,rep,name=reserved_for,json=reservedFor,proto3" json:"reserved_for,omitempty"`
+	// The opaque parameters for this driver's devices in the claim, in ascending order of precedence.
+	Configs []*ClaimConfig `protobuf:"bytes,5,rep,name=configs,proto3" json:"configs,omitempty"`
+	// The devices of other drivers in the same claim.
+	OtherDevices  []*OtherDevice `protobuf:"bytes,6,rep,name=other_devices,json=otherDevices,proto3" json:"other_devices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimData) Reset() {
+	*x = ClaimData{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimData) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimData) ProtoMessage() {}
+
+func (x *ClaimData) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimData.ProtoReflect.Descriptor instead.
+func (*ClaimData) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ClaimData) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *ClaimData) GetAnnotations() map[string]string {
+	if x != nil {
+		return x.Annotations
+	}
+	return nil
+}
+
+func (x *ClaimData) GetOwners() []*ClaimOwner {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
+func (x *ClaimData) GetReservedFor() []*ClaimConsumer {
+	if x != nil {
+		return x.ReservedFor
+	}
+	return nil
+}
+
+func (x *ClaimData) GetConfigs() []*ClaimConfig {
+	if x != nil {
+		return x.Configs
+	}
+	return nil
+}
+
+func (x *ClaimData) GetOtherDevices() []*OtherDevice {
+	if x != nil {
+		return x.OtherDevices
+	}
+	return nil
+}
+
+// An owner of a claim. The owner of a claim that a template created is its pod.
+type ClaimOwner struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The API version of the owner.
+	ApiVersion string `protobuf:"bytes,1,opt,name=api_version,json=apiVersion,proto3" json:"api_version,omitempty"`
+	// The kind of the owner.
+	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	// The name of the owner.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// The UID of the owner.
+	Uid string `protobuf:"bytes,4,opt,name=uid,proto3" json:"uid,omitempty"`
+	// Whether the owner is the controller of the claim.
+	Controller    bool `protobuf:"varint,5,opt,name=controller,proto3" json:"controller,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimOwner) Reset() {
+	*x = ClaimOwner{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimOwner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimOwner) ProtoMessage() {}
+
+func (x *ClaimOwner) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimOwner.ProtoReflect.Descriptor instead.
+func (*ClaimOwner) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ClaimOwner) GetApiVersion() string {
+	if x != nil {
+		return x.ApiVersion
+	}
+	return ""
+}
+
+func (x *ClaimOwner) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ClaimOwner) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ClaimOwner) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *ClaimOwner) GetController() bool {
+	if x != nil {
+		return x.Controller
+	}
+	return false
+}
+
+// An object that may use a claim: usually a pod, in the claim's namespace.
+type ClaimConsumer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The API group. Empty for pods.
+	ApiGroup string `protobuf:"bytes,1,opt,name=api_group,json=apiGroup,proto3" json:"api_group,omitempty"`
+	// The type in the API, such as "pods".
+	Resource string `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
+	// The name of the consumer.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// The UID of the consumer.
+	Uid           string `protobuf:"bytes,4,opt,name=uid,proto3" json:"uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimConsumer) Reset() {
+	*x = ClaimConsumer{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimConsumer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimConsumer) ProtoMessage() {}
+
+func (x *ClaimConsumer) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimConsumer.ProtoReflect.Descriptor instead.
+func (*ClaimConsumer) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ClaimConsumer) GetApiGroup() string {
+	if x != nil {
+		return x.ApiGroup
+	}
+	return ""
+}
+
+func (x *ClaimConsumer) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *ClaimConsumer) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ClaimConsumer) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+// Opaque parameters for this driver (API: status.allocation.devices.config[]).
+type ClaimConfig struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether they are from the DeviceClass, which an admin writes, and not from the claim or its
+	// template.
+	FromClass bool `protobuf:"varint,1,opt,name=from_class,json=fromClass,proto3" json:"from_class,omitempty"`
+	// The requests that they apply to: "main", or "main/small" for a subrequest. If empty, they apply
+	// to all.
+	Requests []string `protobuf:"bytes,2,rep,name=requests,proto3" json:"requests,omitempty"`
+	// A JSON object, as its author wrote it.
+	Parameters    string `protobuf:"bytes,3,opt,name=parameters,proto3" json:"parameters,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimConfig) Reset() {
+	*x = ClaimConfig{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimConfig) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimConfig) ProtoMessage() {}
+
+func (x *ClaimConfig) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimConfig.ProtoReflect.Descriptor instead.
+func (*ClaimConfig) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ClaimConfig) GetFromClass() bool {
+	if x != nil {
+		return x.FromClass
+	}
+	return false
+}
+
+func (x *ClaimConfig) GetRequests() []string {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+func (x *ClaimConfig) GetParameters() string {
+	if x != nil {
+		return x.Parameters
+	}
+	return ""
+}
+
+// A device of another driver in the same claim (API: status.allocation.devices.results[]).
+type OtherDevice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the driver.
+	Driver string `protobuf:"bytes,1,opt,name=driver,proto3" json:"driver,omitempty"`
+	// The full name of the pool in the API.
+	Pool string `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
+	// The name of the device.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// The full name of the request.
+	Request string `protobuf:"bytes,4,opt,name=request,proto3" json:"request,omitempty"`
+	// The ID of the share, if claims share the capacity of the device.
+	ShareId *string `protobuf:"bytes,5,opt,name=share_id,json=shareId,proto3,oneof" json:"share_id,omitempty"`
+	// Whether the claim only monitors the device.
+	AdminAccess bool `protobuf:"varint,6,opt,name=admin_access,json=adminAccess,proto3" json:"admin_access,omitempty"`
+	// The claim's share of the device's capacity, as quantities.
+	ConsumedCapacity map[string]string `protobuf:"bytes,7,rep,name=consumed_capacity,json=consumedCapacity,proto3" json:"consumed_capacity,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *OtherDevice) Reset() {
+	*x = OtherDevice{}
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OtherDevice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OtherDevice) ProtoMessage() {}
+
+func (x *OtherDevice) ProtoReflect() protoreflect.Message {
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OtherDevice.ProtoReflect.Descriptor instead.
+func (*OtherDevice) Descriptor() ([]byte, []int) {
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *OtherDevice) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *OtherDevice) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *OtherDevice) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *OtherDevice) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *OtherDevice) GetShareId() string {
+	if x != nil && x.ShareId != nil {
+		return *x.ShareId
+	}
+	return ""
+}
+
+func (x *OtherDevice) GetAdminAccess() bool {
+	if x != nil {
+		return x.AdminAccess
+	}
+	return false
+}
+
+func (x *OtherDevice) GetConsumedCapacity() map[string]string {
+	if x != nil {
+		return x.ConsumedCapacity
+	}
+	return nil
+}
+
 // One result of a claim's allocation (API: status.allocation.devices.results[]).
 type AllocatedDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2188,14 +2629,19 @@ type AllocatedDevice struct {
 	Parameters string `protobuf:"bytes,8,opt,name=parameters,proto3" json:"parameters,omitempty"`
 	// The amounts that the device consumes from counter sets, as the backend reported them when the
 	// device was prepared. Empty for admin access.
-	Consumes      map[string]*CounterAmounts `protobuf:"bytes,9,rep,name=consumes,proto3" json:"consumes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Consumes map[string]*CounterAmounts `protobuf:"bytes,9,rep,name=consumes,proto3" json:"consumes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The attributes of the device, as the backend last published them, if GetInfoResponse.claim_data
+	// is set. Empty if the backend no longer lists the device.
+	Attributes map[string]*Attribute `protobuf:"bytes,10,rep,name=attributes,proto3" json:"attributes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The whole capacity of the device, as quantities, under the same conditions.
+	Capacity      map[string]string `protobuf:"bytes,11,rep,name=capacity,proto3" json:"capacity,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AllocatedDevice) Reset() {
 	*x = AllocatedDevice{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2653,7 @@ func (x *AllocatedDevice) String() string {
 func (*AllocatedDevice) ProtoMessage() {}
 
 func (x *AllocatedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[28]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2666,7 @@ func (x *AllocatedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocatedDevice.ProtoReflect.Descriptor instead.
 func (*AllocatedDevice) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{28}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AllocatedDevice) GetName() string {
@@ -2286,6 +2732,20 @@ func (x *AllocatedDevice) GetConsumes() map[string]*CounterAmounts {
 	return nil
 }
 
+func (x *AllocatedDevice) GetAttributes() map[string]*Attribute {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *AllocatedDevice) GetCapacity() map[string]string {
+	if x != nil {
+		return x.Capacity
+	}
+	return nil
+}
+
 // The claims of one pod.
 type PrepareClaimsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2297,7 +2757,7 @@ type PrepareClaimsRequest struct {
 
 func (x *PrepareClaimsRequest) Reset() {
 	*x = PrepareClaimsRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2309,7 +2769,7 @@ func (x *PrepareClaimsRequest) String() string {
 func (*PrepareClaimsRequest) ProtoMessage() {}
 
 func (x *PrepareClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[29]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2322,7 +2782,7 @@ func (x *PrepareClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareClaimsRequest.ProtoReflect.Descriptor instead.
 func (*PrepareClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{29}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PrepareClaimsRequest) GetClaims() []*Claim {
@@ -2343,7 +2803,7 @@ type PrepareClaimsResponse struct {
 
 func (x *PrepareClaimsResponse) Reset() {
 	*x = PrepareClaimsResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2815,7 @@ func (x *PrepareClaimsResponse) String() string {
 func (*PrepareClaimsResponse) ProtoMessage() {}
 
 func (x *PrepareClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[30]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +2828,7 @@ func (x *PrepareClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrepareClaimsResponse.ProtoReflect.Descriptor instead.
 func (*PrepareClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{30}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PrepareClaimsResponse) GetClaims() []*PreparedClaim {
@@ -2399,7 +2859,7 @@ type PreparedClaim struct {
 
 func (x *PreparedClaim) Reset() {
 	*x = PreparedClaim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2411,7 +2871,7 @@ func (x *PreparedClaim) String() string {
 func (*PreparedClaim) ProtoMessage() {}
 
 func (x *PreparedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[31]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2424,7 +2884,7 @@ func (x *PreparedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreparedClaim.ProtoReflect.Descriptor instead.
 func (*PreparedClaim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{31}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PreparedClaim) GetUid() string {
@@ -2483,7 +2943,7 @@ type PreparedDevice struct {
 
 func (x *PreparedDevice) Reset() {
 	*x = PreparedDevice{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +2955,7 @@ func (x *PreparedDevice) String() string {
 func (*PreparedDevice) ProtoMessage() {}
 
 func (x *PreparedDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[32]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +2968,7 @@ func (x *PreparedDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PreparedDevice.ProtoReflect.Descriptor instead.
 func (*PreparedDevice) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{32}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PreparedDevice) GetConditions() []*Condition {
@@ -2556,7 +3016,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2568,7 +3028,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[33]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2581,7 +3041,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{33}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Condition) GetType() string {
@@ -2627,7 +3087,7 @@ type NetworkData struct {
 
 func (x *NetworkData) Reset() {
 	*x = NetworkData{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2639,7 +3099,7 @@ func (x *NetworkData) String() string {
 func (*NetworkData) ProtoMessage() {}
 
 func (x *NetworkData) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[34]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2652,7 +3112,7 @@ func (x *NetworkData) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkData.ProtoReflect.Descriptor instead.
 func (*NetworkData) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{34}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *NetworkData) GetInterfaceName() string {
@@ -2702,7 +3162,7 @@ type Edits struct {
 
 func (x *Edits) Reset() {
 	*x = Edits{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2714,7 +3174,7 @@ func (x *Edits) String() string {
 func (*Edits) ProtoMessage() {}
 
 func (x *Edits) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[35]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2727,7 +3187,7 @@ func (x *Edits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Edits.ProtoReflect.Descriptor instead.
 func (*Edits) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{35}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Edits) GetEnv() map[string]string {
@@ -2819,7 +3279,7 @@ type DeviceNode struct {
 
 func (x *DeviceNode) Reset() {
 	*x = DeviceNode{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2831,7 +3291,7 @@ func (x *DeviceNode) String() string {
 func (*DeviceNode) ProtoMessage() {}
 
 func (x *DeviceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[36]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2844,7 +3304,7 @@ func (x *DeviceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceNode.ProtoReflect.Descriptor instead.
 func (*DeviceNode) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{36}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeviceNode) GetPath() string {
@@ -2934,7 +3394,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2946,7 +3406,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[37]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2959,7 +3419,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{37}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Mount) GetHostPath() string {
@@ -3009,7 +3469,7 @@ type Hook struct {
 
 func (x *Hook) Reset() {
 	*x = Hook{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3021,7 +3481,7 @@ func (x *Hook) String() string {
 func (*Hook) ProtoMessage() {}
 
 func (x *Hook) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[38]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3034,7 +3494,7 @@ func (x *Hook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hook.ProtoReflect.Descriptor instead.
 func (*Hook) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{38}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Hook) GetName() string {
@@ -3085,7 +3545,7 @@ type NetDevice struct {
 
 func (x *NetDevice) Reset() {
 	*x = NetDevice{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3557,7 @@ func (x *NetDevice) String() string {
 func (*NetDevice) ProtoMessage() {}
 
 func (x *NetDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[39]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3570,7 @@ func (x *NetDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetDevice.ProtoReflect.Descriptor instead.
 func (*NetDevice) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{39}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *NetDevice) GetHostInterfaceName() string {
@@ -3146,7 +3606,7 @@ type IntelRdt struct {
 
 func (x *IntelRdt) Reset() {
 	*x = IntelRdt{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[40]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3158,7 +3618,7 @@ func (x *IntelRdt) String() string {
 func (*IntelRdt) ProtoMessage() {}
 
 func (x *IntelRdt) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[40]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3171,7 +3631,7 @@ func (x *IntelRdt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntelRdt.ProtoReflect.Descriptor instead.
 func (*IntelRdt) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{40}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *IntelRdt) GetClosId() string {
@@ -3220,7 +3680,7 @@ type UnprepareClaimsRequest struct {
 
 func (x *UnprepareClaimsRequest) Reset() {
 	*x = UnprepareClaimsRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[41]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3232,7 +3692,7 @@ func (x *UnprepareClaimsRequest) String() string {
 func (*UnprepareClaimsRequest) ProtoMessage() {}
 
 func (x *UnprepareClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[41]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3245,7 +3705,7 @@ func (x *UnprepareClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnprepareClaimsRequest.ProtoReflect.Descriptor instead.
 func (*UnprepareClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{41}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *UnprepareClaimsRequest) GetClaims() []*Claim {
@@ -3266,7 +3726,7 @@ type UnprepareClaimsResponse struct {
 
 func (x *UnprepareClaimsResponse) Reset() {
 	*x = UnprepareClaimsResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[42]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3278,7 +3738,7 @@ func (x *UnprepareClaimsResponse) String() string {
 func (*UnprepareClaimsResponse) ProtoMessage() {}
 
 func (x *UnprepareClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[42]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3291,7 +3751,7 @@ func (x *UnprepareClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnprepareClaimsResponse.ProtoReflect.Descriptor instead.
 func (*UnprepareClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{42}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *UnprepareClaimsResponse) GetClaims() []*UnpreparedClaim {
@@ -3319,7 +3779,7 @@ type UnpreparedClaim struct {
 
 func (x *UnpreparedClaim) Reset() {
 	*x = UnpreparedClaim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[43]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3331,7 +3791,7 @@ func (x *UnpreparedClaim) String() string {
 func (*UnpreparedClaim) ProtoMessage() {}
 
 func (x *UnpreparedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[43]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3344,7 +3804,7 @@ func (x *UnpreparedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpreparedClaim.ProtoReflect.Descriptor instead.
 func (*UnpreparedClaim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{43}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *UnpreparedClaim) GetUid() string {
@@ -3386,7 +3846,7 @@ type CheckClaimsRequest struct {
 
 func (x *CheckClaimsRequest) Reset() {
 	*x = CheckClaimsRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[44]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3398,7 +3858,7 @@ func (x *CheckClaimsRequest) String() string {
 func (*CheckClaimsRequest) ProtoMessage() {}
 
 func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[44]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3411,7 +3871,7 @@ func (x *CheckClaimsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsRequest.ProtoReflect.Descriptor instead.
 func (*CheckClaimsRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{44}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CheckClaimsRequest) GetClaims() []*Claim {
@@ -3433,7 +3893,7 @@ type CheckClaimsResponse struct {
 
 func (x *CheckClaimsResponse) Reset() {
 	*x = CheckClaimsResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[45]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3445,7 +3905,7 @@ func (x *CheckClaimsResponse) String() string {
 func (*CheckClaimsResponse) ProtoMessage() {}
 
 func (x *CheckClaimsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[45]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3458,7 +3918,7 @@ func (x *CheckClaimsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckClaimsResponse.ProtoReflect.Descriptor instead.
 func (*CheckClaimsResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{45}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CheckClaimsResponse) GetClaims() []*CheckedClaim {
@@ -3481,7 +3941,7 @@ type CheckedClaim struct {
 
 func (x *CheckedClaim) Reset() {
 	*x = CheckedClaim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[46]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3493,7 +3953,7 @@ func (x *CheckedClaim) String() string {
 func (*CheckedClaim) ProtoMessage() {}
 
 func (x *CheckedClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[46]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3506,7 +3966,7 @@ func (x *CheckedClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckedClaim.ProtoReflect.Descriptor instead.
 func (*CheckedClaim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{46}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CheckedClaim) GetUid() string {
@@ -3534,7 +3994,7 @@ type ApplyPoliciesRequest struct {
 
 func (x *ApplyPoliciesRequest) Reset() {
 	*x = ApplyPoliciesRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[47]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3546,7 +4006,7 @@ func (x *ApplyPoliciesRequest) String() string {
 func (*ApplyPoliciesRequest) ProtoMessage() {}
 
 func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[47]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3559,7 +4019,7 @@ func (x *ApplyPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{47}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ApplyPoliciesRequest) GetPolicies() []*Policy {
@@ -3586,7 +4046,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[48]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3598,7 +4058,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[48]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3611,7 +4071,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{48}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Policy) GetName() string {
@@ -3655,7 +4115,7 @@ type ApplyPoliciesResponse struct {
 
 func (x *ApplyPoliciesResponse) Reset() {
 	*x = ApplyPoliciesResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[49]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3667,7 +4127,7 @@ func (x *ApplyPoliciesResponse) String() string {
 func (*ApplyPoliciesResponse) ProtoMessage() {}
 
 func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[49]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3680,7 +4140,7 @@ func (x *ApplyPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{49}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ApplyPoliciesResponse) GetInvalid() []*InvalidPolicy {
@@ -3710,7 +4170,7 @@ type InvalidPolicy struct {
 
 func (x *InvalidPolicy) Reset() {
 	*x = InvalidPolicy{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[50]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3722,7 +4182,7 @@ func (x *InvalidPolicy) String() string {
 func (*InvalidPolicy) ProtoMessage() {}
 
 func (x *InvalidPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[50]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3735,7 +4195,7 @@ func (x *InvalidPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InvalidPolicy.ProtoReflect.Descriptor instead.
 func (*InvalidPolicy) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{50}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *InvalidPolicy) GetName() string {
@@ -3763,7 +4223,7 @@ type UpdateHeldDevicesRequest struct {
 
 func (x *UpdateHeldDevicesRequest) Reset() {
 	*x = UpdateHeldDevicesRequest{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[51]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3775,7 +4235,7 @@ func (x *UpdateHeldDevicesRequest) String() string {
 func (*UpdateHeldDevicesRequest) ProtoMessage() {}
 
 func (x *UpdateHeldDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[51]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3788,7 +4248,7 @@ func (x *UpdateHeldDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateHeldDevicesRequest.ProtoReflect.Descriptor instead.
 func (*UpdateHeldDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{51}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *UpdateHeldDevicesRequest) GetClaims() []*HeldClaim {
@@ -3806,7 +4266,7 @@ type UpdateHeldDevicesResponse struct {
 
 func (x *UpdateHeldDevicesResponse) Reset() {
 	*x = UpdateHeldDevicesResponse{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[52]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3818,7 +4278,7 @@ func (x *UpdateHeldDevicesResponse) String() string {
 func (*UpdateHeldDevicesResponse) ProtoMessage() {}
 
 func (x *UpdateHeldDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[52]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3831,7 +4291,7 @@ func (x *UpdateHeldDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateHeldDevicesResponse.ProtoReflect.Descriptor instead.
 func (*UpdateHeldDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{52}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{57}
 }
 
 // A claim that holds devices.
@@ -3851,7 +4311,7 @@ type HeldClaim struct {
 
 func (x *HeldClaim) Reset() {
 	*x = HeldClaim{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[53]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3863,7 +4323,7 @@ func (x *HeldClaim) String() string {
 func (*HeldClaim) ProtoMessage() {}
 
 func (x *HeldClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[53]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3876,7 +4336,7 @@ func (x *HeldClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldClaim.ProtoReflect.Descriptor instead.
 func (*HeldClaim) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{53}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *HeldClaim) GetNamespace() string {
@@ -3920,7 +4380,7 @@ type HeldDevice struct {
 
 func (x *HeldDevice) Reset() {
 	*x = HeldDevice{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[54]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3932,7 +4392,7 @@ func (x *HeldDevice) String() string {
 func (*HeldDevice) ProtoMessage() {}
 
 func (x *HeldDevice) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[54]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3945,7 +4405,7 @@ func (x *HeldDevice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldDevice.ProtoReflect.Descriptor instead.
 func (*HeldDevice) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{54}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *HeldDevice) GetName() string {
@@ -3983,7 +4443,7 @@ type HeldNode struct {
 
 func (x *HeldNode) Reset() {
 	*x = HeldNode{}
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[55]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3995,7 +4455,7 @@ func (x *HeldNode) String() string {
 func (*HeldNode) ProtoMessage() {}
 
 func (x *HeldNode) ProtoReflect() protoreflect.Message {
-	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[55]
+	mi := &file_drakit_proto_backend_v1_backend_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4008,7 +4468,7 @@ func (x *HeldNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldNode.ProtoReflect.Descriptor instead.
 func (*HeldNode) Descriptor() ([]byte, []int) {
-	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{55}
+	return file_drakit_proto_backend_v1_backend_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *HeldNode) GetType() string {
@@ -4062,12 +4522,14 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\x06labels\x18\x01 \x03(\v2).drakit.backend.v1.NodeLabels.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9d\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbc\x01\n" +
 	"\x0fGetInfoResponse\x12\x1f\n" +
 	"\vdriver_name\x18\x01 \x01(\tR\n" +
 	"driverName\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12B\n" +
-	"\bpolicies\x18\x03 \x01(\v2!.drakit.backend.v1.PolicyResourceH\x00R\bpolicies\x88\x01\x01B\v\n" +
+	"\bpolicies\x18\x03 \x01(\v2!.drakit.backend.v1.PolicyResourceH\x00R\bpolicies\x88\x01\x01\x12\x1d\n" +
+	"\n" +
+	"claim_data\x18\x06 \x01(\bR\tclaimDataB\v\n" +
 	"\t_policies\"X\n" +
 	"\x0ePolicyResource\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x18\n" +
@@ -4209,12 +4671,61 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\fDeviceHealth\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x121\n" +
-	"\x06health\x18\x03 \x01(\v2\x19.drakit.backend.v1.HealthR\x06health\"\x89\x01\n" +
+	"\x06health\x18\x03 \x01(\v2\x19.drakit.backend.v1.HealthR\x06health\"\xc9\x01\n" +
 	"\x05Claim\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x03 \x01(\tR\x03uid\x12<\n" +
-	"\adevices\x18\x04 \x03(\v2\".drakit.backend.v1.AllocatedDeviceR\adevices\"\xb7\x04\n" +
+	"\adevices\x18\x04 \x03(\v2\".drakit.backend.v1.AllocatedDeviceR\adevices\x125\n" +
+	"\x04data\x18\x05 \x01(\v2\x1c.drakit.backend.v1.ClaimDataH\x00R\x04data\x88\x01\x01B\a\n" +
+	"\x05_data\"\x94\x04\n" +
+	"\tClaimData\x12@\n" +
+	"\x06labels\x18\x01 \x03(\v2(.drakit.backend.v1.ClaimData.LabelsEntryR\x06labels\x12O\n" +
+	"\vannotations\x18\x02 \x03(\v2-.drakit.backend.v1.ClaimData.AnnotationsEntryR\vannotations\x125\n" +
+	"\x06owners\x18\x03 \x03(\v2\x1d.drakit.backend.v1.ClaimOwnerR\x06owners\x12C\n" +
+	"\freserved_for\x18\x04 \x03(\v2 .drakit.backend.v1.ClaimConsumerR\vreservedFor\x128\n" +
+	"\aconfigs\x18\x05 \x03(\v2\x1e.drakit.backend.v1.ClaimConfigR\aconfigs\x12C\n" +
+	"\rother_devices\x18\x06 \x03(\v2\x1e.drakit.backend.v1.OtherDeviceR\fotherDevices\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a>\n" +
+	"\x10AnnotationsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x87\x01\n" +
+	"\n" +
+	"ClaimOwner\x12\x1f\n" +
+	"\vapi_version\x18\x01 \x01(\tR\n" +
+	"apiVersion\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x10\n" +
+	"\x03uid\x18\x04 \x01(\tR\x03uid\x12\x1e\n" +
+	"\n" +
+	"controller\x18\x05 \x01(\bR\n" +
+	"controller\"n\n" +
+	"\rClaimConsumer\x12\x1b\n" +
+	"\tapi_group\x18\x01 \x01(\tR\bapiGroup\x12\x1a\n" +
+	"\bresource\x18\x02 \x01(\tR\bresource\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x10\n" +
+	"\x03uid\x18\x04 \x01(\tR\x03uid\"h\n" +
+	"\vClaimConfig\x12\x1d\n" +
+	"\n" +
+	"from_class\x18\x01 \x01(\bR\tfromClass\x12\x1a\n" +
+	"\brequests\x18\x02 \x03(\tR\brequests\x12\x1e\n" +
+	"\n" +
+	"parameters\x18\x03 \x01(\tR\n" +
+	"parameters\"\xdf\x02\n" +
+	"\vOtherDevice\x12\x16\n" +
+	"\x06driver\x18\x01 \x01(\tR\x06driver\x12\x12\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x18\n" +
+	"\arequest\x18\x04 \x01(\tR\arequest\x12\x1e\n" +
+	"\bshare_id\x18\x05 \x01(\tH\x00R\ashareId\x88\x01\x01\x12!\n" +
+	"\fadmin_access\x18\x06 \x01(\bR\vadminAccess\x12a\n" +
+	"\x11consumed_capacity\x18\a \x03(\v24.drakit.backend.v1.OtherDevice.ConsumedCapacityEntryR\x10consumedCapacity\x1aC\n" +
+	"\x15ConsumedCapacityEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\v\n" +
+	"\t_share_id\"\xf3\x06\n" +
 	"\x0fAllocatedDevice\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x18\n" +
@@ -4226,13 +4737,24 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\n" +
 	"parameters\x18\b \x01(\tR\n" +
 	"parameters\x12L\n" +
-	"\bconsumes\x18\t \x03(\v20.drakit.backend.v1.AllocatedDevice.ConsumesEntryR\bconsumes\x1aC\n" +
+	"\bconsumes\x18\t \x03(\v20.drakit.backend.v1.AllocatedDevice.ConsumesEntryR\bconsumes\x12R\n" +
+	"\n" +
+	"attributes\x18\n" +
+	" \x03(\v22.drakit.backend.v1.AllocatedDevice.AttributesEntryR\n" +
+	"attributes\x12L\n" +
+	"\bcapacity\x18\v \x03(\v20.drakit.backend.v1.AllocatedDevice.CapacityEntryR\bcapacity\x1aC\n" +
 	"\x15ConsumedCapacityEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a^\n" +
 	"\rConsumesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x127\n" +
-	"\x05value\x18\x02 \x01(\v2!.drakit.backend.v1.CounterAmountsR\x05value:\x028\x01B\v\n" +
+	"\x05value\x18\x02 \x01(\v2!.drakit.backend.v1.CounterAmountsR\x05value:\x028\x01\x1a[\n" +
+	"\x0fAttributesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x122\n" +
+	"\x05value\x18\x02 \x01(\v2\x1c.drakit.backend.v1.AttributeR\x05value:\x028\x01\x1a;\n" +
+	"\rCapacityEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\v\n" +
 	"\t_share_id\"H\n" +
 	"\x14PrepareClaimsRequest\x120\n" +
 	"\x06claims\x18\x01 \x03(\v2\x18.drakit.backend.v1.ClaimR\x06claims\"Q\n" +
@@ -4411,7 +4933,7 @@ func file_drakit_proto_backend_v1_backend_proto_rawDescGZIP() []byte {
 }
 
 var file_drakit_proto_backend_v1_backend_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_drakit_proto_backend_v1_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_drakit_proto_backend_v1_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
 var file_drakit_proto_backend_v1_backend_proto_goTypes = []any{
 	(TaintEffect)(0),                  // 0: drakit.backend.v1.TaintEffect
 	(HealthStatus)(0),                 // 1: drakit.backend.v1.HealthStatus
@@ -4443,51 +4965,61 @@ var file_drakit_proto_backend_v1_backend_proto_goTypes = []any{
 	(*WatchHealthResponse)(nil),       // 27: drakit.backend.v1.WatchHealthResponse
 	(*DeviceHealth)(nil),              // 28: drakit.backend.v1.DeviceHealth
 	(*Claim)(nil),                     // 29: drakit.backend.v1.Claim
-	(*AllocatedDevice)(nil),           // 30: drakit.backend.v1.AllocatedDevice
-	(*PrepareClaimsRequest)(nil),      // 31: drakit.backend.v1.PrepareClaimsRequest
-	(*PrepareClaimsResponse)(nil),     // 32: drakit.backend.v1.PrepareClaimsResponse
-	(*PreparedClaim)(nil),             // 33: drakit.backend.v1.PreparedClaim
-	(*PreparedDevice)(nil),            // 34: drakit.backend.v1.PreparedDevice
-	(*Condition)(nil),                 // 35: drakit.backend.v1.Condition
-	(*NetworkData)(nil),               // 36: drakit.backend.v1.NetworkData
-	(*Edits)(nil),                     // 37: drakit.backend.v1.Edits
-	(*DeviceNode)(nil),                // 38: drakit.backend.v1.DeviceNode
-	(*Mount)(nil),                     // 39: drakit.backend.v1.Mount
-	(*Hook)(nil),                      // 40: drakit.backend.v1.Hook
-	(*NetDevice)(nil),                 // 41: drakit.backend.v1.NetDevice
-	(*IntelRdt)(nil),                  // 42: drakit.backend.v1.IntelRdt
-	(*UnprepareClaimsRequest)(nil),    // 43: drakit.backend.v1.UnprepareClaimsRequest
-	(*UnprepareClaimsResponse)(nil),   // 44: drakit.backend.v1.UnprepareClaimsResponse
-	(*UnpreparedClaim)(nil),           // 45: drakit.backend.v1.UnpreparedClaim
-	(*CheckClaimsRequest)(nil),        // 46: drakit.backend.v1.CheckClaimsRequest
-	(*CheckClaimsResponse)(nil),       // 47: drakit.backend.v1.CheckClaimsResponse
-	(*CheckedClaim)(nil),              // 48: drakit.backend.v1.CheckedClaim
-	(*ApplyPoliciesRequest)(nil),      // 49: drakit.backend.v1.ApplyPoliciesRequest
-	(*Policy)(nil),                    // 50: drakit.backend.v1.Policy
-	(*ApplyPoliciesResponse)(nil),     // 51: drakit.backend.v1.ApplyPoliciesResponse
-	(*InvalidPolicy)(nil),             // 52: drakit.backend.v1.InvalidPolicy
-	(*UpdateHeldDevicesRequest)(nil),  // 53: drakit.backend.v1.UpdateHeldDevicesRequest
-	(*UpdateHeldDevicesResponse)(nil), // 54: drakit.backend.v1.UpdateHeldDevicesResponse
-	(*HeldClaim)(nil),                 // 55: drakit.backend.v1.HeldClaim
-	(*HeldDevice)(nil),                // 56: drakit.backend.v1.HeldDevice
-	(*HeldNode)(nil),                  // 57: drakit.backend.v1.HeldNode
-	nil,                               // 58: drakit.backend.v1.NodeLabels.LabelsEntry
-	nil,                               // 59: drakit.backend.v1.Device.AttributesEntry
-	nil,                               // 60: drakit.backend.v1.Device.CapacityEntry
-	nil,                               // 61: drakit.backend.v1.Device.ConsumesEntry
-	nil,                               // 62: drakit.backend.v1.Device.NodeAllocatableResourcesEntry
-	nil,                               // 63: drakit.backend.v1.Device.CompatibilityGroupsEntry
-	nil,                               // 64: drakit.backend.v1.CounterAmounts.CountersEntry
-	nil,                               // 65: drakit.backend.v1.CounterSet.CountersEntry
-	nil,                               // 66: drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
-	nil,                               // 67: drakit.backend.v1.AllocatedDevice.ConsumesEntry
-	nil,                               // 68: drakit.backend.v1.PreparedDevice.AttributesEntry
-	nil,                               // 69: drakit.backend.v1.Edits.EnvEntry
-	nil,                               // 70: drakit.backend.v1.Hook.EnvEntry
+	(*ClaimData)(nil),                 // 30: drakit.backend.v1.ClaimData
+	(*ClaimOwner)(nil),                // 31: drakit.backend.v1.ClaimOwner
+	(*ClaimConsumer)(nil),             // 32: drakit.backend.v1.ClaimConsumer
+	(*ClaimConfig)(nil),               // 33: drakit.backend.v1.ClaimConfig
+	(*OtherDevice)(nil),               // 34: drakit.backend.v1.OtherDevice
+	(*AllocatedDevice)(nil),           // 35: drakit.backend.v1.AllocatedDevice
+	(*PrepareClaimsRequest)(nil),      // 36: drakit.backend.v1.PrepareClaimsRequest
+	(*PrepareClaimsResponse)(nil),     // 37: drakit.backend.v1.PrepareClaimsResponse
+	(*PreparedClaim)(nil),             // 38: drakit.backend.v1.PreparedClaim
+	(*PreparedDevice)(nil),            // 39: drakit.backend.v1.PreparedDevice
+	(*Condition)(nil),                 // 40: drakit.backend.v1.Condition
+	(*NetworkData)(nil),               // 41: drakit.backend.v1.NetworkData
+	(*Edits)(nil),                     // 42: drakit.backend.v1.Edits
+	(*DeviceNode)(nil),                // 43: drakit.backend.v1.DeviceNode
+	(*Mount)(nil),                     // 44: drakit.backend.v1.Mount
+	(*Hook)(nil),                      // 45: drakit.backend.v1.Hook
+	(*NetDevice)(nil),                 // 46: drakit.backend.v1.NetDevice
+	(*IntelRdt)(nil),                  // 47: drakit.backend.v1.IntelRdt
+	(*UnprepareClaimsRequest)(nil),    // 48: drakit.backend.v1.UnprepareClaimsRequest
+	(*UnprepareClaimsResponse)(nil),   // 49: drakit.backend.v1.UnprepareClaimsResponse
+	(*UnpreparedClaim)(nil),           // 50: drakit.backend.v1.UnpreparedClaim
+	(*CheckClaimsRequest)(nil),        // 51: drakit.backend.v1.CheckClaimsRequest
+	(*CheckClaimsResponse)(nil),       // 52: drakit.backend.v1.CheckClaimsResponse
+	(*CheckedClaim)(nil),              // 53: drakit.backend.v1.CheckedClaim
+	(*ApplyPoliciesRequest)(nil),      // 54: drakit.backend.v1.ApplyPoliciesRequest
+	(*Policy)(nil),                    // 55: drakit.backend.v1.Policy
+	(*ApplyPoliciesResponse)(nil),     // 56: drakit.backend.v1.ApplyPoliciesResponse
+	(*InvalidPolicy)(nil),             // 57: drakit.backend.v1.InvalidPolicy
+	(*UpdateHeldDevicesRequest)(nil),  // 58: drakit.backend.v1.UpdateHeldDevicesRequest
+	(*UpdateHeldDevicesResponse)(nil), // 59: drakit.backend.v1.UpdateHeldDevicesResponse
+	(*HeldClaim)(nil),                 // 60: drakit.backend.v1.HeldClaim
+	(*HeldDevice)(nil),                // 61: drakit.backend.v1.HeldDevice
+	(*HeldNode)(nil),                  // 62: drakit.backend.v1.HeldNode
+	nil,                               // 63: drakit.backend.v1.NodeLabels.LabelsEntry
+	nil,                               // 64: drakit.backend.v1.Device.AttributesEntry
+	nil,                               // 65: drakit.backend.v1.Device.CapacityEntry
+	nil,                               // 66: drakit.backend.v1.Device.ConsumesEntry
+	nil,                               // 67: drakit.backend.v1.Device.NodeAllocatableResourcesEntry
+	nil,                               // 68: drakit.backend.v1.Device.CompatibilityGroupsEntry
+	nil,                               // 69: drakit.backend.v1.CounterAmounts.CountersEntry
+	nil,                               // 70: drakit.backend.v1.CounterSet.CountersEntry
+	nil,                               // 71: drakit.backend.v1.ClaimData.LabelsEntry
+	nil,                               // 72: drakit.backend.v1.ClaimData.AnnotationsEntry
+	nil,                               // 73: drakit.backend.v1.OtherDevice.ConsumedCapacityEntry
+	nil,                               // 74: drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
+	nil,                               // 75: drakit.backend.v1.AllocatedDevice.ConsumesEntry
+	nil,                               // 76: drakit.backend.v1.AllocatedDevice.AttributesEntry
+	nil,                               // 77: drakit.backend.v1.AllocatedDevice.CapacityEntry
+	nil,                               // 78: drakit.backend.v1.PreparedDevice.AttributesEntry
+	nil,                               // 79: drakit.backend.v1.Edits.EnvEntry
+	nil,                               // 80: drakit.backend.v1.Hook.EnvEntry
 }
 var file_drakit_proto_backend_v1_backend_proto_depIdxs = []int32{
 	3,  // 0: drakit.backend.v1.GetInfoRequest.node_labels:type_name -> drakit.backend.v1.NodeLabels
-	58, // 1: drakit.backend.v1.NodeLabels.labels:type_name -> drakit.backend.v1.NodeLabels.LabelsEntry
+	63, // 1: drakit.backend.v1.NodeLabels.labels:type_name -> drakit.backend.v1.NodeLabels.LabelsEntry
 	5,  // 2: drakit.backend.v1.GetInfoResponse.policies:type_name -> drakit.backend.v1.PolicyResource
 	12, // 3: drakit.backend.v1.WatchDevicesResponse.devices:type_name -> drakit.backend.v1.Device
 	23, // 4: drakit.backend.v1.WatchDevicesResponse.counter_sets:type_name -> drakit.backend.v1.CounterSet
@@ -4496,79 +5028,90 @@ var file_drakit_proto_backend_v1_backend_proto_depIdxs = []int32{
 	9,  // 7: drakit.backend.v1.WatchDevicesResponse.policies:type_name -> drakit.backend.v1.PolicyOutcome
 	10, // 8: drakit.backend.v1.PolicyOutcome.conflicts:type_name -> drakit.backend.v1.PolicyConflict
 	12, // 9: drakit.backend.v1.Fallback.devices:type_name -> drakit.backend.v1.Device
-	59, // 10: drakit.backend.v1.Device.attributes:type_name -> drakit.backend.v1.Device.AttributesEntry
-	60, // 11: drakit.backend.v1.Device.capacity:type_name -> drakit.backend.v1.Device.CapacityEntry
+	64, // 10: drakit.backend.v1.Device.attributes:type_name -> drakit.backend.v1.Device.AttributesEntry
+	65, // 11: drakit.backend.v1.Device.capacity:type_name -> drakit.backend.v1.Device.CapacityEntry
 	21, // 12: drakit.backend.v1.Device.topology:type_name -> drakit.backend.v1.Topology
-	61, // 13: drakit.backend.v1.Device.consumes:type_name -> drakit.backend.v1.Device.ConsumesEntry
+	66, // 13: drakit.backend.v1.Device.consumes:type_name -> drakit.backend.v1.Device.ConsumesEntry
 	24, // 14: drakit.backend.v1.Device.taints:type_name -> drakit.backend.v1.Taint
 	25, // 15: drakit.backend.v1.Device.health:type_name -> drakit.backend.v1.Health
-	62, // 16: drakit.backend.v1.Device.node_allocatable_resources:type_name -> drakit.backend.v1.Device.NodeAllocatableResourcesEntry
-	63, // 17: drakit.backend.v1.Device.compatibility_groups:type_name -> drakit.backend.v1.Device.CompatibilityGroupsEntry
+	67, // 16: drakit.backend.v1.Device.node_allocatable_resources:type_name -> drakit.backend.v1.Device.NodeAllocatableResourcesEntry
+	68, // 17: drakit.backend.v1.Device.compatibility_groups:type_name -> drakit.backend.v1.Device.CompatibilityGroupsEntry
 	16, // 18: drakit.backend.v1.Attribute.strings:type_name -> drakit.backend.v1.StringList
 	17, // 19: drakit.backend.v1.Attribute.ints:type_name -> drakit.backend.v1.IntList
 	18, // 20: drakit.backend.v1.Attribute.bools:type_name -> drakit.backend.v1.BoolList
 	16, // 21: drakit.backend.v1.Attribute.versions:type_name -> drakit.backend.v1.StringList
 	20, // 22: drakit.backend.v1.Capacity.valid_range:type_name -> drakit.backend.v1.CapacityRange
-	64, // 23: drakit.backend.v1.CounterAmounts.counters:type_name -> drakit.backend.v1.CounterAmounts.CountersEntry
-	65, // 24: drakit.backend.v1.CounterSet.counters:type_name -> drakit.backend.v1.CounterSet.CountersEntry
+	69, // 23: drakit.backend.v1.CounterAmounts.counters:type_name -> drakit.backend.v1.CounterAmounts.CountersEntry
+	70, // 24: drakit.backend.v1.CounterSet.counters:type_name -> drakit.backend.v1.CounterSet.CountersEntry
 	0,  // 25: drakit.backend.v1.Taint.effect:type_name -> drakit.backend.v1.TaintEffect
 	1,  // 26: drakit.backend.v1.Health.status:type_name -> drakit.backend.v1.HealthStatus
 	28, // 27: drakit.backend.v1.WatchHealthResponse.devices:type_name -> drakit.backend.v1.DeviceHealth
 	25, // 28: drakit.backend.v1.DeviceHealth.health:type_name -> drakit.backend.v1.Health
-	30, // 29: drakit.backend.v1.Claim.devices:type_name -> drakit.backend.v1.AllocatedDevice
-	66, // 30: drakit.backend.v1.AllocatedDevice.consumed_capacity:type_name -> drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
-	67, // 31: drakit.backend.v1.AllocatedDevice.consumes:type_name -> drakit.backend.v1.AllocatedDevice.ConsumesEntry
-	29, // 32: drakit.backend.v1.PrepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	33, // 33: drakit.backend.v1.PrepareClaimsResponse.claims:type_name -> drakit.backend.v1.PreparedClaim
-	37, // 34: drakit.backend.v1.PreparedClaim.edits:type_name -> drakit.backend.v1.Edits
-	34, // 35: drakit.backend.v1.PreparedClaim.devices:type_name -> drakit.backend.v1.PreparedDevice
-	35, // 36: drakit.backend.v1.PreparedDevice.conditions:type_name -> drakit.backend.v1.Condition
-	36, // 37: drakit.backend.v1.PreparedDevice.network_data:type_name -> drakit.backend.v1.NetworkData
-	68, // 38: drakit.backend.v1.PreparedDevice.attributes:type_name -> drakit.backend.v1.PreparedDevice.AttributesEntry
-	69, // 39: drakit.backend.v1.Edits.env:type_name -> drakit.backend.v1.Edits.EnvEntry
-	38, // 40: drakit.backend.v1.Edits.device_nodes:type_name -> drakit.backend.v1.DeviceNode
-	39, // 41: drakit.backend.v1.Edits.mounts:type_name -> drakit.backend.v1.Mount
-	40, // 42: drakit.backend.v1.Edits.hooks:type_name -> drakit.backend.v1.Hook
-	41, // 43: drakit.backend.v1.Edits.net_devices:type_name -> drakit.backend.v1.NetDevice
-	42, // 44: drakit.backend.v1.Edits.intel_rdt:type_name -> drakit.backend.v1.IntelRdt
-	70, // 45: drakit.backend.v1.Hook.env:type_name -> drakit.backend.v1.Hook.EnvEntry
-	29, // 46: drakit.backend.v1.UnprepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	45, // 47: drakit.backend.v1.UnprepareClaimsResponse.claims:type_name -> drakit.backend.v1.UnpreparedClaim
-	29, // 48: drakit.backend.v1.CheckClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	48, // 49: drakit.backend.v1.CheckClaimsResponse.claims:type_name -> drakit.backend.v1.CheckedClaim
-	50, // 50: drakit.backend.v1.ApplyPoliciesRequest.policies:type_name -> drakit.backend.v1.Policy
-	52, // 51: drakit.backend.v1.ApplyPoliciesResponse.invalid:type_name -> drakit.backend.v1.InvalidPolicy
-	55, // 52: drakit.backend.v1.UpdateHeldDevicesRequest.claims:type_name -> drakit.backend.v1.HeldClaim
-	56, // 53: drakit.backend.v1.HeldClaim.devices:type_name -> drakit.backend.v1.HeldDevice
-	57, // 54: drakit.backend.v1.HeldDevice.nodes:type_name -> drakit.backend.v1.HeldNode
-	15, // 55: drakit.backend.v1.Device.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
-	19, // 56: drakit.backend.v1.Device.CapacityEntry.value:type_name -> drakit.backend.v1.Capacity
-	22, // 57: drakit.backend.v1.Device.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
-	14, // 58: drakit.backend.v1.Device.NodeAllocatableResourcesEntry.value:type_name -> drakit.backend.v1.NodeAllocatableResource
-	13, // 59: drakit.backend.v1.Device.CompatibilityGroupsEntry.value:type_name -> drakit.backend.v1.CompatibilityGroups
-	22, // 60: drakit.backend.v1.AllocatedDevice.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
-	15, // 61: drakit.backend.v1.PreparedDevice.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
-	2,  // 62: drakit.backend.v1.Backend.GetInfo:input_type -> drakit.backend.v1.GetInfoRequest
-	6,  // 63: drakit.backend.v1.Backend.WatchDevices:input_type -> drakit.backend.v1.WatchDevicesRequest
-	31, // 64: drakit.backend.v1.Backend.PrepareClaims:input_type -> drakit.backend.v1.PrepareClaimsRequest
-	43, // 65: drakit.backend.v1.Backend.UnprepareClaims:input_type -> drakit.backend.v1.UnprepareClaimsRequest
-	46, // 66: drakit.backend.v1.Backend.CheckClaims:input_type -> drakit.backend.v1.CheckClaimsRequest
-	26, // 67: drakit.backend.v1.Backend.WatchHealth:input_type -> drakit.backend.v1.WatchHealthRequest
-	49, // 68: drakit.backend.v1.Backend.ApplyPolicies:input_type -> drakit.backend.v1.ApplyPoliciesRequest
-	53, // 69: drakit.backend.v1.Backend.UpdateHeldDevices:input_type -> drakit.backend.v1.UpdateHeldDevicesRequest
-	4,  // 70: drakit.backend.v1.Backend.GetInfo:output_type -> drakit.backend.v1.GetInfoResponse
-	7,  // 71: drakit.backend.v1.Backend.WatchDevices:output_type -> drakit.backend.v1.WatchDevicesResponse
-	32, // 72: drakit.backend.v1.Backend.PrepareClaims:output_type -> drakit.backend.v1.PrepareClaimsResponse
-	44, // 73: drakit.backend.v1.Backend.UnprepareClaims:output_type -> drakit.backend.v1.UnprepareClaimsResponse
-	47, // 74: drakit.backend.v1.Backend.CheckClaims:output_type -> drakit.backend.v1.CheckClaimsResponse
-	27, // 75: drakit.backend.v1.Backend.WatchHealth:output_type -> drakit.backend.v1.WatchHealthResponse
-	51, // 76: drakit.backend.v1.Backend.ApplyPolicies:output_type -> drakit.backend.v1.ApplyPoliciesResponse
-	54, // 77: drakit.backend.v1.Backend.UpdateHeldDevices:output_type -> drakit.backend.v1.UpdateHeldDevicesResponse
-	70, // [70:78] is the sub-list for method output_type
-	62, // [62:70] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	35, // 29: drakit.backend.v1.Claim.devices:type_name -> drakit.backend.v1.AllocatedDevice
+	30, // 30: drakit.backend.v1.Claim.data:type_name -> drakit.backend.v1.ClaimData
+	71, // 31: drakit.backend.v1.ClaimData.labels:type_name -> drakit.backend.v1.ClaimData.LabelsEntry
+	72, // 32: drakit.backend.v1.ClaimData.annotations:type_name -> drakit.backend.v1.ClaimData.AnnotationsEntry
+	31, // 33: drakit.backend.v1.ClaimData.owners:type_name -> drakit.backend.v1.ClaimOwner
+	32, // 34: drakit.backend.v1.ClaimData.reserved_for:type_name -> drakit.backend.v1.ClaimConsumer
+	33, // 35: drakit.backend.v1.ClaimData.configs:type_name -> drakit.backend.v1.ClaimConfig
+	34, // 36: drakit.backend.v1.ClaimData.other_devices:type_name -> drakit.backend.v1.OtherDevice
+	73, // 37: drakit.backend.v1.OtherDevice.consumed_capacity:type_name -> drakit.backend.v1.OtherDevice.ConsumedCapacityEntry
+	74, // 38: drakit.backend.v1.AllocatedDevice.consumed_capacity:type_name -> drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
+	75, // 39: drakit.backend.v1.AllocatedDevice.consumes:type_name -> drakit.backend.v1.AllocatedDevice.ConsumesEntry
+	76, // 40: drakit.backend.v1.AllocatedDevice.attributes:type_name -> drakit.backend.v1.AllocatedDevice.AttributesEntry
+	77, // 41: drakit.backend.v1.AllocatedDevice.capacity:type_name -> drakit.backend.v1.AllocatedDevice.CapacityEntry
+	29, // 42: drakit.backend.v1.PrepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	38, // 43: drakit.backend.v1.PrepareClaimsResponse.claims:type_name -> drakit.backend.v1.PreparedClaim
+	42, // 44: drakit.backend.v1.PreparedClaim.edits:type_name -> drakit.backend.v1.Edits
+	39, // 45: drakit.backend.v1.PreparedClaim.devices:type_name -> drakit.backend.v1.PreparedDevice
+	40, // 46: drakit.backend.v1.PreparedDevice.conditions:type_name -> drakit.backend.v1.Condition
+	41, // 47: drakit.backend.v1.PreparedDevice.network_data:type_name -> drakit.backend.v1.NetworkData
+	78, // 48: drakit.backend.v1.PreparedDevice.attributes:type_name -> drakit.backend.v1.PreparedDevice.AttributesEntry
+	79, // 49: drakit.backend.v1.Edits.env:type_name -> drakit.backend.v1.Edits.EnvEntry
+	43, // 50: drakit.backend.v1.Edits.device_nodes:type_name -> drakit.backend.v1.DeviceNode
+	44, // 51: drakit.backend.v1.Edits.mounts:type_name -> drakit.backend.v1.Mount
+	45, // 52: drakit.backend.v1.Edits.hooks:type_name -> drakit.backend.v1.Hook
+	46, // 53: drakit.backend.v1.Edits.net_devices:type_name -> drakit.backend.v1.NetDevice
+	47, // 54: drakit.backend.v1.Edits.intel_rdt:type_name -> drakit.backend.v1.IntelRdt
+	80, // 55: drakit.backend.v1.Hook.env:type_name -> drakit.backend.v1.Hook.EnvEntry
+	29, // 56: drakit.backend.v1.UnprepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	50, // 57: drakit.backend.v1.UnprepareClaimsResponse.claims:type_name -> drakit.backend.v1.UnpreparedClaim
+	29, // 58: drakit.backend.v1.CheckClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	53, // 59: drakit.backend.v1.CheckClaimsResponse.claims:type_name -> drakit.backend.v1.CheckedClaim
+	55, // 60: drakit.backend.v1.ApplyPoliciesRequest.policies:type_name -> drakit.backend.v1.Policy
+	57, // 61: drakit.backend.v1.ApplyPoliciesResponse.invalid:type_name -> drakit.backend.v1.InvalidPolicy
+	60, // 62: drakit.backend.v1.UpdateHeldDevicesRequest.claims:type_name -> drakit.backend.v1.HeldClaim
+	61, // 63: drakit.backend.v1.HeldClaim.devices:type_name -> drakit.backend.v1.HeldDevice
+	62, // 64: drakit.backend.v1.HeldDevice.nodes:type_name -> drakit.backend.v1.HeldNode
+	15, // 65: drakit.backend.v1.Device.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
+	19, // 66: drakit.backend.v1.Device.CapacityEntry.value:type_name -> drakit.backend.v1.Capacity
+	22, // 67: drakit.backend.v1.Device.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
+	14, // 68: drakit.backend.v1.Device.NodeAllocatableResourcesEntry.value:type_name -> drakit.backend.v1.NodeAllocatableResource
+	13, // 69: drakit.backend.v1.Device.CompatibilityGroupsEntry.value:type_name -> drakit.backend.v1.CompatibilityGroups
+	22, // 70: drakit.backend.v1.AllocatedDevice.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
+	15, // 71: drakit.backend.v1.AllocatedDevice.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
+	15, // 72: drakit.backend.v1.PreparedDevice.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
+	2,  // 73: drakit.backend.v1.Backend.GetInfo:input_type -> drakit.backend.v1.GetInfoRequest
+	6,  // 74: drakit.backend.v1.Backend.WatchDevices:input_type -> drakit.backend.v1.WatchDevicesRequest
+	36, // 75: drakit.backend.v1.Backend.PrepareClaims:input_type -> drakit.backend.v1.PrepareClaimsRequest
+	48, // 76: drakit.backend.v1.Backend.UnprepareClaims:input_type -> drakit.backend.v1.UnprepareClaimsRequest
+	51, // 77: drakit.backend.v1.Backend.CheckClaims:input_type -> drakit.backend.v1.CheckClaimsRequest
+	26, // 78: drakit.backend.v1.Backend.WatchHealth:input_type -> drakit.backend.v1.WatchHealthRequest
+	54, // 79: drakit.backend.v1.Backend.ApplyPolicies:input_type -> drakit.backend.v1.ApplyPoliciesRequest
+	58, // 80: drakit.backend.v1.Backend.UpdateHeldDevices:input_type -> drakit.backend.v1.UpdateHeldDevicesRequest
+	4,  // 81: drakit.backend.v1.Backend.GetInfo:output_type -> drakit.backend.v1.GetInfoResponse
+	7,  // 82: drakit.backend.v1.Backend.WatchDevices:output_type -> drakit.backend.v1.WatchDevicesResponse
+	37, // 83: drakit.backend.v1.Backend.PrepareClaims:output_type -> drakit.backend.v1.PrepareClaimsResponse
+	49, // 84: drakit.backend.v1.Backend.UnprepareClaims:output_type -> drakit.backend.v1.UnprepareClaimsResponse
+	52, // 85: drakit.backend.v1.Backend.CheckClaims:output_type -> drakit.backend.v1.CheckClaimsResponse
+	27, // 86: drakit.backend.v1.Backend.WatchHealth:output_type -> drakit.backend.v1.WatchHealthResponse
+	56, // 87: drakit.backend.v1.Backend.ApplyPolicies:output_type -> drakit.backend.v1.ApplyPoliciesResponse
+	59, // 88: drakit.backend.v1.Backend.UpdateHeldDevices:output_type -> drakit.backend.v1.UpdateHeldDevicesResponse
+	81, // [81:89] is the sub-list for method output_type
+	73, // [73:81] is the sub-list for method input_type
+	73, // [73:73] is the sub-list for extension type_name
+	73, // [73:73] is the sub-list for extension extendee
+	0,  // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_drakit_proto_backend_v1_backend_proto_init() }
@@ -4592,21 +5135,23 @@ func file_drakit_proto_backend_v1_backend_proto_init() {
 	}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[17].OneofWrappers = []any{}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[19].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[28].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[31].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[27].OneofWrappers = []any{}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[32].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[35].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[33].OneofWrappers = []any{}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[36].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[38].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[37].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[40].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[41].OneofWrappers = []any{}
 	file_drakit_proto_backend_v1_backend_proto_msgTypes[43].OneofWrappers = []any{}
-	file_drakit_proto_backend_v1_backend_proto_msgTypes[55].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[48].OneofWrappers = []any{}
+	file_drakit_proto_backend_v1_backend_proto_msgTypes[60].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_drakit_proto_backend_v1_backend_proto_rawDesc), len(file_drakit_proto_backend_v1_backend_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   69,
+			NumMessages:   79,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -54,6 +54,7 @@ CLAIM = StoredClaim(
         ),
     ),
     configs=('{"mode":"fast"}',),
+    data="{}",
     cdi_spec="{}\n",
     pod_claim_name="cam",
     metadata={"main/small": "{}"},
@@ -69,7 +70,7 @@ BODY = (
     b'"consumes":{"card-0":{"memory":"20Gi"}},'
     b'"cdi_devices":["vendor.example/gpu=0"],"nodes":[{"type":"c","major":188,"minor":0,'
     b'"identity":"usb:a","current":false}]}],"configs":["{\\"mode\\":\\"fast\\"}"],'
-    b'"cdi_spec":"{}\\n","pod_claim_name":"cam","metadata":{"main/small":"{}"},'
+    b'"data":"{}","cdi_spec":"{}\\n","pod_claim_name":"cam","metadata":{"main/small":"{}"},'
     b'"metadata_generation":2,"side_effects":true,"rebuilt":"confirmed","generation":7}'
 )
 """A stored row. Its format may change only as :data:`.schema.VERSION` permits."""

@@ -58,6 +58,7 @@ EXPECTED = [
     # Claims
     f"{PARAMETERS.max_bytes:,} bytes of JSON",
     f"{PARAMETERS.max_values:,}",
+    f"{allocation.MAX_DATA_BYTES:,} bytes of JSON, {allocation.MAX_DATA_ENTRIES:,} entries",
     f"{allocation.MAX_CONFIG_DEPTH} levels",
     f"{server.ANSWER_SECONDS:.0f} s",
     f"{contract.CALL_SECONDS:.0f} s",

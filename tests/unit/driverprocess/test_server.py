@@ -12,6 +12,10 @@ from drakit.device import (
     AllocatedDevice,
     Capacity,
     CapacityRange,
+    ClaimConfig,
+    ClaimConsumer,
+    ClaimData,
+    ClaimOwner,
     ClaimReference,
     Condition,
     CounterSet,
@@ -26,6 +30,7 @@ from drakit.device import (
     NetDevice,
     NetworkData,
     NodeAllocatableResource,
+    OtherDevice,
     PreparedDevice,
     Taint,
     Topology,
@@ -312,6 +317,49 @@ def test_a_claim_is_the_same_on_the_other_side():
     )
     claim = AllocatedClaim(claim=CLAIM, devices=(share, ROOF))
     assert claims_of([claim_message(claim)]) == [claim]
+
+
+def test_the_rest_of_a_claim_is_the_same_on_the_other_side():
+    data = ClaimData(
+        labels={"team": "vision"},
+        annotations={"note": "\u00e9"},
+        owners=(ClaimOwner(api_version="v1", kind="Pod", name="p", uid="u", controller=True),),
+        reserved_for=(
+            ClaimConsumer(resource="pods", name="p", uid="u"),
+            ClaimConsumer(api_group="batch.example.com", resource="trains", name="t", uid="v"),
+        ),
+        configs=(
+            ClaimConfig(source="FromClass", parameters={"color": "red"}),
+            ClaimConfig(source="FromClaim", requests=("main",), parameters={"a": [None]}),
+        ),
+        other_devices=(
+            OtherDevice(driver="nic", pool="f", name="nic-0", request="r"),
+            OtherDevice(
+                driver="nic",
+                pool="f",
+                name="nic-1",
+                request="r",
+                share_id="s",
+                admin_access=True,
+                consumed_capacity={"bandwidth": "1G"},
+            ),
+        ),
+    )
+    devices = tuple(replace(device, claim_data=data) for device in (LAMP, ROOF))
+    claim = AllocatedClaim(claim=CLAIM, devices=devices)
+    (found,) = claims_of([claim_message(claim, {})])
+    assert [device.claim_data for device in found.devices] == [data, data]
+    (without,) = claims_of([claim_message(claim)])
+    assert [device.claim_data for device in without.devices] == [None, None]
+
+
+async def test_a_driver_that_needs_the_rest_of_a_claim_asks_for_it(
+    behaviour, sockets, endpoint, listener, monkeypatch
+):
+    monkeypatch.setattr(Lamps, "claim_data", True)
+    async with serving(*loaded(Lamps), sockets / "driver.sock"):
+        await names(listener)
+        assert endpoint.traits.claim_data
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,12 @@ def test_the_drivers_that_ship_are_found_by_name():
         ),
         pytest.param({"reset": define}, {"side_effects": True, "resets": True}, False, id="reset"),
         pytest.param(
+            {"claim_data": True},
+            {"side_effects": False, "claim_data": True},
+            True,
+            id="claim-data",
+        ),
+        pytest.param(
             {"unprepare": define, "side_effects": False},
             {"side_effects": False},
             False,

@@ -19,17 +19,25 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from drakit.device import AllocatedClaim, AllocatedDevice, PreparedDevice
+from drakit.device import (
+    AllocatedClaim,
+    AllocatedDevice,
+    ClaimData,
+    Device,
+    Inventory,
+    PreparedDevice,
+)
 from drakit.driver import DriverError, ReleasePendingError
 from drakit_daemon.logs import request_id
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.convert import (
     MAX_EDITS,
+    attribute_message,
     edits_of,
     entries_of,
     prepared_of,
 )
-from drakit_nodeplugin.endpoints.contract import CALL_SECONDS, ConnectionEndedError
+from drakit_nodeplugin.endpoints.contract import CALL_SECONDS, ConnectionEndedError, DeviceKey
 from drakit_nodeplugin.endpoints.failures import CallOverdueError, DeviceFailedError
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
 from drakit_nodeplugin.endpoints.parameters import merged
@@ -94,6 +102,10 @@ class BackendClaims:
         self._client = client
         self._rights = rights
         self._latest = latest
+        self.needs_claim_data = False
+        """Whether it needs more of a claim than its devices, as it reported."""
+        self._listed: Inventory | None = None
+        self._by_key: Mapping[DeviceKey, Device] | None = None
         self._lacks: set[str] = set()
         """Optional methods that the backend does not implement."""
 
@@ -140,13 +152,21 @@ class BackendClaims:
     ) -> Mapping[str, ResultT | DeviceFailedError]:
         """Call a method; return the answers by UID, only for claims of the batch."""
         answers: dict[str, ResultT | DeviceFailedError] = {}
-        for request, counts in _requests(batch):
+        for request, counts in _requests(batch, self._published()):
             raw = await self._call(method, request)
             try:
                 answers |= await self._sort(raw, read, method=method, counts=counts)
             except GarbageError as error:
                 raise DriverError(_fault(f"answered {method} with {error}")) from None
         return answers
+
+    def _published(self) -> Mapping[DeviceKey, Device] | None:
+        """Return the devices that it listed last; None if it does not need the claim's data."""
+        if self.needs_claim_data and self._by_key is None and self._listed is not None:
+            # If several devices have the same name, the first one counts; the fallback comes last.
+            listed = (*self._listed.devices, *(self._listed.fallback or ()))
+            self._by_key = {DeviceKey(each.pool, each.name): each for each in reversed(listed)}
+        return (self._by_key or {}) if self.needs_claim_data else None
 
     async def _call(self, method: str, request: bytes) -> bytes:
         metadata = ((REQUEST_ID, request_id.get()),)
@@ -215,14 +235,16 @@ class _NotImplementedError(DriverError):
     """The backend does not have a method."""
 
 
-def _requests(batch: Sequence[AllocatedClaim]) -> Iterator[tuple[bytes, Mapping[str, int]]]:
+def _requests(
+    batch: Sequence[AllocatedClaim], published: Mapping[DeviceKey, Device] | None
+) -> Iterator[tuple[bytes, Mapping[str, int]]]:
     """Yield the claims as one request, or as several if it would be too large, with the number of
     each claim's devices. All requests have the same form."""
-    request = pb.PrepareClaimsRequest(claims=[claim_message(item) for item in batch])
+    request = pb.PrepareClaimsRequest(claims=[claim_message(item, published) for item in batch])
     if len(batch) > 1 and request.ByteSize() > MAX_MESSAGE_BYTES:
         half = len(batch) // 2
-        yield from _requests(batch[:half])
-        yield from _requests(batch[half:])
+        yield from _requests(batch[:half], published)
+        yield from _requests(batch[half:], published)
     else:
         yield request.SerializeToString(), {item.claim.uid: len(item.devices) for item in batch}
 
@@ -323,15 +345,27 @@ def _fault(text: str) -> str:
 # ---------------------------------------------------------------- requests
 
 
-def claim_message(item: AllocatedClaim) -> pb.Claim:
-    """Make the message of a claim; its pools are in the driver's words."""
+def claim_message(
+    item: AllocatedClaim, published: Mapping[DeviceKey, Device] | None = None
+) -> pb.Claim:
+    """Make the message of a claim; its pools are in the driver's words. `published` devices are
+    those of a backend that needs the claim's data."""
     claim = item.claim
-    return pb.Claim(
+    message = pb.Claim(
         namespace=claim.namespace,
         name=claim.name,
         uid=claim.uid,
         devices=[_allocated(device) for device in item.devices],
     )
+    if published is not None:
+        for device, each in zip(item.devices, message.devices, strict=True):
+            listed = published.get(DeviceKey(device.pool, device.name))
+            if listed is not None:
+                _set_attributes(each, listed)
+        data = item.devices[0].claim_data if item.devices else None
+        if data is not None:
+            message.data.CopyFrom(_data_message(data))
+    return message
 
 
 def _allocated(device: AllocatedDevice) -> pb.AllocatedDevice:
@@ -347,6 +381,59 @@ def _allocated(device: AllocatedDevice) -> pb.AllocatedDevice:
         consumes={
             name: pb.CounterAmounts(counters=counters) for name, counters in device.consumes.items()
         },
+    )
+
+
+def _set_attributes(message: pb.AllocatedDevice, device: Device) -> None:
+    for name, value in device.attributes.items():
+        message.attributes[name].CopyFrom(attribute_message(value))
+    for name, amount in device.capacity.items():
+        message.capacity[name] = amount if isinstance(amount, str) else amount.value
+
+
+def _data_message(data: ClaimData) -> pb.ClaimData:
+    return pb.ClaimData(
+        labels=data.labels,
+        annotations=data.annotations,
+        owners=[
+            pb.ClaimOwner(
+                api_version=owner.api_version,
+                kind=owner.kind,
+                name=owner.name,
+                uid=owner.uid,
+                controller=owner.controller,
+            )
+            for owner in data.owners
+        ],
+        reserved_for=[
+            pb.ClaimConsumer(
+                api_group=consumer.api_group,
+                resource=consumer.resource,
+                name=consumer.name,
+                uid=consumer.uid,
+            )
+            for consumer in data.reserved_for
+        ],
+        configs=[
+            pb.ClaimConfig(
+                from_class=config.source == "FromClass",
+                requests=config.requests,
+                parameters=_json(config.parameters),
+            )
+            for config in data.configs
+        ],
+        other_devices=[
+            pb.OtherDevice(
+                driver=other.driver,
+                pool=other.pool,
+                name=other.name,
+                request=other.request,
+                share_id=other.share_id,
+                admin_access=other.admin_access,
+                consumed_capacity=other.consumed_capacity,
+            )
+            for other in data.other_devices
+        ],
     )
 
 

@@ -113,6 +113,7 @@ class BackendConnection(BackendClaims):
             info = await identify(self._client, node=node, version=version)
         except CallFailedError as error:
             raise ConnectionEndedError(f"its backend {error}") from None
+        self.needs_claim_data = info.claim_data
         if info.driver_name != self._driver:
             raise ConnectionEndedError(
                 "the backend on its socket now reports a different driver name"
@@ -197,6 +198,8 @@ class BackendConnection(BackendClaims):
             inventory = None
         if self._latest.over is not None:
             raise self._latest.over  # its devices do not count any more
+        if inventory is not None:
+            self._listed, self._by_key = inventory, None
         return inventory
 
     async def _watch_devices(self) -> None:
@@ -430,7 +433,7 @@ _TRAITS = DriverTraits(
 )
 """All backends have the same traits, because the traits must be known without a backend. A method
 that a backend does not implement costs one call for each connection. Only an entry's policies
-differ."""
+differ, and whether a backend needs the claim's data: the data is read until that is known."""
 
 
 class BackendSource:
@@ -467,7 +470,7 @@ class BackendEndpoint(Endpoint):
         super().__init__(
             driver,
             self._connect_backend,
-            traits=traits,
+            traits=replace(traits, claim_data=True),
             listener=context.listener,
             node=context.node,
             pause=self._await_socket,
@@ -513,6 +516,7 @@ class BackendEndpoint(Endpoint):
         except BaseException:
             await connection.close()
             raise
+        self.traits = replace(self.traits, claim_data=connection.needs_claim_data)
         return connection
 
     async def _await_socket(self, seconds: float) -> None:

@@ -212,7 +212,8 @@ class DriverCalls:
             listed = (*self._inventory.devices, *(self._inventory.fallback or ()))
             self._by_key = {key_of(each): each for each in reversed(listed)}
         published = self._by_key.get((device.pool, device.name))
-        known = replace(device, edits=None if published is None else published.edits)
+        edits = None if published is None else published.edits
+        known = replace(device, edits=edits, published=published)
         if (kind := self._traits.parameters_type) is None:
             return known
         return with_parameters(known, kind, driver=self._name, index=index, lenient=lenient)

@@ -181,6 +181,7 @@ class GetInfoResponse(_message.Message):
     DRIVER_NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     POLICIES_FIELD_NUMBER: _builtins.int
+    CLAIM_DATA_FIELD_NUMBER: _builtins.int
     driver_name: _builtins.str
     """The name of the driver: a DNS subdomain of at most 63 characters that begins with a letter,
     such as "gpu.example.com". The name is part of every ResourceSlice, allocation and DeviceClass,
@@ -190,6 +191,10 @@ class GetInfoResponse(_message.Message):
     """
     version: _builtins.str
     """The version of the backend, in any format. Can be empty."""
+    claim_data: _builtins.bool
+    """Whether the backend needs more of a claim than its devices. The node plugin then sets
+    Claim.data, and the attributes and capacity of each AllocatedDevice.
+    """
     @_builtins.property
     def policies(self) -> Global___PolicyResource:
         """The custom resource of the backend's policies, if it has policies. The node plugin rejects the
@@ -202,10 +207,11 @@ class GetInfoResponse(_message.Message):
         driver_name: _builtins.str = ...,
         version: _builtins.str = ...,
         policies: Global___PolicyResource | None = ...,
+        claim_data: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_policies", b"_policies", "policies", b"policies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policies", b"_policies", "driver_name", b"driver_name", "policies", b"policies", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policies", b"_policies", "claim_data", b"claim_data", "driver_name", b"driver_name", "policies", b"policies", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__policies: _TypeAlias = _typing.Literal["policies"]  # noqa: Y015
     _WhichOneofArgType__policies: _TypeAlias = _typing.Literal["_policies", b"_policies"]  # noqa: Y015
@@ -1277,6 +1283,7 @@ class Claim(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace of the claim."""
     name: _builtins.str
@@ -1287,6 +1294,13 @@ class Claim(_message.Message):
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___AllocatedDevice]:
         """The allocated devices."""
 
+    @_builtins.property
+    def data(self) -> Global___ClaimData:
+        """The rest of the claim, if GetInfoResponse.claim_data is set. After an update of the backend, it
+        is missing for claims that a version without claim_data prepared. In UnprepareClaims, it can
+        also be missing after the node plugin's checkpoint was damaged.
+        """
+
     def __init__(
         self,
         *,
@@ -1294,14 +1308,299 @@ class Claim(_message.Message):
         name: _builtins.str = ...,
         uid: _builtins.str = ...,
         devices: _abc.Iterable[Global___AllocatedDevice] | None = ...,
+        data: Global___ClaimData | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_data", b"_data", "data", b"data"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_data", b"_data", "data", b"data", "devices", b"devices", "name", b"name", "namespace", b"namespace", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__data: _TypeAlias = _typing.Literal["data"]  # noqa: Y015
+    _WhichOneofArgType__data: _TypeAlias = _typing.Literal["_data", b"_data"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__data) -> _WhichOneofReturnType__data | None: ...
+
+Global___Claim: _TypeAlias = Claim  # noqa: Y015
+
+@_typing.final
+class ClaimData(_message.Message):
+    """The part of a ResourceClaim that most backends do not need. Users write labels, annotations and
+    names, and can write any content. The API server checks their format, but not their meaning: to
+    decide what a user may do, read configs of the DeviceClass instead (ClaimConfig.from_class).
+
+    The node plugin reads the claim before PrepareClaims, and stores this data with the claim on the
+    node. All later calls for the claim get the same data. If the node plugin has to prepare the claim
+    again after a reboot, it reads the claim again. A claim whose data exceeds 64 KiB or 1,024 entries
+    is not prepared.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class AnnotationsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    ANNOTATIONS_FIELD_NUMBER: _builtins.int
+    OWNERS_FIELD_NUMBER: _builtins.int
+    RESERVED_FOR_FIELD_NUMBER: _builtins.int
+    CONFIGS_FIELD_NUMBER: _builtins.int
+    OTHER_DEVICES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """metadata.labels."""
+
+    @_builtins.property
+    def annotations(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """metadata.annotations, without "kubectl.kubernetes.io/last-applied-configuration"."""
+
+    @_builtins.property
+    def owners(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimOwner]:
+        """metadata.ownerReferences."""
+
+    @_builtins.property
+    def reserved_for(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimConsumer]:
+        """status.reservedFor when the node plugin read the claim. Pods that start to use a prepared claim
+        later are missing.
+        """
+
+    @_builtins.property
+    def configs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimConfig]:
+        """The opaque parameters for this driver's devices in the claim, in ascending order of precedence."""
+
+    @_builtins.property
+    def other_devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___OtherDevice]:
+        """The devices of other drivers in the same claim."""
+
+    def __init__(
+        self,
+        *,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        annotations: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        owners: _abc.Iterable[Global___ClaimOwner] | None = ...,
+        reserved_for: _abc.Iterable[Global___ClaimConsumer] | None = ...,
+        configs: _abc.Iterable[Global___ClaimConfig] | None = ...,
+        other_devices: _abc.Iterable[Global___OtherDevice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "name", b"name", "namespace", b"namespace", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotations", b"annotations", "configs", b"configs", "labels", b"labels", "other_devices", b"other_devices", "owners", b"owners", "reserved_for", b"reserved_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Claim: _TypeAlias = Claim  # noqa: Y015
+Global___ClaimData: _TypeAlias = ClaimData  # noqa: Y015
+
+@_typing.final
+class ClaimOwner(_message.Message):
+    """An owner of a claim. The owner of a claim that a template created is its pod."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    API_VERSION_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
+    CONTROLLER_FIELD_NUMBER: _builtins.int
+    api_version: _builtins.str
+    """The API version of the owner."""
+    kind: _builtins.str
+    """The kind of the owner."""
+    name: _builtins.str
+    """The name of the owner."""
+    uid: _builtins.str
+    """The UID of the owner."""
+    controller: _builtins.bool
+    """Whether the owner is the controller of the claim."""
+    def __init__(
+        self,
+        *,
+        api_version: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        name: _builtins.str = ...,
+        uid: _builtins.str = ...,
+        controller: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_version", b"api_version", "controller", b"controller", "kind", b"kind", "name", b"name", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimOwner: _TypeAlias = ClaimOwner  # noqa: Y015
+
+@_typing.final
+class ClaimConsumer(_message.Message):
+    """An object that may use a claim: usually a pod, in the claim's namespace."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    API_GROUP_FIELD_NUMBER: _builtins.int
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    UID_FIELD_NUMBER: _builtins.int
+    api_group: _builtins.str
+    """The API group. Empty for pods."""
+    resource: _builtins.str
+    """The type in the API, such as "pods"."""
+    name: _builtins.str
+    """The name of the consumer."""
+    uid: _builtins.str
+    """The UID of the consumer."""
+    def __init__(
+        self,
+        *,
+        api_group: _builtins.str = ...,
+        resource: _builtins.str = ...,
+        name: _builtins.str = ...,
+        uid: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["api_group", b"api_group", "name", b"name", "resource", b"resource", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimConsumer: _TypeAlias = ClaimConsumer  # noqa: Y015
+
+@_typing.final
+class ClaimConfig(_message.Message):
+    """Opaque parameters for this driver (API: status.allocation.devices.config[])."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_CLASS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    from_class: _builtins.bool
+    """Whether they are from the DeviceClass, which an admin writes, and not from the claim or its
+    template.
+    """
+    parameters: _builtins.str
+    """A JSON object, as its author wrote it."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The requests that they apply to: "main", or "main/small" for a subrequest. If empty, they apply
+        to all.
+        """
+
+    def __init__(
+        self,
+        *,
+        from_class: _builtins.bool = ...,
+        requests: _abc.Iterable[_builtins.str] | None = ...,
+        parameters: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_class", b"from_class", "parameters", b"parameters", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimConfig: _TypeAlias = ClaimConfig  # noqa: Y015
+
+@_typing.final
+class OtherDevice(_message.Message):
+    """A device of another driver in the same claim (API: status.allocation.devices.results[])."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ConsumedCapacityEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DRIVER_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    SHARE_ID_FIELD_NUMBER: _builtins.int
+    ADMIN_ACCESS_FIELD_NUMBER: _builtins.int
+    CONSUMED_CAPACITY_FIELD_NUMBER: _builtins.int
+    driver: _builtins.str
+    """The name of the driver."""
+    pool: _builtins.str
+    """The full name of the pool in the API."""
+    name: _builtins.str
+    """The name of the device."""
+    request: _builtins.str
+    """The full name of the request."""
+    share_id: _builtins.str
+    """The ID of the share, if claims share the capacity of the device."""
+    admin_access: _builtins.bool
+    """Whether the claim only monitors the device."""
+    @_builtins.property
+    def consumed_capacity(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The claim's share of the device's capacity, as quantities."""
+
+    def __init__(
+        self,
+        *,
+        driver: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        name: _builtins.str = ...,
+        request: _builtins.str = ...,
+        share_id: _builtins.str | None = ...,
+        admin_access: _builtins.bool = ...,
+        consumed_capacity: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_share_id", b"_share_id", "share_id", b"share_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_share_id", b"_share_id", "admin_access", b"admin_access", "consumed_capacity", b"consumed_capacity", "driver", b"driver", "name", b"name", "pool", b"pool", "request", b"request", "share_id", b"share_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__share_id: _TypeAlias = _typing.Literal["share_id"]  # noqa: Y015
+    _WhichOneofArgType__share_id: _TypeAlias = _typing.Literal["_share_id", b"_share_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__share_id) -> _WhichOneofReturnType__share_id | None: ...
+
+Global___OtherDevice: _TypeAlias = OtherDevice  # noqa: Y015
 
 @_typing.final
 class AllocatedDevice(_message.Message):
@@ -1350,6 +1649,47 @@ class AllocatedDevice(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Attribute: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Attribute | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class CapacityEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
@@ -1359,6 +1699,8 @@ class AllocatedDevice(_message.Message):
     CONFIGS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     CONSUMES_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    CAPACITY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name of the device, as the backend published it."""
     pool: _builtins.str
@@ -1392,6 +1734,16 @@ class AllocatedDevice(_message.Message):
         device was prepared. Empty for admin access.
         """
 
+    @_builtins.property
+    def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Attribute]:
+        """The attributes of the device, as the backend last published them, if GetInfoResponse.claim_data
+        is set. Empty if the backend no longer lists the device.
+        """
+
+    @_builtins.property
+    def capacity(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The whole capacity of the device, as quantities, under the same conditions."""
+
     def __init__(
         self,
         *,
@@ -1404,10 +1756,12 @@ class AllocatedDevice(_message.Message):
         configs: _abc.Iterable[_builtins.str] | None = ...,
         parameters: _builtins.str = ...,
         consumes: _abc.Mapping[_builtins.str, Global___CounterAmounts] | None = ...,
+        attributes: _abc.Mapping[_builtins.str, Global___Attribute] | None = ...,
+        capacity: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_share_id", b"_share_id", "share_id", b"share_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_share_id", b"_share_id", "admin_access", b"admin_access", "configs", b"configs", "consumed_capacity", b"consumed_capacity", "consumes", b"consumes", "name", b"name", "parameters", b"parameters", "pool", b"pool", "request", b"request", "share_id", b"share_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_share_id", b"_share_id", "admin_access", b"admin_access", "attributes", b"attributes", "capacity", b"capacity", "configs", b"configs", "consumed_capacity", b"consumed_capacity", "consumes", b"consumes", "name", b"name", "parameters", b"parameters", "pool", b"pool", "request", b"request", "share_id", b"share_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__share_id: _TypeAlias = _typing.Literal["share_id"]  # noqa: Y015
     _WhichOneofArgType__share_id: _TypeAlias = _typing.Literal["_share_id", b"_share_id"]  # noqa: Y015

@@ -10,11 +10,16 @@ import pytest
 
 from drakit.device import (
     AllocatedDevice,
+    ClaimConfig,
+    ClaimConsumer,
+    ClaimData,
+    ClaimOwner,
     Condition,
     Device,
     Health,
     Inventory,
     NetworkData,
+    OtherDevice,
     PreparedDevice,
     Version,
 )
@@ -157,6 +162,62 @@ async def test_parameters_are_sent_one_by_one_and_merged(served, backend):
     (asked,) = request.claims[0].devices
     assert list(asked.configs) == ['{"mode":"a","size":1}', '{"mode":"\\ud800"}']
     assert asked.parameters == '{"mode":"\\ud800","size":1}'
+
+
+async def test_a_backend_that_asks_for_it_gets_the_rest_of_a_claim(found, backend, listener):
+    async def info(request):
+        return pb.GetInfoResponse(driver_name=DRIVER, claim_data=True)
+
+    backend.info = info
+    attributes = {
+        "model": pb.Attribute(string="A1"),
+        "cores": pb.Attribute(int=3),
+        "ecc": pb.Attribute(bool=True),
+        "driver": pb.Attribute(version="1.2.3"),
+        "modes": pb.Attribute(strings=pb.StringList(values=["a", "b"])),
+        "lanes": pb.Attribute(ints=pb.IntList(values=[4, 8])),
+        "ports": pb.Attribute(bools=pb.BoolList(values=[True, False])),
+        "apis": pb.Attribute(versions=pb.StringList(values=["1.0.0"])),
+    }
+    capacity = {
+        "memory": pb.Capacity(value="8Gi"),
+        "slots": pb.Capacity(value="4", default="1", valid_values=["1", "2"]),
+    }
+    first = device("gpu-0", attributes=attributes, capacity=capacity)
+    backend.listed = pb.WatchDevicesResponse(devices=[first, device("gpu-1", pool="gpus")])
+    data = ClaimData(
+        labels={"team": "vision"},
+        annotations={"note": "\u00e9"},
+        owners=(ClaimOwner(api_version="v1", kind="Pod", name="p", uid="u", controller=True),),
+        reserved_for=(ClaimConsumer(resource="pods", name="p", uid="u"),),
+        configs=(ClaimConfig(source="FromClass", requests=("main",), parameters={"mode": "a"}),),
+        other_devices=(OtherDevice(driver="nic", pool="f", name="nic-0", request="r"),),
+    )
+    gone = AllocatedDevice(name="gpu-7", pool=NODE, request="main")
+    async with found.watched(), running(new_endpoint(found, listener)) as endpoint:
+        await listener.names()
+        assert endpoint.traits.claim_data
+        await call(endpoint.prepare, CLAIM, [replace(GPU, claim_data=data), gone])
+    (asked,) = backend.called("prepare")[0].claims
+    assert dict(asked.devices[0].attributes) == attributes
+    assert dict(asked.devices[0].capacity) == {"memory": "8Gi", "slots": "4"}
+    assert not asked.devices[1].attributes, "it is not listed any more"
+    assert asked.data == pb.ClaimData(
+        labels={"team": "vision"},
+        annotations={"note": "\u00e9"},
+        owners=[pb.ClaimOwner(api_version="v1", kind="Pod", name="p", uid="u", controller=True)],
+        reserved_for=[pb.ClaimConsumer(resource="pods", name="p", uid="u")],
+        configs=[pb.ClaimConfig(from_class=True, requests=["main"], parameters='{"mode":"a"}')],
+        other_devices=[pb.OtherDevice(driver="nic", pool="f", name="nic-0", request="r")],
+    )
+
+
+async def test_a_backend_that_does_not_ask_gets_the_claim_as_before(served, backend):
+    data = ClaimData(labels={"team": "vision"})
+    await call(served.prepare, CLAIM, [replace(GPU, claim_data=data)])
+    assert not served.traits.claim_data
+    (asked,) = backend.called("prepare")[0].claims
+    assert not asked.HasField("data")
 
 
 async def test_one_claim_that_fails_does_not_fail_the_others(served, backend):
