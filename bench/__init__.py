@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parent.parent
-FOLDERS = ("cli", "daemon", "explain", "formats", "nodeplugin", "operator", "proto")
+FOLDERS = ("cli", "daemon", "driver", "explain", "formats", "nodeplugin", "operator", "proto")
 """The folders of our packages, besides that of the SDK."""
 
 SOURCES = [str(REPOSITORY / name) for name in ("", *FOLDERS)]

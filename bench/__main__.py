@@ -17,16 +17,16 @@ from bench.apiserver import ApiServer, connected
 from bench.claims import FULL, QUICK, Bench, Plan
 from bench.cost import footprint, measure_cost
 from bench.hops import measure_hops
+from bench.kinds import measure_kinds
 from bench.machine import describe
 from bench.operator import measure_operator
-from bench.overhead import measure_overhead
 from bench.rows import Row
 from bench.slices import measure_slices
 from e2e.cluster.api import Cluster, Options
 from e2e.cluster.choice import cluster as find_cluster
 
 CLAIMS = ("cost", "times", "pods")
-PARTS = ("hops", "footprint", "slices", "overhead", "operator", *CLAIMS)
+PARTS = ("hops", "footprint", "slices", "kinds", "operator", *CLAIMS)
 
 
 def main() -> None:
@@ -69,8 +69,8 @@ def _measure(
         yield footprint(kubeconfig, idle_seconds=plan.idle_seconds)
     if "slices" in parts:
         yield from measure_slices(api, kubeconfig, changes=plan.changes)
-    if "overhead" in parts:
-        yield measure_overhead(api, kubeconfig, repetitions=plan.repetitions[1])
+    if "kinds" in parts:
+        yield from measure_kinds(api, kubeconfig, repetitions=plan.repetitions[1])
     if "operator" in parts:
         yield from measure_operator(api, cluster)
     if set(parts).isdisjoint(CLAIMS):

@@ -18,6 +18,9 @@ from drakit.settings import Duration
 
 DRIVER = "bench.drakit.dev"
 
+SEPARATE = "container.bench.drakit.dev"
+SEPARATE_DEVICES = 8
+
 EFFECTS = {"driver": "bench.drivers:Effects"}
 """The drivers entry of the measured driver."""
 
@@ -60,6 +63,16 @@ class Effects(Driver[BenchConfig]):
     async def _work(self) -> None:
         if seconds := self.config.device_time.total_seconds():
             await asyncio.sleep(seconds)
+
+
+class Separate(Effects):
+    """The same driver, for a process of its own."""
+
+    name = SEPARATE
+
+    async def devices(self) -> AsyncIterator[Collection[Device]]:
+        yield [Device(name=f"device-{number}") for number in range(SEPARATE_DEVICES)]
+        await asyncio.Event().wait()
 
 
 class Changing(Effects):
