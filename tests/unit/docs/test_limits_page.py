@@ -13,6 +13,7 @@ from drakit_formats.resource import limits
 from drakit_nodeplugin import allowed, config
 from drakit_nodeplugin.claims import allocation
 from drakit_nodeplugin.endpoints import contract, host_paths, wire
+from drakit_nodeplugin.endpoints import policies as policy_feed
 from drakit_nodeplugin.endpoints.backend import claimcalls, convert, directory
 from drakit_nodeplugin.endpoints.deviceplugin import messages, plugin_registration
 from drakit_nodeplugin.endpoints.python import thread
@@ -65,7 +66,7 @@ EXPECTED = [
     # Host device policies
     f"{policies.MAX_POLICIES}",
     f"{longest_of(policy.PolicyName)} characters",
-    kibibytes(policies.MAX_SPEC_BYTES),
+    kibibytes(policy_feed.MAX_SPEC_BYTES),
     f"{policy_devices._MAX_DEVICES:,}",
     f"{longest(policy.Sharing, 'users'):,}",
     f"{longest(SPEC, 'match')}",
