@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from drakit.layout import backends_directory
-from drakit_driver.__main__ import _parser
+from drakit_driver.__main__ import parser
 from drakit_explain.cel.library import Library
 from tests.unit.docs.listings import ROOT, merged
 
@@ -63,7 +63,7 @@ def test_the_container_serves_the_driver_in_the_directory_of_its_entry(example):
     dockerfile = (example / "Dockerfile").read_text()
     program, *flags = json.loads(re.findall(r"^ENTRYPOINT (.*)", dockerfile, re.M)[0])
     assert program == "/opt/drakit/bin/drakit-driver"
-    arguments = _parser().parse_args([*flags, *container.get("args", [])])
+    arguments = parser().parse_args([*flags, *container.get("args", [])])
     assert arguments.driver == EXAMPLES[example.name][1]
     paths = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in pod["volumes"]}
     mounts = {each["mountPath"]: paths[each["name"]] for each in container["volumeMounts"]}
