@@ -7,6 +7,7 @@ the pods are those of `examples/simulated` where they fit, as they are what user
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from drakit.quantity import same_quantity
 from e2e.cluster.api import Capability, Cluster
 from e2e.fixtures import build_of, namespace_of
-from e2e.kit import claim, from_claim, from_template, holds_for, template, wait_for
+from e2e.kit import claim, container, from_claim, from_template, holds_for, template, wait_for
 from e2e.release import uninstall
 from e2e.scripted.stage import opaque
 from e2e.simulated import (
@@ -28,6 +29,7 @@ from e2e.simulated import (
     NIC,
     PARTITION,
     SIMULATED,
+    STAY,
     Lab,
     amount,
     example,
@@ -325,3 +327,76 @@ def test_list_attributes_that_the_api_server_does_not_know_are_reported_and_left
         seconds=4,
     )
     assert "vlans" not in lab.devices(LISTS)["nic-0"]["attributes"]
+
+
+# ------------------------------------------------------------ metadata files
+
+METADATA = "/var/run/kubernetes.io/dra-device-attributes"
+
+
+def test_containers_read_the_attributes_of_their_devices_with_kubernetes_own_package(lab):
+    lab.apply(
+        template("cards", ("first", GPU), ("second", GPU)),
+        claim("link", amount("port", NIC, bandwidth="1G")),
+        user(
+            "reader",
+            ("mine", from_template("cards")),
+            ("ours", from_claim("link")),
+            containers=[
+                container("all", "mine", "ours", command=["sh", "-c", STAY]),
+                container("one", ("mine", "second"), command=["sh", "-c", STAY]),
+            ],
+        ),
+    )
+    lab.wait_phase("reader", "Running")
+    published = lab.devices()
+
+    def read(container: str, *arguments: str) -> dict[str, Any]:
+        command = ["exec", "reader", f"--container={container}", "--", "read-metadata", *arguments]
+        return json.loads(lab.kubectl(*command))
+
+    results = {each["request"]: each for each in lab.results("reader", "mine")}
+    for request, driver in (("first", []), ("second", [DRIVER])):
+        found = read("all", "template", "mine", request, *driver)
+        assert found["PodClaimName"] == "mine"
+        ((name, device),) = [
+            (each["Name"], device) for each in found["Requests"] for device in each["Devices"]
+        ]
+        assert (name, device["Driver"], device["Name"]) == (
+            request,
+            DRIVER,
+            results[request]["device"],
+        )
+        expected = published[device["Name"]]["attributes"]
+        assert {k: v for k, v in device["Attributes"].items() if v} == expected
+    assert read("one", "template", "mine", "second") == read("all", "template", "mine", "second")
+    own = read("all", "claim", "link", "port", DRIVER)
+    assert (own["name"], own["namespace"], own["generation"]) == ("link", lab.name, 1)
+    assert own["uid"] == lab.claim_of("reader", "ours")["metadata"]["uid"]
+
+    def files(container: str) -> list[str]:
+        shell = ["exec", "reader", f"--container={container}", "--", "sh", "-c"]
+        return lab.kubectl(*shell, f"cd {METADATA}; find . -type f -perm 644 | sort").split()
+
+    end = f"{DRIVER}-metadata.json"
+    assert files("all") == [
+        f"./resourceclaims/link/port/{end}",
+        f"./resourceclaimtemplates/mine/first/{end}",
+        f"./resourceclaimtemplates/mine/second/{end}",
+    ]
+    assert files("one") == [f"./resourceclaimtemplates/mine/second/{end}"]
+    path = f"{METADATA}/resourceclaims/link/port/{end}"
+    refused = lab.kubectl(
+        *("exec", "reader", "--container=all", "--", "sh", "-c", f"echo > {path} || echo refused")
+    )
+    assert "refused" in refused
+
+    folder = lab.cluster.node_path(
+        lab.node, f"/var/lib/kubelet/plugins/drakit.dev/drivers/{DRIVER}/metadata"
+    )
+    kept = sorted(path.name for path in folder.iterdir())
+    assert len(kept) == 3
+    (folder / kept[0]).unlink()
+    wait_for("the file to be restored", (folder / kept[0]).exists, seconds=5)
+    lab.delete("pod", "reader")
+    wait_for("the files to be removed", lambda: not any(folder.iterdir()), seconds=15)

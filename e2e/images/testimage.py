@@ -1,5 +1,6 @@
 """
-The image of the test pods: busybox, and small static programs that use a device.
+The image of the test pods: busybox, small static programs that use a device, and a program that
+reads metadata files with Kubernetes' own package.
 
 It has a second name, that of the public image in the documentation's pods, which no test can pull.
 It must not know the tests.
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from e2e.archive import write_image
 from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
+from e2e.images.go import metadata_reader
 
 NAME = "localhost/drakit-test:dev"
 PUBLIC_NAME = "docker.io/library/busybox:1.37"
@@ -25,11 +27,12 @@ TOOLS = ("kvm-version", "blockio")
 def test_image() -> Path:
     """Return the archive of the test image; built if it is not in the cache."""
     busybox = static_busybox()
+    reader = metadata_reader()
     sources = [*sorted(SOURCES.glob("*.go")), SOURCES / "go.mod"]
-    key = digest(
-        NAME, PUBLIC_NAME, busybox, *sources, Path(__file__), REPOSITORY / "e2e" / "archive.py"
-    )
-    return kept("images", f"test-{key}", lambda folder: _make(folder, busybox), keep=6) / "test.tar"
+    parts = (*sources, Path(__file__), REPOSITORY / "e2e" / "archive.py")
+    key = digest(NAME, PUBLIC_NAME, busybox, reader, *parts)
+    folder = kept("images", f"test-{key}", lambda folder: _make(folder, busybox, reader), keep=6)
+    return folder / "test.tar"
 
 
 def static_busybox() -> Path:
@@ -45,7 +48,7 @@ def static_busybox() -> Path:
     return path
 
 
-def _make(folder: Path, busybox: Path) -> None:
+def _make(folder: Path, busybox: Path, reader: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         helper = Path(scratch, "helper")
         run(
@@ -64,7 +67,11 @@ def _make(folder: Path, busybox: Path) -> None:
             folder / "test.tar",
             name=NAME,
             aliases=[PUBLIC_NAME],
-            files={"bin/busybox": (busybox, 0o755), "bin/device-tools": (helper, 0o755)},
+            files={
+                "bin/busybox": (busybox, 0o755),
+                "bin/device-tools": (helper, 0o755),
+                "bin/read-metadata": (reader, 0o755),
+            },
             links=links,
             env={"PATH": "/bin"},
         )

@@ -1,8 +1,8 @@
 """
 The driver: publishes the profiles' devices as the control file changes them, and prepares claims.
 
-A container gets only environment variables. ``SIMULATED_<REQUEST>`` has the name of a device of the
-request, which is enough for an application that requests one device.
+A container gets only environment variables and metadata files. ``SIMULATED_<REQUEST>`` has the name
+of a device of the request, which is enough for an application that requests one device.
 ``SIMULATED_<REQUEST>__<DEVICE>`` describes each device as JSON. A share's variable ends in the ID
 of the share, and that of a device with admin access in ``ADMIN``: a container may have the device
 itself as well.
@@ -49,6 +49,7 @@ class Simulated(Driver[SimulatedConfig, SimulatedParameters]):
 
     name: ClassVar[str] = DRIVER_NAME
     side_effects: ClassVar[bool] = False
+    metadata_files: ClassVar[bool] = True
     reports_health: ClassVar[bool] = True
 
     def __init__(self, config: SimulatedConfig, node: Node) -> None:
