@@ -329,6 +329,7 @@ class DriverService(pb_grpc.BackendServicer):
             driver_name=self._driver.name,
             version=self._version,
             claim_data=self._driver.traits.claim_data,
+            metadata_files=self._driver.traits.metadata_files,
         )
         if (policies := self._driver.traits.policies) is not None:
             resource = policies.resource

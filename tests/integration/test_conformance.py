@@ -119,7 +119,7 @@ GOOD += [("tidy:Bare", rule) for rule in ("prepare", "device-reuse", "claim-real
 GOOD.append(("preparing:Nodes", "prepare"))
 GOOD.append(("sharing:Panels", "partitions"))
 GOOD.append(("sharing:OneController", "device-numbers"))
-GOOD.append(("backend:remembers", "process-killed"))
+GOOD += [("backend:remembers", rule) for rule in ("process-killed", "metadata")]
 
 
 async def held_to(driver: str, rule: str) -> RuleResult:
@@ -130,7 +130,8 @@ async def held_to(driver: str, rule: str) -> RuleResult:
 def target_of(driver: str) -> Target:
     module, _, kind = driver.partition(":")
     if module == "backend":
-        program = f"PYTHONPATH={ROOT} exec {sys.executable} -m tests.fakes.broken.backend"
+        path = f"PYTHONPATH={ROOT}${{PYTHONPATH:+:$PYTHONPATH}}"
+        program = f"{path} exec {sys.executable} -m tests.fakes.broken.backend"
         notes = "{root}/notes" if kind == "remembers" else ""
         return BackendTarget(
             line=f"{program} {{directory}}/gpu.sock {notes}",

@@ -279,7 +279,13 @@ type GetInfoResponse struct {
 	Policies *PolicyResource `protobuf:"bytes,3,opt,name=policies,proto3,oneof" json:"policies,omitempty"`
 	// Whether the backend needs more of a claim than its devices. The node plugin then sets
 	// Claim.data, and the attributes and capacity of each AllocatedDevice.
-	ClaimData     bool `protobuf:"varint,6,opt,name=claim_data,json=claimData,proto3" json:"claim_data,omitempty"`
+	ClaimData bool `protobuf:"varint,6,opt,name=claim_data,json=claimData,proto3" json:"claim_data,omitempty"`
+	// Whether containers can read the attributes of their devices in metadata files (KEP-5304). The
+	// node plugin then writes a file for each request of a claim: the published attributes of its
+	// devices, and PreparedDevice.attributes and PreparedDevice.network_data. Containers find it in
+	// /var/run/kubernetes.io/dra-device-attributes. A device can have 32 attributes there, and a claim
+	// 128 KiB.
+	MetadataFiles bool `protobuf:"varint,9,opt,name=metadata_files,json=metadataFiles,proto3" json:"metadata_files,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -338,6 +344,13 @@ func (x *GetInfoResponse) GetPolicies() *PolicyResource {
 func (x *GetInfoResponse) GetClaimData() bool {
 	if x != nil {
 		return x.ClaimData
+	}
+	return false
+}
+
+func (x *GetInfoResponse) GetMetadataFiles() bool {
+	if x != nil {
+		return x.MetadataFiles
 	}
 	return false
 }
@@ -4522,14 +4535,15 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\x06labels\x18\x01 \x03(\v2).drakit.backend.v1.NodeLabels.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbc\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe3\x01\n" +
 	"\x0fGetInfoResponse\x12\x1f\n" +
 	"\vdriver_name\x18\x01 \x01(\tR\n" +
 	"driverName\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12B\n" +
 	"\bpolicies\x18\x03 \x01(\v2!.drakit.backend.v1.PolicyResourceH\x00R\bpolicies\x88\x01\x01\x12\x1d\n" +
 	"\n" +
-	"claim_data\x18\x06 \x01(\bR\tclaimDataB\v\n" +
+	"claim_data\x18\x06 \x01(\bR\tclaimData\x12%\n" +
+	"\x0emetadata_files\x18\t \x01(\bR\rmetadataFilesB\v\n" +
 	"\t_policies\"X\n" +
 	"\x0ePolicyResource\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x18\n" +

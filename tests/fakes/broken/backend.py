@@ -34,7 +34,9 @@ class Memory:
             if self._folder is not None:
                 (self._folder / claim.uid).touch()
             edits = [pb.Edits(env={"GPU": device.name}) for device in claim.devices]
-            answer.claims.add(uid=claim.uid, edits=edits)
+            attributes = {"lanes": pb.Attribute(int=4)}
+            devices = [pb.PreparedDevice(attributes=attributes) for _ in claim.devices]
+            answer.claims.add(uid=claim.uid, edits=edits, devices=devices)
         return answer
 
     async def unprepare(self, request: Any) -> Any:
@@ -53,6 +55,11 @@ async def main(socket: str, notes: str | None = None) -> None:
     backend = FakeBackend(Path(socket))
     backend.listed = pb.WatchDevicesResponse(devices=[device("gpu-0"), device("gpu-1")])
     backend.prepare, backend.unprepare = memory.prepare, memory.unprepare
+
+    async def info(_: Any) -> Any:
+        return pb.GetInfoResponse(driver_name=backend.driver, metadata_files=True)
+
+    backend.info = info
     async with backend:
         await asyncio.Event().wait()
 

@@ -353,13 +353,14 @@ def test_the_rest_of_a_claim_is_the_same_on_the_other_side():
     assert [device.claim_data for device in without.devices] == [None, None]
 
 
-async def test_a_driver_that_needs_the_rest_of_a_claim_asks_for_it(
-    behaviour, sockets, endpoint, listener, monkeypatch
+@pytest.mark.parametrize("trait", ["claim_data", "metadata_files"])
+async def test_a_driver_that_needs_more_asks_for_it(
+    behaviour, sockets, endpoint, listener, monkeypatch, trait
 ):
-    monkeypatch.setattr(Lamps, "claim_data", True)
+    monkeypatch.setattr(Lamps, trait, True)
     async with serving(*loaded(Lamps), sockets / "driver.sock"):
         await names(listener)
-        assert endpoint.traits.claim_data
+        assert getattr(endpoint.traits, trait)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,8 @@ class BackendConnection(BackendClaims):
         latest = LatestValue[bytes]()
         super().__init__(driver, client, rights=rights, latest=latest, policies=policies)
         self._loop = asyncio.get_running_loop()
+        self.has_metadata_files = False
+        """Whether containers get metadata files; known after the start."""
         self._has_listed = False
         """Whether it has sent its first message of devices."""
         self._reader = InventoryReader()
@@ -114,6 +116,7 @@ class BackendConnection(BackendClaims):
         except CallFailedError as error:
             raise ConnectionEndedError(f"its backend {error}") from None
         self.needs_claim_data = info.claim_data
+        self.has_metadata_files = info.metadata_files
         if info.driver_name != self._driver:
             raise ConnectionEndedError(
                 "the backend on its socket now reports a different driver name"
@@ -516,7 +519,11 @@ class BackendEndpoint(Endpoint):
         except BaseException:
             await connection.close()
             raise
-        self.traits = replace(self.traits, claim_data=connection.needs_claim_data)
+        self.traits = replace(
+            self.traits,
+            claim_data=connection.needs_claim_data,
+            metadata_files=connection.has_metadata_files,
+        )
         return connection
 
     async def _await_socket(self, seconds: float) -> None:

@@ -182,6 +182,7 @@ class GetInfoResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     POLICIES_FIELD_NUMBER: _builtins.int
     CLAIM_DATA_FIELD_NUMBER: _builtins.int
+    METADATA_FILES_FIELD_NUMBER: _builtins.int
     driver_name: _builtins.str
     """The name of the driver: a DNS subdomain of at most 63 characters that begins with a letter,
     such as "gpu.example.com". The name is part of every ResourceSlice, allocation and DeviceClass,
@@ -194,6 +195,13 @@ class GetInfoResponse(_message.Message):
     claim_data: _builtins.bool
     """Whether the backend needs more of a claim than its devices. The node plugin then sets
     Claim.data, and the attributes and capacity of each AllocatedDevice.
+    """
+    metadata_files: _builtins.bool
+    """Whether containers can read the attributes of their devices in metadata files (KEP-5304). The
+    node plugin then writes a file for each request of a claim: the published attributes of its
+    devices, and PreparedDevice.attributes and PreparedDevice.network_data. Containers find it in
+    /var/run/kubernetes.io/dra-device-attributes. A device can have 32 attributes there, and a claim
+    128 KiB.
     """
     @_builtins.property
     def policies(self) -> Global___PolicyResource:
@@ -208,10 +216,11 @@ class GetInfoResponse(_message.Message):
         version: _builtins.str = ...,
         policies: Global___PolicyResource | None = ...,
         claim_data: _builtins.bool = ...,
+        metadata_files: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_policies", b"_policies", "policies", b"policies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policies", b"_policies", "claim_data", b"claim_data", "driver_name", b"driver_name", "policies", b"policies", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policies", b"_policies", "claim_data", b"claim_data", "driver_name", b"driver_name", "metadata_files", b"metadata_files", "policies", b"policies", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__policies: _TypeAlias = _typing.Literal["policies"]  # noqa: Y015
     _WhichOneofArgType__policies: _TypeAlias = _typing.Literal["_policies", b"_policies"]  # noqa: Y015

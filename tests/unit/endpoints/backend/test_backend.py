@@ -166,7 +166,7 @@ async def test_parameters_are_sent_one_by_one_and_merged(served, backend):
 
 async def test_a_backend_that_asks_for_it_gets_the_rest_of_a_claim(found, backend, listener):
     async def info(request):
-        return pb.GetInfoResponse(driver_name=DRIVER, claim_data=True)
+        return pb.GetInfoResponse(driver_name=DRIVER, claim_data=True, metadata_files=True)
 
     backend.info = info
     attributes = {
@@ -197,6 +197,7 @@ async def test_a_backend_that_asks_for_it_gets_the_rest_of_a_claim(found, backen
     async with found.watched(), running(new_endpoint(found, listener)) as endpoint:
         await listener.names()
         assert endpoint.traits.claim_data
+        assert endpoint.traits.metadata_files
         await call(endpoint.prepare, CLAIM, [replace(GPU, claim_data=data), gone])
     (asked,) = backend.called("prepare")[0].claims
     assert dict(asked.devices[0].attributes) == attributes
@@ -216,6 +217,7 @@ async def test_a_backend_that_does_not_ask_gets_the_claim_as_before(served, back
     data = ClaimData(labels={"team": "vision"})
     await call(served.prepare, CLAIM, [replace(GPU, claim_data=data)])
     assert not served.traits.claim_data
+    assert not served.traits.metadata_files
     (asked,) = backend.called("prepare")[0].claims
     assert not asked.HasField("data")
 
