@@ -143,34 +143,35 @@ def parser() -> argparse.ArgumentParser:
         metavar="MODE",
         help="permissions of the socket in octal; 666 if the user is not root (default: 600)",
     )
-    plugin = made.add_argument_group("with --device-plugin")
-    plugin.add_argument(
+    made.add_argument(
         "--resource",
         action="append",
         default=[],
         metavar="NAME[:ATTRIBUTE=VALUE]",
-        help="resource that pods request, such as lamps.example.com/lamp; with an attribute, only "
-        "the devices that have the value (repeatable; the first that matches a device counts)",
+        help="with --device-plugin: resource that pods request, such as lamps.example.com/lamp; "
+        "with an attribute, only the devices that have the value (repeatable; the first that "
+        "matches a device counts)",
     )
-    plugin.add_argument(
+    made.add_argument(
         "--shares",
         type=_positive,
         metavar="N",
-        help="maximum number of shares of a device that claims can share",
+        help="with --device-plugin: maximum number of shares of a device",
     )
-    plugin.add_argument(
+    made.add_argument(
         "--unprepare-late",
         action="store_true",
-        help="undo what a pod's devices need only before the next pod gets them, because the "
-        "kubelet does not report the end of a pod; without it, a driver with side effects is "
-        "refused",
+        help="with --device-plugin: undo what was prepared for a pod only before the next pod gets "
+        "the device, because the kubelet does not report the end of a pod; without this option, a "
+        "driver with side effects is refused",
     )
-    plugin.add_argument(
+    made.add_argument(
         "--device-plugins-directory",
         type=Path,
         default=Path("/var/lib/kubelet/device-plugins"),
         metavar="DIR",
-        help="the kubelet's directory for device plugins (default: %(default)s)",
+        help="with --device-plugin: the kubelet's directory (default: "
+        "/var/lib/kubelet/device-plugins)",
     )
     made.add_argument(
         "--config", type=Path, metavar="FILE", help="configuration of the driver (YAML)"

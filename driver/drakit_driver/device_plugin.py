@@ -25,8 +25,9 @@ Shares
 Health
     A device is unhealthy if the driver reports so, or taints it with ``NoSchedule`` or
     ``NoExecute``: pods cannot tolerate taints of a resource. An unknown health changes nothing.
-    The kubelet does not evict pods. If the driver ends, all devices are unhealthy until it has
-    listed them again. It is restarted with a backoff from 1 s to 1 min.
+    The kubelet does not evict pods, not even if `Device.evict_if_gone` is set. If the driver ends,
+    all devices are unhealthy until it has listed them again. It is restarted with a backoff from
+    1 s to 1 min.
 
 Topology
     `Topology.numa_node` is the NUMA node for the kubelet's Topology Manager. Other attributes have
@@ -60,8 +61,10 @@ Unprepare
     allocate devices again after a reboot. The container keeps the edits of the first call.
 
 Refused
-    Policies, devices that consume counters (partitions: the kubelet would allocate overlapping
-    devices; `Inventory.fallback` is listed instead), and parameters without a default.
+    Policies, `Driver.claim_data`, and parameters without a default. Of the devices: partitions,
+    because the kubelet does not count what they consume and would allocate devices that overlap,
+    and devices with other fields on which the scheduler must decide, such as binding conditions.
+    `Inventory.fallback` is listed in place of all devices if one of them is such a device.
 
 It must not know the API server, the claims engine, or how a driver is loaded.
 """
@@ -232,6 +235,10 @@ def check_supported(driver: str, traits: DriverTraits, options: DevicePluginOpti
         raise SettingsError(
             f"{name} it prepares devices that no node owns, and the kubelet knows only those of "
             f"its node; use DRA"
+        )
+    if traits.claim_data:
+        raise SettingsError(
+            f"{name} it needs the data of claims (claim_data), and there are no claims; use DRA"
         )
     if traits.side_effects and not options.unprepare_late:
         raise SettingsError(

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 
 from drakit_cli.kubectl.arguments import parser as kubectl
 from drakit_cli.main import _parser as drakit
+from drakit_driver import device_plugin
+from drakit_driver.__main__ import parser as driver
 from drakit_nodeplugin.__main__ import _parser as nodeplugin
 from drakit_operator.__main__ import _parser as operator
 from tools.reference import markdown
@@ -22,13 +24,36 @@ def page() -> str:
     """Return the page."""
     return markdown.document(
         "Commands",
-        description="The commands and options of kubectl drakit, drakit, drakit-nodeplugin and drakit-operator.",
+        description="The commands and options of kubectl drakit, drakit, drakit-driver, and of the two daemons.",
         source="the argument parsers of the programs",
         body=[
-            "The plugin `kubectl drakit`, the command `drakit`, and the two daemons that the chart runs. Every command has the\n"
-            "option `--help`.",
-            *_programs([make() for make in (kubectl, drakit, nodeplugin, operator)]),
+            "The plugin `kubectl drakit`, the command `drakit`, the program that runs a Python driver in a container of its own, and the\n"
+            "two daemons that the chart runs. Every command has the option `--help`.",
+            *_programs([make() for make in (kubectl, drakit, driver)]),
+            *_device_plugin(),
+            *_programs([make() for make in (nodeplugin, operator)]),
         ],
+    )
+
+
+def _device_plugin() -> Iterator[str]:
+    """Describe a driver as a device plugin, from the docstring of its module."""
+    yield "### A driver as a device plugin"
+    parts: dict[str, list[str]] = {}
+    introduction: list[str] = []
+    part: list[str] | None = None
+    for line in (device_plugin.__doc__ or "").strip().splitlines()[2:]:
+        if line.startswith("    ") and part is None and introduction:
+            part = parts[introduction.pop()] = []
+        if line.startswith("    ") and part is not None:
+            part.append(line.strip())
+        elif line:
+            introduction.append(line)
+            part = None
+    yield markdown.docstring("\n".join(introduction[:-1]))
+    yield markdown.table(
+        ("Part", "As a device plugin"),
+        [(name, markdown.prose(" ".join(lines))) for name, lines in parts.items()],
     )
 
 

@@ -25,6 +25,9 @@ from drakit_nodeplugin.endpoints.python.loading import LoadedDriver
 from tests.fakes.devicemanager import FakeDeviceManager
 from tests.fakes.node import StaticNode
 from tests.unit.endpoints.camera import until
+from tests.unit.endpoints.deviceplugin.conftest import THING, directory, short_delays, world
+
+__all__ = ("directory", "short_delays", "world")
 
 LAMP, TORCH = "lamps.example.com/lamp", "lamps.example.com/torch"
 
@@ -236,6 +239,16 @@ async def test_a_driver_that_ends_makes_its_devices_unhealthy_until_it_lists_the
         await until(lambda: kubelet.health(LAMP) == {"desk": "Healthy", "pocket": "Healthy"})
         assert lamps.runs >= 2
         assert len(kubelet.registrations) == 1, "the stream goes on"
+
+
+async def test_the_node_plugin_hosts_it_like_any_other_device_plugin(lamps, world, directory):
+    async with served(lamps, directory, THING):
+        await world.until_listed("desk", "pocket")
+        assert world.reports[THING][-1].devices[0].topology == Topology(numa_node=1)
+        (desk,) = await world.prepare("desk")
+        assert desk.env == {"LAMP_thing_desk": "on"}
+        change(lamps, [Device(name="desk", health=Health.unhealthy("it flickers"))])
+        await until(lambda: world.health() == {"desk": "unhealthy"})
 
 
 # ------------------------------------------------------------ registration

@@ -342,6 +342,9 @@ class _Policies:
             id="required-parameters",
         ),
         pytest.param(
+            DriverTraits(side_effects=False, claim_data=True), "there are no claims", id="claims"
+        ),
+        pytest.param(
             DriverTraits(side_effects=False, network_devices=True), "no node owns", id="network"
         ),
         pytest.param(
