@@ -111,7 +111,6 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
         # NVML is shut down. So one thread makes all of them, one after the other.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
         self._stopping = False
-        self._events: Any = None
         self._read: dict[int, Inventory] = {}
         self._lost: Collection[str] = ()
         self._xids: dict[tuple[str, int], int] = {}
@@ -138,14 +137,16 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
     # ------------------------------------------------------------ in the thread of NVML
 
     def _start(self) -> None:
-        self._stopping = False
+        self._stopping, self._events = False, None
         nvml.nvmlInit()
         self._read.clear()  # another start of NVML can number the GPUs differently
         self._watch()
 
     def _stop(self) -> None:
+        with suppress(nvml.NVMLError):  # a lost GPU must not prevent the shutdown
+            if self._events:
+                nvml.nvmlEventSetFree(self._events)
         with suppress(nvml.NVMLError):  # it may never have started
-            nvml.nvmlEventSetFree(self._events)
             nvml.nvmlShutdown()
 
     def _watch(self) -> None:
@@ -378,10 +379,10 @@ def _attributes(gpu: Any) -> Mapping[str, str | Version]:
 
 
 def _supported(function: Callable[[Any], Sequence[int]], gpu: Any) -> Sequence[int]:
-    """Return the numbers that NVML has of a GPU; zeros if the GPU is of a kind without them."""
+    """Return the numbers that NVML has of a GPU; zeros if the GPU or its driver is too old."""
     try:
         return function(gpu)
-    except nvml.NVMLError_NotSupported:
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
         return (0, 0, 0, 0)
 
 

@@ -60,6 +60,10 @@ class NVMLError_LibraryNotFound(NVMLError):
     text = "NVML Shared Library Not Found"
 
 
+class NVMLError_FunctionNotFound(NVMLError):
+    text = "Function Not Found"
+
+
 class NVMLError_GpuIsLost(NVMLError):
     text = "GPU is lost"
 
@@ -139,6 +143,8 @@ class Machine:
     """The machine that NVML finds."""
 
     gpus: list[Gpu] = field(default_factory=two_gpus)
+    event_error: type[NVMLError] | None = None
+    """Raised by `nvmlEventSetCreate`."""
     driver_version: str = "535.104.05"
     cuda_version: int = 12020
     init_error: type[NVMLError] | None = None
@@ -321,6 +327,8 @@ def nvmlGpuInstanceGetInfo(handle: Mig) -> Struct:
 
 @_started
 def nvmlEventSetCreate() -> EventSet:
+    if MACHINE.event_error:
+        raise MACHINE.event_error
     events = EventSet()
     MACHINE.event_sets.append(events)
     return events

@@ -317,6 +317,17 @@ async def test_without_nvml_the_error_has_the_remedy(make, nvml, error):
     assert named(await first(driver))
 
 
+async def test_what_has_begun_is_stopped_if_events_fail(make, nvml):
+    driver = make()
+    assert named(await first(driver))
+    nvml.MACHINE.event_error = nvml.NVMLError_Uninitialized
+    with pytest.raises(DriverError, match="NVML fails: Uninitialized"):
+        await first(driver)
+    await asyncio.to_thread(driver.close)
+    assert nvml.MACHINE.starts == 0
+    assert not nvml.MACHINE.event_sets
+
+
 async def test_after_an_update_the_devices_have_the_new_version(make, nvml):
     driver = make()
     assert named(await first(driver))[L4].attributes["driverVersion"] == Version("535.104.5")
