@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from drakit.driver import DriverError as DriverError
     from drakit.driver import Node as Node
     from drakit.driver import NoParameters as NoParameters
+    from drakit.driver import ParameterVersion as ParameterVersion
     from drakit.driver import Policy as Policy
     from drakit.driver import PolicyResource as PolicyResource
     from drakit.driver import ReleasePendingError as ReleasePendingError
@@ -98,6 +99,7 @@ _HOMES = {
     "Node": "drakit.driver",
     "NodeAllocatableResource": "drakit.device",
     "OtherDevice": "drakit.device",
+    "ParameterVersion": "drakit.driver",
     "Policy": "drakit.driver",
     "PolicyConflict": "drakit.device",
     "PolicyOutcome": "drakit.device",
@@ -149,6 +151,7 @@ __all__ = (
     "Node",
     "NodeAllocatableResource",
     "OtherDevice",
+    "ParameterVersion",
     "Policy",
     "PolicyConflict",
     "PolicyOutcome",

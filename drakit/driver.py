@@ -14,7 +14,7 @@ import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from types import NoneType
@@ -45,6 +45,7 @@ __all__ = (
     "DriverError",
     "NoParameters",
     "Node",
+    "ParameterVersion",
     "Policy",
     "PolicyResource",
     "ReleasePendingError",
@@ -73,6 +74,49 @@ class DeviceParameters(Settings):
 class NoParameters(DeviceParameters):
     """The parameters type of a driver that accepts no parameters: a claim with parameters fails.
     Without this type, a driver that does not read the parameters ignores them silently."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterVersion:
+    """
+    A version of a driver's opaque parameters: the ``apiVersion`` and ``kind`` that users write.
+
+    A driver lists all versions that it accepts in `Driver.parameter_versions`, for example an
+    earlier version of its own, or the format of another project::
+
+        class GpuConfig(DeviceParameters):
+            interval: str = "Default"
+
+        class GpuConfigAlpha(DeviceParameters):
+            sharing: Sharing = Sharing()
+
+        class Gpus(Driver[DriverConfig, GpuConfig]):
+            parameter_versions = (
+                ParameterVersion("gpu.example.com/v1", "GpuConfig"),
+                ParameterVersion(
+                    "gpu.example.com/v1alpha1",
+                    "GpuConfig",
+                    type=GpuConfigAlpha,
+                    convert=lambda old: GpuConfig(interval=old.sharing.interval),
+                ),
+            )
+    """
+
+    api_version: str = field(kw_only=False)
+    """The ``apiVersion``. The empty string stands for parameters that have neither ``apiVersion``
+    nor ``kind``."""
+
+    kind: str = field(default="", kw_only=False)
+
+    type: type[DeviceParameters] | None = None
+    """The type of the parameters, without ``apiVersion`` and ``kind``. By default, the driver's
+    parameters type."""
+
+    convert: Callable[[Any], DeviceParameters] | None = None
+    """Converts an object of `type` to the driver's parameters type. Required, unless `type` is that
+    type or derives from it. To reject parameters, raise ``ValueError``: users see its text. Leave
+    fields unset that have no counterpart, so that they do not override parameters of the
+    DeviceClass. It runs in the driver's thread, and must not block."""
 
 
 class DevicePolicy(Settings, defer_build=True):
@@ -188,6 +232,14 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
 
     parameters_type: ClassVar[type[DeviceParameters] | None] = None
     """The type of the opaque parameters, if it is not the second type argument."""
+
+    parameter_versions: ClassVar[Sequence[ParameterVersion]] = ()
+    """The versions of the opaque parameters that the driver accepts. If empty, users write the
+    parameters without ``apiVersion`` and ``kind``. Otherwise, a claim with any other version fails,
+    and the error names the known ones. Parameters without ``apiVersion`` and ``kind`` have the
+    driver's parameters type, unless a version with an empty `ParameterVersion.api_version` is
+    listed. Keep a version in the list while claims that use it exist: the node plugin stores the
+    parameters of a prepared claim as users wrote them."""
 
     policy_type: ClassVar[type[DevicePolicy] | None] = None
     """The type of the policies' spec, if it is not the third type argument. Without it, the driver

@@ -24,6 +24,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "DriverConfig",
         "DeviceParameters",
         "NoParameters",
+        "ParameterVersion",
         "DriverError",
         "ReleasePendingError",
         "Node",

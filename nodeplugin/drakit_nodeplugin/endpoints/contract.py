@@ -24,6 +24,7 @@ from drakit.driver import (
     DeviceParameters,
     DevicePolicy,
     Driver,
+    ParameterVersion,
     PolicyResource,
     overrides,
 )
@@ -215,6 +216,9 @@ class DriverTraits:
     """Whether it needs the claim's data besides its identity and devices."""
 
     parameters_type: type[DeviceParameters] | None = None
+    parameter_versions: Sequence[ParameterVersion] = ()
+    """The versions of the parameters; empty if users write none."""
+
     policies: PolicyTraits | None = None
     """Its policies, which configure it while it runs; None if it has none."""
 
@@ -246,6 +250,7 @@ def traits_of(kind: type[Driver[Any, Any]]) -> DriverTraits:
         batches=frozenset(batches),
         claim_data=kind.claim_data,
         parameters_type=kind.parameters_type,
+        parameter_versions=tuple(kind.parameter_versions),
         policies=policies,
     )
 

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
 
 from drakit.device import AllocatedDevice
-from drakit.driver import DeviceParameters, NoParameters
-from drakit_nodeplugin.endpoints.failures import BadParametersError, kind_of, traceback_of
+from drakit.driver import DeviceParameters, NoParameters, ParameterVersion
+from drakit_nodeplugin.endpoints.failures import BadParametersError, kind_of, text_of, traceback_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,20 +48,22 @@ def with_parameters(
     *,
     driver: str,
     index: int,
+    versions: Sequence[ParameterVersion] = (),
     lenient: bool = False,
 ) -> AllocatedDevice:
     """
-    Return a device with its checked parameters.
+    Return a device with its checked parameters, of any of the versions.
 
     Invalid parameters raise :class:`BadParametersError` about the device `index`; if `lenient`,
     they are None instead.
     """
     try:
-        # A copy: defaults and validators may change their input. Only by alias: a field
-        # with two names could be set twice, and neither would take precedence.
-        parameters = kind.model_validate(
-            merged(copy.deepcopy(device.configs)), by_alias=True, by_name=False
-        )
+        # A copy: defaults and validators may change their input.
+        configs = copy.deepcopy(device.configs)
+        if versions:
+            parameters = _converted(configs, kind, versions)
+        else:
+            parameters = _validated(kind, merged(configs))
     except Exception as error:
         if lenient:
             return device
@@ -70,16 +72,120 @@ def with_parameters(
     return replace(device, parameters=parameters)
 
 
+def _validated(kind: type[DeviceParameters], config: Mapping[str, Any]) -> DeviceParameters:
+    try:
+        # Only by alias: a field with two names could be set twice, and neither would take
+        # precedence.
+        return kind.model_validate(config, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise _InvalidError(_problems(error, kind)) from error
+
+
+class _InvalidError(Exception):
+    """Parameters are invalid. The text names fields and reasons, or is the driver's own."""
+
+
+# ------------------------------------------------------------ versions
+
+_VERSION_KEYS = ("apiVersion", "kind")
+
+_CURRENT = ParameterVersion("")
+"""The version of parameters without any, if the driver lists no other one."""
+
+
+class _VersionError(Exception):
+    """Parameters have a version that the driver does not list. The text follows a subject."""
+
+
+def _converted(
+    configs: Sequence[Mapping[str, Any]],
+    kind: type[DeviceParameters],
+    versions: Sequence[ParameterVersion],
+) -> DeviceParameters:
+    """
+    Return the parameters, merged by key.
+
+    Configs of one version are merged as they are, and then converted: alone, they may lack required
+    keys. What comes of different versions is merged after that. A later config of another type, as
+    a different kind has, replaces the earlier ones.
+    """
+    runs: list[tuple[ParameterVersion, dict[str, Any]]] = []
+    for config in configs:
+        version = _version_of(config, versions)
+        body = {key: value for key, value in config.items() if key not in _VERSION_KEYS}
+        if runs and runs[-1][0] is version:
+            runs[-1][1].update(body)
+        else:
+            runs.append((version, body))
+    parameters: DeviceParameters | None = None
+    for version, body in runs:
+        new = _current(_validated(version.type or kind, body), version, kind)
+        if parameters is not None and type(new) is type(parameters):
+            new = _together(parameters, new)
+        parameters = new
+    return _validated(kind, {}) if parameters is None else parameters
+
+
+def _together(first: DeviceParameters, last: DeviceParameters) -> DeviceParameters:
+    """Merge parameters of one type, field by field; validators see the whole."""
+    kind = type(first)
+    given = {key: getattr(each, key) for each in (first, last) for key in each.model_fields_set}
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        raise _InvalidError(_problems(error, kind)) from error
+
+
+def _version_of(
+    config: Mapping[str, Any], versions: Sequence[ParameterVersion]
+) -> ParameterVersion:
+    api_version, kind = (config.get(key, "") for key in _VERSION_KEYS)
+    for version in versions:
+        if (version.api_version, version.kind) == (api_version, kind):
+            return version
+    if not any(key in config for key in _VERSION_KEYS):
+        return _CURRENT
+    given = " ".join(
+        _path([each]) if isinstance(each, str) else "?" for each in (api_version, kind)
+    )
+    known = [f"{each.api_version} {each.kind}" for each in versions if each.api_version]
+    more = f" and {len(known) - MAX_KEYS} more" if len(known) > MAX_KEYS else ""
+    raise _VersionError(
+        f"have apiVersion and kind {given}, which the driver does not know; known: "
+        f"{', '.join(known[:MAX_KEYS]) or 'none'}{more}"
+    )
+
+
+def _current(
+    parameters: DeviceParameters, version: ParameterVersion, kind: type[DeviceParameters]
+) -> DeviceParameters:
+    if version.convert is None:
+        return parameters
+    try:
+        converted: object = version.convert(parameters)
+    except ValidationError as error:
+        raise _InvalidError(_problems(error, kind)) from error
+    except ValueError as error:
+        raise _InvalidError(text_of(error)) from error
+    if not isinstance(converted, kind):
+        raise TypeError(f"its conversion returned {kind_of(converted)}")
+    return converted
+
+
+# ------------------------------------------------------------ sentences
+
+
 def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) -> str:
     if kind is NoParameters:
         return (
             f"driver {driver} accepts no opaque parameters; remove them from the claim, its "
             f"template or its DeviceClass, and recreate the pod"
         )
-    if isinstance(error, ValidationError):
+    if isinstance(error, _InvalidError | _VersionError):
+        are = "are invalid: " if isinstance(error, _InvalidError) else ""
         return (
-            f"the opaque parameters for driver {driver} are invalid: {_problems(error, kind)}; "
-            f"correct them in the claim, its template or its DeviceClass, and recreate the pod"
+            f"the opaque parameters for driver {driver} {are}{error}; correct them in the claim, "
+            f"its template or its DeviceClass, and recreate the pod"
         )
     # The text may contain the user's values, so it goes to the log only.
     facts = {"driver": driver, "call": "parameters", "exception": traceback_of(error)}

@@ -245,6 +245,7 @@ def test_the_page_shows_how_every_value_is_made():
     made_by_the_plugin = {"AllocatedClaim", "HeldDevice", "HeldNode", "Policy"}
     of_a_claim = {"ClaimData", "ClaimOwner", "ClaimConsumer", "ClaimConfig", "OtherDevice"}
     for_few_drivers = {"Condition", "NetworkData", "NodeAllocatableResource", "PreparedDevice"}
+    for_few_drivers |= {"ParameterVersion"}
     for name in {*drakit.__all__} - made_by_the_plugin - of_a_claim - for_few_drivers:
         if is_dataclass(getattr(drakit, name)):
             assert f"{name}(" in shown or f"{name}." in shown, name

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from pydantic import field_validator
 
-from drakit import DevicePolicy, Driver, PolicyResource
+from drakit import (
+    DeviceParameters,
+    DevicePolicy,
+    Driver,
+    NoParameters,
+    ParameterVersion,
+    PolicyResource,
+)
 from drakit.driver import DriverConfig
 from drakit_nodeplugin.config import ConfigError, DriverEntry, load_config
 from drakit_nodeplugin.endpoints.contract import DriverTraits, PolicyTraits
@@ -194,6 +201,51 @@ def test_the_class_of_a_driver_shows_the_calls_that_it_needs(
             {"side_effects": False, "reset": define},
             "defines reset, but sets side_effects to False",
             id="reset-without-effects",
+        ),
+        pytest.param(
+            {"parameter_versions": [ParameterVersion("v1", "Lens")]},
+            "has parameter_versions, but no parameters_type",
+            id="versions-of-nothing",
+        ),
+        pytest.param(
+            {"parameters_type": NoParameters, "parameter_versions": ["v1"]},
+            "has parameter_versions that are not a tuple of",
+            id="versions-of-another-type",
+        ),
+        pytest.param(
+            {
+                "parameters_type": NoParameters,
+                "parameter_versions": [
+                    ParameterVersion("v1", "Lens"),
+                    ParameterVersion("v1", "Lens"),
+                ],
+            },
+            "has the parameter version v1 Lens twice",
+            id="a-version-twice",
+        ),
+        pytest.param(
+            {
+                "parameters_type": NoParameters,
+                "parameter_versions": [ParameterVersion("v1", "Lens", type=DeviceParameters)],
+            },
+            "has a type for the parameter version v1 Lens .*: set convert",
+            id="a-version-without-conversion",
+        ),
+        pytest.param(
+            {
+                "parameters_type": NoParameters,
+                "parameter_versions": [ParameterVersion("v1", "Lens", type=LensConfig)],
+            },
+            "has a type for the parameter version v1 Lens that is not derived from drakit.Device",
+            id="a-version-of-another-type",
+        ),
+        pytest.param(
+            {
+                "parameters_type": NoParameters,
+                "parameter_versions": [ParameterVersion("", "Lens")],
+            },
+            "has the parameter version Lens, which has no apiVersion",
+            id="a-kind-without-version",
         ),
         pytest.param(
             {"name_of": classmethod(define)}, "has the name None, which is not a DNS", id="name-of"

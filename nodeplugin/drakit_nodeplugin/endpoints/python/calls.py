@@ -216,7 +216,10 @@ class DriverCalls:
         known = replace(device, edits=edits, published=published)
         if (kind := self._traits.parameters_type) is None:
             return known
-        return with_parameters(known, kind, driver=self._name, index=index, lenient=lenient)
+        versions = self._traits.parameter_versions
+        return with_parameters(
+            known, kind, versions=versions, driver=self._name, index=index, lenient=lenient
+        )
 
     def _all_checked(self, item: AllocatedClaim, *, lenient: bool = False) -> AllocatedClaim:
         devices = [self._checked(each, i, lenient=lenient) for i, each in enumerate(item.devices)]

@@ -28,6 +28,7 @@ from drakit.driver import (
     Driver,
     DriverConfig,
     Node,
+    ParameterVersion,
     PolicyResource,
     overrides,
 )
@@ -173,6 +174,8 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
         return "has a config_type that is not derived from drakit.DriverConfig"
     if not (parameters is None or _derives(parameters, DeviceParameters)):
         return "has a parameters_type that is not derived from drakit.DeviceParameters"
+    if (fault := _fault_of_versions(kind)) is not None:
+        return fault
     policy_type, resource = values["policy_type"], values["policy_resource"]
     if not (policy_type is None or _derives(policy_type, DevicePolicy)):
         return "has a policy_type that is not derived from drakit.DevicePolicy"
@@ -194,6 +197,37 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
             "defines reset, but sets side_effects to False, so the node plugin never calls "
             "reset; remove one of the two"
         )
+    return None
+
+
+def _fault_of_versions(kind: type[AnyDriver]) -> str | None:
+    """Return the problem of the versions of a driver's parameters."""
+    versions: Any = kind.parameter_versions
+    if isinstance(versions, str) or not isinstance(versions, Sequence):
+        return "has parameter_versions that are not a tuple of drakit.ParameterVersion"
+    seen: set[tuple[str, str]] = set()
+    for version in cast("Sequence[object]", versions):
+        if not isinstance(version, ParameterVersion):
+            return "has parameter_versions that are not a tuple of drakit.ParameterVersion"
+        if kind.parameters_type is None:
+            return "has parameter_versions, but no parameters_type: set both, or neither"
+        name = f"{version.api_version} {version.kind}".strip() or "without apiVersion"
+        if (version.api_version, version.kind) in seen:
+            return f"has the parameter version {name} twice"
+        seen.add((version.api_version, version.kind))
+        if version.kind and not version.api_version:
+            return f"has the parameter version {name}, which has no apiVersion"
+        if version.type is not None and not _derives(version.type, DeviceParameters):
+            return (
+                f"has a type for the parameter version {name} that is not derived from "
+                "drakit.DeviceParameters"
+            )
+        current = version.type is None or _derives(version.type, kind.parameters_type)
+        if version.convert is None and not current:
+            return (
+                f"has a type for the parameter version {name} that is not derived from "
+                "parameters_type, and no conversion: set convert"
+            )
     return None
 
 
