@@ -396,7 +396,7 @@ class PreparedDevice:
     The result of preparing a device: the edits, and what others can read about the device.
 
     `conditions`, `data` and `network_data` are for the status of the claim (KEP-4817). If the chart
-    value ``nodePlugin.claimStatus.enabled`` is set, the node plugin writes them to
+    value ``nodeplugin.claimStatus.enabled`` is set, the node plugin writes them to
     ``status.devices`` after it has answered the kubelet, and removes them when the claim is
     unprepared. A failure of the API server neither fails nor delays the pod. After a restart of the
     node plugin, an entry that was not written yet can be missing until the next `prepare`.

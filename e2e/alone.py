@@ -11,13 +11,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from drakit_formats import crds
-from e2e.cluster.api import Cluster, Options
+from e2e.cluster.api import DEFAULT_GATES, Cluster, Options
 from e2e.cluster.choice import REPOSITORY
 from e2e.cluster.choice import cluster as choose_cluster
 from e2e.cluster.local.names import default_cluster
@@ -28,11 +28,11 @@ STOP_SECONDS = 10
 
 
 @contextmanager
-def control_plane(suffix: str) -> Generator[Cluster]:
+def control_plane(suffix: str, *, gates: Mapping[str, bool] = DEFAULT_GATES) -> Generator[Cluster]:
     """Start a control plane in the body, with drakit's kinds and nothing of them."""
     name = os.environ.get("CLUSTER_NAME") or default_cluster(REPOSITORY)
     chosen = choose_cluster(f"{name}-{suffix}")
-    chosen.start(Options(nodes=0))
+    chosen.start(Options(nodes=0, gates=gates))
     chosen.kubectl("apply", "-f", str(REPOSITORY / "charts/drakit/crds"))
     for plural in (crds.POLICIES, crds.REPORTS):
         condition = ("wait", "--for=condition=Established", f"crd/{plural}.{crds.GROUP}")

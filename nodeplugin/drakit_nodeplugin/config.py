@@ -211,6 +211,14 @@ class Events(Settings):
     UID of others. With ``all``, errors name every claim."""
 
 
+class ClaimStatus(Settings):
+    """The status of claims, which shows what drivers report about the prepared devices."""
+
+    enabled: bool = False
+    """Whether the plugin writes ``status.devices`` of the claims that it prepares. It needs the
+    permissions that the chart grants with this setting."""
+
+
 class NodePluginConfig(Settings):
     """The configuration file of ``drakit-nodeplugin``."""
 
@@ -235,6 +243,7 @@ class NodePluginConfig(Settings):
     events: Events = Events()
     stale_claims: StaleClaims = StaleClaims()
     opaque_parameters: OpaqueParameters = OpaqueParameters()
+    claim_status: ClaimStatus = ClaimStatus()
     devices: Devices = Devices()
 
     pod_resources_socket: AbsolutePath | None = None

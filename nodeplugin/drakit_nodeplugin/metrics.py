@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from drakit.device import ClaimReference
 from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
+from drakit_nodeplugin.claims.claim_status import WriteResult
 from drakit_nodeplugin.claims.errors import FaultError
 from drakit_nodeplugin.claims.source import FetchResult
 from drakit_nodeplugin.claims.work import ClaimAnswer, Operation
@@ -85,6 +86,11 @@ class Metrics:
         )
         self.slice_writes = self._counter(
             "drakit_slice_writes", "Writes of ResourceSlices to the API server", ("verb", "result")
+        )
+        self.status_writes = self._counter(
+            "drakit_claim_status_writes",
+            "Writes of the status of claims. An error is tried again, and dropped is final",
+            ("result",),
         )
         self.diagnostics = self._counter(
             "drakit_endpoint_diagnostics",
@@ -197,6 +203,10 @@ class DriverMetrics:
     def restored(self, files: int) -> None:
         """Count restored CDI files."""
         self._restored.inc(files)
+
+    def wrote_status(self, result: WriteResult) -> None:
+        """Count a write of a claim's status."""
+        self._metrics.status_writes.labels(self._driver, result).inc()
 
     def diagnosed(self, reason: NodeReason) -> None:
         """Count a problem of an endpoint."""

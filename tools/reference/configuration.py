@@ -54,6 +54,7 @@ FILES: Mapping[str, File] = {
             "events": "events",
             "staleClaims": "nodeplugin.staleClaims",
             "opaqueParameters": "nodeplugin.opaqueParameters",
+            "claimStatus": "nodeplugin.claimStatus",
             "devices": "nodeplugin.devices",
             "kubeletStateFile": "nodeplugin.kubeletStateDirectory",
             "logging": "logging",

@@ -14,6 +14,7 @@ from drakit_daemon.metrics import Counter, Gauge, Histogram
 from drakit_explain.cel.allocator import Result
 from drakit_explain.poolchecks import PoolCondition
 from drakit_nodeplugin.claims import errors, queue
+from drakit_nodeplugin.claims.claim_status import WriteResult
 from drakit_nodeplugin.claims.source import FetchResult
 from drakit_nodeplugin.claims.stale import StaleReason
 from drakit_nodeplugin.claims.work import Operation
@@ -37,6 +38,7 @@ NODE_PLUGIN: Mapping[str, Collection[str]] = {
         "drakit_claim_errors_total",
         "drakit_claim_fetch_duration_seconds",
         "drakit_stale_claims_collected_total",
+        "drakit_claim_status_writes_total",
     ),
     "Checkpoint and CDI files": (
         "drakit_checkpoint_damaged",
@@ -74,6 +76,7 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_claim_errors_total", "reason"): sorted(CLAIM_ERRORS),
     ("drakit_claim_fetch_duration_seconds", "result"): get_args(FetchResult),
     ("drakit_stale_claims_collected_total", "reason"): [str(each) for each in StaleReason],
+    ("drakit_claim_status_writes_total", "result"): get_args(WriteResult),
     ("drakit_devices", "state"): DEVICE_STATES,
     ("drakit_slice_writes_total", "verb"): get_args(Verb),
     ("drakit_slice_writes_total", "result"): RESULTS,

@@ -369,6 +369,9 @@ staleClaims: {{ toJson . }}
 {{- with .Values.nodeplugin.opaqueParameters }}
 opaqueParameters: {{ toJson . }}
 {{- end }}
+{{- with .Values.nodeplugin.claimStatus }}
+claimStatus: {{ toJson . }}
+{{- end }}
 {{- with .Values.nodeplugin.devices }}
 devices: {{ toJson . }}
 {{- end }}

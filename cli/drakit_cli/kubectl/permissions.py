@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from drakit_cli.kubectl.gather import REPORTS, Gap
@@ -90,6 +91,12 @@ class _Rule:
     hostdev: bool = False
     """Whether only a release with the driver hostdev has it."""
 
+    claim_status: bool = False
+    """Whether only a release that writes the status of claims has it."""
+
+    each_driver: bool = False
+    """Whether it is allowed for the names of the release's drivers only."""
+
 
 RULES: Mapping[str, Sequence[_Rule]] = {
     OPERATOR: (
@@ -122,6 +129,14 @@ RULES: Mapping[str, Sequence[_Rule]] = {
             essential=("list", "watch", "create", "update", "delete"),
         ),
         _Rule(group=_DRA, resource="resourceclaims", verbs=("get",), essential=("get",)),
+        _Rule(group=_DRA, resource="resourceclaims/status", verbs=("patch",), claim_status=True),
+        _Rule(
+            group=_DRA,
+            resource="resourceclaims/driver",
+            verbs=("associated-node:patch",),
+            claim_status=True,
+            each_driver=True,
+        ),
         _Rule(resource="nodes", verbs=("get",), essential=("get",)),
         _Rule(
             group=_EVENTS,
@@ -200,14 +215,19 @@ async def _missing(
 def _needed(release: Release, workload: Workload) -> Iterator[Permission]:
     hostdev = "hostdev.drakit.dev" in release.values.claimed
     for rule in RULES.get(workload.component, ()):
-        if rule.hostdev and not hostdev:
+        if (rule.hostdev and not hostdev) or (
+            rule.claim_status and not release.values.claim_status
+        ):
             continue
-        for verb in rule.verbs:
+        for verb, name in product(
+            rule.verbs, release.values.claimed if rule.each_driver else ("",)
+        ):
             yield Permission(
                 verb=verb,
                 group=rule.group,
                 resource=rule.resource,
                 path=rule.path,
+                name=name,
                 essential=verb in rule.essential,
             )
     if workload.component == OPERATOR and release.lease:

@@ -48,6 +48,9 @@ class Values:
     lists: bool = False
     """The devices that the driver ``simulated`` publishes."""
 
+    claim_status: bool = False
+    """Whether the node plugin writes the status of claims."""
+
     @property
     def claimed(self) -> Mapping[str, str]:
         """All names of drivers that are claimed on a node, each with its value."""
@@ -62,6 +65,7 @@ def nodeplugin_values(content: Object) -> Values:
     plugins = child(content, "devicePlugins")
     sections = {key: child(content, key) for key in ("backends", "devicePlugins")}
     return Values(
+        claim_status=child(content, "claimStatus").get("enabled") is True,
         drivers=dict(pair for each in entries if (pair := _driver(each))[0]),
         plugin_driver=text(plugins, "driverName") if plugins.get("enabled") else "",
         backends={

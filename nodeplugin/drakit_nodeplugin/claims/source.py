@@ -1,5 +1,6 @@
 """
-Reads claims from the API server, within the time limit of a kubelet's call.
+Reads claims from the API server, within the time limit of a kubelet's call, and writes their
+status.
 
 :mod:`.allocation` checks the claims.
 
@@ -9,7 +10,7 @@ It must not know the checkpoint, drivers or gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from drakit.device import ClaimReference
@@ -77,11 +78,52 @@ class ApiClaims:
 
     async def _fetch(self, reference: ClaimReference, *, until: float) -> Claim:
         name = str(reference)
+        body = await self._body(reference, until=until)
+        try:
+            return parse_claim(body)
+        except (AttributeError, KeyError, TypeError) as error:
+            # A proxy's response must not fail the pod's other claims.
+            raise ClaimFetchError(
+                claim=name,
+                cause=f"the response is not a ResourceClaim ({type(error).__name__}: {error})",
+            ) from error
+
+    async def body(self, reference: ClaimReference, *, timeout_seconds: float) -> dict[str, Any]:
+        """Read a claim as JSON; raise what :meth:`fetch` raises."""
+        until = asyncio.get_running_loop().time() + timeout_seconds
+        return await self._body(reference, until=until)
+
+    async def apply_status(
+        self,
+        reference: ClaimReference,
+        status: Mapping[str, Any],
+        *,
+        field_manager: str,
+    ) -> None:
+        """Own exactly these fields of the status of a claim that :meth:`body` has read, if the
+        claim still has this UID; raise :class:`ApiError`."""
+        await self._session.result().apply(
+            f"{_path(reference, self._version)}/status",
+            {
+                "apiVersion": f"{GROUP}/{self._version}",
+                "kind": "ResourceClaim",
+                "metadata": {
+                    "namespace": reference.namespace,
+                    "name": reference.name,
+                    "uid": reference.uid,
+                },
+                **({"status": status} if status else {}),
+            },
+            field_manager=field_manager,
+        )
+
+    async def _body(self, reference: ClaimReference, *, until: float) -> dict[str, Any]:
+        name = str(reference)
         try:
             if not self._session.done():
                 async with asyncio.timeout_at(until):
                     await asyncio.shield(self._session)
-            body = await self._get(reference, until=until)
+            return await self._get(reference, until=until)
         except UnreadableError as error:  # this claim's own response, nested too deep for instance
             raise ClaimFetchError(claim=name, cause=str(error)) from None
         except (UnavailableError, TooManyRequestsError, TimeoutError):
@@ -96,14 +138,6 @@ class ApiClaims:
             raise NoAnswerError(claim=name, cause=str(error)) from None
         except ApiError as error:
             raise ClaimFetchError(claim=name, cause=str(error)) from error
-        try:
-            return parse_claim(body)
-        except (AttributeError, KeyError, TypeError) as error:
-            # A proxy's response must not fail the pod's other claims.
-            raise ClaimFetchError(
-                claim=name,
-                cause=f"the response is not a ResourceClaim ({type(error).__name__}: {error})",
-            ) from error
 
     async def _get(self, reference: ClaimReference, *, until: float) -> dict[str, Any]:
         session, version, asked = self._session.result(), self._version, self._asked

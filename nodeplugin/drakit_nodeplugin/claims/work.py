@@ -99,9 +99,9 @@ class ClaimAnswer:
 
     devices: tuple[KubeletDevice, ...] = ()
 
-    prepared: tuple[PreparedDevice, ...] = ()
-    """What the driver returned, in the order of `devices`. Empty if it returned only edits, or was
-    not called."""
+    prepared: tuple[PreparedDevice, ...] | None = field(default=None, compare=False)
+    """What the driver returned, in the order of `devices`. Empty if it returned only edits; None if
+    it was not called. The kubelet does not get it."""
 
     error: str | None = None
     """A sentence for the pod's Event; None is success."""

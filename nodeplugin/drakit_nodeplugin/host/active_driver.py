@@ -23,6 +23,7 @@ from contextlib import suppress
 from drakit.driver import DriverError
 from drakit_nodeplugin.changes import FileWatch
 from drakit_nodeplugin.claims.allocation import ParameterLimits
+from drakit_nodeplugin.claims.claim_status import ClaimStatuses
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.kubelet_claims import Grace, KubeletClaimView
 from drakit_nodeplugin.claims.outdated import OutdatedClaims
@@ -274,11 +275,20 @@ class ActiveDriver:
         )
         engine = Preparing(parts)
         claim_events = ClaimEvents(driver.name, node=environment.node.name)
+        self._statuses = None
+        if config.claim_status.enabled:
+            self._statuses = ClaimStatuses(
+                driver.name, parts.source, on_write=self._metrics.wrote_status
+            )
         self.queue = ClaimQueue(
             driver.name,
             engine,
             scheduler=parts.scheduler,
-            observers=(self._metrics, claim_events),
+            observers=(
+                self._metrics,
+                claim_events,
+                *(() if self._statuses is None else (self._statuses,)),
+            ),
         )
         self._maintenance = Maintenance(
             parts,
@@ -330,7 +340,9 @@ class ActiveDriver:
 
     def maintenance(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Return the parts that begin work on claims without a call, by name."""
-        return {f"{self.name} {name}": part for name, part in self._maintenance.parts().items()}
+        statuses = {} if self._statuses is None else {"claim status": self._statuses.run}
+        parts = {**self._maintenance.parts(), **statuses}
+        return {f"{self.name} {name}": part for name, part in parts.items()}
 
     async def _start_and_run_endpoint(self) -> None:
         await self._devices.holds_known.wait()

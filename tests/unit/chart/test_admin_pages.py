@@ -115,7 +115,8 @@ def test_the_table_of_host_paths_is_what_the_chart_mounts(render):
     ],
 )
 def test_the_table_of_tokens_names_all_rights(render, component, first):
-    rules = the(render(), "ClusterRole", f"drakit-{component}")["rules"]
+    objects = render({"nodeplugin": {"claimStatus": {"enabled": True}}})
+    rules = the(objects, "ClusterRole", f"drakit-{component}")["rules"]
     table = SECURITY.partition("| Token | API objects | Verbs |\n")[2].partition("\n\n")[0]
     shown, token = set(), ""
     for cells in (line.split("|")[1:4] for line in table.splitlines()[1:]):

@@ -14,11 +14,17 @@ from drakit.device import Health
 from drakit_drivers.hostdev import HostDevices
 from drakit_nodeplugin.devices.taints import DOMAIN, Condition, taints
 from drakit_nodeplugin.slices.plan import PoolIdentity, slice_name
+from tests.unit.chart.conftest import CHART
 from tests.unit.chart.reading import pod_spec, the
 
 SLICES = "drakit-nodeplugin"
 EVENTS = "drakit-nodeplugin-events"
 REPORTS = "drakit-nodeplugin-reports"
+CLAIMS = "drakit-nodeplugin-claims"
+CLAIM_STATUS: dict[str, Any] = {
+    "nodeplugin": {"claimStatus": {"enabled": True}},
+    "backends": {"enabled": True, "allowed": {"gpu": {"driver": "gpu.test"}}},
+}
 NO_HOSTDEV: dict[str, Any] = {"hostdev": {"enabled": False}}
 
 
@@ -58,7 +64,7 @@ def test_a_policy_binds_the_account_of_the_plugin_and_fails_closed(render, name)
 
 
 def test_the_policies_cover_everything_that_the_plugin_may_write(render):
-    objects = render()
+    objects = render(CLAIM_STATUS)
     rules = the(objects, "ClusterRole", "drakit-nodeplugin")["rules"]
     written = {
         (group, resource)
@@ -69,12 +75,44 @@ def test_the_policies_cover_everything_that_the_plugin_may_write(render):
     }
     covered = {
         (group, resource)
-        for name in (SLICES, EVENTS, REPORTS)
+        for name in (SLICES, EVENTS, REPORTS, CLAIMS)
         for rule in policy(objects, name)["matchConstraints"]["resourceRules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    assert written == covered
+    # The API server asks for this one beside `resourceclaims/status`; nobody can write to it.
+    assert written == covered | {("resource.k8s.io", "resourceclaims/driver")}
+
+
+def test_claim_status_is_off_by_default_and_names_the_drivers(render):
+    off, on = render(), render(CLAIM_STATUS)
+    statuses = {"resourceclaims/status", "resourceclaims/driver"}
+    rules = {
+        rule["resources"][0]: rule
+        for rule in the(on, "ClusterRole", "drakit-nodeplugin")["rules"]
+        if statuses & set(rule["resources"])
+    }
+    assert rules["resourceclaims/status"]["verbs"] == ["patch"]
+    assert rules["resourceclaims/driver"]["verbs"] == ["associated-node:patch"]
+    assert rules["resourceclaims/driver"]["resourceNames"] == ["gpu.test", HostDevices.name]
+    for rule in the(off, "ClusterRole", "drakit-nodeplugin")["rules"]:
+        assert not statuses & set(rule["resources"])
+    assert CLAIMS not in [each["metadata"]["name"] for each in off]
+    # Without a name, RBAC would allow all of them.
+    nothing = render({**CLAIM_STATUS, **NO_HOSTDEV, **allowing()})
+    rules_of_nothing = the(nothing, "ClusterRole", "drakit-nodeplugin")["rules"]
+    assert all("resourceclaims/driver" not in rule["resources"] for rule in rules_of_nothing)
+
+
+def test_claim_status_needs_the_names_of_all_drivers(helm):
+    drivers = [{"driver": "camera:Camera"}]
+    values = {
+        "image": {"repository": "registry.example.com/drakit"},
+        "nodeplugin": {"claimStatus": {"enabled": True}, "drivers": drivers},
+    }
+    done = helm("template", "drakit", str(CHART), values=values)
+    assert done.returncode != 0
+    assert "set `name` for each entry of nodeplugin.drivers" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,15 @@ from tests.unit.chart.reading import the
 
 @pytest.mark.parametrize("component", sorted(RULES))
 @pytest.mark.parametrize("hostdev", [True, False])
-def test_the_doctor_checks_all_that_a_role_allows(render, component, hostdev):
-    objects = render({"hostdev": {"enabled": hostdev}, "backends": {"enabled": True}})
+@pytest.mark.parametrize("claim_status", [True, False])
+def test_the_doctor_checks_all_that_a_role_allows(render, component, hostdev, claim_status):
+    objects = render(
+        {
+            "hostdev": {"enabled": hostdev},
+            "backends": {"enabled": True, "allowed": {"gpu": {"driver": "gpu.example.com"}}},
+            "nodeplugin": {"claimStatus": {"enabled": claim_status}},
+        }
+    )
     role = the(objects, "ClusterRole", f"drakit-{component}")
     allowed = {
         (verb, group, of)
@@ -24,6 +31,6 @@ def test_the_doctor_checks_all_that_a_role_allows(render, component, hostdev):
         (verb, rule.group, rule.resource or rule.path)
         for rule in RULES[component]
         for verb in rule.verbs
-        if hostdev or not rule.hostdev
+        if (hostdev or not rule.hostdev) and (claim_status or not rule.claim_status)
     }
     assert checked == allowed

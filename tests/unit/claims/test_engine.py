@@ -249,7 +249,7 @@ async def test_the_answer_has_what_the_driver_returned_beside_edits(plugin, clai
     assert (second.conditions, second.network_data) == ((ready,), network)
     assert answers[B].prepared == ()
     # The checkpoint does not store it.
-    assert (await plugin.prepare(reference(A)))[A].prepared == ()
+    assert (await plugin.prepare(reference(A)))[A].prepared is None
 
 
 # ------------------------------------------------------------ what a driver is asked for at once

@@ -420,3 +420,19 @@ async def test_a_permission_that_only_adds_to_answers_is_a_note(site, run):
     site.release("drakit", "n1", drivers=[{"driver": "hostdev"}])
     _, body = await run.json("doctor")
     assert any("patch hostdevicepolicies/status" in each["finding"] for each in body["findings"])
+
+
+async def test_the_permissions_of_claim_status_are_checked_where_it_is_enabled(site, run):
+    site.release("drakit", "n1", drivers=DRIVERS, claimStatus={"enabled": True})
+    site.release("other", "n2", operator=0, drivers=[{"driver": "a:A", "name": "a.example.com"}])
+    of = ("patch resourceclaims/status", "associated-node:patch resourceclaims/driver")
+    site.denied = tuple(f"{name}-nodeplugin {each}" for name in ("drakit", "other") for each in of)
+    _, body = await run.json("doctor")
+    found = [each for each in body["findings"] if "is not allowed to" in each["finding"]]
+    assert [(each["object"], each["severity"]) for each in found] == [
+        ("DaemonSet drakit-system/drakit-nodeplugin", "note")
+    ]
+    assert found[0]["finding"].endswith(
+        "is not allowed to patch resourceclaims/status.resource.k8s.io, "
+        "associated-node:patch resourceclaims/driver.resource.k8s.io"
+    )

@@ -1877,7 +1877,7 @@ Global___PreparedClaim: _TypeAlias = PreparedClaim  # noqa: Y015
 @_typing.final
 class PreparedDevice(_message.Message):
     """What others can read about a prepared device. `conditions`, `data` and `network_data` are for the
-    status of the claim (API: status.devices[]). If the chart value nodePlugin.claimStatus.enabled is
+    status of the claim (API: status.devices[]). If the chart value nodeplugin.claimStatus.enabled is
     set, the node plugin writes them after it has answered the kubelet, and removes them when the
     claim is unprepared. `network_data` and `attributes` are for metadata files, which containers can
     read. If a value violates the rules of the API, the claim fails.

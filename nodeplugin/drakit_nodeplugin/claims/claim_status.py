@@ -1,0 +1,247 @@
+"""
+The status of claims (KEP-4817): what a driver returned beside the edits, as the entries of
+``ResourceClaim.status.devices`` that belong to this driver.
+
+The entries are written in the background, after the kubelet has its answer: no claim waits for the
+API server, and none fails because of it. Only the newest result of a claim is written, and an
+unprepare replaces it by a removal. What waits is bounded, and kept in memory only: the checkpoint
+does not grow. After a restart, an entry that was not written is missing until the next prepare of
+its claim. An unprepare of a claim from before the restart reads the claim, and removes its entries.
+
+Server-side apply with one field manager for each driver changes these entries alone: entries of
+other drivers, and fields of others in our entries, stay as they are.
+
+It must not know gRPC, the checkpoint, or how a claim is prepared.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from drakit.device import ClaimReference, PreparedDevice
+from drakit_daemon.kube import ApiError, ForbiddenError, InvalidError
+from drakit_daemon.kube.queue import WorkQueue
+from drakit_daemon.rate_limiter import RateLimiter
+from drakit_formats.resource.objects import Object, children, text
+from drakit_formats.resource.status import has_status, status_entry
+from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError
+from drakit_nodeplugin.claims.source import ApiClaims
+from drakit_nodeplugin.claims.work import ClaimAnswer, KubeletDevice, Operation
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = (1.0, 60.0)
+"""First and longest delay before a write is tried again."""
+
+MAX_REFUSALS = 5
+"""Attempts of a write that the API server refuses, because of a permission, a policy or an invalid
+value: it may have been granted a moment ago, but every node repeats it."""
+
+READ_SECONDS = 15.0
+"""Time limit of reading a claim."""
+
+BURST = 20.0
+WRITES_PER_SECOND = 5.0
+"""Pods that start together are written at once, and a flood of pods does not become one of
+writes."""
+
+MAX_WAITING = 512
+"""Claims whose status waits to be written; a node has a few hundred pods."""
+
+MAX_WAITING_BYTES = 4 * 1024 * 1024
+"""JSON of all statuses that wait. A claim has up to 32 devices with 10 KiB of data and 8
+conditions each."""
+
+MAX_REMEMBERED = 4096
+"""Claims of which it is remembered whether they have a status; the oldest are forgotten first, and
+then treated as those from before a restart."""
+
+WriteResult = Literal["success", "error", "dropped"]
+"""The result of a write, as a label of metrics. One that is tried again is an error."""
+
+_Key = tuple[str, str, str | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wanted:
+    """The status that a claim must get."""
+
+    claim: ClaimReference
+    devices: Sequence[tuple[KubeletDevice, PreparedDevice]]
+    """Empty to remove the entries."""
+
+    bytes: int
+
+
+class ClaimStatuses:
+    """Writes the statuses of one driver's claims. An observer of the claim queue
+    (:class:`.queue.ClaimObserver`)."""
+
+    def __init__(
+        self,
+        driver: str,
+        source: ApiClaims,
+        *,
+        on_write: Callable[[WriteResult], None] = lambda result: None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`now` is the wall clock, for the times of transitions."""
+        self._driver = driver
+        self._source = source
+        self._on_write = on_write
+        self._now = now
+        self._wanted: dict[str, _Wanted] = {}
+        self._bytes = 0
+        self._queue: WorkQueue[str] = WorkQueue(
+            retry_seconds=RETRY_SECONDS[0], retry_limit_seconds=RETRY_SECONDS[1]
+        )
+        self._has_status: OrderedDict[str, bool] = OrderedDict()
+        """Claims that this process has prepared, by UID."""
+        self._overflowing = False
+
+    # ------------------------------------------------------------ observed claims
+
+    def finished(
+        self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
+    ) -> None:
+        """A claim was prepared or unprepared, or could not be."""
+        if answer.error is not None:
+            return
+        if operation == "unprepare":
+            # None: it was prepared before a restart.
+            if self._has_status.pop(claim.uid, None) is not False:
+                self._want(claim, ())
+            return
+        if answer.prepared is None:
+            return
+        pairs = zip(answer.devices, answer.prepared, strict=False)
+        devices = [(device, each) for device, each in pairs if has_status(each)]
+        if devices or self._has_status.get(claim.uid):
+            self._want(claim, devices)
+        self._has_status[claim.uid] = bool(devices)
+        self._has_status.move_to_end(claim.uid)
+        if len(self._has_status) > MAX_REMEMBERED:
+            self._has_status.popitem(last=False)
+
+    def lasts(self, claim: ClaimReference, operation: Operation) -> None:
+        """Nothing is written before the end."""
+
+    def _want(
+        self, claim: ClaimReference, devices: Sequence[tuple[KubeletDevice, PreparedDevice]]
+    ) -> None:
+        self._forget(claim.uid)
+        size = sum(
+            len(json.dumps(self._entry(device, each, stored={}, now="")))
+            for device, each in devices
+        )
+        if len(self._wanted) >= MAX_WAITING or self._bytes + size > MAX_WAITING_BYTES:
+            self._on_write("dropped")
+            if not self._overflowing:
+                self._overflowing = True
+                logger.warning("too many claim statuses to write", extra={"driver": self._driver})
+            return
+        self._wanted[claim.uid] = _Wanted(claim=claim, devices=devices, bytes=size)
+        self._bytes += size
+        self._queue.forget(claim.uid)
+        self._queue.add(claim.uid)
+
+    def _forget(self, uid: str) -> None:
+        if (wanted := self._wanted.pop(uid, None)) is not None:
+            self._bytes -= wanted.bytes
+            self._overflowing = False
+
+    # ------------------------------------------------------------ writes
+
+    async def run(self) -> None:
+        """Write statuses until canceled; those wanted before the call are not lost."""
+        limiter = RateLimiter(burst=BURST, per_second=WRITES_PER_SECOND)
+        while True:
+            uid = await self._queue.get()
+            try:
+                await limiter.wait()
+                if (wanted := self._wanted.get(uid)) is not None:
+                    await self._try(uid, wanted)
+            finally:
+                self._queue.done(uid)
+
+    async def _try(self, uid: str, wanted: _Wanted) -> None:
+        facts = {"driver": self._driver, "claim": str(wanted.claim), "claim_uid": uid}
+        try:
+            await self._write(wanted)
+        except ClaimGoneError:
+            pass
+        except (ApiError, ClaimFetchError) as error:
+            cause = error.__cause__ if isinstance(error, ClaimFetchError) else error
+            refused = isinstance(cause, ForbiddenError | InvalidError)
+            if not refused or self._queue.failures(uid) + 1 < MAX_REFUSALS:
+                self._on_write("error")
+                if self._wanted.get(uid) is wanted:
+                    self._queue.retry(uid)
+                if self._queue.failures(uid) == 1:
+                    logger.info(
+                        "claim status not written yet", extra={**facts, "error": str(error)}
+                    )
+                return
+            self._on_write("dropped")
+            logger.warning("claim status not written", extra={**facts, "error": str(error)})
+        except Exception:  # a status that is lost must not end the daemon
+            self._on_write("dropped")
+            logger.exception("claim status could not be written", extra=facts)
+        else:
+            self._on_write("success")
+        if self._wanted.get(uid) is wanted:
+            self._forget(uid)
+            self._queue.forget(uid)
+
+    async def _write(self, wanted: _Wanted) -> None:
+        """Write one status. Returns if nothing is to be done, for example for a claim with this
+        name and another UID."""
+        body = await self._source.body(wanted.claim, timeout_seconds=READ_SECONDS)
+        if text(body, "metadata", "uid") != wanted.claim.uid:
+            return
+        stored = {
+            _key_of(entry): entry
+            for entry in children(body, "status", "devices")
+            if entry.get("driver") == self._driver
+        }
+        allocated = {
+            _key_of(result)
+            for result in children(body, "status", "allocation", "devices", "results")
+            if result.get("driver") == self._driver
+        }
+        now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        entries: list[dict[str, Any]] = []
+        for device, prepared in wanted.devices:
+            key = (device.pool, device.device, device.share_id)
+            if key in allocated:
+                entries.append(self._entry(device, prepared, stored=stored.get(key, {}), now=now))
+        # The API server has dropped the entries of devices that are no longer allocated.
+        if entries or (stored and not wanted.devices):
+            await self._source.apply_status(
+                wanted.claim,
+                {"devices": entries} if entries else {},
+                field_manager=f"{self._driver}/drakit-nodeplugin",
+            )
+
+    def _entry(
+        self, device: KubeletDevice, prepared: PreparedDevice, *, stored: Object, now: str
+    ) -> dict[str, Any]:
+        return status_entry(
+            prepared,
+            driver=self._driver,
+            pool=device.pool,
+            device=device.device,
+            share_id=device.share_id,
+            stored=stored,
+            now=now,
+        )
+
+
+def _key_of(entry: Object) -> _Key:
+    return text(entry, "pool"), text(entry, "device"), text(entry, "shareID") or None
