@@ -9,7 +9,7 @@ from drakit.layout import MAX_SOCKET_PATH_BYTES
 from drakit_daemon.kube.listing import MAX_OBJECT_BYTES
 from drakit_drivers.hostdev import container, policy, policy_devices
 from drakit_explain import budget, projection, search, selectors
-from drakit_formats.resource import limits
+from drakit_formats.resource import limits, metadata
 from drakit_nodeplugin import allowed, config
 from drakit_nodeplugin.claims import allocation
 from drakit_nodeplugin.endpoints import contract, host_paths, wire
@@ -59,8 +59,9 @@ EXPECTED = [
     # Claims
     f"{PARAMETERS.max_bytes:,} bytes of JSON",
     f"{PARAMETERS.max_values:,}",
-    f"{allocation.MAX_DATA_BYTES:,} bytes of JSON, {allocation.MAX_DATA_ENTRIES:,} entries",
     f"{allocation.MAX_CONFIG_DEPTH} levels",
+    f"{allocation.MAX_DATA_BYTES:,} bytes of JSON, {allocation.MAX_DATA_ENTRIES:,} entries",
+    f"{metadata.MAX_BYTES:,} bytes of JSON, {metadata.MAX_ATTRIBUTES} attributes per device",
     f"{server.ANSWER_SECONDS:.0f} s",
     f"{contract.CALL_SECONDS:.0f} s",
     # Host device policies
