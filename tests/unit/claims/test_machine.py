@@ -30,8 +30,8 @@ from drakit import (
     ClaimReference,
     CounterSet,
     Device,
-    DeviceNode,
     Edits,
+    PreparedDevice,
 )
 from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
@@ -91,7 +91,9 @@ class World(FakeDevices):
     async def check_device(self, claim: ClaimReference, device: AllocatedDevice) -> bool:
         raise AssertionError("a driver without checks is not asked")
 
-    async def prepare_device(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+    async def prepare_device(
+        self, claim: ClaimReference, device: AllocatedDevice
+    ) -> PreparedDevice:
         self.prepares += 1
         await self._call(device)
         if self.gate is not None and not self.hangs_after:
@@ -103,7 +105,7 @@ class World(FakeDevices):
             self.prepared[device.name] = claim.uid
         if self.gate is not None and self.hangs_after:
             await self.gate.wait()
-        return Edits(device_nodes=(DeviceNode(path=f"/dev/{device.name}"),))
+        return PreparedDevice(edits=Edits.of_device_nodes(f"/dev/{device.name}"))
 
     async def _call(self, device: AllocatedDevice) -> None:
         if (error := self.unavailable()) is not None:
