@@ -113,7 +113,7 @@ from drakit_driver.server import DRAIN_SECONDS, CallQueue
 from drakit_driver.sockets import ServerSocket
 from drakit_formats.cdi import InvalidEditsError, container_edits
 from drakit_formats.resource.device import needed_features
-from drakit_formats.resource.limits import is_dns_label, is_dns_subdomain
+from drakit_formats.resource.inventory import device_problems, shown
 from drakit_nodeplugin.endpoints.contract import (
     MAX_DEVICES,
     CallError,
@@ -315,24 +315,38 @@ def plugin_devices(
     keys: set[DeviceKey] = set()
     count = 0
     for index, device in enumerate(given):
-        key = DeviceKey(device.pool, device.name)
-        shares = _share_count(device, options.shares)
-        problem = device_problem(device) or (shares if isinstance(shares, str) else None)
-        resource = next((each for each in options.resources if each.selects(device)), None)
-        if key in keys:
-            problem = "is listed twice; the first one counts"
-        elif resource is None:
-            problem = "matches no --resource option"
-        elif problem is None and isinstance(shares, int) and count + shares > MAX_DEVICES:
-            problem = f"exceeds the limit of {MAX_DEVICES:,} devices and shares; set --shares"
-        if problem is not None or resource is None or isinstance(shares, str):
-            problems.append(f"device {device.name!r} {problem}")
+        try:
+            key, resource, shares = _placed(device, options)
+            if key in keys:
+                raise _UnlistedError("is listed twice; the first one counts")
+            if count + shares > MAX_DEVICES:
+                raise _UnlistedError(
+                    f"exceeds the limit of {MAX_DEVICES:,} devices and shares; set --shares"
+                )
+        except _UnlistedError as error:
+            problems.append(f"device {shown(getattr(device, 'name', device))} {error}")
             continue
         keys.add(key)
         count += shares
-        for each in _of_device(device, index, shares=shares, driver=driver, resource=resource.name):
-            found[resource.name][each.id] = each
+        for each in _of_device(device, index, shares=shares, driver=driver, resource=resource):
+            found[resource][each.id] = each
     return PluginDevices(by_resource=found, problems=tuple(problems))
+
+
+class _UnlistedError(Exception):
+    """A device that cannot be listed. The text follows its name in a sentence."""
+
+
+def _placed(device: Device, options: DevicePluginOptions) -> tuple[DeviceKey, str, int]:
+    """Return a device's key, its resource and the number of its shares, or raise
+    :class:`_UnlistedError`."""
+    if problem := device_problem(device):
+        raise _UnlistedError(problem)
+    shares = _share_count(device, options.shares)
+    for resource in options.resources:
+        if resource.selects(device):
+            return DeviceKey(device.pool, device.name), resource.name, shares
+    raise _UnlistedError("matches no --resource option")
 
 
 def _of_device(
@@ -364,10 +378,8 @@ def _of_device(
 
 def device_problem(device: Device) -> str | None:
     """Return why a device cannot be listed; None if it can."""
-    if not is_dns_label(device.name):
-        return "has a name that is not a DNS label"
-    if device.pool and not is_dns_subdomain(device.pool):
-        return f"has the pool {device.pool!r}, which is not a DNS subdomain"
+    if problems := device_problems(device):  # as for DRA
+        return f"is invalid: {'; '.join(problems)}"
     if device.consumes:
         return (
             "consumes counters, which the kubelet does not know: it would allocate devices that "
@@ -382,22 +394,23 @@ def device_problem(device: Device) -> str | None:
     return None
 
 
-def _share_count(device: Device, limit: int | None) -> int | str:
-    """Return the number of shares of a device, or why it has none."""
+def _share_count(device: Device, limit: int | None) -> int:
+    """Return the number of shares of a valid device."""
     if not device.allow_multiple_allocations:
         return 1
     limits: list[int] = [] if limit is None else [limit]
-    for name, capacity in device.capacity.items():
-        try:
-            value, amount = (parse_quantity(text) for text in _amounts(capacity))
-        except (TypeError, ValueError):
-            return f"has the capacity {name!r}, which is not a quantity"
+    for capacity in device.capacity.values():
+        value, amount = (parse_quantity(text) for text in _amounts(capacity))
         if amount > 0:
             limits.append(int(value // amount))
     if not limits:
-        return "can be shared by any number of claims, because no capacity is shared; set --shares"
+        raise _UnlistedError(
+            "can be shared by any number of claims, because no capacity is shared; set --shares"
+        )
     if (shares := min(limits)) > MAX_DEVICES:
-        return f"has {shares:,} shares, and the limit is {MAX_DEVICES:,}; set --shares"
+        raise _UnlistedError(
+            f"has {shares:,} shares, and the limit is {MAX_DEVICES:,}; set --shares"
+        )
     return shares
 
 
@@ -550,10 +563,13 @@ class DeviceState:
         if self._stopped is not None:
             logger.info("driver is available again", extra={"driver": self._driver})
         self._stopped = None
-        devices = *inventory.devices, *(inventory.fallback or ())
-        listed = {DeviceKey(device.pool, device.name): device for device in devices}
+        listed = {
+            each.key: each.device.health
+            for devices in self._devices.by_resource.values()
+            for each in devices.values()
+        }
         self._unhealthy = {key: why for key, why in self._unhealthy.items() if key in listed}
-        self._report({key: d.health for key, d in listed.items() if d.health is not None})
+        self._report({key: health for key, health in listed.items() if health is not None})
         self.listed.set()
         self._notify()
 

@@ -211,3 +211,17 @@ def test_without_a_terminal_it_never_asks(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
     assert main(["new", "lamps", "--directory", str(tmp_path)]) == 0
     assert "values.yaml" in files_of(tmp_path)
+
+
+def test_for_go_it_does_not_ask_and_refuses_the_node_plugin(tmp_path, monkeypatch, capsys):
+    def fail(question: str) -> str:
+        raise AssertionError(question)
+
+    monkeypatch.setattr("builtins.input", fail)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    given = ["new", "lamps", "--language", "go", "--checkout", str(ROOT)]
+    assert main([*given, "--plugin", "--directory", str(tmp_path)]) == 2
+    assert "--plugin is for Python" in capsys.readouterr().err
+    assert not files_of(tmp_path)
+    assert main([*given, "--directory", str(tmp_path)]) == 0
+    assert "main.go" in files_of(tmp_path)

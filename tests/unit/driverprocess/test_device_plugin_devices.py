@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from drakit import (
@@ -16,6 +14,7 @@ from drakit import (
     Inventory,
     Mount,
     NetDevice,
+    Topology,
     Version,
 )
 from drakit.settings import SettingsError
@@ -142,7 +141,7 @@ def test_a_share_consumes_the_default_amounts():
     device = Device(name="w", capacity={"rpm": RPM, "m": MEMORY}, allow_multiple_allocations=True)
     share = listed(device).by_resource[LAMP]["w::1"]
     assert share.allocated.consumed_capacity == {"rpm": "1000", "m": "4Gi"}
-    whole = listed(replace(device, allow_multiple_allocations=False)).by_resource[LAMP]["w"]
+    whole = listed(Device(name="w", capacity={"rpm": "3k"})).by_resource[LAMP]["w"]
     assert whole.allocated.consumed_capacity == {}
 
 
@@ -163,11 +162,16 @@ def test_a_share_consumes_the_default_amounts():
         ),
         pytest.param(
             Device(name="x", capacity={"m": "much"}, allow_multiple_allocations=True),
-            "'m', which is not a quantity",
+            "is invalid: capacity 'm': 'much' is not a quantity",
             id="no-quantity",
         ),
         pytest.param(Device(name="X"), "not a DNS label", id="name"),
-        pytest.param(Device(name="x", pool="a/b"), "pool 'a/b'", id="pool"),
+        pytest.param(Device(name="x", pool="a/b"), "its pool is not a DNS label", id="pool"),
+        pytest.param(
+            Device(name="x", topology=Topology(numa_node=-1)),
+            "its numa_node -1 is not the number",
+            id="numa-node",
+        ),
         pytest.param(
             Device(name="x", consumes={"gpu": {"memory": "1Gi"}}),
             "consumes counters",
