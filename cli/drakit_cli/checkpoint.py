@@ -180,8 +180,9 @@ def _as_json(checkpoint: Checkpoint) -> dict[str, Any]:
 def _entry_as_json(entry: Entry) -> dict[str, Any]:
     configs = [json.loads(text) for text in entry.claim.configs]
     data = None if entry.claim.data is None else json.loads(entry.claim.data)
-    more = {"boot": entry.boot, "cdi": entry.cdi}
-    return asdict(entry.claim) | {"configs": configs, "data": data} | more
+    metadata = {request: json.loads(text) for request, text in entry.claim.metadata.items()}
+    parsed = {"configs": configs, "data": data, "metadata": metadata}
+    return asdict(entry.claim) | parsed | {"boot": entry.boot, "cdi": entry.cdi}
 
 
 # ---------------------------------------------------------------- forget

@@ -564,7 +564,12 @@ def _confirmed(entry: StoredClaim, wanted: StoredClaim) -> StoredClaim:
         replace(d, cdi_devices=names[d.pool, d.device, d.share_id]) for d in wanted.devices
     )
     return replace(
-        entry, rebuilt="confirmed", devices=devices, configs=wanted.configs, data=wanted.data
+        entry,
+        rebuilt="confirmed",
+        devices=devices,
+        configs=wanted.configs,
+        data=wanted.data,
+        pod_claim_name=wanted.pod_claim_name,
     )
 
 

@@ -105,16 +105,16 @@ def facts(claim: StoredClaim) -> tuple[object, ...]:
         claim.devices,
         claim.configs,
         claim.cdi_spec,
+        claim.pod_claim_name,
     )
 
 
 async def test_claims_that_the_kubelet_lists_and_the_api_server_confirms_are_rebuilt_in_full(
     plugin, lose, claims, kubelet, rebuild
 ):
-    claims.store(
-        claim_body("a", "cam-0", {"device": "cam-1", "request": "other/small"}),
-        claim_body("b", {"device": "cam-2", "shareID": "share-1"}),
-    )
+    of_a_template = claim_body("a", "cam-0", {"device": "cam-1", "request": "other/small"})
+    of_a_template["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": "cams"}
+    claims.store(of_a_template, claim_body("b", {"device": "cam-2", "shareID": "share-1"}))
     await plugin.prepare(reference("a"), reference("b"))
     before = await entries(plugin)
     plugin = await lose()
