@@ -129,6 +129,7 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
         },
         "devicePlugins": {
             "enabled": True,
+            "metadataFiles": True,
             "plugins": {
                 **_example_values("device-plugin")["devicePlugins"]["plugins"],
                 "nvidia": {"resources": [GPU], "env": ["NVIDIA_*"]},

@@ -106,6 +106,11 @@ def test_the_devices_of_the_unmodified_sample_are_given_out_by_claims(yard):
     yard.apply(*example("device-plugin/claim-pod"))
     yard.wait_phase("claiming", "Running")
     assert mounted(yard, "claiming") == {"/tmp/Dev-2"}
+    read = json.loads("".join(yard.inside("claiming", "read-metadata template device device")))
+    ((found,),) = [request["Devices"] for request in read["Requests"]]
+    published = yard.of(SAMPLE)["Dev-2"]
+    assert (found["Driver"], found["Name"]) == (PLUGINS, published["name"])
+    assert found["Attributes"] == published["attributes"]
 
     yard.delete("pod", "claiming")
 
