@@ -33,6 +33,7 @@ GATES = {
     "1.37": (
         "DRANodeAllocatableResources",
         "DRADeviceCompatibilityGroups",
+        "DRAFractionalCapacityRange",
         "DRAPartitionableDevicesType",
         "DRAResourcePoolStatus",
     ),
@@ -54,8 +55,10 @@ def cluster() -> Iterator[Cluster]:
     chosen = choose_cluster(f"{name}-fields")
     chosen.start(Options(nodes=0, gates=dict.fromkeys(GATES[MINOR], True)))
     amounts = {"cpu": CPUS, "memory": "8Gi", "pods": "100"}
-    status = {"capacity": amounts, "allocatable": amounts}
+    status: dict[str, Any] = {"capacity": amounts, "allocatable": amounts}
     status |= {"conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}
+    if MINOR == "1.37":
+        status["declaredFeatures"] = ["DRANodeAllocatableResources"]
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
     create(chosen, node, device_class("listed", DRIVER))
     patch = ("patch", "node", NODE, "--subresource=status", "--type=merge", "-p")

@@ -97,6 +97,10 @@ class FakeApiServer:
 
     cluster: FakeCluster = field(default_factory=FakeCluster)
 
+    dropped_device_fields: set[str] = field(default_factory=set[str])
+    """Fields of ``ResourceSlice.spec.devices[]`` that the server drops from requests, as one does
+    that does not know them."""
+
     texts: dict[str, str] = field(default_factory=dict[str, str])
     """Plain-text responses by path, for example for ``/metrics``."""
 
@@ -249,12 +253,21 @@ class FakeApiServer:
                 return await self._watch(request, params)
             text = await request.text()
             body = json.loads(text) if text else None
+            if self.dropped_device_fields and "/resourceslices" in request.path and body:
+                self._drop_fields(body)
             status, answer = self.cluster.request(request.method, request.path, params, body)
         except StatusError as error:
             return web.json_response(error.body, status=error.code, headers=error.headers)
         if "as=PartialObjectMetadata" in request.headers.get("Accept", ""):
             answer = _metadata_only(answer)
         return web.json_response(text=self._text(answer), status=status)
+
+    def _drop_fields(self, body: Object) -> None:
+        spec: Object = body.get("spec") or {}
+        devices: list[Object] = spec.get("devices") or []
+        for device in devices:
+            for name in self.dropped_device_fields:
+                device.pop(name, None)
 
     def _discovered(self, path: str) -> Object | None:
         """The answer to ``/apis/<group>``; nothing if the path is another, or nobody serves it."""

@@ -51,6 +51,8 @@ CONFIGURED = (
     "device-reuse",
     "devices-published",
     "stable-names",
+    "stable-order",
+    "dropped-fields",
     "restart-without-writes",
     "shares",
     "unprepare",

@@ -32,6 +32,8 @@ FAULTS = [
     ("publishing:TooLongAttribute", "devices-published", "device long is not published"),
     ("publishing:OtherNames", "stable-names", r"lamp-0-\d+ is no longer published"),
     ("publishing:Clock", "restart-without-writes", r"attribute started of device lamp-0 was \d+"),
+    ("publishing:Shuffled", "stable-order", r"lamp-\d is tried first after a restart"),
+    ("publishing:NoFallback", "dropped-fields", "5 devices are not published, and there is no fal"),
     ("publishing:OneList", "stream-stays-open", "its stream ended"),
     ("publishing:SilentHealth", "health", "no health of any device"),
     ("publishing:HalfHealth", "health", "no health for 4 of 5 devices, such as lamp-1"),
@@ -112,8 +114,10 @@ SLOW = (
 GOOD = [
     ("tidy:Tidy", rule.id)
     for rule in RULES.values()
-    if "python" in rule.kinds and rule.id not in ("prepare-not-serialized", "partitions")
+    if "python" in rule.kinds
+    and rule.id not in ("prepare-not-serialized", "partitions", "dropped-fields")
 ]
+GOOD.append(("publishing:WithFallback", "dropped-fields"))
 GOOD += [("tidy:Slow", rule) for rule in SLOW]
 GOOD += [("tidy:Bare", rule) for rule in ("prepare", "device-reuse", "claim-reallocated")]
 GOOD.append(("preparing:Nodes", "prepare"))

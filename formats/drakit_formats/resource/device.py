@@ -427,6 +427,18 @@ def _is_list(attribute: Any) -> bool:
     return any(kind in attribute for kind in _LISTS)
 
 
+_UNDECLARED = re.compile(r"does not support DRANodeAllocatableResources feature\b")
+
+
+def forbidden_features(message: str, sent: Object) -> frozenset[Feature]:
+    """Return the features because of which a slice is forbidden (403), as the message shows: since
+    Kubernetes 1.37, a kubelet declares what it supports, and the API server compares that."""
+    devices = children(sent, "spec", "devices")
+    if _UNDECLARED.search(message) and any(d.get("nodeAllocatableResources") for d in devices):
+        return frozenset({Feature.NODE_ALLOCATABLE_RESOURCES})
+    return frozenset()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
     """Why the API server rejected a slice (422), as far as its answer shows."""

@@ -36,7 +36,12 @@ from drakit_daemon.kube import (
     resource_path,
 )
 from drakit_daemon.kube.discovery import VersionNotServedError, served_version
-from drakit_formats.resource.device import Feature, dropped_from_slice, refusal
+from drakit_formats.resource.device import (
+    Feature,
+    dropped_from_slice,
+    forbidden_features,
+    refusal,
+)
 from drakit_formats.resource.objects import GROUP, VERSIONS, Object, from_version, text, to_version
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import DesiredDevice
@@ -463,6 +468,10 @@ class PoolWriter:
         except (ConflictError, NotFoundError):
             # The store is outdated.
             await self._read(write.name)
+            raise
+        except ForbiddenError as error:
+            if self._context.on_dropped(forbidden_features(error.message, body)):
+                raise DroppedError from error
             raise
         dropped = dropped_from_slice(body, answer)
         if dry_run:

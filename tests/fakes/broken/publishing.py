@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import replace
 
-from drakit import Device, Health
+from drakit import Device, Health, Inventory
 from tests.fakes.broken.tidy import Tidy
 
 
@@ -44,6 +44,33 @@ class Clock(Tidy):
 
     def listed(self):
         return [replace(d, attributes={"started": self.started}) for d in super().listed()]
+
+
+class Shuffled(Tidy):
+    """The order of its devices changes with each start."""
+
+    async def devices(self):
+        starts = self.config.root / "starts"
+        starts.open("a").write("x")
+        turned = len(starts.read_text()) % 2
+        async for listed in super().devices():
+            yield Inventory(devices=[*listed[turned:], *listed[:turned]], ordered=True)
+
+
+class NoFallback(Tidy):
+    """Its devices have a field that few API servers know, and there are no others."""
+
+    def listed(self):
+        return [replace(d, extra={"inNoRelease": {"a": 1}}) for d in super().listed()]
+
+
+class WithFallback(NoFallback):
+    """Has devices for API servers that do not know the field of its others."""
+
+    async def devices(self):
+        async for listed in super().devices():
+            plain = [replace(device, extra={}) for device in listed]
+            yield Inventory(devices=listed, fallback=plain)
 
 
 class OneList(Tidy):

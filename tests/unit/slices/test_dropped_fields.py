@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drakit.device import Capacity
+from drakit.device import Capacity, NodeAllocatableResource
 from drakit_formats.resource.device import Feature
 from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import SliceContent, choose
@@ -411,6 +411,24 @@ async def test_a_device_that_must_not_be_allocated_without_a_field_is_never_publ
     assert feature.value in published.publisher.rejected["needy"]
     assert await published.publish(pool(*wanted.devices, fallback=(device("plain"),))) == ["PUT"]
     assert published.devices() == {"plain"}
+    assert await published.settled(3600) == []
+
+
+async def test_a_node_that_does_not_declare_a_feature_gets_the_fallback(published: Published):
+    def refuse(method: str, path: str, body: dict[str, Any]) -> StatusError | None:
+        devices = body["spec"]["devices"] if body else ()
+        if not any("nodeAllocatableResources" in device for device in devices):
+            return None
+        text = 'node "node-1" does not support DRANodeAllocatableResources feature'
+        return StatusError(403, "Forbidden", text)
+
+    published.link.refuse = refuse
+    cpus = NodeAllocatableResource(device_multiplier="8")
+    needy = device("ccx", node_allocatable_resources={"cpu": cpus})
+    await published.publish(pool("a", needy, fallback=(device("plain"),)))
+    assert published.devices() == {"plain"}
+    assert published.publisher.dropped == {Feature.NODE_ALLOCATABLE_RESOURCES}
+    assert published.publisher.last_error is None
     assert await published.settled(3600) == []
 
 

@@ -26,6 +26,17 @@ WATCHED_SECONDS = 3.0
 """Seconds for which a stream is watched. The plugin reopens an ended stream after 1 to 2 s."""
 
 
+DROPPED_SECONDS = 10.0
+"""From the deletion of the slices to those of the fallback."""
+
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+
+COMMON_FIELDS = frozenset(
+    {"name", "attributes", "capacity", "consumesCounters", "allowMultipleAllocations", "taints"}
+)
+"""Fields of devices that all supported releases have, some behind feature gates."""
+
+
 @rule(
     "devices-published",
     "all devices are published",
@@ -64,6 +75,72 @@ async def stable_names(kit: Kit) -> None:
         )
     if added := later - names:
         kit.fail(f"device {_first(added)} is new after a restart of the node plugin")
+
+
+@rule(
+    "stable-order",
+    "devices have the same order after a restart",
+    why="The scheduler takes the first device that fits. A driver that orders its devices decides "
+    "which one that is, and each change of the order writes ResourceSlices.",
+)
+async def stable_order(kit: Kit) -> None:
+    await _settled(kit)
+    before = _orders(kit)
+    await _restarted(kit)
+    after = _orders(kit)
+    for pool in before.keys() & after.keys():
+        names = [name for name in before[pool] if name in after[pool]]
+        later = [name for name in after[pool] if name in before[pool]]
+        for was, now in zip(names, later, strict=False):
+            if was != now:
+                kit.fail(
+                    f"device {was} was tried before {now}, and {now} is tried first after a "
+                    "restart of the node plugin; do not order devices by values that change"
+                )
+
+
+def _orders(kit: Kit) -> dict[str, list[str]]:
+    """Return the names of the devices of each pool, in the order in which they are tried."""
+    found: dict[str, list[str]] = {}
+    for body in sorted(kit.slices(), key=lambda body: body["metadata"]["name"]):
+        devices = body["spec"].get("devices") or ()
+        found.setdefault(body["spec"]["pool"]["name"], []).extend(d["name"] for d in devices)
+    return found
+
+
+@rule(
+    "dropped-fields",
+    "if the API server drops newer fields of devices, the driver has a fallback",
+    why="A driver can set fields that older API servers, or those with a disabled feature gate, "
+    "drop. The node plugin does not publish a device without such a field, so no pod can get it. "
+    "A driver that has no devices for such API servers declares an empty fallback.",
+)
+async def dropped_fields(kit: Kit) -> None:
+    devices = await kit.devices()
+    fields = {field for device in devices for field in device.body.keys() - COMMON_FIELDS}
+    if not fields:
+        kit.skip("no device has a field that an API server may not know")
+    kit.api.dropped_device_fields |= fields
+    for body in kit.slices():
+        kit.api.remove(f"{SLICES}/{body['metadata']['name']}")
+    # The node plugin creates deleted slices again.
+    known = await within(DROPPED_SECONDS, lambda: bool(kit.slices()) and not _used(kit, fields))
+    await within(EVENT_SECONDS, lambda: bool(_rejected(kit)))
+    if rejected := _rejected(kit):
+        kit.fail(
+            f"{len(rejected)} devices are not published, and there is no fallback; the first: "
+            f"{rejected[0]}"
+        )
+    if not known:
+        kit.fail(f"no fallback is published without the fields {', '.join(sorted(fields))}")
+
+
+def _used(kit: Kit, fields: set[str]) -> bool:
+    return any(
+        fields & device.keys()
+        for body in kit.slices()
+        for device in body["spec"].get("devices") or ()
+    )
 
 
 @rule(
