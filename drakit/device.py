@@ -79,9 +79,9 @@ type."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityRange:
-    """The amounts of a capacity that a claim can consume, as quantities. Since Kubernetes 1.37,
-    fractions with up to 3 decimal places are possible, such as ``500m``
-    (DRAFractionalCapacityRange). Earlier versions round up to integers before they count steps."""
+    """The amounts of a capacity that a claim can consume, as quantities. With
+    DRAFractionalCapacityRange (Kubernetes 1.37), fractions of up to 3 decimal places are possible,
+    such as ``500m``. Without, Kubernetes rounds up to integers before it counts steps."""
 
     min: str
 

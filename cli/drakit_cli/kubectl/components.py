@@ -52,6 +52,11 @@ GATES: Mapping[str, Gate] = {
     "DRAPartitionableDevices": Gate(since=36, components=(SCHEDULER,)),
     "DRAConsumableCapacity": Gate(since=36, components=(SCHEDULER,)),
     "DRAListTypeAttributes": Gate(since=None, components=(SCHEDULER,)),
+    "DRADeviceBindingConditions": Gate(since=36, components=(SCHEDULER,)),
+    "DRANodeAllocatableResources": Gate(since=None, components=(SCHEDULER, KUBELET)),
+    "DRAFractionalCapacityRange": Gate(since=None, components=(SCHEDULER,)),
+    "DRADeviceCompatibilityGroups": Gate(since=None, components=(SCHEDULER,)),
+    "DRAPartitionableDevicesType": Gate(since=None, components=(CONTROLLERS,)),
     "DRAExtendedResource": Gate(since=36, components=(SCHEDULER, KUBELET, CONTROLLERS)),
     "ResourceHealthStatus": Gate(since=36, components=(KUBELET,)),
 }

@@ -61,7 +61,8 @@ DEFAULT_GATES: Mapping[str, frozenset[str]] = {
     "1.34": _ON_IN_1_34,
     "1.35": _ON_IN_1_34,
     "1.36": _ON_IN_1_36,
-    "1.37": _ON_IN_1_36 | {"DRAFractionalCapacityRange"},
+    # DRAFractionalCapacityRange is on only with --min-compatibility-version=1.37.
+    "1.37": _ON_IN_1_36,
 }
 """The gates of `ALLOCATOR_GATES` that are on by default, by minor release (Kubernetes'
 ``pkg/features/kube_features.go``)."""

@@ -1598,9 +1598,9 @@ func (x *Capacity) GetValidRange() *CapacityRange {
 	return nil
 }
 
-// The amounts that a claim can consume, as quantities. Since Kubernetes 1.37, fractions with up to 3
-// decimal places are possible, such as "500m" (feature gate DRAFractionalCapacityRange). Earlier
-// versions round up to integers before they count steps.
+// The amounts that a claim can consume, as quantities. With the feature gate
+// DRAFractionalCapacityRange (Kubernetes 1.37), fractions with up to 3 decimal places are possible,
+// such as "500m". Without, Kubernetes rounds up to integers before it counts steps.
 type CapacityRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The smallest amount.

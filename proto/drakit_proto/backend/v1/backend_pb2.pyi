@@ -990,9 +990,9 @@ Global___Capacity: _TypeAlias = Capacity  # noqa: Y015
 
 @_typing.final
 class CapacityRange(_message.Message):
-    """The amounts that a claim can consume, as quantities. Since Kubernetes 1.37, fractions with up to 3
-    decimal places are possible, such as "500m" (feature gate DRAFractionalCapacityRange). Earlier
-    versions round up to integers before they count steps.
+    """The amounts that a claim can consume, as quantities. With the feature gate
+    DRAFractionalCapacityRange (Kubernetes 1.37), fractions with up to 3 decimal places are possible,
+    such as "500m". Without, Kubernetes rounds up to integers before it counts steps.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
