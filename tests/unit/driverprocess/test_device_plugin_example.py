@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -18,6 +19,12 @@ from tests.unit.endpoints.camera import until
 __all__ = ("fast",)
 
 ROTOR = "rotors.example.com/rotor"
+
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT / 'examples/driver'}",
+}
+"""The variables of a program that finds the example's module."""
 
 
 @pytest.fixture(autouse=True)
@@ -52,10 +59,7 @@ def test_the_program_refuses_what_a_device_plugin_cannot_do(options, problem):
             *(sys.executable, "-m", "drakit_driver", "--driver=rotors:Rotors", "--node-name=n"),
             *("--device-plugin", *options),
         ],
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT / 'examples/driver'}",
-        },
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=60,
@@ -121,3 +125,38 @@ async def test_shares_of_rotors_are_undone_before_the_next_container_gets_them(r
                 }
             )
         )
+
+
+@pytest.mark.timeout(60)
+async def test_the_program_is_killed_and_the_next_one_undoes_what_it_left(rotors, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(f"directory: {tmp_path / 'rotors'}\n")
+    kubelets = tmp_path / "kubelet"
+    kubelets.mkdir()
+
+    async def start() -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "drakit_driver", "--driver=rotors:Rotors", "--node-name=n"),
+            *("--device-plugin", f"--resource={ROTOR}", "--shares=1", "--unprepare-late"),
+            *(f"--config={config}", f"--device-plugins-directory={kubelets}"),
+            env=ENVIRONMENT,
+        )
+
+    both = {"east::0": "Healthy", "west::0": "Healthy"}
+    async with FakeDeviceManager(kubelets) as kubelet:
+        first = await start()
+        await until(lambda: kubelet.health(ROTOR) == both)
+        await kubelet.allocate(ROTOR, "west::0")
+        (share,) = (tmp_path / "rotors" / "west").glob("speed.*")
+        first.kill()
+        await first.wait()
+        await until(lambda: set(kubelet.health(ROTOR).values()) == {"Unhealthy"})
+        # Its container has changed the device, and has ended in the meantime.
+        share.write_text("900")
+        second = await start()
+        await until(lambda: kubelet.health(ROTOR) == both)
+        await kubelet.allocate(ROTOR, "west::0")
+        assert share.read_text() == "0"
+        second.terminate()
+        assert await second.wait() == 0
+        assert [path.name for path in kubelets.iterdir()] == ["kubelet.sock"]
