@@ -802,27 +802,28 @@ class ResourceServer:
         self._registered: tuple[int, int] | None = None
         """The kubelet's socket at the last registration."""
 
-        self._registered_at = 0.0
+        self._refused: tuple[int, int] | None = None
+        """The kubelet's socket at the last failure; another one is tried at once."""
+
+        self._due_at = 0.0
+        """The time of the next attempt to register, on the loop's clock."""
+
+        self._backoff = Backoff(*RETRY_SECONDS, jitter=0)
         self._problem: str | None = None
 
     async def run(self) -> None:
         """Serve until canceled."""
-        backoff = Backoff(*RETRY_SECONDS, jitter=0)
         try:
             while True:
                 try:
                     problem = await self._check()
-                except grpc.aio.AioRpcError as error:
-                    problem = f"the kubelet refused it: {error.details()}"
                 except (OSError, RuntimeError, SettingsError) as error:
                     problem = f"{self._path} cannot be served: {error}"
-                if problem is None:
-                    backoff.succeeded()
-                elif problem != self._problem:
+                if problem is not None and problem != self._problem:
                     facts = {"resource": self._resource, "error": problem}
                     logger.error("device plugin is not registered", extra=facts)
                 self._problem = problem
-                await asyncio.sleep(POLL_SECONDS if problem is None else backoff.next_seconds())
+                await asyncio.sleep(POLL_SECONDS)
         finally:
             await self._stop()
 
@@ -839,12 +840,21 @@ class ResourceServer:
         if kubelet is None:
             self._registered = None
             return f"there is no {self._kubelet}, so the kubelet is not running"
-        now = asyncio.get_running_loop().time()
-        unwatched = not self._service.streams and now - self._registered_at > WATCH_SECONDS
-        if self._registered != kubelet or unwatched:
+        clock = asyncio.get_running_loop().time
+        if self._registered == kubelet and (self._service.streams or clock() < self._due_at):
+            return None
+        if self._refused == kubelet and clock() < self._due_at:
+            return self._problem
+        try:
             await self._register()
-            self._registered, self._registered_at = kubelet, now
-            logger.info("device plugin is registered", extra={"resource": self._resource})
+        except grpc.aio.AioRpcError as error:
+            self._registered, self._refused = None, kubelet
+            self._due_at = clock() + self._backoff.next_seconds()
+            return f"the kubelet refused it: {error.details()}"
+        self._registered, self._refused = kubelet, None
+        self._due_at = clock() + WATCH_SECONDS
+        self._backoff.succeeded()
+        logger.info("device plugin is registered", extra={"resource": self._resource})
         return None
 
     async def _start(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -264,6 +265,36 @@ async def test_after_a_restart_of_the_kubelet_both_resources_are_registered_agai
             assert len(kubelet.registrations) == 2, "once each"
             assert (await kubelet.allocate(TORCH, "pocket")).envs
     assert not list(tmp_path.glob("lamps*")), "the sockets are removed at the end"
+
+
+async def test_a_kubelet_that_returns_after_a_crash_need_not_wait_for_the_backoff(
+    lamps, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(device_plugin, "RETRY_SECONDS", (60, 60))
+    async with served(lamps, tmp_path, LAMP):
+        async with FakeDeviceManager(tmp_path) as kubelet:
+            await until(lambda: kubelet.health(LAMP))
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(str(tmp_path / "kubelet.sock"))  # nobody removes it
+        await asyncio.sleep(0.5)
+        async with FakeDeviceManager(tmp_path) as kubelet:
+            await until(lambda: kubelet.health(LAMP))
+
+
+async def test_a_driver_without_prepare_gives_the_edits_of_its_devices(tmp_path):
+    class Static(Driver):
+        name = "static.example.com"
+        side_effects = False
+
+        async def devices(self):
+            yield [Device(name="a", edits=Edits.of_device_nodes("/dev/null")), Device(name="b")]
+            await asyncio.Event().wait()
+
+    async with FakeDeviceManager(tmp_path) as kubelet, served(Static, tmp_path, LAMP):
+        await until(lambda: kubelet.health(LAMP))
+        (node,) = (await kubelet.allocate(LAMP, "a")).devices
+        assert (node.host_path, node.permissions) == ("/dev/null", "rwm")
+        assert not (await kubelet.allocate(LAMP, "b")).devices
 
 
 async def test_a_refused_registration_and_an_ended_stream_are_repeated(lamps, tmp_path):
