@@ -15,7 +15,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -162,6 +161,8 @@ class Logging(Settings):
 
 def read_file(path: Path) -> dict[str, Any]:
     """Read a file of settings; raise :class:`SettingsError`. An empty one has no settings."""
+    import yaml  # here: it takes 1.5 MiB, and a driver in its own process may have no file
+
     try:
         body: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -65,6 +65,9 @@ THIEF = "nodes.test/thief"
 THIEF_BACKEND = "thief.example.com"
 """The driver of a backend that announces another one."""
 
+APART = "apart.example.com"
+"""The driver of a Python class in its own container, which a test starts."""
+
 BLINKER_CLASS = "blinkers.example.com"
 LOCAL_CLASS = f"gpu.{LOCAL}"
 
@@ -125,6 +128,7 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
             "allowed": {
                 **_example_values("backend")["backends"]["allowed"],
                 "thief": {"driver": THIEF_BACKEND},
+                "apart": {"driver": APART, "devices": ["/dev/fuse"]},
             },
         },
         "devicePlugins": {

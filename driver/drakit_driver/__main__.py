@@ -31,7 +31,6 @@ def main() -> None:
 
     from drakit.settings import SettingsError, read_file
     from drakit_daemon import logs
-    from drakit_driver.device_plugin import DevicePluginServer
     from drakit_driver.server import DriverServer, Server, ServerNode, serve
     from drakit_driver.sockets import socket_path
     from drakit_nodeplugin.endpoints.python.loading import load_driver
@@ -51,6 +50,9 @@ def main() -> None:
             file="--config" if file is None else str(file),
         )
         if arguments.device_plugin:
+            # Imported here: a backend does not load it.
+            from drakit_driver.device_plugin import DevicePluginServer
+
             options = _device_plugin_options(arguments)
 
             def make() -> Server:

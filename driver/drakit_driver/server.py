@@ -489,7 +489,7 @@ class DriverServer:
                 f"socket {self._socket.path} cannot be created; is its directory writable?"
             ) from error
         await self._server.start()
-        await asyncio.to_thread(self._socket.publish)
+        self._socket.publish()  # a few calls of the kernel: a thread would take more memory
         logger.info("driver is served", extra=self._facts)
 
     async def run(self) -> None:

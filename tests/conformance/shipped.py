@@ -4,11 +4,14 @@ Go."""
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drakit.testing.conformance.programs import python_path
 from drakit.testing.conformance.targets import (
     BackendTarget,
     DevicePluginTarget,
@@ -122,6 +125,24 @@ def targets() -> Iterator[Tested]:
         ),
     )
     yield Tested(
+        "example driver in a process of its own: rotors",
+        BackendTarget(
+            # As in a container's image: the driver's module is found from anywhere.
+            line=f"PYTHONPATH={shlex.quote(python_path())} exec {sys.executable} -m drakit_driver "
+            "--driver rotors:Rotors --directory {directory} --config {root}/rotors.yaml "
+            "--node-name node-1",
+            entry={
+                "driver": "rotors.example.com",
+                "mounts": {"{root}/rotors": "rw"},
+                "env": ["ROTOR_SPEED_*"],
+            },
+            parameters={"speed": 100},
+            setup=_configured_rotors,
+            unplug=lambda root: shutil.rmtree(root / "rotors" / "north"),
+        ),
+        chosen=True,
+    )
+    yield Tested(
         "example driver: NVIDIA GPUs, with a fake NVML",
         PythonTarget(reference="many_gpus:Gpus", values={"timeSlices": 4}),
     )
@@ -172,6 +193,11 @@ def _policies() -> dict[str, dict[str, object]]:
             "container": {"mode": "0444"},
         },
     }
+
+
+def _configured_rotors(root: Path) -> None:
+    (root / "rotors.yaml").write_text(f"directory: {root}/rotors\n")
+    _made("rotors/{}", "west", "east", "north", "south", folders=True)(root)
 
 
 def _made(where: str, *names: str, folders: bool = False) -> Callable[[Path], None]:

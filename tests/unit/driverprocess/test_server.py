@@ -374,7 +374,7 @@ async def test_a_driver_that_needs_more_asks_for_it(
         {"node_allocatable_resources": {"cpu": "8"}},
         {"extra": {"a": object()}},
     ],
-    ids=str,
+    ids=lambda values: next(iter(values)),
 )
 def test_a_value_of_a_wrong_type_is_an_error_of_its_device(values):
     with pytest.raises(UnsendableError, match="wrong type"):

@@ -30,9 +30,9 @@ from drakit.device import (
 from drakit.driver import DriverError, ReleasePendingError
 from drakit_daemon.logs import request_id
 from drakit_nodeplugin.endpoints.allowlist import Rights
+from drakit_nodeplugin.endpoints.backend.attributes import attribute_message
 from drakit_nodeplugin.endpoints.backend.convert import (
     MAX_EDITS,
-    attribute_message,
     edits_of,
     entries_of,
     prepared_of,

@@ -15,7 +15,7 @@ It must not know gRPC, connections, or which values are allowed where.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from sys import intern
@@ -62,7 +62,6 @@ from drakit_formats.resource.status import (
     prepared_problem,
 )
 from drakit_nodeplugin.endpoints.contract import MAX_DEVICES, DeviceKey
-from drakit_nodeplugin.endpoints.failures import kind_of
 from drakit_nodeplugin.endpoints.snapshot import is_unchanged, same_inventory
 from drakit_nodeplugin.endpoints.wire import MAX_PART_BYTES, GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
@@ -150,34 +149,6 @@ def _attribute(message: pb.Attribute) -> AttributeValue:
             return tuple([Version(each) for each in message.versions.values])
         case _:
             return cast("AttributeValue", None)
-
-
-def attribute_message(value: object) -> pb.Attribute:
-    """Make the message of an attribute; raises TypeError for a value of a wrong type."""
-    match value:
-        case bool():
-            return pb.Attribute(bool=value)
-        case int():
-            return pb.Attribute(int=value)
-        case str():
-            return pb.Attribute(string=value)
-        case Version(text=text):
-            return pb.Attribute(version=text)
-        case tuple() | list():
-            return _list_attribute(cast("Sequence[Any]", value))
-        case _:
-            raise TypeError(f"an attribute is a {kind_of(value)}")
-
-
-def _list_attribute(values: Sequence[Any]) -> pb.Attribute:
-    kinds = set(map(type, values))
-    if kinds <= {bool}:
-        return pb.Attribute(bools=pb.BoolList(values=values))
-    if kinds == {int}:
-        return pb.Attribute(ints=pb.IntList(values=values))
-    if kinds == {Version}:
-        return pb.Attribute(versions=pb.StringList(values=[each.text for each in values]))
-    return pb.Attribute(strings=pb.StringList(values=values))
 
 
 def _capacity(message: pb.Capacity) -> str | Capacity:

@@ -27,7 +27,6 @@ from drakit.device import (
     PreparedDevice,
 )
 from drakit.driver import Driver
-from drakit_formats.resource.status import data_copy, prepared_problem
 from drakit_nodeplugin.endpoints.contract import DriverTraits
 from drakit_nodeplugin.endpoints.failures import (
     DeviceFailedError,
@@ -298,6 +297,9 @@ def _copied(answer: PreparedDevice) -> tuple[PreparedDevice, str | None]:
     prepared: PreparedDevice = snapshot_of(replace(answer, data=None))
     if not isinstance(cast("object", prepared.edits), Edits):
         return prepared, f"edits are {kind_of(answer.edits)}, which is not an Edits"
+    # Here: most drivers return edits alone, and a driver's own process then does not load it.
+    from drakit_formats.resource.status import data_copy, prepared_problem
+
     try:
         if data is not None:
             prepared = replace(prepared, data=data_copy(data))

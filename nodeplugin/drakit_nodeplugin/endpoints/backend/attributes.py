@@ -1,0 +1,43 @@
+"""
+Messages of attributes, for both sides of the contract: a driver's own process imports only this
+module of the node plugin's client.
+
+It must not depend on gRPC, or on limits of messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from drakit.device import Version
+from drakit_nodeplugin.endpoints.failures import kind_of
+from drakit_proto.backend.v1 import backend_pb2 as pb
+
+
+def attribute_message(value: object) -> pb.Attribute:
+    """Make the message of an attribute; raises TypeError for a value of a wrong type."""
+    match value:
+        case bool():
+            return pb.Attribute(bool=value)
+        case int():
+            return pb.Attribute(int=value)
+        case str():
+            return pb.Attribute(string=value)
+        case Version(text=text):
+            return pb.Attribute(version=text)
+        case tuple() | list():
+            return _list_attribute(cast("Sequence[Any]", value))
+        case _:
+            raise TypeError(f"an attribute is a {kind_of(value)}")
+
+
+def _list_attribute(values: Sequence[Any]) -> pb.Attribute:
+    kinds = set(map(type, values))
+    if kinds <= {bool}:
+        return pb.Attribute(bools=pb.BoolList(values=values))
+    if kinds == {int}:
+        return pb.Attribute(ints=pb.IntList(values=values))
+    if kinds == {Version}:
+        return pb.Attribute(versions=pb.StringList(values=[each.text for each in values]))
+    return pb.Attribute(strings=pb.StringList(values=values))
