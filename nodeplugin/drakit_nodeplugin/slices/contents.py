@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -160,7 +161,9 @@ class SliceContent:
 def partition_type_of(devices: Collection[DesiredDevice], attribute: str | None) -> str | None:
     """Return the attribute with the type of partitions for a slice with these devices. The API
     requires that some of them consume counters, and that all that do have the attribute."""
-    if attribute is None or any(each.device is None for each in devices):
+    if not attribute:
+        return attribute
+    if any(each.device is None for each in devices):
         return None
     consumers = [each.device for each in devices if each.device and each.device.consumes]
     names = (attribute, attribute.rpartition("/")[2])
@@ -469,23 +472,19 @@ def _rfc3339(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def in_order(
-    devices: Mapping[str, DesiredDevice], published: Iterable[str], *, ordered: bool
-) -> list[str]:
-    """
-    Return the names of a pool's devices in the order in which the allocator should try them.
-
-    Without an order of the driver, devices are sorted by name. Those of which only the name is
-    known have an order only where they are published.
-    """
-    if not ordered:
-        return sorted(devices, key=_natural)
+def published_order(
+    devices: Mapping[str, DesiredDevice], published: Iterable[str]
+) -> dict[str, DesiredDevice]:
+    """Return the devices of a pool in the order of the driver. Those of which only the name is
+    known have an order only where they are published."""
     listed = [name for name, each in devices.items() if each.device is not None]
     names = keep_places(listed, (name for name in published if name in devices))
-    return [*dict.fromkeys((*names, *devices))]
+    return {name: devices[name] for name in (*names, *devices)}
 
 
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
+# Each round sorts the names of all slices.
+@lru_cache(maxsize=16384)
+def natural_order(name: str) -> tuple[tuple[int, str], ...]:
     """Return a key that sorts ``kvm-10`` after ``kvm-9``: the allocator takes devices in this
     order."""
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(name))

@@ -35,8 +35,9 @@ from drakit_nodeplugin.slices.contents import (
     choose,
     compare,
     compare_contents,
-    in_order,
+    natural_order,
     partition_type_of,
+    published_order,
     same_content,
     same_desired,
     slice_spec,
@@ -244,10 +245,12 @@ def planning(
             rejected[name] = why
     devices = {name: each for name, each in chosen.devices.items() if name not in rejected}
     held = _HeldSlices(stored, identity=identity, known=known or {}, left=left)
-    published = [name for index in sorted(held.slices) for name in held.names[index][0]]
+    ranks: dict[str, int] | None = None
     # The order of an endpoint that is missing since a restart is the published one.
-    names = in_order(devices, published, ordered=pool.ordered or pool.counter_sets is None)
-    devices = {name: devices[name] for name in names}
+    if pool.ordered or pool.counter_sets is None:
+        published = (name for index in sorted(held.slices) for name in held.names[index][0])
+        devices = published_order(devices, published)
+        ranks = {name: rank for rank, name in enumerate(devices)}
     sets: dict[str, CounterSet | None] = {}
     if chosen.keeps_counter_sets:
         sets |= dict.fromkeys(held.counter_sets)
@@ -256,7 +259,7 @@ def planning(
     planner = _Planner(
         held=held,
         devices=devices,
-        ranks={name: rank for rank, name in enumerate(names)},
+        ranks=ranks,
         counter_sets=sets,
         partition_type=chosen.partition_type,
         known_before=known or {},
@@ -332,9 +335,9 @@ class _Planner:
 
     held: _HeldSlices
     devices: Mapping[str, DesiredDevice]
-    """In their order."""
+    ranks: Mapping[str, int] | None
+    """The places of the devices in the order of the driver; None if they are sorted by name."""
 
-    ranks: Mapping[str, int]
     counter_sets: Mapping[str, CounterSet | None]
     partition_type: str | None
     known_before: Mapping[str, KnownSlice]
@@ -348,7 +351,7 @@ class _Planner:
         names, counter_sets = self.held.names[index]
         kept = [n for n in names if n in self.devices and self.held.devices[n] == index]
         content = self._content(
-            {name: self.devices[name] for name in sorted(kept, key=self.ranks.__getitem__)},
+            {name: self.devices[name] for name in kept},
             {
                 name: self.counter_sets[name]
                 for name in counter_sets
@@ -375,9 +378,11 @@ class _Planner:
         devices: Mapping[str, DesiredDevice],
         counter_sets: Mapping[str, CounterSet | None],
     ) -> SliceContent:
-        partition_type = partition_type_of(devices.values(), self.partition_type)
+        key = natural_order if self.ranks is None else self.ranks.__getitem__
         return SliceContent(
-            devices=devices, counter_sets=counter_sets, partition_type=partition_type
+            devices={name: devices[name] for name in sorted(devices, key=key)},
+            counter_sets=counter_sets,
+            partition_type=partition_type_of(devices.values(), self.partition_type),
         )
 
     def plan(self, packing: Packing, *, rejected: Mapping[str, str]) -> Plan:
@@ -386,9 +391,8 @@ class _Planner:
         devices: list[dict[str, DesiredDevice]] = [{} for _ in range(count)]
         counter_sets: list[dict[str, CounterSet | None]] = [{} for _ in range(count)]
         changed = {i for i, each in self.differences.items() if each is Difference.CONTENT}
-        for name, device in self.devices.items():
-            index = packing.devices[name]
-            devices[index][name] = device
+        for name, index in packing.devices.items():
+            devices[index][name] = self.devices[name]
             if (before := held.devices.get(name)) != index:
                 changed |= {index} if before is None else {index, before}
         for name, index in packing.counter_sets.items():
