@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from e2e.cluster.api import Capability
 from e2e.kit import (
     claim,
     container,
@@ -18,7 +19,8 @@ from e2e.kit import (
     template,
     wait_for,
 )
-from e2e.scripted.stage import HORNS, LAMPS, Stage, number, opaque
+from e2e.scripted.control import Rule
+from e2e.scripted.stage import HORNS, LAMPS, Stage, number, opaque, wait_began
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("claims")]
 
@@ -194,6 +196,58 @@ def test_a_claim_of_two_drivers_of_one_daemon(stage):
     stage.wait_empty()
     for script in stage.scripts:
         assert script.story(claim_uid=uid)[2:] == ["unprepare began", "unprepare ended"]
+
+
+def entries(stage: Stage, name: str) -> dict[str, dict]:
+    """The entries of a claim's status, by driver."""
+    devices = stage.get("resourceclaim", name)["status"].get("devices", ())
+    return {each["driver"]: each for each in devices}
+
+
+def test_the_status_of_a_claim_has_what_its_drivers_returned(stage):
+    stage.apply(
+        claim("both", ("lamp", "lamp.test"), ("horn", "horn.test")),
+        pod("both", ("both", from_claim("both")), command=ENV),
+    )
+    stage.wait_phase("both", "Running")
+    found = wait_for("both entries", lambda: len(known := entries(stage, "both")) == 2 and known)
+    status = stage.get("resourceclaim", "both")["status"]
+    for result in status["allocation"]["devices"]["results"]:
+        entry = found[result["driver"]]
+        assert {key: entry[key] for key in ("pool", "device")} == {
+            key: result[key] for key in ("pool", "device")
+        }
+        assert entry["data"] == {"kind": result["request"]}
+        assert entry["networkData"] == {"interfaceName": result["device"]}
+        (condition,) = entry["conditions"]
+        assert (condition["type"], condition["status"]) == ("Ready", "True")
+    assert [user["name"] for user in status["reservedFor"]] == ["both"]
+    stage.delete("pod", "both")
+    wait_for("no entry to be left", lambda: not entries(stage, "both"))
+
+
+@pytest.mark.slow
+@pytest.mark.disruptive
+@pytest.mark.needs(Capability.STOP_API_SERVER)
+def test_a_status_that_cannot_be_written_delays_no_pod(stage):
+    stage.lamps.play(Rule(operation="prepare", hang="cooperative"))
+    stage.apply(
+        claim("late", ("lamp", "lamp.test")), pod("late", ("late", from_claim("late")), command=ENV)
+    )
+    wait_began(stage.lamps, "prepare")
+    logs = stage.cluster.node_path(stage.node, "/var/log/pods")
+    stage.cluster.stop_api_server()
+    try:
+        stage.lamps.play()
+        # The container starts within the seconds that it takes with an API server, too.
+        wait_for(
+            "the container to start",
+            lambda: [*logs.glob(f"{stage.name}_late_*/*/*.log")],
+            seconds=10,
+        )
+    finally:
+        stage.cluster.start_api_server()
+    wait_for("the entry", lambda: LAMPS in entries(stage, "late"), seconds=90)
 
 
 def test_a_claim_of_drivers_in_two_daemons(stage, release):

@@ -81,6 +81,7 @@ def scripted_values(cluster: Cluster, **nodeplugin: Any) -> dict[str, Any]:
             "drivers": drivers,
             "nodeSelector": {"kubernetes.io/hostname": cluster.nodes[0]},
             "devices": DEVICE_TIMES,
+            "claimStatus": {"enabled": True},
             **nodeplugin,
         },
     }

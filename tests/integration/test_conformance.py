@@ -69,6 +69,11 @@ FAULTS = [
         "hostile-parameters",
         "of the wrong types stopped the driver",
     ),
+    (
+        "preparing:ForgetsConditions",
+        "claim-status",
+        "device lamp-[01] lacks the condition Ready after a reboot",
+    ),
     ("preparing:CountsTries", "error-messages", r"two different errors: .*try 1.*try 2"),
     ("preparing:RawErrors", "error-messages", "an internal exception"),
     ("unpreparing:NothingToUndo", "unprepare-again", "unprepare must succeed"),

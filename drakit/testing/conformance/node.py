@@ -206,6 +206,7 @@ class FakeNode:
             "bootIDFile": str(self.root / "boot_id"),
             "logging": {"format": "text"},
             "devices": {"health": _HEALTH},
+            "claimStatus": {"enabled": True},
             **self._target.config(self.root),
         }
         (self.root / "plugin.yaml").write_text(yaml.safe_dump(config))

@@ -24,6 +24,7 @@ from drakit import (
     Capacity,
     CapacityRange,
     ClaimReference,
+    Condition,
     CounterSet,
     Device,
     Driver,
@@ -32,6 +33,8 @@ from drakit import (
     Edits,
     Health,
     Inventory,
+    NetworkData,
+    PreparedDevice,
 )
 
 LOOK_SECONDS = 0.02
@@ -77,14 +80,20 @@ class Scripted(Driver[ScriptedConfig]):
                 yield self._listed(stock)
             await asyncio.sleep(STOCK_SECONDS)
 
-    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> Edits:
+    async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> PreparedDevice:
         with self._told("prepare", claim, device) as rule:
             # The effect comes first, so that a call which is cut or fails leaves something to undo.
             self._mark(claim, device)
             await self._follow(rule)
         # Two shares of a device may be in one container.
         name = "_".join(["SCRIPTED", device.name, *([device.share_id] if device.share_id else [])])
-        return Edits(env={name.upper().replace("-", "_"): json.dumps(_facts(device))})
+        edits = Edits(env={name.upper().replace("-", "_"): json.dumps(_facts(device))})
+        return PreparedDevice(
+            edits=edits,
+            conditions=(Condition(type="Ready", status="True", reason="Lit"),),
+            data={"kind": self.kind},
+            network_data=NetworkData(interface_name=device.name),
+        )
 
     async def unprepare(self, claim: ClaimReference, device: AllocatedDevice) -> None:
         with self._told("unprepare", claim, device) as rule:

@@ -7,8 +7,9 @@ import itertools
 import os
 import time
 import uuid
+from dataclasses import replace
 
-from drakit import Device, Driver, DriverError, Edits, Mount, PreparedDevice
+from drakit import Condition, Device, Driver, DriverError, Edits, Mount
 from tests.fakes.broken.tidy import Tidy, TidyConfig
 
 
@@ -17,6 +18,17 @@ class Refuses(Tidy):
 
     async def prepare(self, claim, device):
         raise DriverError("the lamp is not plugged in")
+
+
+class ForgetsConditions(Tidy):
+    """Only the first prepare of a device reports its condition."""
+
+    def conditions(self, device):
+        seen = self.config.root / f"seen-{device.name}"
+        if seen.exists():
+            return (Condition(type="Old", status="True", reason="Lit"),)
+        seen.touch()
+        return super().conditions(device)
 
 
 class Misnamed(Driver[TidyConfig]):
@@ -87,9 +99,9 @@ class OtherEdits(Tidy):
 class OtherAttributes(Tidy):
     """Containers read something else each time."""
 
-    def make(self, claim, device, mode):
-        edits = super().make(claim, device, mode)
-        return PreparedDevice(edits=edits, attributes={"token": uuid.uuid4().hex})
+    async def prepare(self, claim, device):
+        prepared = await super().prepare(claim, device)
+        return replace(prepared, attributes={"token": uuid.uuid4().hex})
 
 
 class BelievesItsNotes(Tidy):
@@ -159,7 +171,7 @@ class MixesUp(Tidy):
     async def prepare(self, claim, device):
         self.current = claim
         await asyncio.sleep(0.1)
-        edits = await super().prepare(claim, device)
+        edits = (await super().prepare(claim, device)).edits
         return Edits(env={**edits.env, "LAMP_OWNER": self.current.uid}, mounts=edits.mounts)
 
 

@@ -12,7 +12,18 @@ import asyncio
 import json
 from pathlib import Path
 
-from drakit import Capacity, Device, Driver, DriverConfig, DriverError, Edits, Health, Mount
+from drakit import (
+    Capacity,
+    Condition,
+    Device,
+    Driver,
+    DriverConfig,
+    DriverError,
+    Edits,
+    Health,
+    Mount,
+    PreparedDevice,
+)
 from drakit.device import CapacityRange
 
 MODES = ("bright", "dim")
@@ -88,7 +99,12 @@ class Tidy(Driver[TidyConfig]):
             raise DriverError(f"there is no {device.name} on this node")
         mode = self.mode(device)
         await asyncio.sleep(self.seconds)
-        return self.make(claim, device, mode)
+        return PreparedDevice(
+            edits=self.make(claim, device, mode), conditions=self.conditions(device)
+        )
+
+    def conditions(self, device) -> tuple[Condition, ...]:
+        return (Condition(type="Ready", status="True", reason="Lit"),)
 
     def make(self, claim, device, mode: str) -> Edits:
         """Make what the containers get."""
