@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from drakit import (
@@ -455,6 +456,43 @@ async def test_a_gpu_that_is_gone_or_lost_can_be_unprepared(make, nvml, smi, all
 def test_parameters_that_are_refused(gpus, parameters):
     with pytest.raises(ValidationError):
         gpus.GpuParameters.model_validate(parameters)
+
+
+# ---------------------------------------------------------------- the check on a machine
+
+
+def test_the_check_prints_what_it_saw_and_the_problems(gpus, nvml, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    check = from_file("check_gpus", SOURCE.with_name("check.py"))
+    monkeypatch.delitem(sys.modules, "check_gpus")
+    names = [gpu.uuid for gpu in nvml.MACHINE.gpus] + [m.uuid for m in nvml.MACHINE.gpus[1].mig]
+    spec = {"kind": "nvidia.com/gpu", "devices": [{"name": name} for name in names]}
+    (tmp_path / "nvidia.yaml").write_text(yaml.safe_dump(spec))
+    monkeypatch.setattr(check, "CDI_FOLDERS", (tmp_path, tmp_path / "missing"))
+    monkeypatch.setattr(check, "conformance", lambda _slices: [])
+    monkeypatch.setattr(sys, "argv", ["check.py", "--time-slices", "4"])
+    assert check.main() == 0
+    printed = capsys.readouterr().out
+    for line in (
+        "  productName: NVIDIA L4\n",
+        "  timeSlices: 4, 1 a share\n",
+        "  health: healthy",
+        "  CDI devices: nvidia.com/gpu=MIG-33333333-aaaa-5bbb-8ccc-000000000001\n",
+        "summary: 1 of type gpu, 1 of type mig-gpu, 3 of type mig\nno problems\n",
+    ):
+        assert line in printed
+
+    nvml.MACHINE.gpus[0].remap_failed = True
+    (tmp_path / "nvidia.yaml").unlink()
+    assert check.main() == 1
+    printed = capsys.readouterr().out
+    assert f"problem: {L4} is not healthy\n" in printed
+    missing = "problem: no CDI file has nvidia.com/gpu=GPU-1111"
+    assert missing in printed
+
+    nvml.MACHINE.init_error = nvml.NVMLError_DriverNotLoaded
+    assert check.main() == 1
+    assert "NVML fails: Driver Not Loaded" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- the fake, the lines
