@@ -1,0 +1,282 @@
+"""
+The example drivers that open their hardware, each in a container of its own on real kubelets.
+
+examples/sensor reads virtual consoles: the device node of a pseudo-terminal works only in /dev/pts,
+so no runtime can create it for a container. examples/nvidia has a fake NVML, and a CDI file with
+the names of NVIDIA's toolkit. Manifests, values and drivers are the examples'; other than there are
+the names of images, and what stands for the hardware.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import termios
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster.api import Cluster
+from e2e.fixtures import namespace_of
+from e2e.images.build import TAG
+from e2e.images.vendor import driver_image
+from e2e.kit import TEST_IMAGE, Space, plugin_pod, slices, taints, wait_for
+from e2e.release import Release, install, uninstall
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.feature("vendors")]
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE, NVIDIA = ROOT / "examples" / "sensor", ROOT / "examples" / "nvidia"
+FAKE_NVML = ROOT / "tests" / "fakes" / "nvml" / "pynvml.py"
+DRIVER, GPUS = "sensors.example.com", "gpu.nvidia.com"
+RELEASE = Release(name="examples", namespace="examples-drakit")
+IMAGE, GPUS_IMAGE = f"localhost/drakit-sensors:{TAG}", f"localhost/drakit-gpus:{TAG}"
+LINKS = "/run/sensors.test"
+"""The directory of the links on a node; all nodes of a local cluster have the same /dev."""
+
+CONSOLES = (56, 57, 58, 59)
+UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
+
+
+class Sensor:
+    """A virtual console that gets a reading as input, again and again."""
+
+    def __init__(self, number: int) -> None:
+        self.path, self.reading = f"/dev/tty{number}", f"{number}.5"
+        self._silent = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+        self._thread.start()
+
+    def _write(self) -> None:
+        while not self._silent.wait(0.2):
+            # A program that had it as its controlling terminal hangs it up at its end.
+            with suppress(OSError), open(self.path, "wb", buffering=0, opener=_open) as port:
+                for byte in f"{self.reading}\n".encode():
+                    fcntl.ioctl(port, termios.TIOCSTI, bytes([byte]))
+
+    def fall_silent(self) -> None:
+        self._silent.set()
+        self._thread.join()
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOCTTY)
+
+
+def objects(name: str, example: Path = EXAMPLE) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((example / name).read_text()))
+
+
+def entry_of(example: Path) -> dict[str, Any]:
+    return yaml.safe_load((example / "values.yaml").read_text())["backends"]["allowed"]
+
+
+@pytest.fixture(scope="module")
+def drakit(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
+    """A release that allows the examples, with the paths of the sensors here."""
+    allowed = entry_of(EXAMPLE) | entry_of(NVIDIA)
+    allowed["sensors"]["devices"] = ["/dev/tty5[6-9]"]
+    values = {
+        "hostdev": {"enabled": False},
+        "operator": {"enabled": False},
+        "backends": {"enabled": True, "allowed": allowed},
+    }
+    install(cluster, RELEASE, values=values, build=images[0].parent.name)
+    yield cluster
+    uninstall(cluster, RELEASE)
+
+
+@contextmanager
+def applied(cluster: Cluster, bodies: list[dict[str, Any]]) -> Iterator[None]:
+    items = json.dumps({"apiVersion": "v1", "kind": "List", "items": bodies})
+    cluster.apply(items)
+    yield
+    cluster.kubectl("delete", "-f", "-", "--ignore-not-found", input=items)
+
+
+def manifests() -> list[dict[str, Any]]:
+    """The example's manifests, with the cluster's image and another directory of sensors."""
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "sensors", "namespace": "sensors"},
+        "data": {"sensors.yaml": f"directory: {LINKS}"},
+    }
+    namespace, daemon_set, device_class = objects("daemonset.yaml")
+    pod = daemon_set["spec"]["template"]["spec"]
+    pod["terminationGracePeriodSeconds"] = 1
+    pod["volumes"] += [
+        {"name": "config", "configMap": {"name": "sensors"}},
+        {"name": "links", "hostPath": {"path": LINKS, "type": "DirectoryOrCreate"}},
+    ]
+    (container,) = pod["containers"]
+    container |= {
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "args": ["--config=/etc/s/sensors.yaml"],
+    }
+    container["volumeMounts"] += [
+        {"name": "config", "mountPath": "/etc/s"},
+        {"name": "links", "mountPath": LINKS},
+    ]
+    return [namespace, config, daemon_set, device_class]
+
+
+@pytest.fixture(scope="module")
+def sensors(drakit: Cluster, images: list[Path]) -> Iterator[dict[str, dict[str, Sensor]]]:
+    """Two sensors on each of two nodes, by node and name of the device."""
+    if not all(Path(f"/dev/tty{number}").exists() for number in CONSOLES):
+        pytest.skip("the sensors are virtual consoles, which this machine's kernel does not have")
+    cluster = drakit
+    cluster.load_image(driver_image(IMAGE, EXAMPLE, nodeplugin=images[0]))
+    plugged: dict[str, dict[str, Sensor]] = {}
+    numbers = iter(CONSOLES)
+    for node in cluster.nodes[:2]:
+        folder = cluster.node_path(node, LINKS)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        plugged[node] = {}
+        for number in (next(numbers), next(numbers)):
+            sensor = plugged[node][f"usb-acme-air-sensor-s{number}-if00"] = Sensor(number)
+            (folder / f"usb-Acme_Air_Sensor_S{number}-if00").symlink_to(sensor.path)
+    with applied(cluster, manifests()):
+        yield plugged
+    for sensor in (sensor for found in plugged.values() for sensor in found.values()):
+        sensor.fall_silent()
+
+
+def gpus_manifests(node: str) -> list[dict[str, Any]]:
+    """The example's manifests, for a node without NVIDIA's runtime and its labels."""
+    bodies = objects("daemonset.yaml", NVIDIA)
+    (daemon_set,) = [body for body in bodies if body["kind"] == "DaemonSet"]
+    pod = daemon_set["spec"]["template"]["spec"]
+    del pod["runtimeClassName"]
+    pod["nodeSelector"] = {"kubernetes.io/hostname": node}
+    pod["terminationGracePeriodSeconds"] = 1
+    (container,) = pod["containers"]
+    container |= {"image": GPUS_IMAGE, "imagePullPolicy": "Never"}
+    return bodies
+
+
+def toolkits_file(uuids: list[str]) -> dict[str, Any]:
+    """A CDI file as `nvidia-ctk cdi generate --device-name-strategy=uuid` writes it, with another
+    device node and a variable for each device."""
+    nodes = [{"path": f"/dev/nvidia{n}", "hostPath": "/dev/null"} for n in range(len(uuids))]
+    devices = [
+        {"name": uuid, "containerEdits": {"deviceNodes": [node], "env": [f"GIVEN_{n}={uuid}"]}}
+        for n, (uuid, node) in enumerate(zip(uuids, nodes, strict=True))
+    ]
+    return {
+        "cdiVersion": "0.5.0",
+        "kind": "nvidia.com/gpu",
+        "devices": devices,
+        "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]},
+    }
+
+
+GPU = "GPU-11111111-aaaa-4bbb-8ccc-000000000001"
+MIGS = [f"MIG-33333333-aaaa-5bbb-8ccc-00000000000{n}" for n in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def gpus(drakit: Cluster, images: list[Path], tmp_path_factory) -> Iterator[str]:
+    """The node that has a GPU, and another one with three MIG instances."""
+    folder = tmp_path_factory.mktemp("gpus")
+    dockerfile = (NVIDIA / "Dockerfile").read_text()
+    fake = re.sub(r"^RUN (.*\\\n)*.*\n", "", dockerfile, flags=re.M)  # pip needs an index
+    (folder / "Dockerfile").write_text(fake.replace("requirements.txt", FAKE_NVML.name))
+    for path in (NVIDIA / "gpus.py", FAKE_NVML):
+        shutil.copy(path, folder)
+    drakit.load_image(driver_image(GPUS_IMAGE, folder, nodeplugin=images[0]))
+    node = drakit.nodes[0]
+    file = drakit.node_path(node, "/etc/cdi") / "nvidia.json"
+    file.write_text(json.dumps(toolkits_file([GPU, *MIGS])))
+    with applied(drakit, gpus_manifests(node)):
+        yield node
+    file.unlink()
+
+
+@pytest.fixture
+def room(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    with namespace_of(cluster, request) as name:
+        yield Space(cluster, name)
+
+
+def published(cluster: Cluster, node: str, driver: str = DRIVER) -> set[str]:
+    found = slices(cluster, node, driver=driver)
+    return {device["name"] for body in found for device in body["spec"].get("devices") or []}
+
+
+def test_pods_read_the_sensors_that_the_node_plugin_cannot_open(room, sensors):
+    cluster = room.cluster
+    for node, plugged in sensors.items():
+        wait_for(f"the sensors of {node}", lambda: published(cluster, node) == set(plugged))  # noqa: B023
+
+    template, pod = objects("pod.yaml")
+    room.apply(template)
+    (container,) = pod["spec"]["containers"]
+    container["image"] = TEST_IMAGE
+    for node in sensors:
+        pod["metadata"]["name"] = f"on-{node}"
+        pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
+        room.apply(pod)
+    for node, plugged in sensors.items():
+        name = f"on-{node}"
+        room.wait_phase(name, "Succeeded")
+        (reading,) = room.logs(name).splitlines()
+        (sensor,) = [each for each in plugged.values() if each.reading == reading]
+
+        plugin = plugin_pod(cluster, node, release=RELEASE)
+        assert plugin is not None
+        script = f"import os; os.open({sensor.path!r}, os.O_NOCTTY)"
+        done = cluster.kubectl(
+            *("-n", RELEASE.namespace, "exec", plugin["metadata"]["name"], "--"),
+            *("/opt/drakit/bin/python3", "-c", script),
+            check=False,
+        )
+        assert done.returncode
+        assert "PermissionError" in done.stderr or "FileNotFoundError" in done.stderr
+
+
+def test_a_sensor_that_falls_silent_is_tainted(room, sensors):
+    (name, sensor), _ = sensors[room.cluster.nodes[1]].items()
+    sensor.fall_silent()
+    wait_for(
+        "the silent sensor alone to be tainted",
+        lambda: {n: set(t) for n, t in taints(room.cluster, DRIVER).items()} == {name: {UNHEALTHY}},
+        seconds=90,
+    )
+
+
+def test_pods_share_a_gpu_in_time_slices_and_have_instances_of_another_one(room, gpus):
+    names = {GPU.lower(), "gpu-22222222-aaaa-4bbb-8ccc-000000000002", *map(str.lower, MIGS)}
+    wait_for("the GPUs", lambda: published(room.cluster, gpus, GPUS) == names)
+    *templates, sharing, instance = objects("pods.yaml", NVIDIA)
+    room.apply(*templates)
+    for pod, number in ((sharing, 0), (sharing, 1), (instance, 0), (instance, 1), (instance, 2)):
+        (container,) = pod["spec"]["containers"]
+        script = "env | sed -n s/^GIVEN_.=//p; ls /dev/nvidia*; sleep 3600"
+        container |= {"image": TEST_IMAGE, "command": ["sh", "-c", script]}
+        pod = pod | {"metadata": {"name": f"{pod['metadata']['name']}-{number}"}}
+        pod["spec"]["terminationGracePeriodSeconds"] = 1
+        room.apply(pod)
+    for number in (0, 1):
+        room.wait_phase(f"time-slice-{number}", "Running")
+        room.wait_phase(f"instance-{number}", "Running")
+    for number in (0, 1):
+        logs = wait_for("the log", lambda: room.logs(f"time-slice-{number}").splitlines()[1:])  # noqa: B023
+        assert logs == ["/dev/nvidia0"]
+    given = {room.logs(f"instance-{number}").splitlines()[0] for number in (0, 1)}
+    assert given == set(MIGS[1:])  # of the profile 1g.5gb
+    # There is no third instance of that profile.
+    assert room.event("instance-2", "cannot allocate all claims")
+    for pod in ("time-slice-0", "time-slice-1", "instance-0", "instance-1", "instance-2"):
+        room.delete("pod", pod)  # while its driver runs
