@@ -271,10 +271,13 @@ def test_pods_share_a_gpu_in_time_slices_and_have_instances_of_another_one(room,
     for number in (0, 1):
         room.wait_phase(f"time-slice-{number}", "Running")
         room.wait_phase(f"instance-{number}", "Running")
+
+    def log(name: str) -> list[str]:
+        return wait_for("the log", lambda: "/dev/" in room.logs(name) and room.logs(name)).split()
+
     for number in (0, 1):
-        logs = wait_for("the log", lambda: room.logs(f"time-slice-{number}").splitlines()[1:])  # noqa: B023
-        assert logs == ["/dev/nvidia0"]
-    given = {room.logs(f"instance-{number}").splitlines()[0] for number in (0, 1)}
+        assert log(f"time-slice-{number}") == [GPU, "/dev/nvidia0"]
+    given = {log(f"instance-{number}")[0] for number in (0, 1)}
     assert given == set(MIGS[1:])  # of the profile 1g.5gb
     # There is no third instance of that profile.
     assert room.event("instance-2", "cannot allocate all claims")

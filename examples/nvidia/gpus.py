@@ -9,9 +9,7 @@ libraries, links and device nodes of a GPU depend on the version of its driver, 
 toolkit knows them all. A UUID always means the same hardware, unlike the number in /dev/nvidia0.
 
 The driver lists the MIG instances that an admin has created, and creates none: the toolkit's file
-does not contain an instance that is created later.
-
-Its container needs NVML (libnvidia-ml.so.1) and the GPUs' device nodes.
+does not contain later ones. It needs NVML (libnvidia-ml.so.1) and the GPUs' device nodes.
 """
 
 import asyncio
@@ -44,6 +42,7 @@ from drakit import (
     Health,
     Inventory,
     Node,
+    ParameterVersion,
     RejectedDevice,
     Taint,
     Topology,
@@ -104,6 +103,10 @@ class GpuParameters(DeviceParameters):
 class Gpus(Driver[GpusConfig, GpuParameters]):
     name = "gpu.nvidia.com"
     reports_health = True
+    parameter_versions = (
+        ParameterVersion("resource.nvidia.com/v1beta1", "GpuConfig"),
+        ParameterVersion("resource.nvidia.com/v1beta1", "MigDeviceConfig"),
+    )
 
     def __init__(self, config: GpusConfig, node: Node) -> None:
         super().__init__(config, node)
@@ -278,10 +281,8 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
         if interval != "Default":
             uuid = _own_gpu(device)
             if uuid is None:
-                raise DriverError(
-                    f"the claim is not the only one that uses the GPU of {device.name}; remove the "
-                    "interval from its parameters, or claim a whole GPU"
-                )
+                problem = f"the claim is not the only one that uses the GPU of {device.name}"
+                raise DriverError(f"{problem}; remove the interval, or claim a whole GPU")
             await self._set_interval(uuid, interval)
         return device.edits
 

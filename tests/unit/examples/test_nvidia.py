@@ -31,6 +31,7 @@ from drakit import (
     Version,
 )
 from drakit_formats.resource.inventory import check_inventory
+from drakit_nodeplugin.endpoints.parameters import with_parameters
 from tests.fakes.node import StaticNode
 from tests.unit.docs.listings import ROOT, module
 
@@ -456,6 +457,31 @@ async def test_a_gpu_that_is_gone_or_lost_can_be_unprepared(make, nvml, smi, all
 def test_parameters_that_are_refused(gpus, parameters):
     with pytest.raises(ValidationError):
         gpus.GpuParameters.model_validate(parameters)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({}, id="without-a-version"),
+        pytest.param(
+            {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"},
+            id="of-nvidias-dra-driver",
+        ),
+    ],
+)
+def test_parameters_of_nvidias_dra_driver_are_accepted(gpus, given):
+    sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
+    device = AllocatedDevice(
+        name=L4, pool="", request="gpu", configs=({**given, "sharing": sharing},)
+    )
+    read = with_parameters(
+        device,
+        gpus.GpuParameters,
+        driver="gpu.nvidia.com",
+        index=0,
+        versions=gpus.Gpus.parameter_versions,
+    )
+    assert read.parameters.interval == "Long"
 
 
 # ---------------------------------------------------------------- the check on a machine
