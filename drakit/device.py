@@ -399,7 +399,8 @@ class PreparedDevice:
     value ``nodeplugin.claimStatus.enabled`` is set, the node plugin writes them to
     ``status.devices`` after it has answered the kubelet, and removes them when the claim is
     unprepared. A failure of the API server neither fails nor delays the pod. After a restart of the
-    node plugin, an entry that was not written yet can be missing until the next `prepare`.
+    node plugin, an entry that was not written yet can be missing until the next `prepare`. Claims
+    that are not allocated to a single node, for network devices, get no entries.
 
     `network_data` and `attributes` are for metadata files, which containers can read (KEP-5304).
 
