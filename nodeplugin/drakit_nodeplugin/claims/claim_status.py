@@ -148,10 +148,10 @@ class ClaimStatuses:
             return
         self._wanted[claim.uid] = _Wanted(claim=claim, devices=devices, bytes=size)
         self._bytes += size
-        self._queue.forget(claim.uid)
         self._queue.add(claim.uid)
 
     def _forget(self, uid: str) -> None:
+        self._queue.forget(uid)
         if (wanted := self._wanted.pop(uid, None)) is not None:
             self._bytes -= wanted.bytes
             self._overflowing = False
@@ -197,7 +197,6 @@ class ClaimStatuses:
             self._on_write("success")
         if self._wanted.get(uid) is wanted:
             self._forget(uid)
-            self._queue.forget(uid)
 
     async def _write(self, wanted: _Wanted) -> None:
         """Write one status. Returns if nothing is to be done, for example for a claim with this
