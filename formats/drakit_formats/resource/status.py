@@ -68,8 +68,8 @@ def data_of(written: str) -> dict[str, Any]:
         raise ValueError("data is not valid JSON") from None
     if not isinstance(value, dict):
         raise ValueError("data is not a JSON object")
-    if not _within(cast("dict[str, Any]", value), MAX_DATA_DEPTH):
-        raise ValueError(f"data has more than {MAX_DATA_DEPTH} levels")
+    if (problem := _value_problem(cast("dict[str, Any]", value), MAX_DATA_DEPTH)) is not None:
+        raise ValueError(f"data {problem}")
     return cast("dict[str, Any]", value)
 
 
@@ -77,12 +77,23 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
-def _within(value: object, levels: int) -> bool:
+def _value_problem(value: object, levels: int) -> str | None:
+    """Return why a JSON value cannot be sent; None if it can."""
+    if isinstance(value, str):
+        return None if _is_text(value) else "contains text that is not valid Unicode"
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "contains an integer of more than 64 bits"
+    if not isinstance(value, dict | list):
+        return None
+    if not levels:
+        return f"has more than {MAX_DATA_DEPTH} levels"
+    values: list[object] = []
     if isinstance(value, dict):
-        value = list(cast("dict[str, object]", value).values())
-    if not isinstance(value, list):
-        return True
-    return levels > 0 and all(_within(each, levels - 1) for each in cast("list[object]", value))
+        for pair in cast("dict[str, object]", value).items():
+            values += pair
+    else:
+        values = cast("list[object]", value)
+    return next(filter(None, (_value_problem(each, levels - 1) for each in values)), None)
 
 
 def _problems(prepared: PreparedDevice) -> Iterator[str]:

@@ -95,6 +95,9 @@ def test_data_is_a_json_object_of_bounded_size_and_depth():
         ({"a": "x" * 10_240}, "data is larger than 10 KiB as JSON"),
         ({"a": "<" * 1710}, "data is larger than 10 KiB as JSON"),  # six characters each
         (nested(17), "data has more than 16 levels"),
+        ({"a": [2**63]}, "data contains an integer of more than 64 bits"),
+        ({"a": {"\ud800": 1}}, "data contains text that is not valid Unicode"),
+        ({"a": ["\ud800"]}, "data contains text that is not valid Unicode"),
     ):
         with pytest.raises(ValueError, match=problem):
             data_copy(data)
