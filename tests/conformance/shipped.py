@@ -20,6 +20,7 @@ from drakit.testing.conformance.targets import (
 )
 from e2e.images.backend import backend_binary
 from e2e.images.deviceplugins import NODES, SAMPLE, device_plugin
+from tests.fakes.terminals import plug_sensors
 from tests.unit.docs.listings import ROOT, listing
 
 __all__ = ("Tested", "modules", "targets")
@@ -43,6 +44,7 @@ def modules(folder: Path) -> Iterator[Path]:
     yield folder
     yield ROOT / "examples" / "driver"
     yield ROOT / "examples" / "nvidia"
+    yield ROOT / "examples" / "sensor"
     yield ROOT / "tests" / "fakes" / "nvml"
 
 
@@ -141,6 +143,15 @@ def targets() -> Iterator[Tested]:
             unplug=lambda root: shutil.rmtree(root / "rotors" / "north"),
         ),
         chosen=True,
+    )
+    yield Tested(
+        "example driver: sensors, which are pseudo-terminals",
+        PythonTarget(
+            reference="sensors:Sensors",
+            values={"directory": "{root}/by-id", "state": "{root}/run/sensors"},
+            setup=plug_sensors,
+            unplug=lambda root: (root / "by-id" / "usb-Acme_Soil_S1-if00").unlink(),
+        ),
     )
     yield Tested(
         "example driver: NVIDIA GPUs, with a fake NVML",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pty
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,37 +16,12 @@ from drakit import AllocatedDevice, ClaimReference, Device, DeviceNode, DriverEr
 from drakit_formats.resource.inventory import device_problems
 from drakit_nodeplugin.endpoints.contract import traits_of
 from tests.fakes.node import StaticNode
+from tests.fakes.terminals import Terminal
 from tests.unit.docs.listings import ROOT, module
 
 SOURCE = (ROOT / "examples" / "sensor" / "sensors.py").read_text()
 CLAIM = ClaimReference(namespace="lab", name="climate", uid="uid-1")
 OTHER = ClaimReference(namespace="lab", name="watch", uid="uid-2")
-
-
-class Terminal:
-    """A pseudo-terminal that writes a reading, again and again."""
-
-    def __init__(self) -> None:
-        self.end, other = pty.openpty()
-        self.path = os.ttyname(other)
-        # As long as an end is open, the kernel gives its number to no other one.
-        self._other = other
-        self._silent = threading.Event()
-        self._thread = threading.Thread(target=self._write)
-        self._thread.start()
-
-    def _write(self) -> None:
-        while not self._silent.wait(0.05):
-            os.write(self.end, b"21.5\n")
-
-    def fall_silent(self) -> None:
-        self._silent.set()
-        self._thread.join()
-
-    def close(self) -> None:
-        self.fall_silent()
-        os.close(self._other)
-        os.close(self.end)
 
 
 class SensorNode:
