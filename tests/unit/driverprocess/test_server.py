@@ -129,6 +129,24 @@ async def test_each_claim_has_its_own_result(served, behaviour):
     assert sorted(behaviour.calls) == [("prepare", "desk", "lamp-0"), ("prepare", "hot", "lamp-1")]
 
 
+async def test_an_error_names_its_device_and_a_pending_release_is_pending(served):
+    results = await call_both(served.prepare, (CLAIM, LAMP, colored(ROOF, "black")))
+    assert isinstance(results[0], DeviceFailedError)
+    assert (str(results[0]), results[0].index) == (
+        "lamp lamp-1 cannot be black; choose another color",
+        1,
+    )
+    (bug,) = await call_both(served.prepare, (CLAIM, colored(LAMP, "bug")))
+    assert (str(bug), bug.index) == (
+        "driver gpu.example.com failed in prepare: KeyError: 'lamp-0'",
+        0,
+    )
+    (invalid,) = await call_both(served.prepare, (CLAIM, replace(LAMP, configs=({"size": 1},))))
+    assert str(invalid).startswith("the opaque parameters for driver gpu.example.com are invalid:")
+    (hot,) = await call_both(served.unprepare, (OTHER, LAMP))
+    assert (str(hot), hot.pending, hot.index) == ("lamp lamp-0 cools down", True, 0)
+
+
 async def test_unprepare_resets_and_check_answers(served, behaviour):
     assert await call_both(served.unprepare, (CLAIM, LAMP)) == [None]
     assert behaviour.calls == [("unprepare", "desk", "lamp-0"), ("reset", "", "lamp-0")]
