@@ -87,6 +87,23 @@ async def test_a_held_device_is_tainted_at_once_and_goes_when_it_is_released(nod
         assert not manager.is_gone(NODE, "a")
 
 
+async def test_held_devices_keep_their_places_in_the_order_of_the_driver(node: Node):
+    node.store.used = {NODE: {"b", "e"}}
+
+    def listed(names: str) -> Inventory:
+        return Inventory(devices=[Device(name=name) for name in names], ordered=True)
+
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, listed("edcba"))
+        await pass_time(5)
+        for names, order in (("dca", "edcba"), ("acd", "eacbd"), ("dceba", "dceba")):
+            manager.replaced(DRIVER, listed(names))
+            await pass_time(5)
+            found = manager.publication().pools[NODE]
+            assert "".join(each.name for each in found.devices) == order
+            assert found.ordered
+
+
 async def test_a_device_that_stays_away_evicts_its_pods_after_a_delay(node: Node):
     node.store.used = {NODE: {"a", "b"}}
     async with node.plugin() as manager:
