@@ -29,6 +29,9 @@ _SLICE_FIELDS = frozenset(
         "devices",
         "perDeviceNodeSelection",
         "sharedCounters",
+        # These two change no verdict.
+        "partitionTypeAttribute",
+        "skipNodeOperations",
     }
 )
 _DEVICE_FIELDS = frozenset(

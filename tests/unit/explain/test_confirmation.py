@@ -328,6 +328,7 @@ OF_CLAIM = ["spec", "devices"]
     [
         (SLICE, CLAIM, ""),
         (changed(SLICE, ["spec"], new=1), CLAIM, "field new of ResourceSlice s"),
+        (changed(SLICE, ["spec"], partitionTypeAttribute="x.y/profile"), CLAIM, ""),
         (
             changed(SLICE, OF_SLICE, nodeAllocatableResourceMappings={}),
             CLAIM,
