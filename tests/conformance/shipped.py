@@ -43,6 +43,7 @@ def modules(folder: Path) -> Iterator[Path]:
     (folder / "lamp.py").write_text(listing("docs/vendors/driver-contract.md", "lamp.py"))
     yield folder
     yield ROOT / "examples" / "driver"
+    yield ROOT / "e2e" / "example_gpus"
     yield ROOT / "examples" / "nvidia"
     yield ROOT / "examples" / "sensor"
     yield ROOT / "tests" / "fakes" / "nvml"
@@ -156,6 +157,19 @@ def targets() -> Iterator[Tested]:
     yield Tested(
         "example driver: NVIDIA GPUs, with a fake NVML",
         PythonTarget(reference="many_gpus:Gpus", values={"timeSlices": 4}),
+    )
+    yield Tested(
+        "GPUs with the parameters of another project",
+        PythonTarget(
+            reference="example_gpus:Gpus",
+            values={"count": 3},
+            parameters={
+                "apiVersion": "gpu.resource.example.com/v1alpha1",
+                "kind": "GpuConfig",
+                "sharing": {"strategy": "TimeSlicing"},
+            },
+        ),
+        (*CONFIGURED, "parameter-versions", "claim-metadata", "hostile-parameters", "reboot"),
     )
     yield Tested(
         "the driver of docs/vendors/driver-contract.md: lamps",

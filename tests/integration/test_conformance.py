@@ -74,6 +74,16 @@ FAULTS = [
         "claim-status",
         "device lamp-[01] lacks the condition Ready after a reboot",
     ),
+    (
+        "preparing:NeedsLabels",
+        "claim-metadata",
+        "without metadata and consumers contains an internal exception",
+    ),
+    (
+        "preparing:ForgetsItsVersion",
+        "parameter-versions",
+        "parameters of tidy.example.com/v1 that have no other key .* the conversion fails",
+    ),
     ("preparing:CountsTries", "error-messages", r"two different errors: .*try 1.*try 2"),
     ("preparing:RawErrors", "error-messages", "an internal exception"),
     ("unpreparing:NothingToUndo", "unprepare-again", "unprepare must succeed"),
@@ -120,12 +130,14 @@ GOOD = [
     ("tidy:Tidy", rule.id)
     for rule in RULES.values()
     if "python" in rule.kinds
-    and rule.id not in ("prepare-not-serialized", "partitions", "dropped-fields")
+    and rule.id
+    not in ("prepare-not-serialized", "partitions", "dropped-fields", "parameter-versions")
 ]
 GOOD.append(("publishing:WithFallback", "dropped-fields"))
 GOOD += [("tidy:Slow", rule) for rule in SLOW]
 GOOD += [("tidy:Bare", rule) for rule in ("prepare", "device-reuse", "claim-reallocated")]
 GOOD.append(("preparing:Nodes", "prepare"))
+GOOD.append(("preparing:Versioned", "parameter-versions"))
 GOOD.append(("sharing:Panels", "partitions"))
 GOOD.append(("sharing:OneController", "device-numbers"))
 GOOD += [("backend:remembers", rule) for rule in ("process-killed", "metadata")]

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from drakit.device import ClaimReference
@@ -115,6 +116,8 @@ class Cluster:
         *,
         devices: Sequence[PublishedDevice],
         configs: Sequence[Mapping[str, Any]],
+        metadata: Mapping[str, Any] = MappingProxyType({}),
+        reserved_for: Sequence[Mapping[str, Any]] | None = None,
         of: ClaimUnderTest | None = None,
     ) -> ClaimUnderTest:
         """Store a claim with these results; `of` is a claim that is allocated again."""
@@ -127,6 +130,9 @@ class Cluster:
         body = _claim_body(
             reference, driver=driver, node=self._node, results=list(results), configs=configs
         )
+        body["metadata"] |= metadata
+        if reserved_for is not None:
+            body["status"]["reservedFor"] = [dict(consumer) for consumer in reserved_for]
         stored = self._api.store(f"{_CLAIMS}/{reference.name}", body)
         return ClaimUnderTest(reference=reference, devices=tuple(devices), body=stored)
 

@@ -218,6 +218,9 @@ class Kit:
         share_id: str | None = None,
         consumed: Mapping[str, str] | None = None,
         results: Sequence[Mapping[str, Any]] | None = None,
+        others: Sequence[Mapping[str, Any]] = (),
+        metadata: Mapping[str, Any] | None = None,
+        reserved_for: Sequence[Mapping[str, Any]] | None = None,
     ) -> ClaimUnderTest:
         """
         Store a new claim to which these devices are allocated, and return it.
@@ -225,7 +228,8 @@ class Kit:
         `configs` are opaque parameters as JSON objects, by default the target's. If claims can
         share the device, the claim gets a share with a new ID and the default amounts, unless
         `share_id` and `consumed` are set. `results` replaces the allocation results, to test
-        invalid ones.
+        invalid ones, and `others` are results of other drivers. `metadata` has labels, annotations
+        and owners. `reserved_for` are the consumers, by default a pod.
         """
         made = [
             result_for(
@@ -242,7 +246,12 @@ class Kit:
             filled = {"driver": self.driver, "pool": self.node, "request": request}
             made = [{**filled, **result} for result in results]
         return self._cluster.store_claim(
-            self.driver, made, devices=devices, configs=self._configs(configs)
+            self.driver,
+            [*made, *others],
+            devices=devices,
+            configs=self._configs(configs),
+            metadata=metadata or {},
+            reserved_for=reserved_for,
         )
 
     def reallocate(

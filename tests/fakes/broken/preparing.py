@@ -9,7 +9,16 @@ import time
 import uuid
 from dataclasses import replace
 
-from drakit import Condition, Device, Driver, DriverError, Edits, Mount
+from drakit import (
+    Condition,
+    Device,
+    DeviceParameters,
+    Driver,
+    DriverError,
+    Edits,
+    Mount,
+    ParameterVersion,
+)
 from tests.fakes.broken.tidy import Tidy, TidyConfig
 
 
@@ -236,6 +245,18 @@ class DiesOfParameters(Tidy):
         return super().mode(device)
 
 
+class NeedsLabels(Tidy):
+    """Expects a label that users need not write, and one consumer."""
+
+    claim_data = True
+
+    def mode(self, device):
+        assert device.claim_data is not None
+        if device.claim_data.reserved_for[0].resource != "pods":
+            raise DriverError("only pods may use a lamp")
+        return super().mode(device)
+
+
 class StopsOverParameters(Tidy):
     """Its stream ends over parameters that it does not know."""
 
@@ -274,3 +295,43 @@ class RawErrors(Tidy):
         return {"bright": "bright", "dim": "dim"}[
             next((config["mode"] for config in device.configs), "bright")
         ]
+
+
+class Mode(DeviceParameters):
+    mode: str = "dim"
+
+
+class FormerMode(DeviceParameters):
+    light: str | None = None
+
+
+class Versioned(Tidy):
+    """Its parameters have two versions."""
+
+    parameters_type = Mode
+    parameter_versions = (
+        ParameterVersion("tidy.example.com/v2", "Mode"),
+        ParameterVersion(
+            "tidy.example.com/v1",
+            "Mode",
+            type=FormerMode,
+            convert=lambda former: Mode(mode=former.light or "dim"),
+        ),
+    )
+
+    def mode(self, device):
+        return device.parameters.mode
+
+
+class ForgetsItsVersion(Versioned):
+    """The conversion of the earlier version expects a key that was optional."""
+
+    parameter_versions = (
+        ParameterVersion("tidy.example.com/v2", "Mode"),
+        ParameterVersion(
+            "tidy.example.com/v1",
+            "Mode",
+            type=FormerMode,
+            convert=lambda former: Mode(mode=former.light.lower()),
+        ),
+    )
