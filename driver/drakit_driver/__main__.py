@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from drakit_driver.device_plugin import DevicePluginOptions
+    from drakit_driver.plugin_devices import DevicePluginOptions
 
 LEFT_THREADS_SECONDS = 3.0
 """The grace period of threads that still run when everything else has ended."""
@@ -76,7 +76,7 @@ def main() -> None:
 
 def _device_plugin_options(arguments: argparse.Namespace) -> DevicePluginOptions:
     from drakit.settings import SettingsError
-    from drakit_driver.device_plugin import DevicePluginOptions, resource_of
+    from drakit_driver.plugin_devices import DevicePluginOptions, resource_of
 
     try:
         resources = tuple(resource_of(each) for each in arguments.resource)

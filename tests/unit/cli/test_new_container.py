@@ -14,7 +14,7 @@ import yaml
 
 from drakit_cli.main import main
 from drakit_driver.__main__ import parser
-from drakit_driver.device_plugin import resource_of
+from drakit_driver.plugin_devices import resource_of
 from drakit_nodeplugin.config import NodePluginConfig
 from tests.unit.chart.conftest import helm
 from tests.unit.cli.projects import CONTAINERS, commands, files_of, readme, write

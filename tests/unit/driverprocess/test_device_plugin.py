@@ -14,12 +14,8 @@ import pytest
 
 from drakit import Device, Driver, DriverError, Edits, Health, PreparedDevice, Taint, Topology
 from drakit_driver import device_plugin
-from drakit_driver.device_plugin import (
-    DevicePluginOptions,
-    DevicePluginServer,
-    resource_of,
-    socket_path,
-)
+from drakit_driver.device_plugin import DevicePluginServer
+from drakit_driver.plugin_devices import DevicePluginOptions, resource_of, socket_path
 from drakit_nodeplugin.endpoints import endpoint
 from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver

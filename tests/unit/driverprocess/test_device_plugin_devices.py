@@ -18,8 +18,8 @@ from drakit import (
     Version,
 )
 from drakit.settings import SettingsError
-from drakit_driver import device_plugin
-from drakit_driver.device_plugin import (
+from drakit_driver import plugin_devices as module
+from drakit_driver.plugin_devices import (
     DevicePluginOptions,
     check_supported,
     edits_problem,
@@ -213,7 +213,7 @@ def test_of_two_devices_with_a_name_the_first_counts():
 
 
 def test_more_devices_than_a_message_may_have_are_left_out(monkeypatch):
-    monkeypatch.setattr(device_plugin, "MAX_DEVICES", 5)
+    monkeypatch.setattr(module, "MAX_DEVICES", 5)
     west = Device(name="west", allow_multiple_allocations=True)
     found = listed(west, Device(name="a"), Device(name="b"), given=options(shares=4))
     assert list(found.by_resource[LAMP])[-1] == "a"

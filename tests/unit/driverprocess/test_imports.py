@@ -23,6 +23,7 @@ OURS = (
     "drakit_cli",
     "drakit_daemon.kube",
     "drakit_driver.device_plugin",
+    "drakit_driver.plugin_devices",
     "drakit_explain",
     "drakit_nodeplugin.allowed",
     "drakit_nodeplugin.claims",

@@ -1,0 +1,398 @@
+"""
+A driver's devices and edits, as the kubelet gets them from a device plugin.
+
+:mod:`.device_plugin` states the rules, and serves the result.
+
+It must not know gRPC, sockets that are served, health, or how a driver runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import uuid
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from drakit.device import (
+    AllocatedDevice,
+    Capacity,
+    ClaimReference,
+    Device,
+    DeviceNode,
+    Edits,
+    Inventory,
+    Mount,
+    Version,
+)
+from drakit.layout import MAX_SOCKET_PATH_BYTES
+from drakit.quantity import parse_quantity
+from drakit.settings import SettingsError
+from drakit_formats.cdi import InvalidEditsError, container_edits
+from drakit_formats.resource.device import needed_features
+from drakit_formats.resource.inventory import device_problems, shown
+from drakit_nodeplugin.endpoints.contract import MAX_DEVICES, DeviceKey, DriverTraits
+from drakit_nodeplugin.endpoints.deviceplugin.messages import extended_resource_problem
+from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
+
+NAMESPACE = "device-plugin"
+"""The namespace of the claims that drivers get. No real one has this driver's devices."""
+
+_PLAIN_OPTIONS = frozenset({"ro", "rw", "bind", "rbind", "private", "rprivate", "nosuid", "nodev"})
+"""Options of a mount that the kubelet passes, that it implies, or that it may drop."""
+
+
+# ---------------------------------------------------------------- options
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resource:
+    """A resource, and the devices that it has."""
+
+    name: str
+    """Its name in ``resources.limits`` of a container."""
+
+    attribute: str = ""
+    """The attribute that selects its devices. If empty, it has all devices."""
+
+    value: str = ""
+
+    def selects(self, device: Device) -> bool:
+        """Return whether a device belongs to the resource."""
+        if not self.attribute:
+            return True
+        found = device.attributes.get(self.attribute)
+        values = found if isinstance(found, tuple) else (found,)
+        return self.value in [_in_words(value) for value in values]
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, Version):
+        return value.text
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def resource_of(text: str) -> Resource:
+    """Read a ``--resource`` option; raise ValueError with a sentence."""
+    name, colon, selector = text.partition(":")
+    attribute, equals, value = selector.partition("=")
+    if problem := extended_resource_problem(name):
+        raise ValueError(f"{name!r} is not the name of a resource: {problem}")
+    if colon and not (attribute and equals and value):
+        raise ValueError(
+            f"{text!r} must have the form NAME or NAME:ATTRIBUTE=VALUE, for example "
+            f"{name}:model=large"
+        )
+    return Resource(name=name, attribute=attribute, value=value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DevicePluginOptions:
+    """How a driver is served as a device plugin."""
+
+    resources: tuple[Resource, ...]
+    shares: int | None = None
+    """The maximum number of shares of a device; None for no limit but its capacity's."""
+
+    unprepare_late: bool = False
+    """Whether to undo the effects of a prepare before the next one."""
+
+    directory: Path = Path("/var/lib/kubelet/device-plugins")
+    """The kubelet's directory for device plugins."""
+
+
+def check_supported(driver: str, traits: DriverTraits, options: DevicePluginOptions) -> None:
+    """Raise :class:`SettingsError` if a device plugin cannot do what a driver needs."""
+    name = f"driver {driver} cannot be a device plugin:"
+    if traits.policies is not None:
+        raise SettingsError(
+            f"{name} it has policies, which only the node plugin reads from the API server; "
+            f"configure it by its configuration alone, or use DRA"
+        )
+    if traits.network_devices:
+        raise SettingsError(
+            f"{name} it prepares devices that no node owns, and the kubelet knows only those of "
+            f"its node; use DRA"
+        )
+    if traits.claim_data:
+        raise SettingsError(
+            f"{name} it needs the data of claims (claim_data), and there are no claims; use DRA"
+        )
+    if traits.side_effects and not options.unprepare_late:
+        raise SettingsError(
+            f"{name} it undoes what it prepares, and the kubelet does not notify a device plugin "
+            f"when a pod ends; set --unprepare-late to undo it before the next pod gets the "
+            f"device, set side_effects = False if there is nothing to undo, or use DRA"
+        )
+    if (kind := traits.parameters_type) is not None:
+        try:
+            kind.model_validate({})
+        except ValidationError as error:
+            fields = ", ".join(
+                sorted({str(each["loc"][0]) for each in error.errors() if each["loc"]})
+            )
+            raise SettingsError(
+                f"{name} its parameters {kind.__name__} are invalid without {fields or 'values'}, "
+                f"and a pod that requests a resource has no parameters; give all fields defaults, "
+                f"or use DRA"
+            ) from None
+    names = [resource.name for resource in options.resources]
+    if not names:
+        raise SettingsError(f"{name} it has no resource; set --resource, as in {driver}/device")
+    for resource in names:
+        if socket_path(options.directory, resource) is None:
+            raise SettingsError(
+                f"{name} the path of a socket in {options.directory} has more than "
+                f"{MAX_SOCKET_PATH_BYTES} bytes, the limit of Linux; use a shorter directory"
+            )
+
+
+def socket_path(directory: Path, resource: str) -> Path | None:
+    """Return the path of a resource's socket; None if none is short enough."""
+    digest = hashlib.sha256(resource.encode()).hexdigest()[:16]
+    for name in (f"{resource.replace('/', '_')}.sock", f"{digest}.sock"):
+        if len(os.fsencode(directory / name)) <= MAX_SOCKET_PATH_BYTES:
+            return directory / name
+    return None
+
+
+# ---------------------------------------------------------------- devices
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PluginDevice:
+    """A device for the kubelet: a device of the driver, or a share of one."""
+
+    id: str
+    device: Device
+    allocated: AllocatedDevice
+    """The device as `prepare` gets it."""
+
+    claim: ClaimReference
+    order: tuple[int, int]
+    """The number of the share, and the index of the device."""
+
+    @property
+    def key(self) -> DeviceKey:
+        """The driver's device."""
+        return DeviceKey(self.device.pool, self.device.name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PluginDevices:
+    """The devices of each resource, by ID, and the reasons why others are not listed."""
+
+    by_resource: Mapping[str, Mapping[str, PluginDevice]] = field(
+        default_factory=dict[str, Mapping[str, PluginDevice]]
+    )
+    problems: tuple[str, ...] = ()
+
+
+def plugin_devices(
+    inventory: Inventory, *, driver: str, options: DevicePluginOptions
+) -> PluginDevices:
+    """Return the devices of an inventory as the kubelet gets them."""
+    given = inventory.devices
+    if inventory.fallback is not None and any(
+        device.consumes or needed_features(device) for device in given
+    ):
+        given = inventory.fallback
+    found: dict[str, dict[str, PluginDevice]] = {each.name: {} for each in options.resources}
+    problems: list[str] = []
+    keys: set[DeviceKey] = set()
+    count = 0
+    for index, device in enumerate(given):
+        try:
+            key, resource, shares = _placed(device, options)
+            if key in keys:
+                raise _UnlistedError("is listed twice; the first one counts")
+            if count + shares > MAX_DEVICES:
+                raise _UnlistedError(
+                    f"exceeds the limit of {MAX_DEVICES:,} devices and shares; set --shares"
+                )
+        except _UnlistedError as error:
+            problems.append(f"device {shown(getattr(device, 'name', device))} {error}")
+            continue
+        keys.add(key)
+        count += shares
+        for each in _of_device(device, index, shares=shares, driver=driver, resource=resource):
+            found[resource][each.id] = each
+    return PluginDevices(by_resource=found, problems=tuple(problems))
+
+
+class _UnlistedError(Exception):
+    """A device that cannot be listed. The text follows its name in a sentence."""
+
+
+def _placed(device: Device, options: DevicePluginOptions) -> tuple[DeviceKey, str, int]:
+    """Return a device's key, its resource and the number of its shares, or raise
+    :class:`_UnlistedError`."""
+    if problem := device_problem(device):
+        raise _UnlistedError(problem)
+    shares = _share_count(device, options.shares)
+    for resource in options.resources:
+        if resource.selects(device):
+            return DeviceKey(device.pool, device.name), resource.name, shares
+    raise _UnlistedError("matches no --resource option")
+
+
+def _of_device(
+    device: Device, index: int, *, shares: int, driver: str, resource: str
+) -> Iterator[PluginDevice]:
+    request = re.sub(r"[^a-z0-9]+", "-", resource.partition("/")[2].lower()).strip("-")
+    name = f"{device.pool}/{device.name}" if device.pool else device.name
+    consumed: dict[str, str] = {}
+    if device.allow_multiple_allocations:
+        consumed = {key: _amounts(each)[1] for key, each in device.capacity.items()}
+    for number in range(shares):
+        identity = f"{name}::{number}" if device.allow_multiple_allocations else name
+        uid = uuid.uuid5(uuid.NAMESPACE_DNS, f"{driver}/{identity}")
+        share = str(uuid.uuid5(uid, "share")) if device.allow_multiple_allocations else None
+        yield PluginDevice(
+            id=identity,
+            device=device,
+            allocated=AllocatedDevice(
+                name=device.name,
+                pool=device.pool,
+                request=request,
+                share_id=share,
+                consumed_capacity=consumed,
+            ),
+            claim=ClaimReference(namespace=NAMESPACE, name=identity, uid=str(uid)),
+            order=(number, index),
+        )
+
+
+def device_problem(device: Device) -> str | None:
+    """Return why a device cannot be listed; None if it can."""
+    if problems := device_problems(device):  # as for DRA
+        return f"is invalid: {'; '.join(problems)}"
+    if device.consumes:
+        return (
+            "consumes counters, which the kubelet does not know: it would allocate devices that "
+            "exclude each other; list only devices that can be used together, or set "
+            "Inventory.fallback"
+        )
+    if needed := needed_features(device):
+        names = " and ".join(sorted(each.value for each in needed))
+        return f"needs its {names}, which the kubelet does not know; set Inventory.fallback"
+    if problem := edits_problem(device.edits):
+        return f"has edits that a device plugin cannot pass: {problem}"
+    return None
+
+
+def _share_count(device: Device, limit: int | None) -> int:
+    """Return the number of shares of a valid device."""
+    if not device.allow_multiple_allocations:
+        return 1
+    limits: list[int] = [] if limit is None else [limit]
+    for capacity in device.capacity.values():
+        value, amount = (parse_quantity(text) for text in _amounts(capacity))
+        if amount > 0:
+            limits.append(int(value // amount))
+    if not limits:
+        raise _UnlistedError(
+            "can be shared by any number of claims, because no capacity is shared; set --shares"
+        )
+    if (shares := min(limits)) > MAX_DEVICES:
+        raise _UnlistedError(
+            f"has {shares:,} shares, and the limit is {MAX_DEVICES:,}; set --shares"
+        )
+    return shares
+
+
+def _amounts(capacity: str | Capacity) -> tuple[str, str]:
+    """Return the whole of a capacity, and the amount that a share consumes by default."""
+    if isinstance(capacity, Capacity):
+        return capacity.value, capacity.default or capacity.value
+    return capacity, capacity
+
+
+def preferred(
+    devices: Mapping[str, PluginDevice],
+    *,
+    available: Iterable[str],
+    required: Collection[str],
+    size: int,
+) -> list[str]:
+    """Return the IDs that a container should get: first those that it must have, then others in the
+    driver's order. Shares come from different devices, as long as there are some."""
+    chosen = list(required)
+    known = [devices[each] for each in available if each in devices and each not in chosen]
+    taken: dict[DeviceKey, int] = defaultdict(int)
+    for each in chosen:
+        if each in devices:
+            taken[devices[each].key] += 1
+    ranked: list[tuple[int, int, int, str]] = []
+    for device in sorted(known, key=lambda each: each.order):
+        number, index = device.order
+        ranked.append((taken[device.key], index, number, device.id))
+        taken[device.key] += 1
+    return [*chosen, *(each for *_, each in sorted(ranked))][: max(size, len(chosen))]
+
+
+# ---------------------------------------------------------------- edits
+
+
+def edits_problem(edits: Edits) -> str | None:
+    """Return why a device plugin cannot pass edits to a container; None if it can."""
+    for given, what in (
+        (edits.hooks, "hooks"),
+        (edits.net_devices, "network devices"),
+        (edits.additional_gids, "supplementary groups"),
+        (edits.intel_rdt, "resctrl settings"),
+    ):
+        if given:
+            return f"{what}; use DRA"
+    for node in edits.device_nodes:
+        if (node.file_mode, node.uid, node.gid) != (None, None, None):
+            return f"the mode or owner of device node {node.path}; use DRA"
+        if node.permissions == "none":
+            return f"device node {node.path} without access; use DRA"
+    for mount in edits.mounts:
+        others = sorted({*mount.options, *((mount.type,) if mount.type else ())} - _PLAIN_OPTIONS)
+        if others:
+            return f"{', '.join(others)} of mount {mount.container_path}; use DRA"
+    try:
+        container_edits(edits)
+    except InvalidEditsError as error:
+        return str(error)
+    return None
+
+
+def response_of(edits: Iterable[Edits]) -> pb.ContainerAllocateResponse:
+    """Return the answer for one container, with the edits of all of its devices."""
+    envs: dict[str, str] = {}
+    nodes: dict[str, DeviceNode] = {}
+    mounts: dict[str, Mount] = {}
+    cdi: dict[str, None] = {}
+    for each in edits:
+        envs.update(each.env)
+        nodes.update({node.path: node for node in each.device_nodes})
+        mounts.update({mount.container_path: mount for mount in each.mounts})
+        cdi.update(dict.fromkeys(each.cdi_devices))
+    return pb.ContainerAllocateResponse(
+        envs=envs,
+        devices=[
+            pb.DeviceSpec(
+                container_path=node.path,
+                host_path=node.host_path or node.path,
+                permissions=node.permissions or "rwm",
+            )
+            for node in nodes.values()
+        ],
+        mounts=[
+            pb.Mount(
+                container_path=mount.container_path,
+                host_path=mount.host_path,
+                read_only="ro" in mount.options,
+            )
+            for mount in mounts.values()
+        ],
+        cdi_devices=[pb.CDIDevice(name=name) for name in cdi],
+    )
