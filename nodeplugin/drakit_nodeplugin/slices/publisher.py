@@ -415,7 +415,8 @@ class PoolPublisher:
         kept = tuple(keep_published(each) for name, each in wanted.items() if name in names)
         if not names:
             return Plan()
-        plan = await self._plan(DesiredPool(devices=kept, counter_sets=None), identity)
+        published = DesiredPool(devices=kept, counter_sets=None, partition_type_attribute=None)
+        plan = await self._plan(published, identity)
         return plan if await writer.check(plan) is Verdict.ACCEPTED else Plan()
 
     async def _plan(self, pool: DesiredPool, identity: PoolIdentity) -> Plan:

@@ -228,6 +228,27 @@ async def test_published_devices_are_tainted_and_removed_while_a_layout_is_refus
     assert "too many devices" in last_error(published)
 
 
+async def test_the_order_and_the_type_of_partitions_stay_while_a_layout_is_refused(
+    published: Published,
+):
+    parts = [
+        device(f"part-{n}", consumes={"gpu-0": {"memory": "1"}}, attributes={"profile": "1g"})
+        for n in range(99, -1, -1)
+    ]
+    fields: dict[str, Any] = {
+        "counter_sets": (counter_set("gpu-0"),),
+        "ordered": True,
+        "partition_type_attribute": "x.y/profile",
+    }
+    await published.publish(pool(*parts, **fields))
+    before = published.slices()
+    published.link.refuse = denies(has("dev-199"))
+    assert await published.publish(pool(*parts, *many(200), **fields), seconds=60) == []
+    assert published.slices() == before
+    specs = [body["spec"] for body in before]
+    assert [spec.get("partitionTypeAttribute") for spec in specs].count("x.y/profile") == 2
+
+
 async def test_taints_do_not_make_a_refused_layout_be_checked_again(published: Published):
     await published.publish(pool(*many(100)))
     published.link.refuse = denies(has("dev-199"))
