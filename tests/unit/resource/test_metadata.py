@@ -47,6 +47,7 @@ def reader() -> Path:
     return metadata_reader()
 
 
+@pytest.mark.timeout(900)  # the first run builds the reader
 def test_kubernetes_own_package_reads_and_accepts_both_versions(reader, tmp_path):
     published = Device(
         name="cam-0",
