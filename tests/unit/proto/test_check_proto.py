@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BACKEND = Path("proto", "drakit_proto", "backend", "v1", "backend.proto")
 KUBELET = Path("proto", "drakit_proto", "kubelet", "dra", "v1", "dra.proto")
 FIELD = "string version = 2;"
-ADDED = f"{FIELD}\n  string vendor = 3;"
+ADDED = f"{FIELD}\n  string vendor = 99;"
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -75,7 +75,7 @@ def test_an_addition_passes(repository, old, new):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        pytest.param(FIELD, "string version = 3;", id="renumbered-field"),
+        pytest.param(FIELD, "string version = 98;", id="renumbered-field"),
         pytest.param("rpc GetInfo(", "rpc Info(", id="renamed-method"),
         pytest.param("v1;backendv1", "v1", id="other-go-package"),
     ],
