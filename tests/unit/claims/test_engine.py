@@ -4,15 +4,18 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from drakit import (
     Condition,
     DeviceNode,
+    DeviceParameters,
     DriverError,
     Edits,
     NetworkData,
+    ParameterVersion,
     PreparedDevice,
     ReleasePendingError,
 )
@@ -22,7 +25,7 @@ from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.endpoints.contract import traits_of
 from drakit_nodeplugin.endpoints.failures import BadParametersError
 from tests.fakes.checkpoints import delete
-from tests.fakes.claims import DRIVER, NODE, claim_body, reference
+from tests.fakes.claims import DRIVER, NODE, claim_body, opaque, reference
 from tests.fakes.direct import DirectEndpoint
 from tests.unit.claims.conftest import EmptyDriver
 
@@ -260,6 +263,61 @@ def use(driver, devices) -> None:
     calls = DirectEndpoint(driver, node=NODE)
     devices.traits = traits_of(type(driver))
     devices.prepare, devices.unprepare = calls.prepare, calls.unprepare
+
+
+class Former(DeviceParameters):
+    mode: str = "slow"
+
+
+class Present(DeviceParameters):
+    frames: int = 30
+
+
+class Before(EmptyDriver):
+    """A driver before its parameters had versions; it notes the parameters of each call."""
+
+    parameters_type: ClassVar[Any] = Former
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, DeviceParameters | None]] = []
+
+    def prepare(self, claim, device):
+        self.seen.append(("prepare", device.parameters))
+        return Edits()
+
+    def unprepare(self, claim, device):
+        self.seen.append(("unprepare", device.parameters))
+
+
+class After(Before):
+    """The same, after an update."""
+
+    parameters_type = Present
+    parameter_versions = (
+        ParameterVersion(
+            "", type=Former, convert=lambda old: Present(frames=60 if old.mode == "fast" else 30)
+        ),
+        ParameterVersion("camera.example.com/v2", "Camera"),
+    )
+
+
+async def test_stored_parameters_of_an_earlier_version_are_converted_after_an_update(
+    plugin, claims, devices, start
+):
+    claims.store(claim_body(A, "cam-0", config=[opaque({"mode": "fast"})]))
+    before, after = Before(), After()
+    use(before, devices)
+    assert (await plugin.prepare(reference(A)))[A].error is None
+
+    plugin = await start()
+    use(after, devices)
+    claims.answers = False
+    assert (await plugin.queue.prepare_again(reference(A))).error is None
+    assert await plugin.unprepare(reference(A)) == {A: None}
+
+    assert before.seen == [("prepare", Former(mode="fast"))]
+    assert after.seen == [("prepare", Present(frames=60)), ("unprepare", Present(frames=60))]
 
 
 class Batches(EmptyDriver):
