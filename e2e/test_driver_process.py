@@ -88,7 +88,9 @@ def driver(yard: Yard) -> Iterator[None]:
 def opened(yard: Yard, name: str, path: str) -> str:
     """What a program gets that opens a path in a pod's container."""
     exec_in = ("-n", FOREIGN.namespace, "exec", name, "--")
-    return yard.cluster.kubectl(*exec_in, "/opt/drakit/bin/python3", "-c", OPEN, path).strip()
+    return yard.cluster.kubectl(
+        *exec_in, "/opt/drakit/bin/python3", "-c", OPEN, path
+    ).stdout.strip()
 
 
 def test_a_driver_in_its_container_opens_what_the_node_plugin_cannot(yard, driver):
@@ -107,7 +109,7 @@ def test_a_driver_in_its_container_opens_what_the_node_plugin_cannot(yard, drive
     assert yard.inside("user", "exec 3<>/dev/fuse && echo opened") == ["opened"]
     status = yard.cluster.kubectl(
         *("-n", FOREIGN.namespace, "exec", own["metadata"]["name"], "--"), "cat", "/proc/1/status"
-    )
+    ).stdout
     (resident,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
     print(f"drakit-driver: VmRSS {int(resident) / 1024:.1f} MiB")
     yard.delete("pod", "user")

@@ -50,8 +50,8 @@ from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStop
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.unit.driverprocess.conftest import loaded, serving
 from tests.unit.driverprocess.lamps import LAMPS, Behaviour, Lamps
-from tests.unit.endpoints.backend.conftest import Listener, call, call_both
-from tests.unit.endpoints.camera import NODE, until
+from tests.unit.endpoints.backend.conftest import Listener, call, call_both, new_endpoint
+from tests.unit.endpoints.camera import NODE, running, until
 
 CLAIM = ClaimReference(namespace="lab", name="desk", uid="uid-a")
 OTHER = ClaimReference(namespace="lab", name="hot", uid="uid-b")
@@ -185,6 +185,32 @@ async def test_calls_for_one_device_do_not_overlap_if_a_caller_no_longer_waits(s
     await until(lambda: served.unavailable() is None)
     await call(served.unprepare, CLAIM, [LAMP])
     assert (most, ends) == (1, ["prepare", "unprepare", "reset"])
+
+
+async def test_two_node_plugins_are_served_at_once_and_their_calls_do_not_overlap(
+    served, behaviour, found
+):
+    running_now, most = 0, 0
+
+    async def during(what: str) -> None:
+        nonlocal running_now, most
+        running_now += 1
+        most = max(most, running_now)
+        await asyncio.sleep(0.05)
+        running_now -= 1
+
+    behaviour.during = during
+    listener = Listener()
+    async with running(new_endpoint(found, listener)) as other:
+        assert await names(listener) == ["lamp-0", "lamp-1"]
+        one, two = await asyncio.gather(
+            call(served.prepare, CLAIM, [LAMP]), call(other.prepare, CLAIM, [LAMP])
+        )
+        assert one == two
+        assert most == 1
+        behaviour.listed = Inventory(devices=LAMPS[:1])
+        assert await names(listener) == ["lamp-0"]
+    assert served.unavailable() is None
 
 
 async def test_a_stop_waits_for_calls_in_flight_and_removes_the_socket(
