@@ -80,11 +80,13 @@ class MetadataFiles:
             try:
                 for name, text in texts.items():
                     self._call(self._directory.write_text, name, text)
-                self._remove(former - texts.keys())
+                left = former - texts.keys()
+                mounted = self._mounted(claim, left) if left else frozenset[str]()
+                self._remove(left - mounted)
             except OSError as error:
                 failed[claim.uid] = error
             else:
-                self._settle(claim.uid, frozenset(texts))
+                self._settle(claim.uid, mounted.union(texts))
         return failed
 
     def unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
@@ -135,6 +137,14 @@ class MetadataFiles:
             uid = name.rpartition("_")[0]  # a request has no underscore
             names[uid] = names.get(uid, frozenset()) | {name}
         return names
+
+    def _mounted(self, claim: StoredClaim, names: frozenset[str]) -> frozenset[str]:
+        """Return the files among these that exist and that the claim's CDI file mounts, although
+        their content is unknown: a rebuilt entry has none, nor has one that an earlier version
+        wrote. Its containers may be running, and could not restart without the files."""
+        spec = claim.cdi_spec or ""
+        mounted = frozenset(name for name in names if f'/{name}"' in spec)
+        return mounted.intersection(self._directory.names("")) if mounted else mounted
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from drakit import Device, NetworkData, PreparedDevice, Topology
+from drakit_nodeplugin.claims.recovery import Rebuilder
 from drakit_nodeplugin.state.holds import PoolContent
 from tests.fakes.claims import DRIVER, NODE, FakeDevices, claim_body, reference
 from tests.unit.claims.conftest import Plugin
+from tests.unit.claims.test_rebuild import Kubelet
 
 A, B = "uid-a", "uid-b"
 ROOT = "/var/run/kubernetes.io/dra-device-attributes"
@@ -217,6 +219,30 @@ async def test_files_without_an_entry_and_a_cdi_file_are_removed_at_the_start(st
     await plugin.restorer.clean()
     assert names(plugin) == {f"{B}_main.json", f"{B}_back.json"}, "its containers may be running"
     assert await plugin.unprepare(reference(B)) == {B: None}
+    assert names(plugin) == set()
+
+
+async def test_a_rebuilt_claim_keeps_the_files_that_its_cdi_file_mounts(start, plugin, tmp_path):
+    await prepare(plugin, A, B)
+    before = names(plugin)
+    await plugin.checkpoint.close()
+    for path in tmp_path.glob("checkpoint.db*"):
+        path.unlink()
+    plugin = lists(await start())
+    await plugin.restorer.clean()
+    kubelet = Kubelet()
+    kubelet.uses(A, "cam-0", "cam-1", "cam-4")
+    kubelet.uses(B, "cam-2", "cam-3")
+    await Rebuilder(plugin.parts, kubelet=kubelet).rebuild()
+    (plugin.cdi / f"{DRIVER}-claim_{A}.json").unlink()
+    (plugin.metadata.directory / f"{B}_main.json").unlink()
+    assert await plugin.restorer.restore() == 2
+    assert set(mounts(plugin, A)) == {f"{A}-0", f"{A}-1"}
+    assert names(plugin) == before - {f"{B}_main.json"}, "containers could not restart without"
+    assert await plugin.restorer.restore() == 0, "what is lost is not looked for again"
+    await prepare(plugin, A, B)
+    assert names(plugin) == before
+    await plugin.unprepare(reference(A), reference(B))
     assert names(plugin) == set()
 
 
