@@ -62,8 +62,8 @@ MAX_RECENT = 512
 """Claims in the cache: a node has 110 pods by default, and most have a claim or two."""
 
 MAX_RECENT_BYTES = 4096
-"""Bytes of opaque parameters and metadata of a claim in the cache; a row can hold 128 KiB of
-each."""
+"""Bytes of opaque parameters, metadata and the claim's own data in the cache, for each claim; a row
+can hold 128 KiB of each of the first two, and 64 KiB of the last."""
 
 _RESTART = "the node plugin restarts and quarantines it"
 _BUSY = f"{schema.BUSY_SECONDS:g} s"
@@ -523,7 +523,7 @@ class Checkpoint:
         self._recent.pop(claim.uid, None)
         # A row whose consumption is unknown is completed without a new generation.
         complete = all(device.consumes is not None for device in claim.devices)
-        texts = (*claim.configs, *claim.metadata.values())
+        texts = (claim.data or "", *claim.configs, *claim.metadata.values())
         small = sum(map(len, texts)) <= MAX_RECENT_BYTES
         if complete and small and claim.rebuilt is None:
             self._recent[claim.uid] = claim

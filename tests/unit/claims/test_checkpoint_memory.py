@@ -52,8 +52,11 @@ async def test_rows_of_an_earlier_process_are_read_once(path, checkpoint, monkey
             assert await later.find(["uid-a"]) == written
 
 
-async def test_large_parameters_are_not_kept_in_memory(checkpoint):
-    large = replace(stored_claim("large"), configs=("x" * 5000,))
+@pytest.mark.parametrize(
+    "texts", [{"configs": ("x" * 5000,)}, {"metadata": {"r": "x" * 5000}}, {"data": "x" * 5000}]
+)
+async def test_large_texts_are_not_kept_in_memory(checkpoint, texts):
+    large = replace(stored_claim("large"), **texts)
     written = (await checkpoint.write([large])).written
     assert not checkpoint._recent
     assert await checkpoint.find(["uid-large"]) == written
