@@ -20,11 +20,11 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from drakit.device import ClaimReference, PreparedDevice
+from drakit.device import ClaimReference, Edits, PreparedDevice
 from drakit_daemon.kube import ApiError, ForbiddenError, InvalidError
 from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.rate_limiter import RateLimiter
@@ -121,7 +121,12 @@ class ClaimStatuses:
         if answer.prepared is None:
             return
         pairs = zip(answer.devices, answer.prepared, strict=False)
-        devices = [(device, each) for device, each in pairs if has_status(each)]
+        # Without the edits, which can be larger than all that counts here.
+        devices = [
+            (device, replace(each, edits=Edits(), attributes={}))
+            for device, each in pairs
+            if has_status(each)
+        ]
         if devices or self._has_status.get(claim.uid):
             self._want(claim, devices)
         self._has_status[claim.uid] = bool(devices)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from drakit import Condition, NetworkData, PreparedDevice
+from drakit import Condition, Edits, NetworkData, PreparedDevice
 from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, UnavailableError
 from drakit_nodeplugin.claims.claim_status import MAX_WAITING, ClaimStatuses
 from drakit_nodeplugin.claims.source import ApiClaims
@@ -340,6 +341,22 @@ async def test_only_the_newest_result_is_written(world):
     (entry,) = world.server.status("a")["devices"]
     assert entry["conditions"][0]["reason"] == "Configured"
     assert world.results == ["error", "success"]
+
+
+class BigEdits(Edits):
+    """Edits that can be found among all objects."""
+
+
+@pytest.mark.looptime
+async def test_what_waits_has_no_edits(world):
+    statuses = world.statuses()
+    world.server.add("a", "cam-0")
+    prepared(statuses, "a", cam_0=of(READY, edits=BigEdits(env={"BLOB": "x" * 100_000})))
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) is BigEdits]
+    async with world.running(statuses):
+        await world.after()
+    assert world.results == ["success"]
 
 
 @pytest.mark.looptime
