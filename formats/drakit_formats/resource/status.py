@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import ip_interface
+from math import isfinite
 from typing import Any, cast, get_args
 
 from drakit.device import Condition, ConditionStatus, NetworkData, PreparedDevice
@@ -60,7 +61,7 @@ def data_copy(data: object) -> dict[str, Any]:
 def data_of(written: str) -> dict[str, Any]:
     """Parse a JSON object of bounded size and depth; raise ValueError with its problem."""
     # The API server writes these characters as six, and measures the result.
-    if len(written) + 5 * sum(map(written.count, "<>&")) > MAX_DATA_BYTES:
+    if len(written.encode()) + 5 * sum(map(written.count, "<>&")) > MAX_DATA_BYTES:
         raise ValueError(f"data is larger than {MAX_DATA_BYTES // 1024} KiB as JSON")
     try:
         value: object = json.loads(written, parse_constant=_refuse_constant)
@@ -83,6 +84,8 @@ def _value_problem(value: object, levels: int) -> str | None:
         return None if _is_text(value) else "contains text that is not valid Unicode"
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "contains an integer of more than 64 bits"
+    if isinstance(value, float) and not isfinite(value):  # 1e999 is valid JSON
+        return "contains a number that is too large"
     if not isinstance(value, dict | list):
         return None
     if not levels:

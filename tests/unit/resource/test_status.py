@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 
 from drakit import Condition, NetworkData, PreparedDevice, Version
-from drakit_formats.resource.status import data_copy, has_status, prepared_problem, status_entry
+from drakit_formats.resource.status import (
+    data_copy,
+    data_of,
+    has_status,
+    prepared_problem,
+    status_entry,
+)
 
 READY = Condition(type="Ready", status="True", reason="Configured", message="It works.")
 
@@ -101,6 +107,17 @@ def test_data_is_a_json_object_of_bounded_size_and_depth():
     ):
         with pytest.raises(ValueError, match=problem):
             data_copy(data)
+
+
+def test_the_data_of_a_backend_is_measured_in_bytes_and_has_finite_numbers():
+    assert data_of('{"a": "' + "é" * 5000 + '"}') == {"a": "é" * 5000}
+    for written, problem in (
+        ('{"a": "' + "é" * 5200 + '"}', "data is larger than 10 KiB as JSON"),
+        ('{"a": [1e999]}', "data contains a number that is too large"),
+        ('{"a": NaN}', "data is not valid JSON"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            data_of(written)
 
 
 def entry(prepared: PreparedDevice, stored, now: str, share_id: str | None = None):
