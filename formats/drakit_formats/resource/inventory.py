@@ -514,7 +514,9 @@ def _extra_problems(extra: object) -> Iterator[str]:
 
 def _json_problem(value: object, depth: int) -> str | None:
     """Return why a value is not JSON, or has too many levels."""
-    if value is None or isinstance(value, str | bool | int | float):
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "have an integer of more than 64 bits"
+    if value is None or isinstance(value, str | int | float):
         return None
     if not isinstance(value, Mapping | list | tuple):
         return f"have a value {_kind(value)}, which is not JSON"

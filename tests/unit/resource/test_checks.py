@@ -137,6 +137,7 @@ BAD = {
     "extra-as-text": (cam(extra="{"), "a JSON object"),
     "extra-of-6-levels": (cam(extra={"a": [[[[[1]]]]]}), "more than 5 levels"),
     "extra-of-4097-bytes": (cam(extra={"a": "x" * 4096}), "at most 4096"),
+    "extra-of-65-bits": (cam(extra={"a": [2**63]}), "an integer of more than 64 bits"),
     "extra-nan": (cam(extra={"a": float("nan")}), "not JSON"),
     "extra-object": (cam(extra={"a": [object()]}), "which is not JSON"),
     "extra-key": (cam(extra={"a": {1: 2}}), "a key of type int"),
