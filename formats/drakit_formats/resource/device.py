@@ -367,6 +367,22 @@ def needed_features(device: Device) -> frozenset[Feature]:
     return frozenset(feature for feature in rest if without(device, {feature}) is None)
 
 
+def extra_fields(device: Device) -> Iterator[str]:
+    """Yield the paths of a device's extra fields: an API server can drop any of them."""
+    yield from _paths(device.extra, "")
+
+
+def _paths(value: Any, above: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, each in cast("Object", value).items():
+            path = f"{above}.{key}"
+            yield path
+            yield from _paths(each, path)
+    elif isinstance(value, list | tuple):
+        for each in cast("Sequence[Any]", value):
+            yield from _paths(each, above)
+
+
 def used_features(devices: Iterable[Object]) -> frozenset[Feature]:
     """Return the features that devices of the API use."""
     used: set[Feature] = set()

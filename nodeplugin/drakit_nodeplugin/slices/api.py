@@ -64,6 +64,9 @@ KeptT = TypeVar("KeptT")
 PAGE_SIZE = 20
 """Slices of a page: each has up to 128 devices, and a page is parsed as a whole."""
 
+MAX_KEPT = 1000
+"""Features and extra fields that are known to be kept; of more, all are asked about again."""
+
 RETRY_SECONDS = (2.0, 60.0)
 """First and longest delay after a failed write; it doubles in between, with jitter."""
 
@@ -291,8 +294,8 @@ class PoolContext:
     on_dropped: Callable[[Collection[Feature]], bool]
     """Receives the features that an answer lacks; returns whether this invalidates plans."""
 
-    kept: set[Feature]
-    """The features that the API server keeps, as dry runs have shown."""
+    kept: set[Feature | str]
+    """The features and paths of extra fields that the API server keeps, as dry runs have shown."""
 
     on_name_taken: Callable[[str], None]
     """Receives a sentence on an object that has the name of a slice."""
@@ -387,7 +390,7 @@ class PoolWriter:
         errors: list[ApiError] = []
         refused: dict[str, SliceContent] = {}
         for write in writes:
-            unproven = write.needed_features - self._context.kept
+            unproven = write.needs - self._context.kept
             if not (plan.changes_layout and write.changed) and not unproven:
                 continue
             try:
@@ -475,11 +478,12 @@ class PoolWriter:
             raise
         dropped = dropped_from_slice(body, answer)
         if dry_run:
-            needed = write.needed_features
             # Another pool may have reported it already.
-            if self._context.on_dropped(dropped) or dropped & needed:
+            if self._context.on_dropped(dropped) or dropped & write.needed_features:
                 raise DroppedError
-            self._context.kept.update(needed)
+            if len(self._context.kept) > MAX_KEPT:  # a driver whose fields have ever new names
+                self._context.kept.clear()
+            self._context.kept.update(write.needs)
             return
         stored = StoredSlice.of(answer)
         self._context.store.apply(stored)

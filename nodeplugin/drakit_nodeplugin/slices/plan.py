@@ -25,7 +25,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drakit.device import CounterSet
-from drakit_formats.resource.device import Feature, needed_features, used_features
+from drakit_formats.resource.device import (
+    Feature,
+    extra_fields,
+    needed_features,
+    used_features,
+)
 from drakit_formats.resource.objects import children, text
 from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import (
@@ -154,6 +159,16 @@ class SliceWrite:
             return frozenset(needed)
         used = used_features(self.stored.bodies()[0].values())
         return frozenset(needed - used | needed & {Feature.EXTRA})
+
+    @property
+    def needs(self) -> frozenset[Feature | str]:
+        """The needed features, with each extra field by its path: an API server that keeps one of
+        these can drop others."""
+        needed = self.needed_features
+        if Feature.EXTRA not in needed:
+            return needed
+        devices = (each.device for each in self.content.devices.values() if each.device is not None)
+        return needed.union(path for device in devices for path in extra_fields(device))
 
     @property
     def _repels_pods(self) -> bool:

@@ -109,7 +109,7 @@ class SlicePublisher:
         self._reflector: Reflector[StoredSlice] | None = None
         self._dropped: frozenset[Feature] = frozenset()
         self._reported: frozenset[Feature] = frozenset()
-        self._kept: set[Feature] = set()
+        self._kept: set[Feature | str] = set()
         self._forgot_at = float("-inf")
 
     # ------------------------------------------------------------ for probes and metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -442,6 +443,31 @@ async def test_fields_that_the_server_keeps_are_asked_about_once(published: Publ
     (body,) = published.slices()
     assert [each["newField"]["a"] for each in body["spec"]["devices"]] == [0, 1, 2]
     assert await published.settled(3600) == []
+
+
+@pytest.mark.parametrize(
+    ("unknown", "dropped"),
+    [({"other": 1}, "other"), ({"newField": {"b": 1}}, "newField.b")],
+)
+async def test_a_server_that_keeps_one_extra_field_is_asked_about_others(
+    published: Published, unknown: dict[str, Any], dropped: str
+):
+    def change(body: dict[str, Any]) -> dict[str, Any]:
+        body = copy.deepcopy(body)
+        for each in body["spec"].get("devices", ()):
+            *above, last = dropped.split(".")
+            for name in above:
+                each = each.get(name, {})
+            each.pop(last, None)
+        return body
+
+    published.link.change = change
+    known = device("known", extra={"newField": {"a": 1}})
+    assert await published.publish(pool(known)) == ["POST"]
+    assert await published.publish(pool(known, device("needy", extra=unknown))) == ["PUT"]
+    assert published.devices() == set(), "the only write removes the devices with extra fields"
+    assert [method for method, _ in published.link.dry_runs] == ["POST", "PUT"]
+    assert published.publisher.dropped == {Feature.EXTRA}
 
 
 async def test_dropped_fields_are_repaired_at_once(published: Published):
