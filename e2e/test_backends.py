@@ -4,6 +4,8 @@ A backend on a real kubelet: the example in Go, a program of its own beside the 
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from e2e.foreign import (
@@ -69,6 +71,9 @@ def test_a_backends_devices_are_prepared_with_parameters_and_unprepared(yard):
     ]
     assert "choose one of" in yard.event("blue", 'colour is "blue"')
     assert yard.held() == {name}
+    read = json.loads("".join(yard.inside("red", "read-metadata claim red blinker")))
+    ((found,),) = [request["Devices"] for request in read["Requests"]]
+    assert (found["Driver"], found["Name"]) == (BLINKERS, name)
     yard.delete("pod", "red")
     yard.delete("pod", "blue")
     wait_for("the blinker to be free", lambda: not yard.held())

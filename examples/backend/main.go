@@ -141,7 +141,7 @@ func main() {
 	os.MkdirAll(driver.state, 0o755) // without it, Prepare returns an error
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	info := &backendv1.GetInfoResponse{DriverName: *name, Version: "0.1.0"}
+	info := &backendv1.GetInfoResponse{DriverName: *name, Version: "0.1.0", MetadataFiles: true}
 	if err := backend.Serve(ctx, driver, backend.Options{Socket: *socket, Info: info}); err != nil {
 		log.Fatal(err)
 	}
