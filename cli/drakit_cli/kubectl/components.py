@@ -53,6 +53,8 @@ GATES: Mapping[str, Gate] = {
     "DRAConsumableCapacity": Gate(since=36, components=(SCHEDULER,)),
     "DRAListTypeAttributes": Gate(since=None, components=(SCHEDULER,)),
     "DRADeviceBindingConditions": Gate(since=36, components=(SCHEDULER,)),
+    "DRAResourceClaimDeviceStatus": Gate(since=34, components=(SCHEDULER,)),
+    "DRAResourceClaimGranularStatusAuthorization": Gate(since=36, components=()),
     "DRANodeAllocatableResources": Gate(since=None, components=(SCHEDULER, KUBELET)),
     "DRAFractionalCapacityRange": Gate(since=None, components=(SCHEDULER,)),
     "DRADeviceCompatibilityGroups": Gate(since=None, components=(SCHEDULER,)),
