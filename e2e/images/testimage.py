@@ -2,7 +2,8 @@
 The image of the test pods: busybox, small static programs that use a device, and a program that
 reads metadata files with Kubernetes' own package.
 
-It has a second name, that of the public image in the documentation's pods, which no test can pull.
+It has more names: those of public images in the documentation's pods and in other projects'
+manifests, which no test can pull. For the latter, it has a `bash`, which is busybox' own shell.
 It must not know the tests.
 """
 
@@ -19,6 +20,8 @@ from e2e.images.go import metadata_reader
 
 NAME = "localhost/drakit-test:dev"
 PUBLIC_NAME = "docker.io/library/busybox:1.37"
+OTHERS_NAME = "docker.io/library/ubuntu:22.04"
+BASH = b'#!/bin/sh\nexec /bin/sh "$@"\n'
 SOURCES = REPOSITORY / "e2e" / "testimage"
 TOOLS = ("kvm-version", "blockio")
 """The names under which the helper program does something; see its `main.go`."""
@@ -61,14 +64,19 @@ def _make(folder: Path, busybox: Path, reader: Path) -> None:
         applets = run(
             [busybox, "--list"], what="asking busybox for its commands", timeout_seconds=10
         )
-        links = {f"bin/{applet}": "busybox" for applet in applets.split() if applet != "busybox"}
+        links = {
+            f"bin/{applet}": "busybox"
+            for applet in applets.split()
+            if applet not in ("busybox", "bash")
+        }
         links |= {f"bin/{tool}": "device-tools" for tool in TOOLS}
         write_image(
             folder / "test.tar",
             name=NAME,
-            aliases=[PUBLIC_NAME],
+            aliases=[PUBLIC_NAME, OTHERS_NAME],
             files={
                 "bin/busybox": (busybox, 0o755),
+                "bin/bash": (BASH, 0o755),
                 "bin/device-tools": (helper, 0o755),
                 "bin/read-metadata": (reader, 0o755),
             },
