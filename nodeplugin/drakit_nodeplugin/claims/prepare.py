@@ -44,6 +44,7 @@ from drakit_nodeplugin.claims.errors import (
     ClaimError,
     ClaimFetchError,
     ClaimGoneError,
+    ClaimTooLargeError,
     DeviceGoneError,
     DeviceNotListedError,
     DriverFailedError,
@@ -199,7 +200,8 @@ class Preparing(Unpreparing):
         timeout_seconds = NEW_CLAIM_FETCH_SECONDS if usable is None else KNOWN_CLAIM_FETCH_SECONDS
         try:
             claim = await self._parts.source.fetch(reference, timeout_seconds=timeout_seconds)
-            return wanted_claim(
+            wanted = partial(
+                wanted_claim,
                 claim,
                 reference=reference,
                 driver=self._parts.driver,
@@ -208,8 +210,15 @@ class Preparing(Unpreparing):
                 boot_id=self._parts.boot_id,
                 limits=self._parts.limits,
                 side_effects=self._parts.devices.traits.side_effects,
-                data=self._parts.devices.traits.claim_data,
             )
+            try:
+                return wanted(data=self._parts.devices.traits.claim_data)
+            except ClaimTooLargeError:
+                # Users can write more after a claim was prepared, and a backend that is not
+                # connected yet may not need the data: what is prepared needs no driver.
+                if usable is None or next_step(usable, new=wanted()) is not Step.ANSWER:
+                    raise
+                return usable
         except ClaimGoneError as error:
             return error
         except ClaimFetchError as error:

@@ -176,6 +176,24 @@ async def test_a_label_that_changes_does_not_take_devices_from_a_pod(plugin, cla
     assert devices.unprepares == 0
 
 
+async def test_what_is_written_into_a_prepared_claim_does_not_take_it_from_a_pod(
+    plugin, claims, devices, start
+):
+    claims.store(body(labels={"team": "vision"}))
+    await plugin.prepare(reference(A))
+    claims.store(body(annotations={"a": "x" * MAX_DATA_BYTES}))
+    assert (await plugin.prepare(reference(A)))[A].error is None
+    assert labels_seen(devices) == ["vision"] * 2
+    # Other devices need their driver, and so does the first prepare after a boot.
+    other = claim_body(A, "cam-5")
+    other["metadata"]["annotations"] = {"a": "x" * MAX_DATA_BYTES}
+    claims.store(other)
+    assert (await plugin.prepare(reference(A)))[A].reason == "ClaimTooLarge"
+    claims.store(body(annotations={"a": "x" * MAX_DATA_BYTES}))
+    plugin = await start(boot_id="boot-2")
+    assert (await plugin.prepare(reference(A)))[A].reason == "ClaimTooLarge"
+
+
 async def test_a_repeat_without_the_api_server_has_the_same_data(plugin, claims, devices, start):
     claims.store(body(labels={"team": "vision"}))
     await plugin.prepare(reference(A))
