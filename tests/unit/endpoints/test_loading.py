@@ -172,6 +172,9 @@ def test_the_class_of_a_driver_shows_the_calls_that_it_needs(
         ),
         pytest.param({"side_effects": None}, "has side_effects set to None", id="side-effects"),
         pytest.param(
+            {"metadata_files": "no"}, "has metadata_files set to 'no', which is neither", id="text"
+        ),
+        pytest.param(
             {"health_period_seconds": 0}, "has health_period_seconds set to 0", id="no-period"
         ),
         pytest.param(

@@ -185,7 +185,7 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
         return "has only one of policy_type and policy_resource: set both, or neither"
     if policy_type is not None and not overrides(kind, "apply_policies"):
         return "has a policy_type, but does not define apply_policies"
-    for name in ("side_effects", "reports_health", "claim_data"):
+    for name in ("side_effects", "reports_health", "claim_data", "metadata_files"):
         value = getattr(kind, name, False)  # side_effects need not be set
         if not isinstance(value, bool):
             return f"has {name} set to {value!r}, which is neither True nor False"
