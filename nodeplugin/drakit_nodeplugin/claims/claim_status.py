@@ -58,9 +58,16 @@ MAX_WAITING_BYTES = 4 * 1024 * 1024
 """JSON of all statuses that wait. A claim has up to 32 devices with 10 KiB of data and 8
 conditions each."""
 
+MAX_CLAIM_BYTES = 1024 * 1024
+"""JSON of the entries of one claim. The API server cannot store an object of 1.5 MiB, which has the
+rest of the claim as well."""
+
 MAX_REMEMBERED = 4096
 """Claims of which it is remembered whether they have a status; the oldest are forgotten first, and
 then treated as those from before a restart."""
+
+_UNUSABLE = (400, 413)
+"""Statuses of answers to a request that the API server cannot read, or that is too large."""
 
 WriteResult = Literal["success", "error", "dropped"]
 """The result of a write, as a label of metrics. One that is tried again is an error."""
@@ -141,10 +148,14 @@ class ClaimStatuses:
         self, claim: ClaimReference, devices: Sequence[tuple[KubeletDevice, PreparedDevice]]
     ) -> None:
         self._forget(claim.uid)
-        size = sum(
-            len(json.dumps(self._entry(device, each, stored={}, now="")))
-            for device, each in devices
-        )
+        entries = [self._entry(device, each, stored={}, now="") for device, each in devices]
+        size = len(json.dumps(entries, ensure_ascii=False).encode()) if entries else 0
+        if size > MAX_CLAIM_BYTES:
+            self._on_write("dropped")
+            facts = {"driver": self._driver, "claim": str(claim), "claim_uid": claim.uid}
+            limit = f"its entries have more than {MAX_CLAIM_BYTES // 1024} KiB"
+            logger.warning("claim status not written", extra={**facts, "error": limit})
+            return
         if len(self._wanted) >= MAX_WAITING or self._bytes + size > MAX_WAITING_BYTES:
             self._on_write("dropped")
             if not self._overflowing:
@@ -183,7 +194,9 @@ class ClaimStatuses:
             pass
         except (ApiError, ClaimFetchError) as error:
             cause = error.__cause__ if isinstance(error, ClaimFetchError) else error
-            refused = isinstance(cause, ForbiddenError | InvalidError)
+            refused = isinstance(cause, ForbiddenError | InvalidError) or (
+                isinstance(cause, ApiError) and cause.status in _UNUSABLE
+            )
             if not refused or self._queue.failures(uid) + 1 < MAX_REFUSALS:
                 self._on_write("error")
                 if self._wanted.get(uid) is wanted:

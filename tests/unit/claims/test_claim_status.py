@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -341,6 +342,37 @@ async def test_only_the_newest_result_is_written(world):
     (entry,) = world.server.status("a")["devices"]
     assert entry["conditions"][0]["reason"] == "Configured"
     assert world.results == ["error", "success"]
+
+
+@pytest.mark.looptime
+async def test_a_status_that_the_api_server_could_not_store_is_not_sent(world, caplog):
+    statuses = world.statuses()
+    many = tuple(
+        replace(READY, type=f"T{n}", reason="A" * 1024, message="\N{FULL BLOCK}" * 1024)
+        for n in range(8)
+    )
+    names = [f"cam_{n}" for n in range(32)]
+    world.server.add("a", *(name.replace("_", "-") for name in names))
+    world.server.add("b", "cam-40")
+    prepared(statuses, "a", **dict.fromkeys(names, of(*many)))
+    prepared(statuses, "b", cam_40=of(*many))
+    assert world.results == ["dropped"]
+    assert [each.error for each in caplog.records] == ["its entries have more than 1024 KiB"]
+    async with world.running(statuses):
+        await world.after()
+    assert world.server.requests == [("get", "claim-b"), ("apply", "claim-b")]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("status", [400, 413])
+async def test_a_status_that_the_api_server_cannot_use_is_not_sent_forever(world, status):
+    world.server.add("a", "cam-0")
+    world.server.failures = [refusal(ApiError, status, "Unusable") for _ in range(100)]
+    statuses = world.statuses()
+    prepared(statuses, "a", cam_0=of(READY))
+    async with world.running(statuses):
+        await world.after(24 * 3600)
+    assert world.results == ["error"] * 4 + ["dropped"]
 
 
 class BigEdits(Edits):
