@@ -100,19 +100,39 @@ def test_the_figures_of_the_sizing_page_are_results():
         assert re.search(rf"\w*{key[unit]}={re.escape(number)}\b", results), (number, unit)
 
 
-def test_the_figures_of_the_page_for_vendors_are_those_of_code_and_output():
+def test_the_lines_of_the_page_for_vendors_are_those_of_the_examples():
+    shown = row(VENDORS, "Lines of an example")
     lamps = code_lines(listing("docs/vendors/driver-contract.md", "lamp.py"))
-    assert f"| {lamps} Python |" in row(VENDORS, "[The lamps]")
     rotors = code_lines((ROOT / "examples/driver/rotors.py").read_text())
-    assert f"| {rotors} Python |" in row(VENDORS, "[examples/driver]")
-    backend = [
-        path
-        for path in (ROOT / "examples/backend").glob("*.go")
-        if not path.name.endswith("_test.go")
-    ]
-    lines = sum(len(path.read_text().splitlines()) for path in backend)
-    assert f"| {lines} Go |" in row(VENDORS, "[examples/backend]")
-    overhead = measured("overhead", "endpoint=backend", "batch=1")["overhead_ms"]
-    assert f"| {overhead} ms |" in row(VENDORS, "Additional time to prepare")
+    backend = (ROOT / "examples/backend").glob("*.go")
+    sources = [path for path in backend if not path.name.endswith("_test.go")]
+    lines = sum(len(path.read_text().splitlines()) for path in sources)
+    assert f"| {lamps} ([the lamps]" in shown
+    assert f", {rotors} ([examples/driver]" in shown
+    assert f"| {lines} ([examples/backend]" in shown
+
+
+@pytest.mark.parametrize(
+    ("beginning", "figure"),
+    [
+        ("Prepare one claim", "one_ms"),
+        ("Prepare 8 claims", "eight_ms"),
+        ("Memory on a node", "idle_mib"),
+    ],
+)
+def test_the_figures_of_the_page_for_vendors_are_of_one_run(beginning, figure):
+    output = (ROOT / "bench/results/kinds.txt").read_text()
+    found = {
+        line.split()[1]: float(line.partition(f"{figure}=")[2].split()[0])
+        for line in output.splitlines()
+        if line.startswith("kinds ")
+    }
+    kinds = ("python", "python-container", "go", "kubeletplugin")
+    expected = [found[f"driver={kind}"] for kind in kinds]
+    shown = re.findall(r"([\d.]+) M?[im][sB]", row(VENDORS, beginning))
+    assert [float(each) for each in shown] == expected
+
+
+def test_the_memory_of_the_page_for_vendors_is_that_of_the_output():
     (memory,) = re.findall(r"\*\*(\d+) MiB of memory per node", VENDORS)
     assert int(memory) == round(float(measured("idle")["rss_mib"]))
