@@ -430,3 +430,13 @@ async def test_a_device_with_a_wrong_type_does_not_affect_the_others(served, beh
         devices=(Device(name="bad", attributes={"a": object()}), *LAMPS[:1])
     )
     assert await names(listener) == ["lamp-0"]
+
+
+def test_an_attribute_without_a_value_does_not_affect_the_claims_of_its_device():
+    """A backend can list it so after the device was allocated: the device is refused."""
+    listed = device_of(
+        pb.Device(name="lamp-0", attributes={"good": pb.Attribute(int=5), "bad": pb.Attribute()})
+    )
+    item = AllocatedClaim(claim=CLAIM, devices=(replace(LAMP, pool=""),))
+    message = claim_message(item, {DeviceKey("", "lamp-0"): listed})
+    assert message.devices[0].attributes["good"].int == 5

@@ -14,6 +14,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -386,7 +387,9 @@ def _allocated(device: AllocatedDevice) -> pb.AllocatedDevice:
 
 def _set_attributes(message: pb.AllocatedDevice, device: Device) -> None:
     for name, value in device.attributes.items():
-        message.attributes[name].CopyFrom(attribute_message(value))
+        # A device that was refused for an attribute without a value can still be allocated.
+        with suppress(TypeError):
+            message.attributes[name].CopyFrom(attribute_message(value))
     for name, amount in device.capacity.items():
         message.capacity[name] = amount if isinstance(amount, str) else amount.value
 
