@@ -162,7 +162,7 @@ async def written(session: Session, driver: str, *steps: tuple[ClaimReference, A
     future: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
     future.set_result(session)
     results: asyncio.Queue[str] = asyncio.Queue()
-    statuses = ClaimStatuses(driver, ApiClaims(future), on_write=results.put_nowait)
+    statuses = ClaimStatuses(driver, ApiClaims(future), node="n1", on_write=results.put_nowait)
     running = asyncio.create_task(statuses.run())
     try:
         found: list[str] = []

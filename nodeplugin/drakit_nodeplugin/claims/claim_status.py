@@ -28,6 +28,7 @@ from drakit.device import ClaimReference, Edits, PreparedDevice
 from drakit_daemon.kube import ApiError, ForbiddenError, InvalidError
 from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.rate_limiter import RateLimiter
+from drakit_formats.resource.nodes import is_pool_of
 from drakit_formats.resource.objects import Object, children, text
 from drakit_formats.resource.status import has_status, status_entry
 from drakit_nodeplugin.claims.errors import ClaimFetchError, ClaimGoneError
@@ -95,11 +96,13 @@ class ClaimStatuses:
         driver: str,
         source: ApiClaims,
         *,
+        node: str,
         on_write: Callable[[WriteResult], None] = lambda result: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """`now` is the wall clock, for the times of transitions."""
         self._driver = driver
+        self._node = node
         self._source = source
         self._on_write = on_write
         self._now = now
@@ -225,7 +228,8 @@ class ClaimStatuses:
         stored = {
             _key_of(entry): entry
             for entry in children(body, "status", "devices")
-            if entry.get("driver") == self._driver
+            # An unprepare can come when the claim already has a device of another node.
+            if entry.get("driver") == self._driver and is_pool_of(self._node, text(entry, "pool"))
         }
         allocated = {
             _key_of(result)

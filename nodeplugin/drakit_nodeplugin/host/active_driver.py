@@ -278,7 +278,10 @@ class ActiveDriver:
         self._statuses = None
         if config.claim_status.enabled:
             self._statuses = ClaimStatuses(
-                driver.name, parts.source, on_write=self._metrics.wrote_status
+                driver.name,
+                parts.source,
+                node=environment.node.name,
+                on_write=self._metrics.wrote_status,
             )
         self.queue = ClaimQueue(
             driver.name,

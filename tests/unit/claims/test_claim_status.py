@@ -96,6 +96,7 @@ class World:
         return ClaimStatuses(
             driver,
             ApiClaims(self._session),
+            node=NODE,
             on_write=self.results.append,
             now=lambda: datetime(2026, 11, 27, self.hour, tzinfo=UTC),
         )
@@ -244,6 +245,20 @@ async def test_an_unprepare_after_a_restart_removes_what_is_there(world, entries
     assert world.server.status("a")["devices"] == [FOREIGN]
     applies = [each for each in world.server.requests if each[0] == "apply"]
     assert len(applies) == len(entries) - 1
+
+
+@pytest.mark.looptime
+async def test_a_late_unprepare_leaves_the_entry_of_the_claims_next_node(world):
+    moved = {"driver": DRIVER, "pool": "node-9", "device": "cam-0"}
+    world.server.add("a", "cam-0", entries=[moved, FOREIGN])
+    world.server.owned["claim-a", f"{DRIVER}/drakit-nodeplugin"] = [
+        (DRIVER, "node-9", "cam-0", None)
+    ]
+    statuses = world.statuses()
+    async with world.running(statuses):
+        unprepared(statuses, "a")
+        await world.after()
+    assert world.server.status("a")["devices"] == [moved, FOREIGN]
 
 
 @pytest.mark.looptime
