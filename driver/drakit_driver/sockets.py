@@ -85,8 +85,14 @@ class ServerSocket:
         # Only once: another instance's socket can get the same inode number.
         own, self._own = self._own, None
         with suppress(OSError):
-            if own is not None and _identity(self.path) == own:
-                self.path.unlink()
+            if own is None or _identity(self.path) != own:
+                return
+            # Another instance can put its socket in place at this moment.
+            self.path.rename(self.hidden)
+            if _identity(self.hidden) == own:
+                self.hidden.unlink()
+            else:
+                self.hidden.rename(self.path)
 
 
 def _identity(path: Path) -> tuple[int, int]:

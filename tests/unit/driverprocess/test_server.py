@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +45,7 @@ from drakit_driver.messages import (
     edits_message,
     prepared_message,
 )
+from drakit_driver.sockets import ServerSocket
 from drakit_nodeplugin.endpoints.backend.claimcalls import claim_message
 from drakit_nodeplugin.endpoints.backend.convert import device_of, edits_of, prepared_of
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
@@ -239,6 +242,35 @@ async def test_a_second_instance_takes_the_path_and_the_first_leaves_it(server, 
         assert path.exists()
         assert oct(path.stat().st_mode & 0o777) == "0o600"
     assert list(sockets.iterdir()) == []
+
+
+def test_an_instance_that_is_replaced_while_it_stops_leaves_the_new_socket(sockets, monkeypatch):
+    path = sockets / "driver.sock"
+    instances = [ServerSocket(path, mode=0o600) for _ in range(2)]
+    listeners = [socket.socket(socket.AF_UNIX) for _ in instances]
+    try:
+        for instance, listener in zip(instances, listeners, strict=True):
+            listener.bind(str(instance.hidden))
+        first, second = instances
+        first.publish()
+        own = path.lstat().st_ino
+
+        def replaced(_: Path) -> tuple[int, int]:
+            """The second instance comes after the first one has read what is there."""
+            monkeypatch.undo()
+            found = path.lstat()
+            second.publish()
+            return found.st_dev, found.st_ino
+
+        monkeypatch.setattr("drakit_driver.sockets._identity", replaced)
+        first.remove()
+        assert [each.name for each in sockets.iterdir()] == [path.name]
+        assert path.lstat().st_ino != own
+        second.remove()
+        assert list(sockets.iterdir()) == []
+    finally:
+        for listener in listeners:
+            listener.close()
 
 
 # ---------------------------------------------------------------- messages
