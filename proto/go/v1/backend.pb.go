@@ -279,13 +279,13 @@ type GetInfoResponse struct {
 	Policies *PolicyResource `protobuf:"bytes,3,opt,name=policies,proto3,oneof" json:"policies,omitempty"`
 	// Whether the backend needs more of a claim than its devices. The node plugin then sets
 	// Claim.data, and the attributes and capacity of each AllocatedDevice.
-	ClaimData bool `protobuf:"varint,6,opt,name=claim_data,json=claimData,proto3" json:"claim_data,omitempty"`
+	ClaimData bool `protobuf:"varint,4,opt,name=claim_data,json=claimData,proto3" json:"claim_data,omitempty"`
 	// Whether containers can read the attributes of their devices in metadata files (KEP-5304). The
 	// node plugin then writes a file for each request of a claim: the published attributes of its
 	// devices, and PreparedDevice.attributes and PreparedDevice.network_data. Containers find it in
 	// /var/run/kubernetes.io/dra-device-attributes. A device can have 32 attributes there, and a claim
 	// 128 KiB.
-	MetadataFiles bool `protobuf:"varint,9,opt,name=metadata_files,json=metadataFiles,proto3" json:"metadata_files,omitempty"`
+	MetadataFiles bool `protobuf:"varint,5,opt,name=metadata_files,json=metadataFiles,proto3" json:"metadata_files,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -482,14 +482,14 @@ type WatchDevicesResponse struct {
 	PartitionTypeAttribute string `protobuf:"bytes,5,opt,name=partition_type_attribute,json=partitionTypeAttribute,proto3" json:"partition_type_attribute,omitempty"`
 	// Devices of the node that the backend does not publish, with the reasons. The node plugin shows
 	// this and the next field in the driver's NodeDeviceReport, and truncates long texts and lists.
-	Rejected []*RejectedDevice `protobuf:"bytes,10,rep,name=rejected,proto3" json:"rejected,omitempty"`
+	Rejected []*RejectedDevice `protobuf:"bytes,6,rep,name=rejected,proto3" json:"rejected,omitempty"`
 	// The results of the policies on this node.
-	Policies []*PolicyOutcome `protobuf:"bytes,11,rep,name=policies,proto3" json:"policies,omitempty"`
+	Policies []*PolicyOutcome `protobuf:"bytes,7,rep,name=policies,proto3" json:"policies,omitempty"`
 	// Names of held devices that are still present, but that the backend no longer lists, for example
 	// because no policy matches them. They stay published with the taint drakit.dev/gone, and their
 	// pods are not evicted. Repeat these names in each message: a device that is neither listed nor
 	// named counts as unplugged.
-	Withdrawn     []string `protobuf:"bytes,12,rep,name=withdrawn,proto3" json:"withdrawn,omitempty"`
+	Withdrawn     []string `protobuf:"bytes,8,rep,name=withdrawn,proto3" json:"withdrawn,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4542,8 +4542,8 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12B\n" +
 	"\bpolicies\x18\x03 \x01(\v2!.drakit.backend.v1.PolicyResourceH\x00R\bpolicies\x88\x01\x01\x12\x1d\n" +
 	"\n" +
-	"claim_data\x18\x06 \x01(\bR\tclaimData\x12%\n" +
-	"\x0emetadata_files\x18\t \x01(\bR\rmetadataFilesB\v\n" +
+	"claim_data\x18\x04 \x01(\bR\tclaimData\x12%\n" +
+	"\x0emetadata_files\x18\x05 \x01(\bR\rmetadataFilesB\v\n" +
 	"\t_policies\"X\n" +
 	"\x0ePolicyResource\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x18\n" +
@@ -4556,10 +4556,9 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\bfallback\x18\x03 \x01(\v2\x1b.drakit.backend.v1.FallbackH\x00R\bfallback\x88\x01\x01\x12\x18\n" +
 	"\aordered\x18\x04 \x01(\bR\aordered\x128\n" +
 	"\x18partition_type_attribute\x18\x05 \x01(\tR\x16partitionTypeAttribute\x12=\n" +
-	"\brejected\x18\n" +
-	" \x03(\v2!.drakit.backend.v1.RejectedDeviceR\brejected\x12<\n" +
-	"\bpolicies\x18\v \x03(\v2 .drakit.backend.v1.PolicyOutcomeR\bpolicies\x12\x1c\n" +
-	"\twithdrawn\x18\f \x03(\tR\twithdrawnB\v\n" +
+	"\brejected\x18\x06 \x03(\v2!.drakit.backend.v1.RejectedDeviceR\brejected\x12<\n" +
+	"\bpolicies\x18\a \x03(\v2 .drakit.backend.v1.PolicyOutcomeR\bpolicies\x12\x1c\n" +
+	"\twithdrawn\x18\b \x03(\tR\twithdrawnB\v\n" +
 	"\t_fallback\"r\n" +
 	"\x0eRejectedDevice\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x16\n" +
