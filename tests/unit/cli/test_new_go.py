@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -260,7 +261,7 @@ def conformance(project: Path, *arguments: str) -> str:
     # `drakit` of this environment runs the checkout that the tests are in.
     (project / "build").mkdir(exist_ok=True)
     program = project / "build" / "drakit"
-    program.write_text(f'#!/bin/sh\nexec {shutil.which("python")} -m drakit_cli.main "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m drakit_cli.main "$@"\n')
     program.chmod(0o755)
     path = f"{program.parent}:{os.environ['PATH']}"
     return go(project, "conformance.sh", *arguments, program="bash", PATH=path)
