@@ -3,8 +3,8 @@ The example drivers that open their hardware, each in a container of its own on 
 
 examples/sensor reads virtual consoles: the device node of a pseudo-terminal works only in /dev/pts,
 so no runtime can create it for a container. examples/nvidia has a fake NVML, and a CDI file with
-the names of NVIDIA's toolkit. Manifests, values and drivers are the examples'; other than there are
-the names of images, and what stands for the hardware.
+the names of NVIDIA's toolkit. Charts, pods, values and drivers are the examples'; other than there
+are the names of images, and what stands for the hardware.
 """
 
 from __future__ import annotations
@@ -102,15 +102,23 @@ def applied(cluster: Cluster, bodies: list[dict[str, Any]]) -> Iterator[None]:
     cluster.kubectl("delete", "-f", "-", "--ignore-not-found", input=items)
 
 
-def manifests() -> list[dict[str, Any]]:
-    """The example's manifests, with the cluster's image and another directory of sensors."""
+def rendered(cluster: Cluster, example: Path, name: str) -> list[dict[str, Any]]:
+    """The example's chart in a namespace as its README creates it."""
+    labels = {"pod-security.kubernetes.io/enforce": "privileged"}
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    done = cluster.helm("template", name, str(example / "chart"), "--namespace", name)
+    return [space, *yaml.safe_load_all(done.stdout)]
+
+
+def manifests(cluster: Cluster) -> list[dict[str, Any]]:
+    """The example's objects, with the cluster's image and another directory of sensors."""
     config = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "sensors", "namespace": "sensors"},
         "data": {"sensors.yaml": f"directory: {LINKS}"},
     }
-    namespace, daemon_set, device_class = objects("daemonset.yaml")
+    namespace, daemon_set, device_class = rendered(cluster, EXAMPLE, "sensors")
     pod = daemon_set["spec"]["template"]["spec"]
     pod["terminationGracePeriodSeconds"] = 1
     pod["volumes"] += [
@@ -147,15 +155,15 @@ def sensors(drakit: Cluster, images: list[Path]) -> Iterator[dict[str, dict[str,
         for number in (next(numbers), next(numbers)):
             sensor = plugged[node][f"usb-acme-air-sensor-s{number}-if00"] = Sensor(number)
             (folder / f"usb-Acme_Air_Sensor_S{number}-if00").symlink_to(sensor.path)
-    with applied(cluster, manifests()):
+    with applied(cluster, manifests(cluster)):
         yield plugged
     for sensor in (sensor for found in plugged.values() for sensor in found.values()):
         sensor.fall_silent()
 
 
-def gpus_manifests(node: str) -> list[dict[str, Any]]:
-    """The example's manifests, for a node without NVIDIA's runtime and its labels."""
-    bodies = objects("daemonset.yaml", NVIDIA)
+def gpus_manifests(cluster: Cluster, node: str) -> list[dict[str, Any]]:
+    """The example's objects, for a node without NVIDIA's runtime and its labels."""
+    bodies = rendered(cluster, NVIDIA, "gpus")
     (daemon_set,) = [body for body in bodies if body["kind"] == "DaemonSet"]
     pod = daemon_set["spec"]["template"]["spec"]
     del pod["runtimeClassName"]
@@ -199,7 +207,7 @@ def gpus(drakit: Cluster, images: list[Path], tmp_path_factory) -> Iterator[str]
     node = drakit.nodes[0]
     file = drakit.node_path(node, "/etc/cdi") / "nvidia.json"
     file.write_text(json.dumps(toolkits_file([GPU, *MIGS])))
-    with applied(drakit, gpus_manifests(node)):
+    with applied(drakit, gpus_manifests(drakit, node)):
         yield node
     file.unlink()
 

@@ -1,4 +1,4 @@
-"""The manifests of examples/sensor and examples/nvidia fit the drivers and drakit's chart."""
+"""The charts and pods of examples/sensor and examples/nvidia fit the drivers and drakit's chart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import yaml
 from drakit.layout import backends_directory
 from drakit_driver.__main__ import parser
 from drakit_explain.cel.library import Library
+from tests.unit.chart.conftest import Helm, helm
 from tests.unit.docs.listings import ROOT, merged
+
+__all__ = ("helm",)
 
 EXAMPLES = {"sensor": ("sensors", "sensors:Sensors"), "nvidia": ("gpus", "gpus:Gpus")}
 
@@ -24,13 +27,18 @@ def example(request: pytest.FixtureRequest) -> Path:
     return ROOT / "examples" / request.param
 
 
-def objects(example: Path, pattern: str = "*.yaml") -> list[dict[str, Any]]:
-    paths = [path for path in example.glob(pattern) if path.name != "values.yaml"]
-    return [body for path in sorted(paths) for body in yaml.safe_load_all(path.read_text())]
+def rendered(helm: Helm, example: Path, kind: str, **values: Any) -> list[dict[str, Any]]:
+    """The objects of a kind in the example's chart."""
+    done = helm("template", EXAMPLES[example.name][0], str(example / "chart"), values=values)
+    assert done.returncode == 0, done.stderr
+    return [body for body in yaml.safe_load_all(done.stdout) if body["kind"] == kind]
 
 
 def of_kind(example: Path, kind: str) -> list[dict[str, Any]]:
-    return [body for body in objects(example) if body["kind"] == kind]
+    """The objects of a kind in the manifests beside the chart."""
+    paths = [path for path in example.glob("*.yaml") if path.name != "values.yaml"]
+    bodies = [body for path in sorted(paths) for body in yaml.safe_load_all(path.read_text())]
+    return [body for body in bodies if body["kind"] == kind]
 
 
 def driver_name(example: Path) -> str:
@@ -55,9 +63,9 @@ def test_the_values_are_those_of_the_chart_and_allow_the_driver(example):
     assert entry["driver"] == driver_name(example)
 
 
-def test_the_container_serves_the_driver_in_the_directory_of_its_entry(example):
+def test_the_container_serves_the_driver_in_the_directory_of_its_entry(example, helm):
     name, _ = entry_of(example)
-    (daemon_set,) = of_kind(example, "DaemonSet")
+    (daemon_set,) = rendered(helm, example, "DaemonSet")
     pod = daemon_set["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     dockerfile = (example / "Dockerfile").read_text()
@@ -73,8 +81,29 @@ def test_the_container_serves_the_driver_in_the_directory_of_its_entry(example):
     assert container["securityContext"]["privileged"]
 
 
-def test_pods_claim_devices_of_classes_that_exist(example):
-    classes = {body["metadata"]["name"] for body in of_kind(example, "DeviceClass")}
+def test_the_values_set_the_image_the_nodes_and_the_security_context(example, helm):
+    values = {
+        "image": {"repository": "registry.example.org/own", "tag": "2.0.0"},
+        "nodeSelector": {"example.com/rack": "r1"},
+        "securityContext": {"privileged": False, "capabilities": {"add": ["SYS_RAWIO"]}},
+    }
+    (daemon_set,) = rendered(helm, example, "DaemonSet", **values)
+    pod = daemon_set["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"] == "registry.example.org/own:2.0.0"
+    assert pod["nodeSelector"]["example.com/rack"] == "r1"
+    assert not container["securityContext"]["privileged"]
+    assert container["securityContext"]["capabilities"] == {"add": ["SYS_RAWIO"]}
+
+
+def test_the_driver_of_gpus_reads_the_config_of_the_values(helm):
+    example = ROOT / "examples" / "nvidia"
+    (config,) = rendered(helm, example, "ConfigMap", config={"timeSlices": 2})
+    assert yaml.safe_load(config["data"]["gpus.yaml"]) == {"timeSlices": 2}
+
+
+def test_pods_claim_devices_of_classes_that_exist(example, helm):
+    classes = {body["metadata"]["name"] for body in rendered(helm, example, "DeviceClass")}
     templates = {}
     for body in of_kind(example, "ResourceClaimTemplate"):
         (request,) = body["spec"]["spec"]["devices"]["requests"]
@@ -88,7 +117,7 @@ def test_pods_claim_devices_of_classes_that_exist(example):
     assert used == set(templates)
 
 
-def test_the_classes_of_gpus_select_by_type():
+def test_the_classes_of_gpus_select_by_type(helm):
     devices = [
         {
             "driver": "gpu.nvidia.com",
@@ -99,7 +128,7 @@ def test_the_classes_of_gpus_select_by_type():
         for kind in ("gpu", "mig-gpu", "mig")
     ]
     selected = {}
-    for body in of_kind(ROOT / "examples" / "nvidia", "DeviceClass"):
+    for body in rendered(helm, ROOT / "examples" / "nvidia", "DeviceClass"):
         (selector,) = body["spec"]["selectors"]
         outcomes = Library().select(selector["cel"]["expression"], devices)
         selected[body["metadata"]["name"]] = [outcome.selected for outcome in outcomes]
