@@ -96,10 +96,16 @@ def test_the_values_set_the_image_the_nodes_and_the_security_context(example, he
     assert container["securityContext"]["capabilities"] == {"add": ["SYS_RAWIO"]}
 
 
-def test_the_driver_of_gpus_reads_the_config_of_the_values(helm):
+def test_another_config_reaches_the_driver_of_gpus_and_replaces_its_pods(helm):
     example = ROOT / "examples" / "nvidia"
-    (config,) = rendered(helm, example, "ConfigMap", config={"timeSlices": 2})
-    assert yaml.safe_load(config["data"]["gpus.yaml"]) == {"timeSlices": 2}
+    templates = []
+    for slices in (2, 3):
+        values = {"config": {"timeSlices": slices}}
+        (config,) = rendered(helm, example, "ConfigMap", **values)
+        assert yaml.safe_load(config["data"]["gpus.yaml"]) == values["config"]
+        (daemon_set,) = rendered(helm, example, "DaemonSet", **values)
+        templates.append(daemon_set["spec"]["template"])
+    assert templates[0] != templates[1]
 
 
 def test_pods_claim_devices_of_classes_that_exist(example, helm):
