@@ -64,7 +64,7 @@ NOTES: tuple[Note, ...] = (
     Note(
         spec=r"metadata .*",
         verdict="failed",
-        reason="drakit does not write metadata files yet",
+        reason="the backend requests no metadata files yet",
         minors=("1.37",),
     ),
     Note(

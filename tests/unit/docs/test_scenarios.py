@@ -26,6 +26,12 @@ def functions(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
     return {node.name: node for node in tree.body if isinstance(node, kinds)}
 
 
+def is_slow_file(file: str) -> bool:
+    """Whether all tests of a file run in `make test-all` only."""
+    found = re.search(r"^pytestmark = (.*?)^\S", (ROOT / file).read_text(), re.M | re.S)
+    return found is not None and "pytest.mark.slow" in found[1]
+
+
 def is_slow(function: ast.AST, case: str | None) -> bool:
     """Whether a test, or one case of it, runs in `make test-all` only."""
     for decorator in function.decorator_list:
@@ -52,7 +58,8 @@ def test_the_tests_of_a_scenario_exist_and_run_where_the_list_says(row):
         if name:
             assert name in functions(file), f"{file} has no {name}"
             assert not case or f"id={case!r}" in ast.unparse(functions(file)[name]), case
-            expected = "test-all" if is_slow(functions(file)[name], case or None) else "test"
+            slow = is_slow(functions(file)[name], case or None) or is_slow_file(file)
+            expected = "test-all" if slow else "test"
             assert runs_in == expected, f"{name} runs in make {expected}"
 
 
