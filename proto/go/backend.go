@@ -97,7 +97,9 @@ type BatchPreparer interface {
 }
 
 // PolicyApplier is a Driver whose devices depend on custom resources of administrators. Info.Policies
-// names the resource. Calls never overlap, even if two node plugins are connected.
+// names the resource. Calls never overlap, even if two node plugins are connected. Both methods must
+// return within 10 seconds: the node plugin disconnects a backend whose UpdateHeldDevices takes
+// longer, and that call waits for ApplyPolicies.
 type PolicyApplier interface {
 	// ApplyPolicies applies all policies, which replace the previous ones. Serve calls WatchDevices
 	// after the method has succeeded once. If the response has invalid policies, the driver must not

@@ -1600,7 +1600,7 @@ func (x *Capacity) GetValidRange() *CapacityRange {
 
 // The amounts that a claim can consume, as quantities. With the feature gate
 // DRAFractionalCapacityRange (Kubernetes 1.37), fractions with up to 3 decimal places are possible,
-// such as "500m". Without, Kubernetes rounds up to integers before it counts steps.
+// such as "500m". Otherwise, Kubernetes rounds up to integers before it counts steps.
 type CapacityRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The smallest amount.

@@ -992,7 +992,7 @@ Global___Capacity: _TypeAlias = Capacity  # noqa: Y015
 class CapacityRange(_message.Message):
     """The amounts that a claim can consume, as quantities. With the feature gate
     DRAFractionalCapacityRange (Kubernetes 1.37), fractions with up to 3 decimal places are possible,
-    such as "500m". Without, Kubernetes rounds up to integers before it counts steps.
+    such as "500m". Otherwise, Kubernetes rounds up to integers before it counts steps.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

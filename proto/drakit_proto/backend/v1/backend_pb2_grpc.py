@@ -164,8 +164,8 @@ class BackendServicer:
         Applies all policies in the cluster, which replace the previous policies. The node plugin calls
         this method on every connection, and after every change. Changes in quick succession result in
         a single call. If the API server is unreachable, the node plugin sends the policies that it last
-        stored on this node. The backend must not send its first message of devices before it has
-        applied policies once.
+        stored on this node. The backend must respond within 45 seconds. It must not send its first
+        message of devices before it has applied policies once.
 
         If the response has invalid policies, the backend must not have applied any. The node plugin
         reports each problem, and calls again with the last version of these policies that was applied.
@@ -183,7 +183,8 @@ class BackendServicer:
         method before the first ApplyPolicies on a connection, and after every change. While a claim
         holds a device, the backend must neither rename the device nor switch it to a different policy.
         A device that PrepareClaims has prepared is held at once. It can be listed for a few seconds
-        after UnprepareClaims.
+        after UnprepareClaims. The node plugin disconnects a backend that does not respond within 10
+        seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
