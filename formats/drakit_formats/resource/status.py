@@ -113,7 +113,7 @@ def _problems(prepared: PreparedDevice) -> Iterator[str]:
 
 def _conditions_problems(conditions: Sequence[object]) -> Iterator[str]:
     if len(conditions) > MAX_CONDITIONS:
-        yield f"conditions are {len(conditions)}, more than {MAX_CONDITIONS}"
+        yield f"conditions have {len(conditions)} entries, more than {MAX_CONDITIONS}"
         return
     types: set[str] = set()
     for each in conditions:

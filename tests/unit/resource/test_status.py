@@ -49,7 +49,7 @@ def test_a_valid_result_has_no_problem(prepared):
     ("prepared", "problem"),
     [
         (PreparedDevice(conditions=[READY]), "conditions are of type list, not a tuple"),
-        (PreparedDevice(conditions=(READY,) * 9), "conditions are 9, more than 8"),
+        (PreparedDevice(conditions=(READY,) * 9), "conditions have 9 entries, more than 8"),
         (PreparedDevice(conditions=(READY, READY)), "condition 'Ready' is given twice"),
         (PreparedDevice(conditions=("Ready",)), "conditions contain 'Ready', which is not a"),
         (

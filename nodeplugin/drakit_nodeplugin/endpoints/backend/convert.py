@@ -360,7 +360,7 @@ def prepared_of(edits: Edits, message: pb.PreparedDevice | None) -> PreparedDevi
         ("attributes", message.attributes, MAX_ATTRIBUTES_AND_CAPACITIES),
     ):
         if len(given) > limit:
-            raise ValueError(f"{name} are {len(given):,}, more than {limit}")
+            raise ValueError(f"{name} have {len(given):,} entries, more than {limit}")
     network = message.network_data
     prepared = PreparedDevice(
         edits=edits,

@@ -121,17 +121,17 @@ async def test_a_backend_returns_more_than_edits(served, backend):
         ),
         pytest.param(
             {"conditions": [pb.Condition()] * 10_000},
-            "conditions are 10,000, more than 8",
+            "conditions have 10,000 entries, more than 8",
             id="conditions-without-end",
         ),
         pytest.param(
             {"network_data": pb.NetworkData(ips=["10.0.0.1/8"] * 17)},
-            "network_data.ips are 17, more than 16",
+            "network_data.ips have 17 entries, more than 16",
             id="addresses-without-end",
         ),
         pytest.param(
             {"attributes": {f"a{n}": pb.Attribute(int=n) for n in range(33)}},
-            "attributes are 33, more than 32",
+            "attributes have 33 entries, more than 32",
             id="attributes-without-end",
         ),
     ],
