@@ -81,7 +81,7 @@ type."""
 class CapacityRange:
     """The amounts of a capacity that a claim can consume, as quantities. With
     DRAFractionalCapacityRange (Kubernetes 1.37), fractions of up to 3 decimal places are possible,
-    such as ``500m``. Without, Kubernetes rounds up to integers before it counts steps."""
+    such as ``500m``. Otherwise, Kubernetes rounds up to integers before it counts steps."""
 
     min: str
 
@@ -703,8 +703,8 @@ class ClaimConfig:
     """As the author wrote them."""
 
     requests: tuple[str, ...] = ()
-    """The requests that they apply to: ``main``, or ``main/small`` for an alternative of ``main``.
-    If empty, they apply to all."""
+    """The requests that they apply to: ``main``, or ``main/small`` for a subrequest. If empty, they
+    apply to all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -805,7 +805,7 @@ class AllocatedDevice(Generic[ParametersT_co]):
     """The pool that the driver published."""
 
     request: str
-    """The request's name; ``main/small`` for an alternative of ``main``."""
+    """The full name of the request: ``main/small`` for a subrequest."""
 
     share_id: str | None = None
     """The claim's share of the device: a UUID. None if the device is not shared. Use it as the key

@@ -134,7 +134,7 @@ class PolicyResource:
     The cluster-scoped custom resource of a driver's policies.
 
     The vendor installs the CustomResourceDefinition, and grants the node plugin the verbs ``get``,
-    ``list`` and ``watch``. For a driver in a container of its own, the field ``policies`` of its
+    ``list`` and ``watch``. For a driver in its own container, the field ``policies`` of its
     entry in ``backends.allowed`` names the resource, and the chart grants the verbs.
     """
 
@@ -209,8 +209,8 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     policies: ``class Lamps(Driver[LampConfig, LampParameters])``. All are optional. Without a
     parameters type, the driver gets the parameters unvalidated, in `AllocatedDevice.configs`.
 
-    A driver runs in the node plugin, or unchanged in a container of its own with other privileges,
-    where ``drakit-driver`` takes the place of the node plugin.
+    A driver runs in the node plugin, or unchanged in its own container with other privileges,
+    where ``drakit-driver`` calls it for the node plugin.
 
     The node plugin creates one driver object, and calls all its methods in a single thread, so
     state needs no lock. `__init__` and `close` can block. All other methods run in the thread's

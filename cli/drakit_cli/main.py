@@ -120,8 +120,8 @@ def _add_new(group: _Group) -> None:
     )
     new.add_argument(
         "--image",
-        help="repository of the image, without the suffix -nodeplugin that a driver in the node "
-        "plugin has (default: registry.example.com/NAME)",
+        help="repository of the image, to which the chart of a driver in the node plugin adds "
+        "-nodeplugin (default: registry.example.com/NAME)",
     )
     place = new.add_mutually_exclusive_group()
     place.add_argument(
@@ -133,8 +133,8 @@ def _add_new(group: _Group) -> None:
     place.add_argument(
         "--container",
         action="store_true",
-        help="the driver runs in a container of its own, with a chart that sets its privileges; it "
-        "can also be a device plugin. A driver in Go always runs in its own container.",
+        help="the driver runs in its own container, with a chart that sets its privileges; it can "
+        "also be a device plugin. A driver in Go always has its own container.",
     )
     new.add_argument(
         "--language",

@@ -130,14 +130,14 @@ def parser() -> argparse.ArgumentParser:
         "--directory",
         type=Path,
         metavar="DIR",
-        help="directory of the driver's entry in backends.allowed, for a socket driver.sock",
+        help="directory of the driver's entry in backends.allowed, in which to create driver.sock",
     )
     place.add_argument(
         "--device-plugin",
         action="store_true",
         help="serve the driver to the kubelet as a device plugin",
     )
-    place.add_argument("--socket", type=Path, metavar="FILE", help="the socket itself")
+    place.add_argument("--socket", type=Path, metavar="FILE", help="path of the socket")
     made.add_argument(
         "--socket-mode",
         type=_mode,

@@ -59,7 +59,7 @@ MAX_RESOURCES = 256
 
 
 class DriverEntry(Settings):
-    """A driver that the plugin runs in its own process."""
+    """A driver that runs in the node plugin."""
 
     driver: str
     """The name of an entry point of the group ``drakit.drivers``, or ``module:Class``."""
@@ -256,7 +256,7 @@ class NodePluginConfig(Settings):
 
     logging: Logging = Logging()
     drivers: tuple[DriverEntry, ...] = ()
-    """The drivers that the plugin runs in its own process."""
+    """The drivers that run in the node plugin."""
 
     backends: Backends = Backends()
     device_plugins: DevicePlugins = DevicePlugins()
