@@ -116,8 +116,9 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="drakit-driver",
-        description="Serves a Python driver from a process of its own: to the node plugin as a "
-        "backend, or to the kubelet as a device plugin, for nodes without DRA.",
+        description="Serves a Python driver from its own process: to the node plugin as a backend "
+        "(--directory or --socket), or to the kubelet as a device plugin (--device-plugin), for "
+        "nodes without DRA.",
     )
     made.add_argument(
         "--driver",

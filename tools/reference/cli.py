@@ -27,7 +27,7 @@ def page() -> str:
         description="The commands and options of kubectl drakit, drakit, drakit-driver, and of the two daemons.",
         source="the argument parsers of the programs",
         body=[
-            "The plugin `kubectl drakit`, the command `drakit`, the program that runs a Python driver in a container of its own, and the\n"
+            "The plugin `kubectl drakit`, the command `drakit`, the program that runs a Python driver in its own container, and the\n"
             "two daemons that the chart runs. Every command has the option `--help`.",
             *_programs([make() for make in (kubectl, drakit, driver)]),
             *_device_plugin(),
