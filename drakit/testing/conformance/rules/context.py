@@ -86,8 +86,8 @@ async def claim_metadata(kit: Kit) -> None:
 
 @rule(
     "parameter-versions",
-    "opaque parameters of an unknown version are refused with the known ones, and those of each "
-    "known version reach the driver",
+    "the error for parameters of an unknown version names the known ones, and those of each known "
+    "version reach the driver",
     why=(
         "Claims and checkpoints outlive a driver's version. If a conversion fails, users of an "
         "earlier version cannot start pods after an update."
