@@ -67,11 +67,17 @@ type Driver interface {
 	// Unprepare undoes Prepare. It is called after all containers have terminated, even if Prepare
 	// failed or never ran, possibly by a new process, and again after an error. The claim object
 	// and the devices may no longer exist. If there is nothing to undo, it returns nil. While it
-	// returns an error, the devices stay reserved for the claim.
+	// returns an error, the devices stay reserved for the claim, and the pod waits, unless the error
+	// wraps [ErrReleasePending].
 	//
 	// A driver without side effects returns nil.
 	Unprepare(ctx context.Context, claim *backendv1.Claim) error
 }
+
+// ErrReleasePending is for work that takes a long time, such as erasing a device's memory. If Unprepare
+// returns an error that wraps it, the pod can terminate, but the devices stay reserved until
+// Unprepare returns nil.
+var ErrReleasePending = errors.New("the release is pending")
 
 // HealthWatcher is a Driver that reports the health of its devices separately from the devices.
 // Alternatively, a driver can set Device.Health in the devices that it publishes.

@@ -456,6 +456,28 @@ func TestAClaimFailsAlone(t *testing.T) {
 	}
 }
 
+func TestAReleaseThatIsPendingLetsThePodTerminate(t *testing.T) {
+	driver := newLamps()
+	driver.undo = func(claim *backendv1.Claim) error {
+		if claim.GetUid() == "erasing" {
+			return fmt.Errorf("the memory is being erased: %w", ErrReleasePending)
+		}
+		return errors.New("the lamp is broken; replace it")
+	}
+	response, err := serve(t, driver, 0).client().UnprepareClaims(t.Context(),
+		&backendv1.UnprepareClaimsRequest{Claims: claims("erasing", "broken")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	erasing, broken := response.GetClaims()[0], response.GetClaims()[1]
+	if !erasing.GetPending() || erasing.GetError() != "the memory is being erased: the release is pending" {
+		t.Error(erasing)
+	}
+	if broken.GetPending() || broken.GetError() == "" {
+		t.Error(broken)
+	}
+}
+
 func TestACheckThatFailsIsNotPrepared(t *testing.T) {
 	s := serve(t, &checked{lamps: newLamps()}, 0)
 	response, err := s.client().CheckClaims(t.Context(),

@@ -292,11 +292,12 @@ func (s *service) UnprepareClaims(
 	ctx context.Context, request *backendv1.UnprepareClaimsRequest,
 ) (*backendv1.UnprepareClaimsResponse, error) {
 	results, err := perClaim(s, ctx, "unprepare", request.GetClaims(),
-		func(ctx context.Context, claim *backendv1.Claim) (struct{}, error) {
-			return struct{}{}, s.driver.Unprepare(ctx, claim)
+		func(ctx context.Context, claim *backendv1.Claim) (pending bool, err error) {
+			err = s.driver.Unprepare(ctx, claim)
+			return errors.Is(err, ErrReleasePending), err
 		},
-		func(claim *backendv1.Claim, _ struct{}, failure string) *backendv1.UnpreparedClaim {
-			return &backendv1.UnpreparedClaim{Uid: claim.GetUid(), Error: failure}
+		func(claim *backendv1.Claim, pending bool, failure string) *backendv1.UnpreparedClaim {
+			return &backendv1.UnpreparedClaim{Uid: claim.GetUid(), Error: failure, Pending: pending}
 		})
 	return &backendv1.UnprepareClaimsResponse{Claims: results}, err
 }
