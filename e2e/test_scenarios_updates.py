@@ -13,7 +13,7 @@ import pytest
 
 from e2e.kit import holds_for, ready, slice_versions, wait_for
 from e2e.scripted.control import Rule
-from e2e.scripted.stage import CLASSES, DEVICES, SCRIPTED, Stage, install_scripted
+from e2e.scripted.stage import CLASSES, DEVICES, LAMPS, SCRIPTED, Stage, install_scripted
 
 pytestmark = [
     pytest.mark.e2e,
@@ -137,7 +137,7 @@ def test_after_an_update_that_cannot_start_the_old_instance_goes_on(stage: Stage
     written = slice_versions(stage.cluster, *CLASSES.values())
     (old,) = instances(stage)
 
-    update(drivers=[{"driver": "scripted:Missing"}])
+    update(drivers=[{"driver": "scripted:Missing", "name": LAMPS}])
 
     def failed() -> bool:
         new = [b for b in instances(stage) if b["metadata"]["uid"] != old["metadata"]["uid"]]
