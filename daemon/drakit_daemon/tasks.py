@@ -3,7 +3,7 @@ Owners of background tasks: a part of a daemon that ends without a stop request 
 
 ``asyncio.TaskGroup`` notices exceptions only. It does not notice a loop that returns, or a
 cancellation that a library raises itself (closing a ``grpc.aio`` channel does that to its reader).
-The composition root decides what follows when a part has ended.
+The composition root decides what follows when a part has ended, and limits the time of the exit.
 
 It must not know what the parts do.
 """
@@ -11,6 +11,8 @@ It must not know what the parts do.
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 
 
@@ -44,3 +46,19 @@ async def run(parts: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
     async with asyncio.TaskGroup() as group:
         for name, part in parts.items():
             group.create_task(until_stopped(name, part), name=name)
+
+
+LEFT_THREADS_SECONDS = 3.0
+"""The grace period of threads that still run when everything else has ended."""
+
+
+def limit_exit(code: int) -> None:
+    """
+    Limit the time that the process takes to exit, even if a driver has left a thread that does not
+    end.
+
+    At exit, Python waits without a limit for the threads of executors.
+    """
+    timer = threading.Timer(LEFT_THREADS_SECONDS, os._exit, (code,))
+    timer.daemon = True
+    timer.start()

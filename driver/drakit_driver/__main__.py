@@ -12,15 +12,11 @@ import asyncio
 import logging
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from drakit_driver.plugin_devices import DevicePluginOptions
-
-LEFT_THREADS_SECONDS = 3.0
-"""The grace period of threads that still run when everything else has ended."""
 
 
 def main() -> None:
@@ -31,6 +27,7 @@ def main() -> None:
 
     from drakit.settings import SettingsError, read_file
     from drakit_daemon import logs
+    from drakit_daemon.tasks import limit_exit
     from drakit_driver.server import DriverServer, Server, ServerNode, serve
     from drakit_driver.sockets import socket_path
     from drakit_nodeplugin.endpoints.python.loading import load_driver
@@ -69,9 +66,9 @@ def main() -> None:
         sys.exit(2)
     except Exception:
         logging.getLogger(__name__).critical("driver's server failed", exc_info=True)
-        _limit_exit(1)
+        limit_exit(1)
         sys.exit(1)
-    _limit_exit(0)
+    limit_exit(0)
 
 
 def _device_plugin_options(arguments: argparse.Namespace) -> DevicePluginOptions:
@@ -88,14 +85,6 @@ def _device_plugin_options(arguments: argparse.Namespace) -> DevicePluginOptions
         unprepare_late=arguments.unprepare_late,
         directory=arguments.device_plugins_directory,
     )
-
-
-def _limit_exit(code: int) -> None:
-    """Limit the time that the process takes to exit: Python waits without a limit for the threads
-    of executors, and a driver may leave one that does not end."""
-    timer = threading.Timer(LEFT_THREADS_SECONDS, os._exit, (code,))
-    timer.daemon = True
-    timer.start()
 
 
 def _positive(text: str) -> int:

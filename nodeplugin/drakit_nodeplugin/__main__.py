@@ -11,13 +11,9 @@ import asyncio
 import logging
 import os
 import sys
-import threading
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-
-LEFT_THREADS_SECONDS = 3.0
-"""The grace period of threads that still run when everything else has ended."""
 
 
 def main() -> None:
@@ -27,6 +23,7 @@ def main() -> None:
     arguments = _parser().parse_args()
 
     from drakit_daemon import logs
+    from drakit_daemon.tasks import limit_exit
     from drakit_nodeplugin.app import Launch, serve
     from drakit_nodeplugin.config import ConfigError, load_config
     from drakit_nodeplugin.state.podresources import own_pod
@@ -49,7 +46,7 @@ def main() -> None:
             kubeconfig=arguments.kubeconfig,
         )
         asyncio.run(serve(config, launch))
-        _limit_exit(0)
+        limit_exit(0)
     except ConfigError as error:
         sys.exit(_refuse([error]))
     except ExceptionGroup as group:
@@ -57,20 +54,8 @@ def main() -> None:
         if failed is None and refused is not None:
             sys.exit(_refuse(refused.exceptions))
         logging.getLogger(__name__).critical("node plugin failed", exc_info=group)
-        _limit_exit(1)
+        limit_exit(1)
         sys.exit(1)
-
-
-def _limit_exit(code: int) -> None:
-    """
-    Limit the time that the process takes to exit, even if a driver has left a thread that does not
-    end.
-
-    At exit, Python waits without a limit for the threads of executors.
-    """
-    timer = threading.Timer(LEFT_THREADS_SECONDS, os._exit, (code,))
-    timer.daemon = True
-    timer.start()
 
 
 def _refuse(errors: Sequence[Exception]) -> int:
