@@ -73,9 +73,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
-import stat
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -94,6 +91,7 @@ from drakit.driver import DriverError
 from drakit.settings import SettingsError
 from drakit_daemon import tasks
 from drakit_daemon.backoff import Backoff
+from drakit_daemon.sockets import is_socket, refuses_connections
 from drakit_driver.plugin_devices import (
     DevicePluginOptions,
     PluginDevice,
@@ -106,7 +104,7 @@ from drakit_driver.plugin_devices import (
     socket_path,
 )
 from drakit_driver.server import DRAIN_SECONDS, CallQueue
-from drakit_driver.sockets import ServerSocket
+from drakit_driver.sockets import ServerSocket, socket_identity
 from drakit_nodeplugin.endpoints.contract import (
     CallError,
     CallOperation,
@@ -428,13 +426,10 @@ class ResourceServer:
         self._kubelet = path.with_name(KUBELET_SOCKET)
         self._server: grpc.aio.Server | None = None
         self._socket: ServerSocket | None = None
-        self._bound: tuple[int, int] | None = None
-        """The identity of our socket."""
-
-        self._registered: tuple[int, int] | None = None
+        self._registered: tuple[int, ...] | None = None
         """The kubelet's socket at the last registration."""
 
-        self._refused: tuple[int, int] | None = None
+        self._refused: tuple[int, ...] | None = None
         """The kubelet's socket at the last failure; another one is tried at once."""
 
         self._due_at = 0.0
@@ -461,14 +456,13 @@ class ResourceServer:
 
     async def _check(self) -> str | None:
         """Serve and register if that is due; return the reason if it is not possible now."""
-        found = await asyncio.to_thread(_identity, self._path)
-        if self._server is not None and found != self._bound:
-            if found is not None and await asyncio.to_thread(_is_served, self._path):
+        if self._socket is not None and not await asyncio.to_thread(self._socket.is_in_place):
+            if await asyncio.to_thread(_is_served, self._path):
                 return f"another process serves {self._path}"
             await self._stop()
         if self._server is None:
             await self._start()
-        kubelet = await asyncio.to_thread(_identity, self._kubelet)
+        kubelet = await asyncio.to_thread(socket_identity, self._kubelet)
         if kubelet is None:
             self._registered = None
             return f"there is no {self._kubelet}, so the kubelet is not running"
@@ -497,7 +491,6 @@ class ResourceServer:
             self._server.add_insecure_port(f"unix:{self._socket.hidden}")
             await self._server.start()
             await asyncio.to_thread(self._socket.publish)
-            self._bound = await asyncio.to_thread(_identity, self._path)
         except BaseException:
             await self._stop()
             raise
@@ -518,29 +511,15 @@ class ResourceServer:
 
     async def _stop(self) -> None:
         server, self._server = self._server, None
-        if self._socket is not None:
-            await asyncio.to_thread(self._socket.remove)
+        own, self._socket = self._socket, None
+        if own is not None:
+            await asyncio.to_thread(own.remove)
         if server is not None:
             await server.stop(STOP_SECONDS)
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Distinguish a socket from another one at its path; None if there is none. Blocks."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return None
-    return (found.st_ino, found.st_mtime_ns) if stat.S_ISSOCK(found.st_mode) else None
-
-
 def _is_served(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.setblocking(False)
-        try:
-            client.connect(str(path))
-        except OSError:
-            return False
-    return True
+    return is_socket(path) and not refuses_connections(path)
 
 
 # ---------------------------------------------------------------- the process

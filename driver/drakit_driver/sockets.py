@@ -16,15 +16,13 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from drakit.layout import MAX_SOCKET_PATH_BYTES
 from drakit.settings import SettingsError
 
 NAME = "driver.sock"
 """The name of the socket in a directory."""
 
 SUFFIX = ".sock"
-
-MAX_PATH = 107
-"""Bytes of a socket's path: the kernel's limit."""
 
 
 def socket_path(*, file: Path | None, directory: Path | None) -> Path:
@@ -39,10 +37,10 @@ def socket_path(*, file: Path | None, directory: Path | None) -> Path:
             f"{option}: {path} is ignored by the node plugin: its name must end in {SUFFIX} and "
             "must not begin with a dot"
         )
-    if (size := len(os.fsencode(path))) > MAX_PATH:
+    if (size := len(os.fsencode(path))) > MAX_SOCKET_PATH_BYTES:
         raise SettingsError(
             f"{option}: the path {path} has {size} bytes, and a socket's path has at most "
-            f"{MAX_PATH}; choose a shorter one"
+            f"{MAX_SOCKET_PATH_BYTES}; choose a shorter one"
         )
     if not path.parent.is_dir():
         raise SettingsError(
@@ -61,7 +59,7 @@ class ServerSocket:
         self._mode = mode
         # As long as the shortest name of a socket, so that the kernel accepts both or neither.
         self.hidden = path.with_name(f".{secrets.token_hex(2)}")
-        self._own: tuple[int, int] | None = None
+        self._own: tuple[int, ...] | None = None
 
     def publish(self) -> None:
         """Put the socket in place, which listens under the hidden name; raises
@@ -71,12 +69,16 @@ class ServerSocket:
                 if not stat.S_ISSOCK(self.path.lstat().st_mode):
                     raise SettingsError(f"{self.path} exists and is not a socket; remove it")
             self.hidden.chmod(self._mode)
-            self._own = _identity(self.hidden)
+            self._own = socket_identity(self.hidden)
             self.hidden.rename(self.path)
         except OSError as error:
             raise SettingsError(
                 f"socket {self.path} cannot be created: {error.strerror}"
             ) from error
+
+    def is_in_place(self) -> bool:
+        """Return whether the path still has this socket. Blocks."""
+        return self._own is not None and socket_identity(self.path) == self._own
 
     def remove(self) -> None:
         """Remove the socket, unless another instance has replaced it. Blocks."""
@@ -85,16 +87,23 @@ class ServerSocket:
         # Only once: another instance's socket can get the same inode number.
         own, self._own = self._own, None
         with suppress(OSError):
-            if own is None or _identity(self.path) != own:
+            if own is None or socket_identity(self.path) != own:
                 return
             # Another instance can put its socket in place at this moment.
             self.path.rename(self.hidden)
-            if _identity(self.hidden) == own:
+            if socket_identity(self.hidden) == own:
                 self.hidden.unlink()
             else:
                 self.hidden.rename(self.path)
 
 
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.lstat()
-    return found.st_dev, found.st_ino
+def socket_identity(path: Path) -> tuple[int, ...] | None:
+    """Distinguish a socket from another one at its path; None if there is none. Blocks."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    # The time, too: a new socket can get the number of one that was removed.
+    if not stat.S_ISSOCK(found.st_mode):
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns

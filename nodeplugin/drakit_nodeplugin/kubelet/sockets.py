@@ -17,8 +17,6 @@ import hashlib
 import logging
 import os
 import re
-import socket
-import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -26,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drakit.layout import MAX_SOCKET_PATH_BYTES, driver_directory, home_directory, private_directory
+from drakit_daemon.sockets import is_socket, refuses_connections
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +136,7 @@ def create_directories(paths: SocketPaths) -> None:
 def remove_stale_sockets(paths: SocketPaths) -> None:
     """Remove the sockets of instances of the driver that have ended. Raises OSError. Blocks."""
     for path in _sockets_of(paths):
-        if _refuses_connections(path):
+        if refuses_connections(path):
             _remove(path)
             logger.info("stale socket removed", extra={"driver": paths.driver, "path": str(path)})
 
@@ -145,14 +144,14 @@ def remove_stale_sockets(paths: SocketPaths) -> None:
 def remove_sockets(paths: SocketPaths) -> None:
     """Remove what is left of an instance's own sockets. Blocks."""
     for path in paths.sockets:
-        if _is_socket(path):
+        if is_socket(path):
             _remove(path)
 
 
 def _wait_for_predecessor(paths: SocketPaths) -> None:
     """Wait until no process serves our own sockets: binding one would take it away."""
     until = time.monotonic() + PREDECESSOR_SECONDS
-    while served := [p for p in paths.sockets if _is_socket(p) and not _refuses_connections(p)]:
+    while served := [p for p in paths.sockets if is_socket(p) and not refuses_connections(p)]:
         if time.monotonic() > until:
             raise SocketError(
                 f"driver {paths.driver}: another process serves {served[0]}; stop the other node "
@@ -172,30 +171,10 @@ def _sockets_of(paths: SocketPaths) -> Iterator[Path]:
     }
     for directory, pattern in patterns.items():
         for path in directory.iterdir():
-            if re.fullmatch(pattern, path.name) and _is_socket(path):
+            if re.fullmatch(pattern, path.name) and is_socket(path):
                 yield path
-
-
-def _refuses_connections(path: Path) -> bool:
-    """Return whether a socket has no listener. One that is only slow to accept is alive."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.setblocking(False)
-        try:
-            client.connect(str(path))
-        except ConnectionRefusedError:
-            return True
-        except OSError:  # also a path that is too long
-            return False
-    return False
 
 
 def _remove(path: Path) -> None:
     with suppress(FileNotFoundError):
         path.unlink()
-
-
-def _is_socket(path: Path) -> bool:
-    try:
-        return stat.S_ISSOCK(os.lstat(path).st_mode)
-    except OSError:  # absent, or a name that no file can have
-        return False

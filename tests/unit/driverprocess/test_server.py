@@ -45,7 +45,7 @@ from drakit_driver.messages import (
     edits_message,
     prepared_message,
 )
-from drakit_driver.sockets import ServerSocket
+from drakit_driver.sockets import ServerSocket, socket_identity
 from drakit_nodeplugin.endpoints.backend.claimcalls import claim_message
 from drakit_nodeplugin.endpoints.backend.convert import device_of, edits_of, prepared_of
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
@@ -255,14 +255,14 @@ def test_an_instance_that_is_replaced_while_it_stops_leaves_the_new_socket(socke
         first.publish()
         own = path.lstat().st_ino
 
-        def replaced(_: Path) -> tuple[int, int]:
+        def replaced(_: Path) -> tuple[int, ...] | None:
             """The second instance comes after the first one has read what is there."""
             monkeypatch.undo()
-            found = path.lstat()
+            found = socket_identity(path)
             second.publish()
-            return found.st_dev, found.st_ino
+            return found
 
-        monkeypatch.setattr("drakit_driver.sockets._identity", replaced)
+        monkeypatch.setattr("drakit_driver.sockets.socket_identity", replaced)
         first.remove()
         assert [each.name for each in sockets.iterdir()] == [path.name]
         assert path.lstat().st_ino != own
