@@ -87,7 +87,6 @@ from drakit.device import (
     Health,
     Inventory,
 )
-from drakit.driver import DriverError
 from drakit.settings import SettingsError
 from drakit_daemon import tasks
 from drakit_daemon.backoff import Backoff
@@ -103,7 +102,7 @@ from drakit_driver.plugin_devices import (
     response_of,
     socket_path,
 )
-from drakit_driver.server import DRAIN_SECONDS, CallQueue
+from drakit_driver.server import DRAIN_SECONDS, CallQueue, log_diagnostic, start_driver
 from drakit_driver.sockets import ServerSocket, socket_identity
 from drakit_nodeplugin.endpoints.contract import (
     CallError,
@@ -113,7 +112,7 @@ from drakit_nodeplugin.endpoints.contract import (
     HealthReport,
     HostedEndpoint,
 )
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError, text_of
+from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.python.loading import LoadedDriver
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
@@ -240,7 +239,7 @@ class DeviceState:
 class DevicePluginService(pb_grpc.DevicePluginServicer):
     """Answers the kubelet for one resource."""
 
-    def __init__(self, resource: str, *, state: DeviceState, calls: DriverCalls) -> None:
+    def __init__(self, resource: str, *, state: DeviceState, calls: ContainerCalls) -> None:
         self.streams = 0
         """The number of open streams of devices."""
 
@@ -341,7 +340,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         return f"the device plugin of {self._resource}"
 
 
-class DriverCalls:
+class ContainerCalls:
     """Calls the driver for the devices of containers."""
 
     def __init__(self, endpoint: HostedEndpoint, driver: str) -> None:
@@ -537,16 +536,13 @@ class DevicePluginServer:
         self._directory = options.directory
         self._state = DeviceState(driver.name, options)
         self._endpoint = driver.endpoint(
-            EndpointContext(listener=self._state, node=node, report=lambda diagnostic: None)
+            EndpointContext(listener=self._state, node=node, report=log_diagnostic)
         )
-        self._calls = DriverCalls(self._endpoint, driver.name)
+        self._calls = ContainerCalls(self._endpoint, driver.name)
 
     async def start(self) -> None:
         """Start the driver. Raises :class:`SettingsError` if it refuses its configuration."""
-        try:
-            await self._endpoint.start()
-        except DriverError as error:
-            raise SettingsError(f"{self._driver.where}: {text_of(error)}") from error
+        await start_driver(self._driver, self._endpoint)
 
     async def run(self) -> None:
         """Restart the driver whenever it stops, and keep it registered, until canceled."""

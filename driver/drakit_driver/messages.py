@@ -37,7 +37,7 @@ from drakit.device import (
     Taint,
 )
 from drakit.driver import DevicePolicy, Policy
-from drakit_nodeplugin.endpoints.backend.attributes import attribute_message
+from drakit_nodeplugin.endpoints.backend.common import attribute_message
 from drakit_nodeplugin.endpoints.contract import CallError, DeviceKey
 from drakit_nodeplugin.endpoints.failures import DeviceFailedError, kind_of
 from drakit_nodeplugin.endpoints.policies import HeldClaims, InvalidPolicyError, read_policy

@@ -53,11 +53,13 @@ from drakit_driver.messages import (
     unprepared_message,
 )
 from drakit_driver.sockets import ServerSocket
+from drakit_nodeplugin.endpoints.backend.common import REQUEST_ID
 from drakit_nodeplugin.endpoints.contract import (
     CALL_SECONDS,
     DeviceKey,
     EndpointContext,
     HealthReport,
+    HostedEndpoint,
 )
 from drakit_nodeplugin.endpoints.failures import Diagnostic, EndpointStoppedError, text_of
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
@@ -67,14 +69,11 @@ from drakit_proto.backend.v1 import backend_pb2_grpc as pb_grpc
 
 logger = logging.getLogger(__name__)
 
-REQUEST_ID = "drakit-request-id"
-"""Metadata of each call: the id on the node plugin's log lines about it."""
-
 DRAIN_SECONDS = 20.0
 """The time that calls in flight have to end at a stop; a pod has 30 s by default."""
 
 STREAMS_SECONDS = 1.0
-"""The time that streams have to end; they are told to."""
+"""The time that streams have to end after the request to end."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """The contract's limit."""
@@ -457,6 +456,15 @@ def _request_id(context: AnyContext) -> str:
 # ---------------------------------------------------------------- the process
 
 
+async def start_driver(driver: LoadedDriver, endpoint: HostedEndpoint) -> None:
+    """Start a driver's endpoint; raises :class:`SettingsError` if the driver refuses its
+    configuration."""
+    try:
+        await endpoint.start()
+    except DriverError as error:
+        raise SettingsError(f"{driver.where}: {text_of(error)}") from error
+
+
 class DriverServer:
     """One driver, served at a socket."""
 
@@ -466,7 +474,7 @@ class DriverServer:
         self._reports = Reports()
         feed = None if driver.traits.policies is None else PolicyFeed()
         context = EndpointContext(
-            listener=self._reports, node=node.name, report=_log_diagnostic, policies=feed
+            listener=self._reports, node=node.name, report=log_diagnostic, policies=feed
         )
         self._endpoint = PythonEndpoint(driver, context)
         self._service = DriverService(driver, self._endpoint, self._reports, node, feed)
@@ -478,10 +486,7 @@ class DriverServer:
     async def start(self) -> None:
         """Start the driver, and then create the socket. Raises :class:`SettingsError` if the driver
         refuses its configuration, or the socket cannot be created."""
-        try:
-            await self._endpoint.start()
-        except DriverError as error:
-            raise SettingsError(f"{self._driver.where}: {text_of(error)}") from error
+        await start_driver(self._driver, self._endpoint)
         try:
             self._server.add_insecure_port(f"unix:{self._socket.hidden}")
         except RuntimeError as error:
@@ -543,5 +548,6 @@ async def serve(make: Callable[[], Server]) -> None:
         await server.stop()
 
 
-def _log_diagnostic(diagnostic: Diagnostic) -> None:
+def log_diagnostic(diagnostic: Diagnostic) -> None:
+    """Report a diagnostic of an endpoint."""
     logger.warning(diagnostic.note, extra={"reason": diagnostic.reason})

@@ -316,6 +316,13 @@ def key_of(thing: Device | CounterSet) -> tuple[str, str] | None:
     return None
 
 
+def by_key(inventory: Inventory) -> dict[tuple[str, str] | None, Device]:
+    """Return the devices of an inventory by pool and name. If several have the same name, the first
+    one counts; the fallback comes last."""
+    listed = (*inventory.devices, *(inventory.fallback or ()))
+    return {key_of(each): each for each in reversed(listed)}
+
+
 # ---------------------------------------------------------------- unchanged devices
 
 _device_values = attrgetter(*(each.name for each in fields(Device) if each.compare))

@@ -31,18 +31,19 @@ from drakit.device import (
 from drakit.driver import DriverError, ReleasePendingError
 from drakit_daemon.logs import request_id
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.backend.attributes import attribute_message
+from drakit_nodeplugin.endpoints.backend.common import REQUEST_ID, attribute_message
 from drakit_nodeplugin.endpoints.backend.convert import (
     MAX_EDITS,
     edits_of,
     entries_of,
     prepared_of,
 )
-from drakit_nodeplugin.endpoints.contract import CALL_SECONDS, ConnectionEndedError, DeviceKey
+from drakit_nodeplugin.endpoints.contract import CALL_SECONDS, ConnectionEndedError
 from drakit_nodeplugin.endpoints.failures import CallOverdueError, DeviceFailedError
 from drakit_nodeplugin.endpoints.latest_value import LatestValue
 from drakit_nodeplugin.endpoints.parameters import merged
 from drakit_nodeplugin.endpoints.policies import PolicyFeed
+from drakit_nodeplugin.endpoints.snapshot import by_key
 from drakit_nodeplugin.endpoints.wire import (
     MAX_MESSAGE_BYTES,
     CallFailedError,
@@ -65,12 +66,12 @@ first. It also limits how long the claim of a deleted pod waits for a prepare.""
 MAX_CLAIM_BYTES = 512 * 1024
 """The answer for one claim: several times what 32 devices with a hundred edits each need."""
 
-REQUEST_ID = "drakit-request-id"
-"""Metadata of each call: the id on the node plugin's log lines about it."""
-
 IN_LOOP_EDITS = 64
 """Maximum entries of edits that are checked in the daemon's loop. That takes less than a
 millisecond, as the host's ``/dev`` is in memory; a thread would delay each claim."""
+
+Published: TypeAlias = Mapping[tuple[str, str] | None, Device]
+"""The devices that a backend listed last, by pool and name."""
 
 LOST_SECONDS = 1.0
 """Maximum wait for the end of a connection after a call that did not reach the backend."""
@@ -106,7 +107,7 @@ class BackendClaims:
         self.needs_claim_data = False
         """Whether it needs more of a claim than its devices, as it reported."""
         self._listed: Inventory | None = None
-        self._by_key: Mapping[DeviceKey, Device] | None = None
+        self._by_key: Published | None = None
         self._lacks: set[str] = set()
         """Optional methods that the backend does not implement."""
 
@@ -161,12 +162,10 @@ class BackendClaims:
                 raise DriverError(_fault(f"answered {method} with {error}")) from None
         return answers
 
-    def _published(self) -> Mapping[DeviceKey, Device] | None:
+    def _published(self) -> Published | None:
         """Return the devices that it listed last; None if it does not need the claim's data."""
         if self.needs_claim_data and self._by_key is None and self._listed is not None:
-            # If several devices have the same name, the first one counts; the fallback comes last.
-            listed = (*self._listed.devices, *(self._listed.fallback or ()))
-            self._by_key = {DeviceKey(each.pool, each.name): each for each in reversed(listed)}
+            self._by_key = by_key(self._listed)
         return (self._by_key or {}) if self.needs_claim_data else None
 
     async def _call(self, method: str, request: bytes) -> bytes:
@@ -237,7 +236,7 @@ class _NotImplementedError(DriverError):
 
 
 def _requests(
-    batch: Sequence[AllocatedClaim], published: Mapping[DeviceKey, Device] | None
+    batch: Sequence[AllocatedClaim], published: Published | None
 ) -> Iterator[tuple[bytes, Mapping[str, int]]]:
     """Yield the claims as one request, or as several if it would be too large, with the number of
     each claim's devices. All requests have the same form."""
@@ -346,9 +345,7 @@ def _fault(text: str) -> str:
 # ---------------------------------------------------------------- requests
 
 
-def claim_message(
-    item: AllocatedClaim, published: Mapping[DeviceKey, Device] | None = None
-) -> pb.Claim:
+def claim_message(item: AllocatedClaim, published: Published | None = None) -> pb.Claim:
     """Make the message of a claim; its pools are in the driver's words. `published` devices are
     those of a backend that needs the claim's data."""
     claim = item.claim
@@ -360,7 +357,7 @@ def claim_message(
     )
     if published is not None:
         for device, each in zip(item.devices, message.devices, strict=True):
-            listed = published.get(DeviceKey(device.pool, device.name))
+            listed = published.get((device.pool, device.name))
             if listed is not None:
                 _set_attributes(each, listed)
         data = item.devices[0].claim_data if item.devices else None

@@ -433,6 +433,7 @@ _TRAITS = DriverTraits(
     health=True,
     network_devices=True,
     batches=frozenset({"prepare", "unprepare", "check"}),
+    claim_data=True,
 )
 """All backends have the same traits, because the traits must be known without a backend. A method
 that a backend does not implement costs one call for each connection. Only an entry's policies
@@ -473,7 +474,7 @@ class BackendEndpoint(Endpoint):
         super().__init__(
             driver,
             self._connect_backend,
-            traits=replace(traits, claim_data=True),
+            traits=traits,
             listener=context.listener,
             node=context.node,
             pause=self._await_socket,

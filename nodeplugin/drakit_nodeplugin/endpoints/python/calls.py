@@ -36,7 +36,7 @@ from drakit_nodeplugin.endpoints.failures import (
 )
 from drakit_nodeplugin.endpoints.parameters import with_parameters
 from drakit_nodeplugin.endpoints.policies import AnyPolicies
-from drakit_nodeplugin.endpoints.snapshot import key_of, snapshot_of
+from drakit_nodeplugin.endpoints.snapshot import by_key, snapshot_of
 
 logger = logging.getLogger(__name__)
 
@@ -207,9 +207,7 @@ class DriverCalls:
     ) -> AllocatedDevice:
         """Return a device with the driver's edits, if it is listed, and its parameters."""
         if self._by_key is None:
-            # If several devices have the same name, the first one counts; the fallback comes last.
-            listed = (*self._inventory.devices, *(self._inventory.fallback or ()))
-            self._by_key = {key_of(each): each for each in reversed(listed)}
+            self._by_key = by_key(self._inventory)
         published = self._by_key.get((device.pool, device.name))
         edits = None if published is None else published.edits
         known = replace(device, edits=edits, published=published)

@@ -1,6 +1,6 @@
 """
-Messages of attributes, for both sides of the contract: a driver's own process imports only this
-module of the node plugin's client.
+What both sides of the contract have in common: the messages of attributes, and the metadata of
+calls. A driver's own process imports only this module of the node plugin's client.
 
 It must not depend on gRPC, or on limits of messages.
 """
@@ -13,6 +13,9 @@ from typing import Any, cast
 from drakit.device import Version
 from drakit_nodeplugin.endpoints.failures import kind_of
 from drakit_proto.backend.v1 import backend_pb2 as pb
+
+REQUEST_ID = "drakit-request-id"
+"""Metadata of each call: the id on the node plugin's log lines about it."""
 
 
 def attribute_message(value: object) -> pb.Attribute:
