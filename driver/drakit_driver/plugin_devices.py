@@ -198,12 +198,14 @@ def plugin_devices(
 ) -> PluginDevices:
     """Return the devices of an inventory as the kubelet gets them."""
     given = inventory.devices
-    if inventory.fallback is not None and any(
-        device.consumes or needed_features(device) for device in given
-    ):
-        given = inventory.fallback
     found: dict[str, dict[str, PluginDevice]] = {each.name: {} for each in options.resources}
     problems: list[str] = []
+    if inventory.fallback is not None and any(map(_needs_fallback, given)):
+        # Those that the kubelet cannot have have a fallback; a malformed one is rejected anyway.
+        problems += [
+            _unlisted(each, f"is invalid: {why}") for each in given if (why := _wrong(each))
+        ]
+        given = inventory.fallback
     keys: set[DeviceKey] = set()
     count = 0
     for index, device in enumerate(given):
@@ -215,14 +217,30 @@ def plugin_devices(
                 raise _UnlistedError(
                     f"exceeds the limit of {MAX_DEVICES:,} devices and shares; set --shares"
                 )
+            listed = [*_of_device(device, index, shares=shares, driver=driver, resource=resource)]
         except _UnlistedError as error:
-            problems.append(f"device {shown(getattr(device, 'name', device))} {error}")
+            problems.append(_unlisted(device, str(error)))
+            continue
+        except Exception as error:  # a driver makes these objects, and any value can be wrong
+            why = f"cannot be checked ({type(error).__name__}: {str(error)[:200]})"
+            problems.append(_unlisted(device, why))
             continue
         keys.add(key)
         count += shares
-        for each in _of_device(device, index, shares=shares, driver=driver, resource=resource):
-            found[resource][each.id] = each
-    return PluginDevices(by_resource=found, problems=tuple(problems))
+        found[resource].update({each.id: each for each in listed})
+    return PluginDevices(by_resource=found, problems=tuple(dict.fromkeys(problems)))
+
+
+def _unlisted(device: object, why: str) -> str:
+    return f"device {shown(getattr(device, 'name', device))} {why}"
+
+
+def _wrong(device: object) -> str:
+    return "; ".join(device_problems(device))
+
+
+def _needs_fallback(device: Device) -> bool:
+    return not _wrong(device) and bool(device.consumes or needed_features(device))
 
 
 class _UnlistedError(Exception):
@@ -270,8 +288,8 @@ def _of_device(
 
 def device_problem(device: Device) -> str | None:
     """Return why a device cannot be listed; None if it can."""
-    if problems := device_problems(device):  # as for DRA
-        return f"is invalid: {'; '.join(problems)}"
+    if problem := _wrong(device):  # as for DRA
+        return f"is invalid: {problem}"
     if device.consumes:
         return (
             "consumes counters, which the kubelet does not know: it would allocate devices that "
