@@ -179,7 +179,11 @@ class SpecRestorer:
         """
         prepared = await self._checkpoint.uids(state="prepared", boot_id=self._boot_id)
         missing = prepared - await asyncio.to_thread(self._specs.uids)
-        missing |= prepared & await asyncio.to_thread(self._metadata.missing)
+        unreadable: OSError | None = None
+        try:
+            missing |= prepared & await asyncio.to_thread(self._metadata.missing)
+        except OSError as error:
+            unreadable = error  # claims without metadata get their files nevertheless
         if compare:
             missing |= await self._outdated(prepared - missing)
         self._missing = bool(missing)
@@ -189,6 +193,8 @@ class SpecRestorer:
             for start in range(0, len(uids), BATCH):
                 restored += await self._restore(uids[start : start + BATCH])
         self._on_restored(restored)
+        if unreadable is not None:
+            raise unreadable
         return restored
 
     async def clean(self) -> None:

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from drakit.driver import DriverError
 from drakit_nodeplugin.changes import FileWatch
@@ -127,15 +128,15 @@ class Maintenance:
     async def begin(self) -> None:
         """Remove half-written files, and restore lost and outdated ones, before the driver is
         served."""
-        try:
-            await self._restorer.clean()
-            await self._restorer.restore(compare=True)
-        except (OSError, CheckpointError) as error:
-            # Claims can still be unprepared, and the repair is retried.
-            logger.error(
-                "CDI files cannot be repaired",
-                extra={"driver": self._parts.driver, "error": str(error)},
-            )
+        for step in (self._restorer.clean, partial(self._restorer.restore, compare=True)):
+            try:
+                await step()
+            except (OSError, CheckpointError) as error:
+                # Claims can still be unprepared, and the repair is retried.
+                logger.error(
+                    "CDI files cannot be repaired",
+                    extra={"driver": self._parts.driver, "error": str(error)},
+                )
 
     def parts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Return the parts that run until the driver is handed over or stopped, by name."""

@@ -7,7 +7,8 @@ file is written before the CDI file that mounts it, and removed before that one:
 without a CDI file belongs to an unfinished step. A file is replaced as a whole, so a running
 container keeps the content that it was started with.
 
-A driver without metadata has no such files, and costs nothing here.
+A driver without metadata has no such files, and costs nothing here. A directory that cannot be read
+fails only the claims with metadata.
 :mod:`drakit_formats.resource.metadata` defines the format; the checkpoint writes and removes files
 beside their rows.
 
@@ -17,15 +18,19 @@ It must not know the checkpoint, the API server, drivers or gRPC.
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from drakit.device import Mount
+from drakit_daemon.logs import ProblemLog
 from drakit_formats.cdi import SpecDirectory
 from drakit_formats.resource.claim import base_request
 from drakit_formats.resource.metadata import container_path, file_text
 from drakit_nodeplugin.state.records import StoredClaim
+
+logger = logging.getLogger(__name__)
 
 
 class MetadataFiles:
@@ -41,9 +46,15 @@ class MetadataFiles:
         self._driver = driver
         # Not flushed to disks: after a boot every claim is prepared again, and its files compared.
         self._directory = SpecDirectory(directory, durable=False)
-        self._names: dict[str, frozenset[str]] | None = None
-        """Files that exist or should, by UID; None until the directory has been listed."""
+        self._names: dict[str, frozenset[str]] = {}
+        """Files that exist or should, by UID; those of earlier processes once it is listed."""
+        self._is_listed = False
         self._listing = threading.Lock()
+        self._problems = ProblemLog(
+            logger,
+            "the directory of metadata files cannot be listed; only claims with metadata fail",
+            facts={"driver": driver, "file": str(directory)},
+        )
 
     @property
     def directory(self) -> Path:
@@ -102,7 +113,8 @@ class MetadataFiles:
         return failed
 
     def missing(self) -> set[str]:
-        """Return the UIDs of claims without one of the files that they had. Raises OSError."""
+        """Return the UIDs of claims without one of the files that they had; raise OSError if any
+        had a file and the directory cannot be listed."""
         if not (known := self._known()):
             return set()
         found = frozenset(self._directory.names(""))
@@ -125,18 +137,25 @@ class MetadataFiles:
             raise error
 
     def _known(self) -> dict[str, frozenset[str]]:
-        if self._names is None:
+        """Return the files by UID. Until the directory can be listed, those of earlier processes
+        are missing: a later start removes them, and no container gets them without a CDI file."""
+        if not self._is_listed:
             with self._listing:
-                if self._names is None:
-                    self._names = self._list()
+                if not self._is_listed:
+                    self._list()
         return self._names
 
-    def _list(self) -> dict[str, frozenset[str]]:
-        names: dict[str, frozenset[str]] = {}
-        for name in self._directory.names(""):
+    def _list(self) -> None:
+        try:
+            found = self._directory.names("")
+        except OSError as error:
+            self._problems.report(str(error))
+            return
+        for name in found:
             uid = name.rpartition("_")[0]  # a request has no underscore
-            names[uid] = names.get(uid, frozenset()) | {name}
-        return names
+            self._names[uid] = self._names.get(uid, frozenset()) | {name}
+        self._is_listed = True
+        self._problems.report(None)
 
     def _mounted(self, claim: StoredClaim, names: frozenset[str]) -> frozenset[str]:
         """Return the files among these that exist and that the claim's CDI file mounts, although

@@ -276,3 +276,19 @@ async def test_a_driver_without_metadata_has_no_files(plugin, devices, tmp_path:
     await prepare(plugin, A)
     assert mounts(plugin, A) == {}
     assert not (tmp_path / "metadata").exists()
+
+
+async def test_a_directory_that_cannot_be_read_fails_only_the_claims_with_metadata(start, devices):
+    plugin = lists(await start())
+    plugin.metadata.directory.write_text("")
+    answers = await plugin.prepare(reference(A))
+    assert f"{plugin.metadata.directory}/{A}_" in (answers[A].error or "")
+
+    devices.traits = replace(devices.traits, metadata_files=False)
+    await prepare(plugin, B)
+    file = plugin.cdi / f"{DRIVER}-claim_{B}.json"
+    file.unlink()
+    with pytest.raises(NotADirectoryError):  # logged, and tried again
+        await plugin.restorer.restore()
+    assert file.exists()
+    assert await plugin.unprepare(reference(B)) == {B: None}
