@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 
-import jsonschema
 import pytest
 import yaml
 
@@ -15,7 +13,7 @@ from drakit_cli.main import main
 from drakit_cli.new import PLUGIN
 from drakit_nodeplugin.config import NodePluginConfig
 from tests.unit.cli.projects import commands, files_of, readme
-from tests.unit.docs.listings import ROOT
+from tests.unit.docs.listings import ROOT, validated
 from tests.unit.docs.listings import commands as page_commands
 
 PAGE = "docs/vendors/python-driver.md"
@@ -112,12 +110,7 @@ def test_the_entry_of_a_backend_allows_the_edits_of_the_driver(name, tmp_path, c
     said = capsys.readouterr().out
     assert "needs no entry in backends.allowed" in said
     values = yaml.safe_load(said[said.index("backends:\n") :])
-    chart = ROOT / "charts" / "drakit"
-    defaults = yaml.safe_load((chart / "values.yaml").read_text())
-    schema = json.loads((chart / "values.schema.json").read_text())
-    jsonschema.validate(
-        {**defaults, "backends": {**defaults["backends"], **values["backends"]}}, schema
-    )
+    validated(values)
     ((_, entry),) = NodePluginConfig.model_validate(values).backends.allowed.items()
     assert entry.driver == "lamps.vendor.test"
     source = (tmp_path / "values.yaml").read_text()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -18,7 +16,7 @@ from drakit_driver.plugin_devices import resource_of
 from drakit_nodeplugin.config import NodePluginConfig
 from tests.unit.chart.conftest import helm
 from tests.unit.cli.projects import CONTAINERS, commands, files_of, readme, write
-from tests.unit.docs.listings import ROOT
+from tests.unit.docs.listings import ROOT, validated
 
 __all__ = ("helm",)
 
@@ -40,12 +38,7 @@ def test_the_entry_allows_the_driver_and_readme_and_output_have_it(arguments, tm
     (shown,) = re.findall(r"^```yaml\n(.*?)^```", readme(project), re.M | re.S)
     assert yaml.safe_load(shown) == values
     assert yaml.safe_load(said[said.index("backends:\n") :].partition("\n\n")[0]) == values
-    chart = ROOT / "charts" / "drakit"
-    defaults = yaml.safe_load((chart / "values.yaml").read_text())
-    schema = json.loads((chart / "values.schema.json").read_text())
-    jsonschema.validate(
-        {**defaults, "backends": {**defaults["backends"], **values["backends"]}}, schema
-    )
+    validated(values)
     ((name, entry),) = NodePluginConfig.model_validate(values).backends.allowed.items()
     own = yaml.safe_load((project / "chart" / "values.yaml").read_text())
     assert own["backend"] == name

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -21,7 +20,7 @@ from drakit_cli import new
 from drakit_cli.main import main
 from drakit_nodeplugin.config import NodePluginConfig
 from tests.unit.cli.projects import PROJECTS, commands, files_of, readme, run, values_of, write
-from tests.unit.docs.listings import ROOT, merged
+from tests.unit.docs.listings import ROOT, validated
 from tests.unit.docs.listings import commands as page_commands
 from tools.go_proxy import write_proxy
 
@@ -116,10 +115,7 @@ def test_its_values_are_the_entry_that_is_printed_and_the_chart_takes_them(tmp_p
     said = capsys.readouterr().out
     values = values_of(project)
     assert yaml.safe_load(said[said.index("backends:\n") :].partition("\n\n")[0]) == values
-    chart = ROOT / "charts" / "drakit"
-    defaults = yaml.safe_load((chart / "values.yaml").read_text())
-    schema = json.loads((chart / "values.schema.json").read_text())
-    jsonschema.validate(merged(defaults, values), schema)
+    validated(values)
     ((name, entry),) = NodePluginConfig.model_validate(values).backends.allowed.items()
     spec = daemon_set(project)
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}

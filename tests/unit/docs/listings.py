@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 import textwrap
 import types
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[3]
+CHART = ROOT / "charts" / "drakit"
+PAGES = ("README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")))
 
 
 _FENCE = re.compile(
@@ -27,6 +33,20 @@ def blocks(page: str) -> Iterator[tuple[str, str, str]]:
     """Yield the language, the options and the text of each code block of a page."""
     for block in _FENCE.finditer((ROOT / page).read_text()):
         yield block["language"], block["options"], textwrap.dedent(block["text"])
+
+
+def documents() -> Iterator[tuple[str, Any]]:
+    """Yield the page with the title, and the content, of each YAML document of the pages."""
+    for page in PAGES:
+        for language, options, text in blocks(page):
+            if language == "yaml":
+                name = page + options.replace(' title="', "-").rstrip('"')
+                yield from ((name, body) for body in yaml.safe_load_all(text))
+
+
+def is_values(body: Any) -> bool:
+    """Whether a document of a page has values of drakit's chart."""
+    return isinstance(body, dict) and "kind" not in body and not _defaults().keys().isdisjoint(body)
 
 
 def listings(page: str, language: str) -> list[str]:
@@ -79,3 +99,15 @@ def merged(defaults: Any, given: Any) -> Any:
     if not isinstance(defaults, dict):
         return given
     return defaults | {key: merged(defaults.get(key), given[key]) for key in given}
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def validated(given: dict[str, Any]) -> dict[str, Any]:
+    """Return all values of the chart with those given, which its schema accepts."""
+    values = merged(_defaults(), given)
+    jsonschema.validate(values, json.loads((CHART / "values.schema.json").read_text()))
+    return values

@@ -14,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -30,6 +29,8 @@ from drakit import (
     Policy,
 )
 from drakit_cli.new import PLUGIN, project_of, render
+from drakit_drivers.hostdev import HostDevicePolicySpec
+from drakit_formats import crds
 from drakit_formats.cdi.spec import build_spec
 from drakit_formats.resource.device import Feature, without
 from drakit_formats.resource.inventory import check_inventory
@@ -39,17 +40,19 @@ from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_driver
 from drakit_nodeplugin.endpoints.snapshot import inventory_of
 from tests.fakes.node import StaticNode
 from tests.unit.docs.listings import (
+    PAGES,
     ROOT,
     commands,
+    documents,
+    is_values,
     listing,
     listings,
-    merged,
     module,
+    validated,
 )
 
 PAGE = "docs/vendors/driver-contract.md"
 PACKAGING = "docs/vendors/packaging.md"
-CHART = ROOT / "charts" / "drakit"
 
 
 def load(name: str, entry: dict, monkeypatch: pytest.MonkeyPatch) -> LoadedDriver:
@@ -251,20 +254,42 @@ def test_the_page_shows_how_every_value_is_made():
             assert f"{name}(" in shown or f"{name}." in shown, name
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        pytest.param(lambda: values_of("values.yaml", PACKAGING), id="of-the-lamps"),
-        pytest.param(lambda: values_of("host-values.yaml"), id="of-folders-of-the-host"),
-        pytest.param(
-            lambda: yaml.safe_load((ROOT / "examples/driver/values.yaml").read_text()),
-            id="of-the-example",
+VALUES = [
+    *(pytest.param(body, id=name) for name, body in documents() if is_values(body)),
+    *(
+        pytest.param(yaml.safe_load(path.read_text()), id=str(path.relative_to(ROOT)))
+        for path in sorted((ROOT / "examples").glob("*/values.yaml"))
+    ),
+]
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_the_chart_and_the_node_plugin_accept_the_values_of_the_pages_and_examples(values):
+    """Also those of pages whose commands only `make test-all` runs."""
+    for policy in validated(values)["hostdev"]["policies"].values():
+        HostDevicePolicySpec.model_validate(
+            {key: value for key, value in policy.items() if key != "enabled"}
+        )
+
+
+POLICIES = [
+    pytest.param(body, id=f"{name}-{body['metadata']['name']}")
+    for name, body in [
+        *documents(),
+        *(
+            (str(path.relative_to(ROOT)), body)
+            for path in sorted((ROOT / "examples").glob("hostdev/*.yaml"))
+            for body in yaml.safe_load_all(path.read_text())
         ),
-    ],
-)
-def test_values_are_those_of_the_chart(values, schema):
-    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
-    jsonschema.validate(merged(defaults, values()), schema)
+    ]
+    if isinstance(body, dict) and body.get("kind") == "HostDevicePolicy"
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_policies_of_the_pages_and_examples_are_valid(policy):
+    assert policy["apiVersion"] == crds.API_VERSION
+    assert HostDevicePolicySpec.model_validate(policy["spec"])
 
 
 def test_the_commands_of_the_page_make_and_install_what_the_values_name():
@@ -296,10 +321,7 @@ def test_the_package_of_the_page_is_the_one_of_a_new_project():
     assert shown_class == yaml.safe_load(project["deviceclass.yaml"])
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))],
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_yaml_of_the_pages_is_yaml(page):
     for text in listings(page, "yaml"):
         assert list(yaml.safe_load_all(text))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from drakit_drivers.hostdev import HostDevicePolicySpec
 from tests.unit.docs.listings import listings
 
 PAGE = "docs/admin/migrate.md"
@@ -28,9 +27,8 @@ def manifests(kind: str) -> list[dict[str, Any]]:
         ("net-tun", "smarter-devices/net_tun"),
     ],
 )
-def test_a_policy_is_valid_and_has_the_name_of_the_old_resource(name, resource):
+def test_a_policy_has_the_name_of_the_old_resource(name, resource):
     (policy,) = [one for one in manifests("HostDevicePolicy") if one["metadata"]["name"] == name]
-    HostDevicePolicySpec.model_validate(policy["spec"])
     assert policy["spec"]["deviceClass"] == {"extendedResourceName": resource}
 
 
