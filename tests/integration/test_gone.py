@@ -61,5 +61,18 @@ async def test_a_held_device_that_vanishes_outlives_a_restart_and_goes_with_its_
         await stop(process)
 
 
+async def test_the_process_survives_that_devices_of_a_fallback_vanish(nics):  # noqa: F811
+    """NUMA nodes are the devices, and single CPUs their fallback."""
+    config = nics.config["drivers"][0]["config"]
+    nics.config["drivers"][0]["config"] = config | {"nic": {"count": 1}, "cpu": {"count": 4}}
+    async with FakeKubelet(nics.root) as kubelet, nics.plugin() as process:
+        await nics.until(kubelet.sockets)
+        await kubelet.register()
+        await nics.until(lambda: taints(nics).keys() == {"nic-0", "cpu-numa-0", "cpu-numa-1"})
+        nics.command(missing=["cpu-*"])
+        await nics.until(lambda: taints(nics).keys() == {"nic-0"})
+        await stop(process)
+
+
 def slice_writes(rig: Any) -> int:  # noqa: F811
     return sum("resourceslices" in path for _, path in rig.api_server.writes())

@@ -10,7 +10,9 @@ It must not know other endpoints, or the store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar, cast
@@ -18,12 +20,14 @@ from typing import TypeVar, cast
 from drakit.device import CounterSet, Device, Health, Inventory, PolicyOutcome, RejectedDevice
 from drakit_formats.resource.inventory import CheckedInventory, check_inventory
 from drakit_formats.resource.nodes import pool_name
-from drakit_nodeplugin.devices.model import DeviceHealth, PublishedTaints
+from drakit_nodeplugin.devices.model import DesiredPool, DeviceHealth, PublishedTaints
 from drakit_nodeplugin.devices.pool_state import DriverState, PoolState, health_of
 from drakit_nodeplugin.devices.taints import GONE, Condition
 from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.state.holds import PoolContent
 from drakit_nodeplugin.state.records import StoredEndpoint
+
+logger = logging.getLogger(__name__)
 
 SILENT = "it has not listed its devices since the node plugin was started"
 """The reason of an endpoint that has not reported anything yet."""
@@ -159,8 +163,9 @@ class EndpointState:
         """The devices that are marked to be prepared again, while it is available."""
         self.refused: dict[str, str] = {}
         """The reasons for rejected pools, which another endpoint already has; by pool."""
-        self.rejected: Mapping[str, str] = {}
-        """The reasons why parts of its inventory are not published, by name."""
+        self.failed: dict[str, str] = {}
+        """The pools in which a step of the node plugin failed since its last inventory, and the
+        errors. Their slices stay as they are."""
         self._driver = driver
         self._grace_periods = grace_periods
         self._listed_pools: Collection[str] = frozenset()
@@ -176,6 +181,37 @@ class EndpointState:
             return None
         subject = f"endpoint {self.name}" if self._driver.open_ended else "the driver"
         return f"{subject} is stopped: {self.reason}"
+
+    @property
+    def rejected(self) -> Mapping[str, str]:
+        """The reasons why parts of its inventory are not published, by name."""
+        return {**self.checked.rejected, **self.refused, **self.failed}
+
+    def desired(self, pool: PoolState) -> DesiredPool | None:
+        """Return what to publish of one of its pools; None if a step in it failed."""
+        desired: DesiredPool | None = None
+        if pool.name not in self.failed:
+            with self._guarding(pool):
+                desired = pool.desired()
+        return desired
+
+    @contextmanager
+    def _guarding(self, pool: PoolState) -> Generator[None]:
+        """Guard a step on one pool: an error in it must not reach other pools."""
+        try:
+            yield
+        except Exception as error:
+            facts = {"endpoint": self.name, "pool": pool.name}
+            logger.exception("a pool failed; its slices stay as they are", extra=facts)
+            self.failed[pool.name] = (
+                f"an internal error of the node plugin in this pool, whose slices stay as they are "
+                f"until the driver lists its devices again: {error!r}; report the error with the "
+                f"log of the node plugin on this node"
+            )
+            self._driver.changed()
+
+    def _sound_pools(self) -> Collection[PoolState]:
+        return [pool for name, pool in self.pools.items() if name not in self.failed]
 
     def newly_rejected(self) -> Mapping[str, str]:
         """Return what of `rejected` was not returned before; bounded."""
@@ -229,7 +265,7 @@ class EndpointState:
             for name, content in contents.items()
             if name in taken and content.devices
         }
-        self.rejected = {**self.checked.rejected, **self.refused}
+        self.failed.clear()
         self.rejected_by_driver, self.outcomes = inventory.rejected, inventory.policies
         # Drivers make these objects.
         named = [
@@ -253,7 +289,7 @@ class EndpointState:
             withdrawn |= {each.name for each in named}
         has_fallback = self.checked.fallback is not None
         for name, pool in self.pools.items():
-            if name not in kept and name not in taken and pool.names:  # its devices are gone
+            if name not in kept and name not in taken and not pool.empty:  # its devices are gone
                 kept[name] = PoolContent(
                     devices={},
                     fallback={} if has_fallback else None,
@@ -264,8 +300,9 @@ class EndpointState:
             self._driver.changed()
         self.pools = {name: self._pool(name) for name in kept}
         for name, pool in self.pools.items():
-            dirty = pool.replace(kept[name], returned=returned, withdrawn=withdrawn)
-            pool.refresh(None if returned else dirty, unavailable=None)
+            with self._guarding(pool):
+                dirty = pool.replace(kept[name], returned=returned, withdrawn=withdrawn)
+                pool.refresh(None if returned else dirty, unavailable=None)
 
     def report(
         self, health: Mapping[DeviceKey, Health], unlisted: Mapping[DeviceKey, Health]
@@ -315,8 +352,9 @@ class EndpointState:
             names.setdefault(key.pool, []).append(key.name)
         for name in names.keys() & self.pools.keys():
             pool = self.pools[name]
-            pool.let_go(names[name])
-            if not pool.names and name not in self._listed_pools and self.life.listed:
+            with self._guarding(pool):
+                pool.let_go(names[name])
+            if pool.empty and name not in self._listed_pools and self.life.listed:
                 del self.pools[name]
                 self._driver.changed()
 
@@ -324,14 +362,17 @@ class EndpointState:
         self, reports: Mapping[DeviceKey, _T], change: Callable[[PoolState, str, _T], bool]
     ) -> list[DeviceKey]:
         """Change devices, and refresh those that have changed; returns these."""
-        changed: dict[str, list[str]] = {}
+        by_pool: dict[str, dict[str, _T]] = {}
         for key, each in reports.items():
-            pool = self.pools.get(key.pool)
-            if pool is not None and change(pool, key.name, each):
-                changed.setdefault(key.pool, []).append(key.name)
-        for pool, names in changed.items():
-            self.pools[pool].refresh(names, unavailable=self.unavailable)
-        return [DeviceKey(pool, name) for pool, names in changed.items() for name in names]
+            by_pool.setdefault(key.pool, {})[key.name] = each
+        changed: list[DeviceKey] = []
+        for pool in self._sound_pools():
+            with self._guarding(pool):
+                found = by_pool.get(pool.name, {}).items()
+                if names := [name for name, each in found if change(pool, name, each)]:
+                    pool.refresh(names, unavailable=self.unavailable)
+                    changed += (DeviceKey(pool.name, name) for name in names)
+        return changed
 
     def stop(self, reason: str) -> None:
         """Record that it is unavailable, or a new reason; its devices stay known. It cannot be
@@ -343,8 +384,9 @@ class EndpointState:
             self.stopped_at = self._driver.wall()
             self.unlisted = {}
             self._driver.changed()
-            for pool in self.pools.values():
-                pool.mark_unavailable()
+            for pool in self._sound_pools():
+                with self._guarding(pool):
+                    pool.mark_unavailable()
         elif reason == self.reason:
             return
         self.reason = reason
@@ -366,15 +408,16 @@ class EndpointState:
             self.phase = now
             self._driver.changed()
             self.refresh()
-        for pool in self.pools.values():
-            if changed := pool.settle():
-                pool.refresh(changed, unavailable=self.unavailable)
+        for pool in self._sound_pools():
+            with self._guarding(pool):
+                if changed := pool.settle():
+                    pool.refresh(changed, unavailable=self.unavailable)
 
     def next_changes(self) -> Iterator[float]:
         """Yield the times at which the state can change without an event."""
         if (end := phase_ends(self.life, self._grace_periods)) is not None:
             yield end
-        for pool in self.pools.values():
+        for pool in self._sound_pools():
             yield from pool.due.values()
             yield from pool.evict_at.values()
 
@@ -391,19 +434,22 @@ class EndpointState:
         self.pools = {}
         self.checked = CheckedInventory()
         self.refused = {}
-        self.rejected = {}
+        self.failed.clear()
         self._reported_rejected.clear()
         self._driver.changed()
 
     def refresh(self) -> None:
         """Bring all of its devices up to date."""
-        for pool in self.pools.values():
-            pool.refresh(None, unavailable=self.unavailable)
+        for pool in self._sound_pools():
+            with self._guarding(pool):
+                pool.refresh(None, unavailable=self.unavailable)
 
-    def refresh_holds(self, pool: str) -> None:
+    def refresh_holds(self, name: str) -> None:
         """Apply changed holds of claims in a pool."""
-        if pool in self.pools:
-            self.pools[pool].refresh((), unavailable=self.unavailable)
+        for pool in self._sound_pools():
+            if pool.name == name:
+                with self._guarding(pool):
+                    pool.refresh((), unavailable=self.unavailable)
 
     def _pool(self, name: str) -> PoolState:
         return self.pools.get(name) or PoolState(name, self._driver)

@@ -159,13 +159,18 @@ class DeviceManager:
             pools: dict[str, DesiredPool] = {}
             held: set[str] = set()
             for state, pool in self._pools():
-                if state.phase is Phase.AWAITED:
+                if state.phase is not Phase.AWAITED and self._is_deleted(state):
+                    continue
+                desired = None if state.phase is Phase.AWAITED else state.desired(pool)
+                if desired is None:
                     held.add(pool.name)
-                elif not self._is_deleted(state):
-                    pools[pool.name] = pool.desired()
+                else:
+                    pools[pool.name] = desired
             known = self._publication = Publication(
                 pools=pools, held=frozenset(held), complete=complete
             )
+            if self._state.published_changed:
+                self._awake.set()  # a pool failed just now, which is reported
         return known
 
     def health_states(self) -> Sequence[DeviceHealth]:
@@ -241,7 +246,10 @@ class DeviceManager:
     def rejected_count(self) -> int:
         """The number of devices that cannot be published."""
         states = self._endpoints.values()
-        return sum(state.checked.rejected_count + len(state.refused) for state in states)
+        return sum(
+            state.checked.rejected_count + len(state.refused) + len(state.failed)
+            for state in states
+        )
 
     @property
     def rejected(self) -> Mapping[str, str]:
@@ -320,16 +328,20 @@ class DeviceManager:
         if self._state.stored_changed:
             size = len(state.checked.devices)
             logger.info("devices changed", extra=facts | {"devices": size})
-        if state.rejected and (rejected := state.newly_rejected()):
-            for name, why in rejected.items():
-                logger.error("device is rejected", extra=facts | {"device": name, "error": why})
-            self._on_rejected(rejected)
+        self._report_rejected(state)
         self._notify()
         if self._stops.pop(endpoint, None) is not None:
             self.stop_changes.advance()
         if marked or state.marked:
             self.mark_changes.advance()
         self.endpoint_changes.advance()
+
+    def _report_rejected(self, state: EndpointState) -> None:
+        if state.rejected and (rejected := state.newly_rejected()):
+            facts = {"driver": self.driver, "endpoint": state.name}
+            for name, why in rejected.items():
+                logger.error("device is rejected", extra=facts | {"device": name, "error": why})
+            self._on_rejected(rejected)
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
         """Record changed health; devices of the node that are not listed are ignored."""
@@ -574,6 +586,9 @@ class DeviceManager:
 
     def _notify(self) -> None:
         self._awake.set()  # something may be due at another time
+        for each in self._endpoints.values():
+            if each.failed:
+                self._report_rejected(each)
         state = self._state
         published, health = state.published_changed, state.health_changed
         if published:

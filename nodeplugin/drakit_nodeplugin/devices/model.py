@@ -95,7 +95,8 @@ class Publication:
     """Pools by their names in the API."""
 
     held: frozenset[str] = frozenset()
-    """Pools that stay as they are: their endpoints may still return after a restart."""
+    """Pools that stay as they are: their endpoints may still return after a restart, or the node
+    plugin has failed to process them."""
 
     complete: bool = False
     """Whether all other pools are to be deleted."""

@@ -16,7 +16,7 @@ It must not know other pools, or the life of the endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from drakit.device import CounterSet, Device, Health, TaintEffect
@@ -139,13 +139,18 @@ class PoolState:
 
     @property
     def names(self) -> Collection[str]:
-        """The names of the devices, gone ones included, without devices of the fallback only."""
-        return self._devices.keys()
+        """The names of the devices, gone ones included, without others of the fallback only."""
+        return self._devices.keys() | self.gone
+
+    @property
+    def empty(self) -> bool:
+        """Whether neither the pool nor its fallback has a device."""
+        return not (self._devices or self._fallback)
 
     @property
     def has_listed(self) -> bool:
         """Whether there is a device that is not gone."""
-        return len(self._devices) > len(self.gone)
+        return bool(self._devices.keys() - self.gone)
 
     def __contains__(self, name: object) -> bool:
         """Return whether the pool or its fallback has a device of that name."""
@@ -169,7 +174,7 @@ class PoolState:
         return DesiredPool(
             devices=tuple(self._devices.values()),
             counter_sets=self._counter_sets,
-            keeps_counter_sets=any(self._devices[n].device is None for n in self.gone),
+            keeps_counter_sets=any(each.device is None for each in self._gone_entries()),
             fallback=None if fallback is None else tuple(fallback.values()),
             ordered=content is not None and content.ordered,
             partition_type_attribute=content and content.partition_type_attribute,
@@ -191,13 +196,14 @@ class PoolState:
     # ------------------------------------------------------------ changes
 
     def restore(
-        self, names: Iterable[str], *, gone: Iterable[str], evicting: Iterable[str]
+        self, names: Iterable[str], *, gone: Collection[str], evicting: Iterable[str]
     ) -> None:
         """Begin with names alone; known facts about these devices stay."""
         old = self._devices
         self.gone, self.evicting = frozenset(gone), frozenset(evicting)
         self._devices = {
-            name: old.get(name) or DesiredDevice(name=name, device=None) for name in names
+            name: old.get(name) or DesiredDevice(name=name, device=None)
+            for name in dict.fromkeys((*names, *gone))
         }
         self._counter_sets = None
         self.evict_at.clear()
@@ -261,7 +267,12 @@ class PoolState:
         """Keep the devices that were listed before, and that an inventory does not list."""
         fallback = content.fallback or {}
         gone: set[str] = set()
-        for entries, before in ((self._devices, old), (self._fallback, old_fallback or old)):
+        # Without a fallback, the devices that only the former one had are published beside others.
+        former = old_fallback if self._fallback is None and old_fallback is not None else old
+        for entries, before in (
+            (self._devices, {**old, **former, **old}),
+            (self._fallback, old_fallback or old),
+        ):
             if entries is not None:
                 missing = before.keys() - content.devices.keys() - fallback.keys()
                 if missing:
@@ -291,15 +302,14 @@ class PoolState:
         """Return the counter sets of an inventory, and those that only gone devices consume:
         without its counter set, a device makes the whole pool invalid."""
         listed = {each.name for each in content.counter_sets}
-        entries = (self._devices.get(name) for name in self.gone)
-        consumed = {
-            name
-            for entry in entries
-            if entry is not None and entry.device is not None
-            for name in entry.device.consumes
-        }
+        gone = (each.device for each in self._gone_entries())
+        consumed = {name for device in gone if device is not None for name in device.consumes}
         kept = [each for each in old or () if each.name in consumed - listed]
         return (*content.counter_sets, *kept) if kept else content.counter_sets
+
+    def _gone_entries(self) -> Iterator[DesiredDevice]:
+        for entries in (self._devices, self._fallback or {}):
+            yield from (entries[name] for name in self.gone & entries.keys())
 
     def keep_gone(self, name: str, *, evicting: bool) -> None:
         """Take over a device that was published as gone before a restart, and is unknown since."""

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from drakit import Device, Health
+from drakit import Capacity, Device, Health
 from drakit.device import CounterSet, Inventory
 from drakit_nodeplugin.devices.model import DeviceHealth
 from drakit_nodeplugin.devices.stored import GONE_SECONDS
@@ -270,6 +270,49 @@ async def test_while_the_checkpoint_cannot_be_read_nothing_goes(node: Node, capl
         node.store.error = None
         await pass_time(GONE_SECONDS)
         assert shown(manager.publication()) == {NODE: {"b": []}}
+
+
+def shared(*names: str, users: int = 2) -> Inventory:
+    """Return devices of which claims share the capacity; copies of them are the fallback."""
+    capacity = {"users": Capacity(value=str(users), default="1")}
+    return Inventory(
+        devices=[Device(name=n, allow_multiple_allocations=True, capacity=capacity) for n in names],
+        fallback=[Device(name=f"{name}-{user}") for name in names for user in range(users)],
+    )
+
+
+@pytest.mark.parametrize("held", [(), ("kvm-1",)], ids=["free", "held"])
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param(shared("tun"), id="one-of-two-devices"),
+        pytest.param(shared("kvm", "tun", users=1), id="fewer-users"),
+        pytest.param(shared(), id="all-devices"),
+        pytest.param(inventory("kvm", "tun"), id="without-fallback"),
+        pytest.param(inventory(), id="all-devices-and-the-fallback"),
+    ],
+)
+async def test_devices_vanish_that_only_the_fallback_had(
+    node: Node, after: Inventory, held: Collection[str]
+):
+    node.store.used = {NODE: {*held}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, shared("kvm", "tun"))
+        await pass_time(5)
+        manager.replaced(DRIVER, after)
+        assert manager.publication().pools.keys() == {NODE}
+        await pass_time(5)
+        pool = manager.publication().pools[NODE]
+        assert {each.name for each in pool.devices} == {each.name for each in after.devices} | (
+            {*held} if after.fallback is None else set()
+        )
+        if after.fallback is not None:
+            listed = {each.name for each in after.fallback}
+            assert {each.name for each in pool.fallback or ()} == listed | {*held}
+        assert not manager.rejected
+    async with node.plugin() as manager:
+        await pass_time(SETTINGS.start_grace_period + 1)  # the driver does not return in time
+        assert {*held} <= {each.name for each in manager.publication().pools[NODE].devices}
 
 
 async def test_an_answer_from_before_a_device_vanished_does_not_let_it_go(node: Node):

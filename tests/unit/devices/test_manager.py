@@ -14,6 +14,7 @@ from drakit import Device, Health
 from drakit.device import CounterSet, Inventory, Taint
 from drakit_nodeplugin.config import DeviceHealthSettings
 from drakit_nodeplugin.devices.manager import DeviceManager
+from drakit_nodeplugin.devices.pool_state import PoolState
 from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.state.holds import HeldDevice
 from drakit_nodeplugin.state.records import StoredEndpoint
@@ -533,3 +534,37 @@ async def test_nonsense_costs_the_device_at_most(node: Node, device: Any):
             manager.replaced(DRIVER, Inventory(devices=[*cameras(f"a-{number}"), device]))
             await pass_time(1)
             assert f"a-{number}" in shown(manager.publication())[NODE]
+
+
+@pytest.mark.parametrize("step", ["replace", "refresh", "desired", "settle"])
+async def test_an_error_in_one_pool_leaves_the_others_alone_and_is_reported(
+    node: Node, monkeypatch: pytest.MonkeyPatch, step: str
+):
+    bad, works = f"{NODE}/bad", getattr(PoolState, step)
+
+    def fails(pool: PoolState, *arguments: Any, **options: Any) -> Any:
+        if pool.name == bad:
+            raise KeyError("a bug")
+        return works(pool, *arguments, **options)
+
+    def listed(*names: str) -> Inventory:
+        return Inventory(devices=[*cameras(*names), *cameras("x", pool="bad")])
+
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, listed("a"))
+        manager.publication()
+        monkeypatch.setattr(PoolState, step, fails)
+        manager.replaced(DRIVER, listed("a", "b"))
+        manager.publication()
+        await pass_time(1)
+        publication = manager.publication()
+        assert shown(publication) == {NODE: {"a": [], "b": []}}
+        assert publication.held == {bad}, "its slices stay as they are"
+        assert manager.rejected_count == 1
+        (told,) = node.rejected
+        assert "KeyError('a bug')" in told[bad]
+        monkeypatch.undo()
+        manager.replaced(DRIVER, listed("b"))
+        await pass_time(1)
+        assert shown(manager.publication()) == {NODE: {"b": []}, bad: {"x": []}}
+        assert not manager.rejected

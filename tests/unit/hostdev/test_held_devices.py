@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from drakit import DriverError, Edits, HeldDevice
+from drakit_drivers.hostdev import HostDevices
 from tests.fakes.hostdev import ONE, TWO, Rig, taints
 from tests.fakes.sysfs import policy
+from tests.unit.devices.conftest import Node, pass_time
 
 TTY = policy("tty", "/dev/ttyUSB*")
 EVICTING = TTY | {"onVanish": "Evict"}
@@ -522,3 +524,31 @@ async def test_an_identity_has_at_most_256_printable_characters_and_tells_long_o
     assert len(identities) == 2
     assert all(each.isprintable() and len(each) <= 256 for each in identities)
     assert all(each.startswith("tty ") for each in identities)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    "after",
+    [
+        pytest.param({"mode": "Capacity", "users": 2}, id="fewer-users"),
+        pytest.param({"mode": "Capacity", "users": 1}, id="one-user"),
+        pytest.param({"mode": "Users", "users": 3}, id="other-sharing"),
+        pytest.param({}, id="exclusive"),
+        pytest.param(None, id="deleted"),
+    ],
+)
+async def test_a_policy_offers_fewer_users_of_a_device(host, after: dict | None):
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    kvm = {"kvm": policy("misc", "/dev/kvm", sharing={"mode": "Capacity", "users": 4})}
+    rig = Rig(host, kvm)
+    async with Node().plugin(HostDevices.name) as manager:
+        manager.replaced(HostDevices.name, await rig.scan())
+        await pass_time(5)
+        sharing = {} if after is None else {"kvm": kvm["kvm"] | {"sharing": after}}
+        rig.apply({name: {k: v for k, v in each.items() if v} for name, each in sharing.items()})
+        listed = await rig.scan()
+        manager.replaced(HostDevices.name, listed)
+        await pass_time(5)
+        (pool,) = manager.publication().pools.values()
+        assert [each.name for each in pool.devices] == [each.name for each in listed.devices]
+        assert not manager.rejected
