@@ -22,7 +22,7 @@ sources that still have them:
 
     kubelet's podresources   the claims that containers use, their devices, and the CDI devices of
                              others
-    CDI files                the edits of those containers
+    CDI files                the edits of those containers, and the device numbers in them
     API server               the rest of a claim: requests, configs, admin access
 
 A claim that the kubelet lists and the API server confirms is rebuilt in full. Without the API
@@ -43,11 +43,14 @@ import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
+import orjson
+
+from drakit_formats.resource.objects import Object, children
 from drakit_nodeplugin.changes import FilePoller, FileWatch
 from drakit_nodeplugin.claims.allocation import device_keys, wanted_claim
-from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.kubelet_claims import (
     Grace,
     KubeletClaims,
@@ -61,7 +64,7 @@ from drakit_nodeplugin.claims.work import ClaimDependencies, workers
 from drakit_nodeplugin.state.cdi_files import claim_uid
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.podresources import PodView
-from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
+from drakit_nodeplugin.state.records import StoredClaim, StoredDevice, StoredNode
 
 logger = logging.getLogger(__name__)
 
@@ -472,14 +475,13 @@ class Rebuilder:
         claims = await self._kubelet.listed()
         known = await self._checkpoint.uids()
         files = await self._checkpoint.orphans()
-        read = self._parts.specs.read
         listed = {
-            entry.uid: replace(entry, cdi_spec=await asyncio.to_thread(read, entry.uid) or None)
+            entry.uid: replace(entry, cdi_spec=await asyncio.to_thread(self._read, entry.uid))
             for entry in _listed(claims, driver=self._driver, boot_id=self._parts.boot_id)
             if entry.uid not in known
         }
         confirmed = await self._confirm(listed.values())
-        written = await self._write([*(listed | confirmed).values()])
+        written = await self._write([*map(_with_numbers, (listed | confirmed).values())])
         return Rebuilt(
             complete=tuple(str(entry) for entry in written if entry.rebuilt != "listed"),
             incomplete=tuple(str(entry) for entry in written if entry.rebuilt == "listed"),
@@ -490,6 +492,15 @@ class Rebuilder:
             pods=claims.pods,
         )
 
+    def _read(self, uid: str) -> str | None:
+        """Return the text of a claim's CDI file; None if it has none that can be read."""
+        try:
+            return self._parts.specs.read(uid) or None
+        except OSError as error:
+            facts = {"driver": self._driver, "claim_uid": uid, "error": str(error)}
+            logger.warning("CDI file cannot be read for the rebuild", extra=facts)
+            return None
+
     async def _confirm(self, listed: Collection[StoredClaim]) -> dict[str, StoredClaim]:
         """Read the claims from the API server; return the entries that it confirms."""
         confirmed: dict[str, StoredClaim] = {}
@@ -499,7 +510,7 @@ class Rebuilder:
             for entry in line:
                 try:
                     wanted = await self._wanted(entry)
-                except ClaimError as error:
+                except Exception as error:  # even a bug of ours: the other claims are rebuilt
                     logger.warning(
                         "claim cannot be rebuilt from the API server",
                         extra={
@@ -577,6 +588,34 @@ def _confirmed(entry: StoredClaim, wanted: StoredClaim) -> StoredClaim:
         data=wanted.data,
         pod_claim_name=wanted.pod_claim_name,
     )
+
+
+def _with_numbers(entry: StoredClaim) -> StoredClaim:
+    """Add the device numbers in the CDI file, which lists devices in the order of the allocation.
+    If the kubelet lists only some of them, the first one has all numbers."""
+    if not entry.cdi_spec or not entry.devices:
+        return entry
+    try:
+        found = [
+            [_node(node) for node in children(device, "containerEdits", "deviceNodes")]
+            for device in children(orjson.loads(entry.cdi_spec), "devices")
+        ]
+    except (AttributeError, TypeError, ValueError):
+        return entry  # runtimes cannot read the file either
+    if len(found) != len(entry.devices):
+        found = [[*chain.from_iterable(found)], *([] for _ in entry.devices[1:])]
+    devices = [
+        replace(device, nodes=tuple(filter(None, nodes)))
+        for device, nodes in zip(entry.devices, found, strict=True)
+    ]
+    return replace(entry, devices=tuple(devices))
+
+
+def _node(node: Object) -> StoredNode | None:
+    kind, major, minor = node.get("type"), node.get("major"), node.get("minor")
+    if kind in ("b", "c") and isinstance(major, int) and isinstance(minor, int):
+        return StoredNode(type=kind, major=major, minor=minor, identity="")
+    return None
 
 
 def _listed(claims: KubeletClaims, *, driver: str, boot_id: str) -> list[StoredClaim]:

@@ -229,7 +229,7 @@ class DriverDevices:
                 has_numbers = claim.uid in of_this_boot
                 of_device[claim] = (
                     *of_device.get(claim, ()),
-                    *(_held_node(node, has_number=has_numbers) for node in nodes),
+                    *(_held_node(n, has_number=has_numbers) for n in nodes if n.identity),
                 )
         policies.stored(held)
         if self.holds_known.is_set():

@@ -5,7 +5,8 @@ with their devices.
 The kernel gives the number of hardware that was unplugged to other hardware. A claim that needs a
 number which another claim still holds for other hardware would then share a device with it. A
 driver identifies the hardware behind a device node (:attr:`drakit.DeviceNode.identity`). Equal
-identities share a number, nodes without identity are not compared.
+identities share a number, nodes without identity are not compared. Of a rebuilt claim, only the
+numbers are known: no other device gets them.
 
 Numbers belong to the node and not to a driver, so all drivers of a process have one
 :class:`HeldNumbers`, in memory. Their checkpoints fill it when they open, and change it together
@@ -183,11 +184,14 @@ class HeldNumbers:
 
 
 def _excludes(held: _Hold, wanted: _Hold, *, same_driver: bool) -> bool:
-    return (
-        held.node.number == wanted.node.number
-        and not (same_driver and held.node.identity == wanted.node.identity)
-        and held.boot_id == wanted.boot_id
-    )
+    if held.node.number != wanted.node.number or held.boot_id != wanted.boot_id:
+        return False
+    if not same_driver:
+        return True
+    if held.node.identity and wanted.node.identity:
+        return held.node.identity != wanted.node.identity
+    own, other = held.device, wanted.device
+    return (own.pool, own.device) != (other.pool, other.device)
 
 
 def _taken(wanted: _Hold, held: _Hold, *, driver: str) -> TakenNumber:
@@ -217,7 +221,7 @@ def with_former_nodes(
 ) -> tuple[StoredNode, ...]:
     """Return the nodes of a device that is prepared a second time: containers that run can still
     use the numbers that it had before."""
-    known = {(node.number, node.identity) for node in nodes}
+    known = {(node.number, identity) for node in nodes for identity in (node.identity, "")}
     kept = {
         (node.number, node.identity): replace(node, current=False)
         for node in former

@@ -39,7 +39,7 @@ class DamagedRowError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredNode:
-    """A device node whose hardware its driver has identified."""
+    """A device node whose hardware its driver has identified, or one of a rebuilt claim."""
 
     type: str
     """``b`` or ``c``."""
@@ -47,7 +47,8 @@ class StoredNode:
     major: int
     minor: int
     identity: str
-    """The identity of the hardware (:attr:`drakit.DeviceNode.identity`)."""
+    """The identity of the hardware (:attr:`drakit.DeviceNode.identity`); empty if it is unknown,
+    because only the CDI file of a rebuilt claim has the number."""
 
     current: bool = True
     """Whether the CDI file has this number. If not, containers that were started before the

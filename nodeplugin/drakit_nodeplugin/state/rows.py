@@ -224,7 +224,8 @@ def write(
             if claim.state == "prepared" and any(device.nodes for device in claim.devices):
                 old = row.claim if (row := known.get(claim.uid)) else None
                 in_use = old and old.state == "prepared" and old.boot_id == claim.boot_id
-                if (why := admit(claim, bool(in_use))) is not None:
+                # Containers may be running with the numbers of a rebuilt claim, whatever they are.
+                if (why := admit(claim, bool(in_use or claim.rebuilt))) is not None:
                     taken[claim.uid] = why
         for uid in taken:
             del fresh[uid]

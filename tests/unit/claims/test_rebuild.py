@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import pytest
 
+from drakit import DeviceNode
 from drakit_nodeplugin.claims import recovery
 from drakit_nodeplugin.claims.kubelet_claims import KubeletClaims, kubelet_claims
 from drakit_nodeplugin.claims.recovery import Rebuilder, Rebuilt
@@ -18,6 +19,7 @@ from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.podresources import ListedDevice, PodView
 from drakit_nodeplugin.state.records import StoredClaim
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
+from tests.unit.claims.conftest import errors
 
 
 class Kubelet:
@@ -127,6 +129,48 @@ async def test_claims_that_the_kubelet_lists_and_the_api_server_confirms_are_reb
     assert {uid: facts(claim) for uid, claim in after.items()} == {
         uid: facts(claim) for uid, claim in before.items()
     }
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+async def test_the_number_of_a_rebuilt_claim_goes_to_no_other_device(
+    start, lose, claims, kubelet, devices, rebuild, confirmed
+):
+    """Its CDI file has the number, and its container can still open it."""
+
+    def node(identity: str) -> DeviceNode:
+        return DeviceNode(path="/dev/tty", type="c", major=188, minor=0, identity=identity)
+
+    devices.nodes = {"cam-0": (node("usb:0"),), "cam-1": (node("usb:1"),)}
+    shares = [{"device": "cam-0", "shareID": each} for each in ("one", "two")]
+    claims.store(claim_body("a", shares[0]), claim_body("b", shares[1]), claim_body("c", "cam-1"))
+    await (await start()).prepare(reference("a"))
+    plugin = await lose()
+    kubelet.uses("a", "cam-0", share="one")
+    claims.answers = confirmed
+    await rebuild(plugin)
+    claims.answers = True
+    (error,) = await errors(plugin, "c")
+    assert "c 188:0, which is still held for other hardware" in str(error)
+    assert await errors(plugin, "b") == [None], "a share of the same device"
+    assert await errors(plugin, "a") == [None]
+    (device,) = (await entries(plugin))["a"].devices
+    assert [each.identity for each in device.nodes] == ["usb:0"]
+    await plugin.unprepare(reference("a"), reference("b"))
+    assert await errors(plugin, "c") == [None]
+
+
+async def test_a_cdi_file_that_cannot_be_read_costs_its_own_claim_only_the_file(
+    lost, claims, kubelet, rebuild
+):
+    plugin, _ = lost
+    kubelet.uses("a", "cam-0")
+    (file,) = plugin.cdi.iterdir()
+    file.unlink()
+    file.mkdir()  # for example EIO
+    kubelet.uses("b", "cam-1")
+    claims.store(claim_body("b", "cam-1"))
+    assert (await rebuild(plugin)).complete == ("lab/claim-a", "lab/claim-b")
+    assert [each.cdi_spec for each in (await entries(plugin)).values()] == [None, None]
 
 
 async def test_names_of_others_come_from_the_kubelets_list(
