@@ -48,6 +48,7 @@ from drakit_nodeplugin.claims.errors import (
     DeviceGoneError,
     DeviceNotListedError,
     DriverFailedError,
+    FaultError,
     SpecFailedError,
 )
 from drakit_nodeplugin.claims.unprepare import Unpreparing
@@ -94,6 +95,9 @@ class _Due:
 
     former: StoredClaim | None = None
     """The entry that it already has."""
+
+    listed: frozenset[tuple[str, str]] = frozenset()
+    """The pool and the name of its devices that were listed before the driver was called."""
 
     in_use: bool = False
     """It was prepared in this boot, and containers may use it: a failure must not take it from
@@ -233,6 +237,12 @@ class Preparing(Unpreparing):
         except ClaimError as error:
             # Its frames hold the claim as read, which can take 20 MiB of memory.
             return error.with_traceback(None)
+        except Exception as error:  # even a bug of ours: the other claims of the pod go on
+            return self._fault(reference, error)
+
+    def _fault(self, claim: object, error: Exception) -> FaultError:
+        logger.exception("engine failed", extra={"driver": self._parts.driver, "claim": str(claim)})
+        return FaultError(claim=str(claim), cause=error)
 
     def _in_use(self, old: StoredClaim) -> bool:
         """Return whether containers may have the devices."""
@@ -340,6 +350,10 @@ class Preparing(Unpreparing):
             else:
                 self._refuse_device(each, gone, DeviceGoneError)
         hardware = await self._await_listed(due)
+        device = self._parts.inventories.device
+        for each in due.values():
+            keys = ((d.pool, d.device) for d in each.claim.devices)
+            each.listed = frozenset(key for key in keys if device(*key) is not None)
         if self._parts.devices.traits.side_effects:
             # Before the wait: a claim whose device another one holds gets its error now.
             await self._store_intents(due, hardware)
@@ -520,7 +534,10 @@ class Preparing(Unpreparing):
         back the claims that fail."""
         prepared: list[StoredClaim] = []
         for uid, result in results.items():
-            made = self._prepared(due[uid], result)
+            try:
+                made = self._prepared(due[uid], result)
+            except Exception as error:  # even a bug of ours: the other claims go on
+                made = self._fault(due[uid].claim, error)
             if isinstance(made, StoredClaim):
                 prepared.append(made)
             else:
@@ -531,7 +548,22 @@ class Preparing(Unpreparing):
             for claim in prepared:
                 rollbacks.create_task(self._roll_back(due[claim.uid], not_stored(claim, error)))
             return
-        done = [claim for uid, claim in outcome.written.items() if uid not in outcome.file_errors]
+        done: list[StoredClaim] = []
+        for uid, claim in outcome.written.items():
+            if uid in outcome.file_errors:
+                continue
+            # Only now: a device that vanishes after the write is tainted, because a claim holds it.
+            if (gone := self._vanished(due[uid])) is None:
+                done.append(claim)
+            else:
+                due[uid].claim = claim
+                error = DeviceGoneError(
+                    claim=str(claim),
+                    request=gone.request,
+                    device=gone.device,
+                    driver=self._parts.driver,
+                )
+                rollbacks.create_task(self._roll_back(due[uid], error))
         if done:
             logger.info("claims prepared", extra=facts_of(self._parts.driver, done))
         for claim in done:
@@ -548,6 +580,19 @@ class Preparing(Unpreparing):
                 continue
             each.claim = outcome.written.get(claim.uid, each.claim)
             rollbacks.create_task(self._roll_back(each, self._refused(claim, outcome)))
+
+    def _vanished(self, due: _Due) -> StoredDevice | None:
+        """Return a device that its endpoint no longer lists, although it did before the driver was
+        called."""
+        if due.in_use:
+            return None
+        inventories = self._parts.inventories
+        for device in due.claim.devices:
+            key = (device.pool, device.device)
+            unlisted = key in due.listed and inventories.device(*key) is None
+            if unlisted or inventories.is_gone(*key):
+                return device
+        return None
 
     def _refused(self, claim: StoredClaim, outcome: Outcome) -> ClaimError:
         return refused(claim, outcome, name_all_holders=self._parts.name_all_holders)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from drakit import DriverError
+from drakit import Device, DriverError
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from tests.fakes.claims import DRIVER, FakeDevices, claim_body, opaque, reference
 from tests.unit.claims.conftest import forget, stopped, until
@@ -55,6 +56,49 @@ async def test_a_slow_claim_holds_up_neither_the_answer_nor_the_entry_of_another
     devices.held["cam-0"].set()
     await work
     assert plugin.answers[A].error is None
+
+
+@pytest.mark.parametrize("side_effects", [True, False])
+@pytest.mark.parametrize("is_known", [True, False], ids=["tainted", "forgotten"])
+async def test_a_device_that_is_unplugged_during_its_prepare_fails_its_claim_alone(
+    plugin, claims, devices, side_effects, is_known
+):
+    """Without side effects no row shows the claim, so that the device is forgotten at once."""
+    devices.traits = replace(devices.traits, side_effects=side_effects)
+    devices.held["cam-0"] = asyncio.Event()
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    plugin.inventories.list(Device(name="cam-0"), Device(name="cam-1"))
+    work = asyncio.create_task(plugin.prepare(reference(A), reference(B)))
+    await until(lambda: devices.prepares)
+    plugin.inventories.list(Device(name="cam-1"))
+    plugin.inventories.gone = {"cam-0"} if is_known else set()
+    devices.held["cam-0"].set()
+    answers = await work
+    assert (plugin.answers[A].reason, answers[B].error) == ("DeviceGone", None)
+    assert await plugin.states() == {B: "prepared"}
+    assert plugin.files() == {f"{DRIVER}-claim_{B}.json"}
+    assert not side_effects or devices.prepared == {"cam-1": B}
+
+
+@pytest.mark.parametrize("step", ["read", "result"])
+async def test_an_internal_error_is_one_of_its_claim_alone(
+    plugin, claims, monkeypatch, caplog, step
+):
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-1"))
+    if step == "read":
+        claims.bodies[f"claim-{A}"]["status"]["devices"] = ["cam-0"]
+    else:
+        build = plugin.specs.build
+
+        def failing(uid: str, *args: Any, **fields: Any) -> str:
+            return build(uid, *args, **fields) if uid == B else 1 / 0
+
+        monkeypatch.setattr(plugin.specs, "build", failing)
+    answers = await plugin.prepare(reference(A), reference(B))
+    assert "an internal error of the node plugin" in (answers[A].error or "")
+    assert answers[B].error is None
+    assert await plugin.states() == {B: "prepared"}
+    assert "engine failed" in caplog.messages
 
 
 # ------------------------------------------------------------ claims that an admin forgets
