@@ -6,7 +6,8 @@ The entries are written in the background, after the kubelet has its answer: no 
 API server, and none fails because of it. Only the newest result of a claim is written, and an
 unprepare replaces it by a removal. What waits is bounded, and kept in memory only: the checkpoint
 does not grow. After a restart, an entry that was not written is missing until the next prepare of
-its claim. An unprepare of a claim from before the restart reads the claim, and removes its entries.
+its claim. A result without a status removes the entries from before the restart, and so does an
+unprepare: whether there are any is known from the claim as it was read.
 
 Server-side apply with one field manager for each driver changes these entries alone: entries of
 other drivers, and fields of others in our entries, stay as they are.
@@ -112,7 +113,8 @@ class ClaimStatuses:
             retry_seconds=RETRY_SECONDS[0], retry_limit_seconds=RETRY_SECONDS[1]
         )
         self._has_status: OrderedDict[str, bool] = OrderedDict()
-        """Claims that this process has prepared, by UID."""
+        """Claims that this process has prepared, by UID. True also while a removal is not written,
+        or if nothing is known."""
         self._overflowing = False
 
     # ------------------------------------------------------------ observed claims
@@ -137,9 +139,10 @@ class ClaimStatuses:
             for device, each in pairs
             if has_status(each)
         ]
-        if devices or self._has_status.get(claim.uid):
+        evidence = {self._has_status.get(claim.uid), answer.had_status} - {None}
+        self._has_status[claim.uid] = bool(devices) or True in evidence or not evidence
+        if self._has_status[claim.uid]:
             self._want(claim, devices)
-        self._has_status[claim.uid] = bool(devices)
         self._has_status.move_to_end(claim.uid)
         if len(self._has_status) > MAX_REMEMBERED:
             self._has_status.popitem(last=False)
@@ -216,6 +219,8 @@ class ClaimStatuses:
             logger.exception("claim status could not be written", extra=facts)
         else:
             self._on_write("success")
+            if not wanted.devices and self._wanted.get(uid) is wanted and uid in self._has_status:
+                self._has_status[uid] = False
         if self._wanted.get(uid) is wanted:
             self._forget(uid)
 

@@ -32,6 +32,7 @@ from drakit_formats.resource.metadata import (
     InvalidMetadataError,
     request_bodies,
 )
+from drakit_formats.resource.objects import children
 from drakit_formats.resource.status import has_status, network_data_body
 from drakit_nodeplugin.claims.allocation import (
     Step,
@@ -204,6 +205,8 @@ class Preparing(Unpreparing):
         timeout_seconds = NEW_CLAIM_FETCH_SECONDS if usable is None else KNOWN_CLAIM_FETCH_SECONDS
         try:
             claim = await self._parts.source.fetch(reference, timeout_seconds=timeout_seconds)
+            entries = children(claim.body, "status", "devices")
+            work.had_status = any(each.get("driver") == self._parts.driver for each in entries)
             wanted = partial(
                 wanted_claim,
                 claim,
@@ -571,6 +574,7 @@ class Preparing(Unpreparing):
             answer = ClaimAnswer(
                 devices=prepared_devices(claim, self._parts.specs),
                 prepared=_beside_edits(results[claim.uid]),
+                had_status=due[claim.uid].work.had_status,
                 renumbered=() if former is None else _renumbered(former, claim),
             )
             due[claim.uid].work.finish(answer)

@@ -110,6 +110,10 @@ class ClaimAnswer:
     """The value for metrics and Events: one of a closed set of words, without data; None is
     success."""
 
+    had_status: bool | None = field(default=None, compare=False)
+    """Whether the claim's status had entries of this driver when it was read; None if it was not
+    read."""
+
     renumbered: tuple[str, ...] = ()
     """A clause for each device that got a different device number while its claim was prepared."""
 
@@ -122,6 +126,9 @@ class ClaimWork:
     claim: ClaimReference
     again: bool = False
     """It prepares a claim that is prepared already, because the edits of a device are outdated."""
+
+    had_status: bool | None = None
+    """See :attr:`ClaimAnswer.had_status`."""
 
     answer: ClaimAnswer | None = None
     """Set once, as soon as this claim is done, even if its batch is not."""

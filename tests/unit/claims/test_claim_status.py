@@ -120,7 +120,12 @@ async def world() -> World:
     return World()
 
 
-def prepared(statuses: ClaimStatuses, uid: str, **devices: PreparedDevice | None) -> None:
+def prepared(
+    statuses: ClaimStatuses,
+    uid: str,
+    had_status: bool | None = False,
+    **devices: PreparedDevice | None,
+) -> None:
     """The kubelet got the answer for a claim with these devices."""
     answer = ClaimAnswer(
         devices=tuple(
@@ -128,6 +133,7 @@ def prepared(statuses: ClaimStatuses, uid: str, **devices: PreparedDevice | None
             for name in devices
         ),
         prepared=tuple(each or PreparedDevice() for each in devices.values()),
+        had_status=had_status,
     )
     statuses.finished(reference(uid), "prepare", answer, 0.1)
 
@@ -222,6 +228,32 @@ async def test_a_result_without_status_removes_the_one_before(world):
         prepared(statuses, "a", cam_0=None)
         await world.after()
     assert world.server.status("a")["devices"] == [FOREIGN]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("had_status", [True, None], ids=["claim-read", "claim-not-read"])
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_result_without_status_removes_the_one_from_before_a_restart(
+    world, had_status, refused
+):
+    """Degraded=True must not stay because the next process got nothing to report. A removal that
+    the API server refuses is left to the unprepare."""
+    world.server.add("a", "cam-0", entries=[FOREIGN])
+    before, statuses = world.statuses(), world.statuses()
+    async with world.running(before):
+        prepared(before, "a", cam_0=of(LATE))
+        await world.after()
+    async with world.running(statuses):
+        if refused:
+            world.server.failures += [refusal(ForbiddenError, 403, "Forbidden")] * 5
+        prepared(statuses, "a", had_status, cam_0=None)
+        await world.after(200)
+        assert (world.server.status("a")["devices"] == [FOREIGN]) is not refused
+        requests = len(world.server.requests)
+        unprepared(statuses, "a")
+        await world.after()
+    assert world.server.status("a")["devices"] == [FOREIGN]
+    assert (len(world.server.requests) == requests) is not refused
 
 
 @pytest.mark.looptime

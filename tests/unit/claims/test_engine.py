@@ -242,6 +242,7 @@ async def test_edits_of_wrong_types_are_an_error_of_their_claim_alone(plugin, cl
 
 async def test_the_answer_has_what_the_driver_returned_beside_edits(plugin, claims, devices):
     claims.store(claim_body(A, "cam-0", "cam-1"), claim_body(B, "cam-2"))
+    claims.bodies[f"claim-{B}"]["status"]["devices"] = [{"driver": DRIVER}]
     ready = Condition(type="Ready", status="True", reason="Configured")
     network = NetworkData(interface_name="net1", ips=("192.0.2.5/24",))
     devices.results["cam-1"] = PreparedDevice(conditions=(ready,), network_data=network)
@@ -251,6 +252,7 @@ async def test_the_answer_has_what_the_driver_returned_beside_edits(plugin, clai
     assert (first.conditions, first.network_data) == ((), None)
     assert (second.conditions, second.network_data) == ((ready,), network)
     assert answers[B].prepared == ()
+    assert [answers[uid].had_status for uid in (A, B)] == [False, True]
     # The checkpoint does not store it.
     assert (await plugin.prepare(reference(A)))[A].prepared is None
 
