@@ -429,8 +429,10 @@ listen: {probes: ":8081", metrics: ":8080"}
 
 {{/* drakit.probes: the startup, liveness and readiness probes of both components. */}}
 {{- define "drakit.probes" -}}
+# Without the delay, the kubelet probes before the process listens, and writes a Warning at each start.
 startupProbe:
   httpGet: {path: /healthz, port: probes}
+  initialDelaySeconds: 2
   periodSeconds: 1
   failureThreshold: 60
 livenessProbe:

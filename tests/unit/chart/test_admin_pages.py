@@ -9,7 +9,7 @@ import textwrap
 import pytest
 import yaml
 
-from tests.unit.chart.reading import pod_spec, the
+from tests.unit.chart.reading import the
 from tests.unit.docs.listings import ROOT
 
 MONITOR = (ROOT / "docs/admin/monitor.md").read_text()
@@ -80,14 +80,17 @@ def test_the_command_of_the_page_makes_a_rule_object_of_the_alerts(tmp_path):
 
 
 def test_the_table_of_host_paths_is_what_the_chart_mounts(render):
-    spec = pod_spec(render(ALL), "DaemonSet", "drakit-nodeplugin")
-    (container,) = spec["containers"]
-    writable = {m["name"]: not m.get("readOnly", False) for m in container["volumeMounts"]}
-    mounted = {
-        (volume["hostPath"]["path"], "write" if writable[volume["name"]] else "read")
-        for volume in spec["volumes"]
-        if "hostPath" in volume
-    }
+    """With the sockets in each, because a read-only mount does not prevent connections."""
+    mounted = set()
+    for body in render(ALL, upgrade=True):
+        spec = body.get("spec", {}).get("template", {}).get("spec", {"containers": []})
+        for container in spec["containers"]:
+            writable = {m["name"]: not m.get("readOnly", False) for m in container["volumeMounts"]}
+            mounted |= {
+                (volume["hostPath"]["path"], "write" if writable[volume["name"]] else "read")
+                for volume in spec["volumes"]
+                if "hostPath" in volume
+            }
     paths = {
         "<kubeletRoot>": "/var/lib/kubelet",
         "nodeplugin.cdiDirectory": "/var/run/cdi",
@@ -96,15 +99,18 @@ def test_the_table_of_host_paths_is_what_the_chart_mounts(render):
         "backends.directory": "/srv/backends",
         "devicePlugins.directory": "/srv/device-plugins",
     }
-    table = SECURITY.partition("| Path | Access | Purpose |\n")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| (.*?) \| (read|write) \|", table, re.M)
+    head = "| Path | Access | Purpose | Sockets of others in it |\n|---|---|---|---|\n"
+    table = SECURITY.partition(head)[2].partition("\n\n")[0]
     shown = set()
-    for cell, access in rows:
+    for cell, access, _, sockets in (re.split(r" ?\| ?", row)[1:-1] for row in table.splitlines()):
+        assert sockets
         for name in re.findall(r"`([^`]+)`", re.sub(r"\(.*?\)|, at .*", "", cell)):
             for word, path in paths.items():
                 name = name.replace(word, path)
             shown.add((name, access))
     assert shown == mounted
+    # `control` beside the database takes commands from user 0.
+    assert "/run/udev/data" in {path for path, _ in mounted}
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_the_node_plugin_reads_its_configuration(render, tmp_path):
     assert HostDevicePolicySpec.model_validate(specs["kvm"]).sharing.users == 32
     mounts = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["containers"][0]["volumeMounts"]
     seen = {mount["mountPath"] for mount in mounts}
-    used = {hostdev.dev_root, hostdev.udev_root, hostdev.mountinfo, config.boot_id_file}
+    used = {hostdev.dev_root, hostdev.udev_root / "data", hostdev.mountinfo, config.boot_id_file}
     assert {str(path) for path in used} | {"/data/kubelet/plugins/drakit.dev"} <= seen
 
 
@@ -76,6 +76,8 @@ def test_probes_and_metrics_have_ports_of_their_own(render, tmp_path, component,
     assert ports == served
     probed = {container[f"{name}Probe"]["httpGet"]["port"] for name in PROBES}
     assert probed == {"probes"}
+    # A probe before the process listens is a Warning at each start.
+    assert container["startupProbe"]["initialDelaySeconds"] == 2
 
 
 @pytest.mark.parametrize("holders", ["namespace", "all"])
