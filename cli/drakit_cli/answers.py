@@ -2,12 +2,16 @@
 How a command answers people: a table with columns as wide as their content, or an error, which is a
 sentence and an exit code.
 
-It must not know the commands, or what is shown.
+Does not depend on the commands, or on the content.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from drakit.text import escaped, escaped_streams
 
 # ---------------------------------------------------------------- errors
 
@@ -22,6 +26,29 @@ class UsageError(CommandError):
     """Wrong usage: invalid arguments or settings."""
 
     exit_code = 2
+
+
+@escaped_streams()
+def run(command: Callable[[], int], *, extra: str, prefix: str = "") -> int:
+    """Run a command that needs an extra of drakit; return the exit code. Errors begin with
+    `prefix`."""
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except CommandError as error:
+        print(f"{prefix}{error}", file=sys.stderr)
+        return error.exit_code
+    except ImportError as error:
+        text = f"this command needs the extra {extra}: pip install '{extra}' ({error})"
+        print(f"{prefix}{text}", file=sys.stderr)
+        return UsageError.exit_code
+    except BrokenPipeError:
+        # The reader closed the pipe (``| head``). Avoid a second error when the interpreter exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except KeyboardInterrupt:
+        return 130
 
 
 # ---------------------------------------------------------------- tables
@@ -41,4 +68,4 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def visible(text: str) -> str:
     """Write a text on one line, with control characters escaped."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+    return escaped(" ".join(text.split()))

@@ -10,14 +10,13 @@ It must not know what the commands do: each one is imported when it runs.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from drakit_cli.answers import CommandError
+from drakit_cli.answers import run
 from drakit_cli.options import add_connection
 
 # argparse has no public name for it.
@@ -33,24 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code."""
     options = _parser().parse_args(arguments)
     module, _, function = cast("str", options.command).rpartition(".")
-    try:
-        run = cast("Callable[..., int]", getattr(import_module(f"drakit_cli.{module}"), function))
-        code = run(options)
-        sys.stdout.flush()
-        return code
-    except CommandError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    except ImportError as error:
-        print(
-            f"this command needs the extra {_EXTRAS.get(module, 'drakit[nodeplugin]')}: {error}",
-            file=sys.stderr,
-        )
-        return 2
-    except BrokenPipeError:
-        # The reader closed the pipe (``| head``). Avoid a second error when the interpreter exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+
+    def command() -> int:
+        found = getattr(import_module(f"drakit_cli.{module}"), function)
+        return cast("Callable[..., int]", found)(options)
+
+    return run(command, extra=_EXTRAS.get(module, "drakit[nodeplugin]"))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -22,6 +22,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from drakit.text import escaped
+
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "request_id"}
@@ -130,16 +132,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return _encode(line)
-
-
-def escaped(text: str) -> str:
-    """Escape unprintable characters, such as a newline or a control code in a hostile name."""
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+        return escaped(_encode(line))
 
 
 class TextFormatter(logging.Formatter):

@@ -15,10 +15,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drakit.text import escaped_streams
+
 if TYPE_CHECKING:
     from drakit_driver.plugin_devices import DevicePluginOptions
 
 
+@escaped_streams()
 def main() -> None:
     """Serve a driver; if its setup is invalid, exit with 2 and one sentence per problem."""
     # grpc reads this at import: we never fork, and its fork handlers cost threads and time.

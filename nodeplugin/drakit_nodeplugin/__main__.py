@@ -15,7 +15,10 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from drakit.text import escaped_streams
 
+
+@escaped_streams()
 def main() -> None:
     """Run the node plugin; if its setup is invalid, exit with 2 and one sentence per problem."""
     # grpc reads this at import: we never fork, and its fork handlers cost threads and time.

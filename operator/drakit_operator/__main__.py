@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from drakit.text import escaped_streams
 from drakit_daemon import logs
 from drakit_daemon.kube import ConfigError as ConnectionConfigError
 from drakit_explain.cel import NoEvaluatorError, installed_selectors
@@ -25,6 +26,7 @@ from drakit_operator.config import Config, ConfigError, Logging, read_config
 logger = logging.getLogger("drakit_operator")
 
 
+@escaped_streams()
 def main(arguments: list[str] | None = None) -> None:
     """Run the operator until it gets a signal to stop."""
     options = _parser().parse_args(arguments)

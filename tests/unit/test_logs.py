@@ -16,7 +16,8 @@ HOSTILE = [
     pytest.param(f"x\n{FORGED}", f"x\\n{FORGED}", id="newline"),
     pytest.param(f"x\r{FORGED}", f"x\\r{FORGED}", id="carriage-return"),
     pytest.param(f"x\u2028{FORGED}", f"x\\u2028{FORGED}", id="line-separator"),
-    pytest.param("x\x1b[2Kx", "x\\x1b[2Kx", id="terminal"),
+    pytest.param("x\x1b[2Kx", "x\\u001b[2Kx", id="terminal"),
+    pytest.param("\x7f\u009b2J", "\\u007f\\u009b2J", id="delete-and-c1"),
     pytest.param("a\u202eb", "a\\u202eb", id="direction"),
     pytest.param("a\udcffb", "a\\udcffb", id="not-utf-8"),
     pytest.param("Kamera für жук", "Kamera für жук", id="letters-stay"),
@@ -41,11 +42,11 @@ def test_text_escapes_what_is_not_printable(text, shown):
 @pytest.mark.parametrize(("text", "shown"), HOSTILE)
 def test_json_is_one_line_that_holds_the_text_as_it_is(text, shown):
     line = JsonFormatter().format(record(text, device=text))
-    assert len(line.split("\n")) == 1
+    assert line.isprintable()
     assert (json.loads(line)["msg"], json.loads(line)["device"]) == (text, text)
 
 
-@pytest.mark.parametrize(("text", "shown"), HOSTILE[1:6])
+@pytest.mark.parametrize(("text", "shown"), HOSTILE[1:7])
 def test_a_traceback_stays_readable_and_cannot_look_like_a_line(text, shown):
     try:
         raise ValueError(f"{text}\n{FORGED}")

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from drakit.text import escaped_streams
 from drakit_cli.kubectl.arguments import COMPLETE, parser
 from drakit_cli.kubectl.targets import KINDS, POD, ObjectKind, find_kind
 
@@ -37,6 +38,7 @@ _FILES = ("kubeconfig", "filename", "certificate_authority")
 _OF_KUBECONFIG = {"context": "contexts", "cluster": "clusters", "user": "users"}
 
 
+@escaped_streams()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what the last word can become, and a directive."""
     words = list(sys.argv[1:] if arguments is None else arguments) or [""]

@@ -10,14 +10,11 @@ It must not know what the commands compute: the modules of commands are imported
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
-from drakit_cli.answers import CommandError, UsageError
+from drakit_cli.answers import run
 from drakit_cli.kubectl.arguments import COMPLETE, parser
-
-_NEEDS_EXTRA = "error: kubectl drakit needs the extra kubectl: pip install 'drakit[kubectl]'"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,24 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return completion.main(words[1:])
     options = parser().parse_args(arguments)
-    try:
-        from drakit_cli.kubectl.commands import run
 
-        code = run(options)
-        sys.stdout.flush()
-        return code
-    except CommandError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except ImportError as error:
-        print(f"{_NEEDS_EXTRA} ({error})", file=sys.stderr)
-        return UsageError.exit_code
-    except BrokenPipeError:
-        # The reader closed the pipe (``| head``). Avoid a second error when the interpreter exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 130
+    def command() -> int:
+        from drakit_cli.kubectl import commands
+
+        return commands.run(options)
+
+    return run(command, extra="drakit[kubectl]", prefix="error: ")
 
 
 if __name__ == "__main__":

@@ -85,8 +85,11 @@ class Output:
                 break_on_hyphens=False,
             )
         if colour and self._coloured():
-            shown = f"\x1b[{_COLOURS[colour]}m{shown}\x1b[0m"
-        self._print(shown)
+            stream = self.stream or sys.stdout
+            unescaped = getattr(stream, "unescaped", stream)  # the text itself is escaped
+            print(f"\x1b[{_COLOURS[colour]}m{shown}\x1b[0m", file=unescaped)
+        else:
+            self._print(shown)
 
     def lines(self, head: str, texts: Iterable[str]) -> None:
         """Print lines below a heading, if there are any."""

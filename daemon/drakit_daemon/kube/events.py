@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from drakit.text import escaped
 from drakit_daemon.kube.request import (
     AlreadyExistsError,
     ApiError,
@@ -249,8 +250,7 @@ class EventRecorder:
         self, regarding: Mapping[str, Any], *, type: str, reason: str, action: str, note: str
     ) -> dict[str, Any]:
         reference = _reference(regarding)
-        # Vendors write parts of it: half of a surrogate pair cannot be sent.
-        note = note.encode(errors="backslashreplace").decode()
+        note = escaped(note)  # vendors and tenants write parts of it
         # Everything that distinguishes two Events, so that the same cause has the same name.
         about = (reference["kind"], reference.get("uid", ""), type, reason, note)
         parts = (*self._author, *about)

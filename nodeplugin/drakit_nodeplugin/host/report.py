@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from drakit.device import PolicyOutcome, RejectedDevice
+from drakit.text import escaped
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
-from drakit_daemon.logs import ProblemLog, escaped
+from drakit_daemon.logs import ProblemLog
 from drakit_formats import crds
 from drakit_formats.crds import API_VERSION
 from drakit_nodeplugin.changes import Revision

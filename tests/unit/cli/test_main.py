@@ -84,5 +84,5 @@ def test_wrong_settings_are_exit_code_2(site, config, told):
 
 def test_a_table_is_aligned_and_shows_what_cannot_be_printed():
     assert table(("A", "LONG NAME"), [("x\x1b[31m", ""), ("longer", "y")]) == (
-        "A          LONG NAME\nx\\x1b[31m  -\nlonger     y"
+        "A            LONG NAME\nx\\u001b[31m  -\nlonger       y"
     )

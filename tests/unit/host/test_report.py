@@ -242,10 +242,10 @@ def test_an_unhealthy_device_has_the_message_of_its_driver():
     ("message", "shown"),
     [
         pytest.param("bulb is\n  broken\t", "bulb is broken", id="lines"),
-        pytest.param("\x1b[31mred\x07", r"\x1b[31mred\x07", id="terminal"),
+        pytest.param("\x1b[31mred\x07", r"\u001b[31mred\u0007", id="terminal"),
         pytest.param("a\u202eb\udc80", r"a\u202eb\udc80", id="direction-and-half-character"),
         pytest.param("x" * 300, "x" * 253 + "...", id="long"),
-        pytest.param("\x07" * 300, r"\x07" * 63 + r"\...", id="long-when-escaped"),
+        pytest.param("\x07" * 300, r"\u0007" * 42 + r"\...", id="long-when-escaped"),
         pytest.param(" " * 300 + "x", "...", id="long-and-blank"),
     ],
 )

@@ -217,12 +217,20 @@ async def test_the_limits_of_the_api_are_kept(objects):
     assert ".." not in event["metadata"]["name"]
 
 
-async def test_a_note_that_no_utf_8_can_hold_is_escaped(objects):
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("\udcff", r"\udcff", id="not-utf-8"),
+        pytest.param("\x1b]0;x\x07", r"\u001b]0;x\u0007", id="terminal"),
+        pytest.param("\u202e\n\x9b", r"\u202e\n\u009b", id="direction-line-and-c1"),
+    ],
+)
+async def test_a_note_has_no_control_characters(objects, text, shown):
     recorder = recorder_on(objects)
     for _ in range(2):
-        await say(recorder, note="device usb-\udcff is not published")
+        await say(recorder, note=f"device usb-{text} is not published")
     (event,) = objects.events()
-    assert event["note"] == "device usb-\\udcff is not published"
+    assert event["note"] == f"device usb-{shown} is not published"
 
 
 async def test_an_object_without_kind_is_refused(objects):

@@ -844,7 +844,7 @@ async def test_hostile_text_reaches_no_terminal(stuck, run):
     stuck.pod("evil", "mine", message="\x1b[2J\x1b]0;owned\x07 waits")
     _, out, _ = await run("explain", "pod/evil")
     assert "\x1b" not in out
-    assert "\\x1b[2J" in out
+    assert "\\u001b[2J" in out
 
 
 async def test_an_unreadable_slice_is_named_and_costs_only_certainty(stuck, run):
@@ -917,7 +917,7 @@ async def test_the_allocators_words_do_not_reach_the_terminal_as_they_are(stuck,
     allocator("fatal", "a\x1b[31m\u202eb\nc")
     code, out, _ = await run("explain", "pod/waiting")
     assert code == 4
-    assert out.splitlines()[-1].endswith(r"fails: a\x1b[31m\u202eb c")
+    assert out.splitlines()[-1].endswith(r"fails: a\u001b[31m\u202eb c")
     assert "\x1b" not in out
 
 
