@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"time"
 
 	"google.golang.org/grpc"
@@ -53,15 +54,18 @@ type Driver interface {
 	//
 	// The method must be idempotent. It is called again for the same claim after a failure, a
 	// crash or a reboot, must then return the same result, and make sure that all side effects are
-	// in place. Calls for one claim never overlap, and neither do calls for one device. The claims
-	// of a pod arrive in one call and are prepared one after another.
+	// in place. Calls for one claim never overlap, and neither do calls for one device or one counter
+	// set: they run in the order of their arrival. The claims of a pod arrive in one call and are
+	// prepared one after another.
 	//
 	// An error fails only this claim. Its text ends up in an Event of the pod: write a sentence
 	// with the device, the cause and the remedy, without times and counters. A panic fails the
 	// claim as well.
 	//
-	// The context ends if the node plugin no longer waits for the result. The next call for the
-	// claim waits until this call has returned.
+	// The context ends 5 minutes after the beginning of the call, and at the end of a shutdown, but not
+	// when the node plugin no longer waits for the result. The next call for the claim or its devices
+	// waits until this call has returned. If it has not returned a minute after the limit, the backend
+	// reports that it is not alive.
 	Prepare(ctx context.Context, claim *backendv1.Claim) (*backendv1.PreparedClaim, error)
 
 	// Unprepare undoes Prepare. It is called after all containers have terminated, even if Prepare
@@ -136,6 +140,11 @@ type Options struct {
 	// connect to the socket can prepare any claim.
 	SocketMode fs.FileMode
 
+	// PeerUIDs are users whose processes can connect, in addition to root, as which the node plugin
+	// runs, and the backend's own user. In a pod with a user namespace (hostUsers: false), root of the
+	// node has the ID 65534.
+	PeerUIDs []uint32
+
 	// Info identifies the driver, and requests optional parts of the contract.
 	Info *backendv1.GetInfoResponse
 
@@ -147,6 +156,13 @@ type Options struct {
 	// StopTimeout limits how long calls in progress delay a shutdown, 20 seconds by default. It
 	// must be shorter than the terminationGracePeriodSeconds of the pod.
 	StopTimeout time.Duration
+
+	// ProbePort is the port of the probes and metrics, on all addresses of the pod. With 0, there are
+	// none. /readyz succeeds when the node plugin has received the devices, and otherwise returns the
+	// reason. During an update, it also succeeds while the node plugin uses the previous process. /livez
+	// fails if a call does not return. /metrics has the calls by method and result, their duration, and
+	// whether a node plugin is connected, in the text format of Prometheus.
+	ProbePort int
 }
 
 const (
@@ -162,7 +178,8 @@ const (
 var firstRetryDelay = time.Second
 
 // Serve creates the socket, and serves the contract until the context ends. Then it removes the
-// socket, ends the streams, waits for calls in progress, and returns nil.
+// socket, so that the node plugin finds the next process, waits for calls in progress, ends the streams,
+// and returns nil.
 //
 // In a rolling update, the new process replaces the socket before the old process stops. Therefore,
 // Serve replaces an existing socket, and removes the socket only if it is still its own.
@@ -172,6 +189,9 @@ var firstRetryDelay = time.Second
 func Serve(ctx context.Context, driver Driver, options Options) error {
 	if options.Info.GetDriverName() == "" {
 		return errors.New("Options.Info has no DriverName: set the name of the driver")
+	}
+	if field := invalidText(options.Info); field != "" {
+		return fmt.Errorf("the field %s of Options.Info has text that is not UTF-8", field)
 	}
 	if options.SocketMode == 0 {
 		options.SocketMode = defaultSocketMode
@@ -184,17 +204,33 @@ func Serve(ctx context.Context, driver Driver, options Options) error {
 		log = slog.Default()
 	}
 	log = log.With("driver", options.Info.GetDriverName())
-	listener, err := listen(options.Socket, options.SocketMode)
+	peers := append([]uint32{0, uint32(os.Geteuid())}, options.PeerUIDs...)
+	socket, err := listen(options.Socket, options.SocketMode, peers, log)
 	if err != nil {
 		return err
 	}
+	defer socket.Close()
 
-	// Calls in progress outlive the context of Serve: a shutdown waits for them.
-	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
-	defer stopWatching()
+	// Streams and calls in progress outlive the context of Serve.
+	watching, endStreams := context.WithCancel(context.WithoutCancel(ctx))
+	defer endStreams()
+	working, endCalls := context.WithCancel(context.WithoutCancel(ctx))
+	defer endCalls()
 	s := &service{
-		driver: driver, info: options.Info, log: log, stopping: watching, applied: make(chan struct{}),
+		driver: driver, info: options.Info, log: log, socket: socket,
+		stopping: ctx, working: working, watching: watching, calls: newCalls(), applied: make(chan struct{}),
 	}
+	s.devices.sendable = func(list *backendv1.WatchDevicesResponse) *backendv1.WatchDevicesResponse {
+		return sendableDevices(log, list)
+	}
+	if options.ProbePort != 0 {
+		probes, err := s.serveProbes(options.ProbePort)
+		if err != nil {
+			return err
+		}
+		defer probes.Close()
+	}
+	go s.logConnection(ctx, connectTimeout)
 	go func() {
 		if _, ok := driver.(PolicyApplier); ok {
 			// The first list must be one of devices with policies.
@@ -207,13 +243,16 @@ func Serve(ctx context.Context, driver Driver, options Options) error {
 		keepWatching(watching, log, "WatchDevices", &s.devices, driver.WatchDevices)
 	}()
 	if watcher, ok := driver.(HealthWatcher); ok {
-		s.health = &topic[*backendv1.WatchHealthResponse]{}
+		s.health = &topic[*backendv1.WatchHealthResponse]{sendable: sendableHealth}
 		go keepWatching(watching, log, "WatchHealth", s.health, watcher.WatchHealth)
 	}
-	server := grpc.NewServer()
+	server := grpc.NewServer(
+		grpc.UnaryInterceptor(s.calls.unary), grpc.StreamInterceptor(s.calls.stream),
+		grpc.StatsHandler(&s.calls), grpc.MaxConcurrentStreams(maxCalls+2*maxStreams),
+	)
 	backendv1.RegisterBackendServer(server, s)
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
+	go func() { ended <- server.Serve(socket) }()
 	log.Info("serving", "socket", options.Socket, "version", options.Info.GetVersion())
 
 	select {
@@ -222,22 +261,26 @@ func Serve(ctx context.Context, driver Driver, options Options) error {
 	case <-ctx.Done():
 	}
 	log.Info("stopping")
-	// Streams do not end by themselves, and GracefulStop would wait for them.
-	stopWatching()
+	if err := socket.remove(); err != nil {
+		log.Warn("the socket cannot be removed", "error", err)
+	}
+	// The node plugin cancels its calls when the stream of devices ends, and then calls the next process.
+	// So calls end first.
+	idle := s.calls.drain(options.StopTimeout)
+	// A driver that ignores the end of the contexts must not keep the process.
+	endCalls()
+	endStreams()
 	stopped := make(chan struct{})
 	go func() { server.GracefulStop(); close(stopped) }()
 	select {
 	case <-stopped:
-		return nil
-	case <-time.After(options.StopTimeout):
-	}
-	// Stop ends the contexts of the calls. A driver that ignores them must not keep the process.
-	go server.Stop()
-	select {
-	case <-stopped:
 	case <-time.After(lastDelay):
+		go server.Stop()
 	}
-	return fmt.Errorf("calls in progress did not return within %s", options.StopTimeout)
+	if !idle {
+		return fmt.Errorf("calls in progress did not return within %s", options.StopTimeout)
+	}
+	return nil
 }
 
 // Poll calls list immediately and then after each interval, and publishes the result. It returns

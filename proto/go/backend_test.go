@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,6 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	backendv1 "drakit.dev/backend/v1"
 )
@@ -186,6 +189,7 @@ func (b *buffer) lines(t *testing.T, message string) []map[string]any {
 type server struct {
 	*testing.T
 	socket string
+	probes string
 	log    *buffer
 	stop   context.CancelFunc
 	ended  chan error
@@ -193,15 +197,30 @@ type server struct {
 
 func serve(t *testing.T, driver Driver, stopTimeout time.Duration) *server {
 	t.Helper()
-	// t.TempDir contains the test's name, and a socket's path is short.
-	folder, err := os.MkdirTemp("", "backend")
+	return serveAt(t, driver, "", stopTimeout)
+}
+
+// serveAt serves at a socket; by default, at a new one.
+func serveAt(t *testing.T, driver Driver, socket string, stopTimeout time.Duration) *server {
+	t.Helper()
+	if socket == "" {
+		// t.TempDir contains the test's name, and a socket's path is short.
+		folder, err := os.MkdirTemp("", "backend")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(folder) })
+		socket = filepath.Join(folder, "b.sock")
+	}
+	free, err := net.Listen("tcp", "localhost:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(folder) })
+	free.Close()
 	ctx, stop := context.WithCancel(context.Background())
 	s := &server{
-		T: t, socket: filepath.Join(folder, "b.sock"), log: &buffer{}, stop: stop, ended: make(chan error, 1),
+		T: t, socket: socket, probes: "http://" + free.Addr().String(), log: &buffer{}, stop: stop,
+		ended: make(chan error, 1),
 	}
 	go func() {
 		s.ended <- Serve(ctx, driver, Options{
@@ -209,10 +228,53 @@ func serve(t *testing.T, driver Driver, stopTimeout time.Duration) *server {
 			Info:        &backendv1.GetInfoResponse{DriverName: "lamps.example.com", Version: "1.2.3"},
 			Log:         slog.New(slog.NewJSONHandler(s.log, nil)),
 			StopTimeout: stopTimeout,
+			ProbePort:   free.Addr().(*net.TCPAddr).Port,
 		})
+		close(s.ended)
 	}()
-	t.Cleanup(stop)
+	// The variables of the package can change when the server has ended.
+	t.Cleanup(func() { s.stop(); <-s.ended })
 	return s
+}
+
+// get returns the response of a probe, as its status and body.
+func (s *server) get(path string) string {
+	s.Helper()
+	response, err := http.Get(s.probes + path)
+	if err != nil {
+		return err.Error() // not served yet, or no longer
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return fmt.Sprintf("%d %s", response.StatusCode, strings.TrimSpace(string(body)))
+}
+
+// expect waits for the response of a probe.
+func (s *server) expect(path, expected string) {
+	s.Helper()
+	eventually(s.T, func() string { return s.get(path) }, expected)
+}
+
+// eventually waits until a text contains another one.
+func eventually(t *testing.T, read func() string, expected string) {
+	t.Helper()
+	got := read()
+	for end := time.Now().Add(5 * time.Second); !strings.Contains(got, expected); got = read() {
+		if time.Now().After(end) {
+			t.Fatalf("got %q, expected %q", got, expected)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// shorten sets a duration of the package for the test.
+func shorten(t *testing.T, duration *time.Duration, value time.Duration) {
+	before := *duration
+	*duration = value
+	t.Cleanup(func() { *duration = before })
 }
 
 // end stops the server, and returns the result of Serve.
@@ -556,59 +618,92 @@ func TestDevicesWaitForPoliciesThatWereApplied(t *testing.T) {
 	expectNames(s, stream, "desk")
 }
 
-func TestTheNextCallForAClaimWaitsForACanceledCall(t *testing.T) {
+func TestACallWaitsForTheCallThatItsCallerLeft(t *testing.T) {
+	set := map[string]*backendv1.CounterAmounts{"card": {}}
+	one := []*backendv1.AllocatedDevice{{Name: "desk", Pool: "a", Consumes: set}}
+	for name, second := range map[string]*backendv1.Claim{
+		"one claim":       {Uid: "first"},
+		"one device":      {Uid: "second", Devices: []*backendv1.AllocatedDevice{{Name: "desk", Pool: "a"}}},
+		"one counter set": {Uid: "second", Devices: []*backendv1.AllocatedDevice{{Name: "wall", Pool: "a", Consumes: set}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			driver := newLamps()
+			begun, release := make(chan string, 10), make(chan struct{})
+			driver.prepare = func(ctx context.Context, claim *backendv1.Claim) error {
+				begun <- claim.GetUid()
+				if claim.GetUid() == "first" {
+					<-release
+				}
+				return ctx.Err()
+			}
+			ended := make(chan struct{})
+			driver.undo = func(*backendv1.Claim) error { close(ended); return nil }
+			s := serve(t, driver, 0)
+			prepare := func(ctx context.Context, claim *backendv1.Claim) error {
+				_, err := s.client().PrepareClaims(ctx, &backendv1.PrepareClaimsRequest{Claims: []*backendv1.Claim{claim}})
+				return err
+			}
+			canceled, cancel := context.WithCancel(t.Context())
+			returned := make(chan error, 1)
+			go func() { returned <- prepare(canceled, &backendv1.Claim{Uid: "first", Devices: one}) }()
+			<-begun
+			cancel()
+			if err := <-returned; status.Code(err) != codes.Canceled {
+				t.Error(err)
+			}
+			eventually(t, func() string { return fmt.Sprint(s.log.lines(t, "caller no longer waits for a call that continues")) }, "WARN")
+			// A call whose caller leaves while it waits never begins.
+			short, done := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer done()
+			if err := prepare(short, second); status.Code(err) != codes.DeadlineExceeded {
+				t.Error(err)
+			}
+			go func() {
+				request := &backendv1.UnprepareClaimsRequest{Claims: []*backendv1.Claim{second}}
+				_, err := s.client().UnprepareClaims(t.Context(), request)
+				returned <- err
+			}()
+			// Another device does not wait.
+			other := []*backendv1.AllocatedDevice{{Name: "desk", Pool: "b"}}
+			if err := prepare(t.Context(), &backendv1.Claim{Uid: "other", Devices: other}); err != nil {
+				t.Error(err)
+			}
+			if uid := <-begun; uid != "other" {
+				t.Errorf("claim %s did not wait", uid)
+			}
+			select {
+			case <-ended:
+				t.Error("the unprepare did not wait")
+			case <-time.After(20 * time.Millisecond):
+			}
+			close(release)
+			if err := <-returned; err != nil {
+				t.Error(err)
+			}
+			// The caller's end did not reach the driver.
+			if failed := s.log.lines(t, "cannot prepare claim"); len(failed) > 0 {
+				t.Error(failed)
+			}
+		})
+	}
+}
+
+func TestACallThatNeverReturnsMakesTheBackendNotAlive(t *testing.T) {
+	shorten(t, &callTimeout, 20*time.Millisecond)
+	shorten(t, &returnTimeout, 20*time.Millisecond)
 	driver := newLamps()
-	begun, release := make(chan struct{}), make(chan struct{})
-	var events []string
-	driver.prepare = func(ctx context.Context, claim *backendv1.Claim) error {
-		if claim.GetUid() == "a" {
-			close(begun)
-			<-release
-			events = append(events, "prepared")
-		}
-		return ctx.Err()
+	release := make(chan struct{})
+	driver.prepare = func(ctx context.Context, _ *backendv1.Claim) error {
+		<-ctx.Done() // the limit
+		<-release
+		return errors.New("the lamp did not answer")
 	}
-	driver.undo = func(*backendv1.Claim) error { events = append(events, "unprepared"); return nil }
 	s := serve(t, driver, 0)
-	client := s.client()
-	canceled, cancel := context.WithCancel(t.Context())
-	returned := make(chan error, 1)
-	go func() {
-		_, err := client.PrepareClaims(canceled, &backendv1.PrepareClaimsRequest{Claims: claims("a")})
-		returned <- err
-	}()
-	<-begun
-	cancel()
-	if err := <-returned; status.Code(err) != codes.Canceled {
-		t.Error(err)
-	}
-	// A call that ends while it waits does nothing.
-	short, done := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer done()
-	if _, err := client.UnprepareClaims(short, &backendv1.UnprepareClaimsRequest{Claims: claims("a")}); err == nil {
-		t.Error("it did not wait")
-	}
-	// Another node plugin calls, and other claims do not wait.
-	go func() {
-		_, err := s.client().UnprepareClaims(t.Context(), &backendv1.UnprepareClaimsRequest{Claims: claims("a")})
-		returned <- err
-	}()
-	other, err := client.PrepareClaims(t.Context(), &backendv1.PrepareClaimsRequest{Claims: claims("b")})
-	if err != nil || other.GetClaims()[0].GetError() != "" {
-		t.Errorf("%v, %v", other, err)
-	}
-	select {
-	case err := <-returned:
-		t.Errorf("it did not wait: %v", err)
-	case <-time.After(20 * time.Millisecond):
-	}
+	s.expect("/livez", "200 ok")
+	go s.client().PrepareClaims(t.Context(), &backendv1.PrepareClaimsRequest{Claims: claims("a")})
+	s.expect("/livez", "503 the driver has not returned from a call 20ms after its time limit")
 	close(release)
-	if err := <-returned; err != nil {
-		t.Error(err)
-	}
-	if expected := []string{"prepared", "unprepared"}; !slices.Equal(events, expected) {
-		t.Error(events)
-	}
+	s.expect("/livez", "200 ok")
 }
 
 func TestTheLogNamesTheRequest(t *testing.T) {
@@ -644,42 +739,64 @@ func TestTheLogNamesTheRequest(t *testing.T) {
 	}
 }
 
-func TestAShutdownWaitsForCallsButNotForever(t *testing.T) {
+func TestAShutdownWaitsForCallsAndThenEndsTheStreams(t *testing.T) {
 	for name, step := range map[string]struct {
 		timeout  time.Duration
-		work     time.Duration
+		returns  bool
 		expected string
 	}{
-		"a call that returns": {10 * time.Second, 50 * time.Millisecond, ""},
-		"a call that hangs":   {50 * time.Millisecond, time.Minute, "calls in progress did not return within 50ms"},
+		"a call that returns": {10 * time.Second, true, "<nil>"},
+		"a call that hangs":   {50 * time.Millisecond, false, "calls in progress did not return within 50ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			driver := newLamps()
-			begun := make(chan struct{})
+			begun, release := make(chan struct{}), make(chan struct{})
 			driver.prepare = func(context.Context, *backendv1.Claim) error {
 				close(begun)
-				time.Sleep(step.work)
+				<-release
 				return nil
 			}
 			s := serve(t, driver, step.timeout)
-			returned := make(chan error, 1)
+			client := s.client()
+			stream := watch(s)
+			driver.lists <- []string{"desk"}
+			expectNames(s, stream, "desk")
+			returned, ended := make(chan error, 1), make(chan error, 1)
 			go func() {
-				_, err := s.client().PrepareClaims(t.Context(), &backendv1.PrepareClaimsRequest{Claims: claims("a")})
+				_, err := client.PrepareClaims(t.Context(), &backendv1.PrepareClaimsRequest{Claims: claims("a")})
 				returned <- err
 			}()
 			<-begun
-			text := ""
-			if err := s.end(); err != nil {
-				text = err.Error()
+			go func() {
+				_, err := stream.Recv()
+				ended <- err
+			}()
+			s.stop()
+			if step.returns {
+				// The node plugin finds the next process, and still uses this one.
+				eventually(t, func() string { _, err := os.Lstat(s.socket); return fmt.Sprint(err) }, "no such file")
+				s.expect("/readyz", "503 the backend is stopping")
+				select {
+				case err := <-ended:
+					t.Errorf("the stream ended before the call: %v", err)
+				case <-time.After(50 * time.Millisecond):
+				}
+				if _, err := client.GetInfo(t.Context(), &backendv1.GetInfoRequest{}); err != nil {
+					t.Error(err)
+				}
+				close(release)
 			}
-			if text != step.expected {
-				t.Error(text)
+			if got := fmt.Sprint(s.end()); got != step.expected {
+				t.Error(got)
 			}
-			if err := <-returned; (err == nil) != (step.expected == "") {
+			if err := <-ended; status.Code(err) != codes.Unavailable {
 				t.Error(err)
 			}
-			if _, err := os.Lstat(s.socket); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("the socket is still there: %v", err)
+			if err := <-returned; (err == nil) != step.returns {
+				t.Error(err)
+			}
+			if !step.returns {
+				close(release)
 			}
 		})
 	}
@@ -694,7 +811,7 @@ func TestASocketThatACrashLeftIsReplaced(t *testing.T) {
 	}
 	left.SetUnlinkOnClose(false)
 	left.Close()
-	own, err := listen(path, 0o660)
+	own, err := listen(path, 0o660, nil, slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -711,11 +828,11 @@ func TestASocketThatACrashLeftIsReplaced(t *testing.T) {
 
 func TestASuccessorsSocketStays(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "b.sock")
-	first, err := listen(path, 0o600)
+	first, err := listen(path, 0o600, nil, slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, err := listen(path, 0o600)
+	second, err := listen(path, 0o600, nil, slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -726,6 +843,195 @@ func TestASuccessorsSocketStays(t *testing.T) {
 	if _, err := net.Dial("unix", path); err != nil {
 		t.Error(err)
 	}
+}
+
+func TestOnlyTheNodePluginsUserCanConnect(t *testing.T) {
+	own := uint32(os.Getuid())
+	for name, step := range map[string]struct {
+		peers    []uint32
+		accepted bool
+	}{"another user": {[]uint32{own + 1}, false}, "an allowed user": {[]uint32{own + 1, own}, true}} {
+		t.Run(name, func(t *testing.T) {
+			log := &buffer{}
+			path := filepath.Join(t.TempDir(), "b.sock")
+			socket, err := listen(path, 0o600, step.peers, slog.New(slog.NewJSONHandler(log, nil)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			accepted := make(chan net.Conn)
+			go func() {
+				defer close(accepted)
+				for {
+					connection, err := socket.Accept()
+					if err != nil {
+						return
+					}
+					accepted <- connection
+				}
+			}()
+			for range 3 { // a loop of refusals is logged once
+				connection, err := net.Dial("unix", path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if step.accepted {
+					(<-accepted).Close()
+				}
+				if _, err := connection.Read(make([]byte, 1)); err != io.EOF {
+					t.Error(err)
+				}
+			}
+			socket.Close()
+			if _, open := <-accepted; open {
+				t.Error("the connection was accepted")
+			}
+			lines := log.lines(t, "connection refused: add the user to Options.PeerUIDs if the node plugin runs as it")
+			if step.accepted == (len(lines) == 1 && lines[0]["uid"] == float64(own)) {
+				t.Error(lines)
+			}
+		})
+	}
+}
+
+func TestTheModeOfNoOtherFileIsSet(t *testing.T) {
+	folder := t.TempDir()
+	victim, hidden := filepath.Join(folder, "victim"), filepath.Join(folder, ".b")
+	for name, replace := range map[string]func() error{
+		"a link": func() error { return os.Symlink(victim, hidden) },
+		"a file": func() error { return os.Link(victim, hidden) },
+		"another name of a socket": func() error {
+			listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(folder, "older"), Net: "unix"})
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { listener.Close() })
+			victim = filepath.Join(folder, "older")
+			return errors.Join(os.Chmod(victim, 0o600), os.Link(victim, hidden))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			victim = filepath.Join(folder, "victim")
+			if err := errors.Join(os.WriteFile(victim, nil, 0o600), replace()); err != nil {
+				t.Fatal(err)
+			}
+			defer os.Remove(hidden)
+			if _, _, err := setMode(hidden, 0o666); err == nil || !strings.Contains(err.Error(), "was replaced") {
+				t.Error(err)
+			}
+			if found, err := os.Stat(victim); err != nil || found.Mode().Perm() != 0o600 {
+				t.Errorf("%v, %v", found.Mode(), err)
+			}
+		})
+	}
+}
+
+func TestTextThatIsNotUTF8ConcernsOnlyItsDevice(t *testing.T) {
+	const garbage = "\xff\xfe"
+	attributes := map[string]*backendv1.Attribute{"serial": {Value: &backendv1.Attribute_String_{String_: garbage}}}
+	odd := &backendv1.Device{Name: "odd", Attributes: attributes}
+	list := &backendv1.WatchDevicesResponse{
+		Devices:     []*backendv1.Device{{Name: "desk"}, odd, {Name: garbage}, {Name: "wall", Consumes: map[string]*backendv1.CounterAmounts{garbage: {}}}},
+		CounterSets: []*backendv1.CounterSet{{Name: "card"}, {Name: "odd", Counters: map[string]string{"memory": garbage}}},
+		Fallback:    &backendv1.Fallback{Devices: []*backendv1.Device{odd, {Name: "desk"}}},
+		Withdrawn:   []string{"held", garbage},
+		Rejected:    []*backendv1.RejectedDevice{{Device: "roof", Message: garbage}},
+		Policies:    []*backendv1.PolicyOutcome{{Policy: "p", Conflicts: []*backendv1.PolicyConflict{{Device: garbage}}}},
+	}
+	driver := &checked{lamps: newLamps(), health: make(chan map[string]backendv1.HealthStatus)}
+	published := &publisher{driver, list}
+	s := serve(t, published, 0)
+	for range 2 { // a second node plugin, and the driver's message is as before
+		stream, err := s.client().WatchDevices(t.Context(), &backendv1.WatchDevicesRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		problem := func(field string) string {
+			return "the field " + field + " has text that is not UTF-8; this is a bug in the driver"
+		}
+		expected := &backendv1.WatchDevicesResponse{
+			Devices:     []*backendv1.Device{{Name: "desk"}},
+			CounterSets: []*backendv1.CounterSet{{Name: "card"}},
+			Fallback:    &backendv1.Fallback{Devices: []*backendv1.Device{{Name: "desk"}}},
+			Withdrawn:   []string{"held", "\uFFFD", "odd", "wall"},
+			Rejected: []*backendv1.RejectedDevice{
+				{Device: "roof", Message: "\uFFFD"},
+				{Device: "odd", Reason: "Other", Message: problem("attributes[serial].string")},
+				{Device: "\uFFFD", Reason: "Other", Message: problem("name")},
+				{Device: "wall", Reason: "Other", Message: problem("consumes[\uFFFD]")},
+			},
+			Policies: []*backendv1.PolicyOutcome{{Policy: "p", Conflicts: []*backendv1.PolicyConflict{{Device: "\uFFFD"}}}},
+		}
+		if !proto.Equal(got, expected) {
+			t.Errorf("got %v,\nexpected %v", got, expected)
+		}
+	}
+	if odd.GetAttributes()["serial"].GetString_() != garbage {
+		t.Error("the driver's message has changed")
+	}
+	health, err := s.client().WatchHealth(t.Context(), &backendv1.WatchHealthRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	driver.health <- map[string]backendv1.HealthStatus{garbage: backendv1.HealthStatus_HEALTH_STATUS_HEALTHY}
+	if got, err := health.Recv(); err != nil || got.GetDevices()[0].GetName() != "\uFFFD" {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, driver := range []Driver{published, &batchOf{published}} {
+		client := serve(t, driver, 0).client()
+		response, err := client.PrepareClaims(t.Context(), &backendv1.PrepareClaimsRequest{Claims: claims("a", "text", "error")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for number, expected := range []string{
+			"", "the driver returned text that is not UTF-8 in the field edits.env[SERIAL]; this is a bug in the driver", "lamp \uFFFD is broken",
+		} {
+			if got := response.GetClaims()[number].GetError(); got != expected {
+				t.Errorf("%T: %q", driver, got)
+			}
+		}
+	}
+}
+
+// publisher is a driver that publishes one list, and some text that is not UTF-8.
+type publisher struct {
+	*checked
+	list *backendv1.WatchDevicesResponse
+}
+
+func (p *publisher) WatchDevices(ctx context.Context, publish func(*backendv1.WatchDevicesResponse)) error {
+	publish(p.list)
+	publish(p.list)
+	<-ctx.Done()
+	return nil
+}
+
+func (p *publisher) Prepare(_ context.Context, claim *backendv1.Claim) (*backendv1.PreparedClaim, error) {
+	switch claim.GetUid() {
+	case "text":
+		return &backendv1.PreparedClaim{Edits: []*backendv1.Edits{{Env: map[string]string{"SERIAL": "\xff"}}}}, nil
+	case "error":
+		return nil, errors.New("lamp \xff is broken")
+	}
+	return &backendv1.PreparedClaim{}, nil
+}
+
+type batchOf struct{ *publisher }
+
+func (b *batchOf) PrepareBatch(ctx context.Context, claims []*backendv1.Claim) []*backendv1.PreparedClaim {
+	var results []*backendv1.PreparedClaim
+	for _, claim := range claims {
+		result, err := b.Prepare(ctx, claim)
+		if err != nil {
+			result = &backendv1.PreparedClaim{Error: err.Error()}
+		}
+		result.Uid = claim.GetUid()
+		results = append(results, result)
+	}
+	return results
 }
 
 func TestInvalidOptionsAreRefused(t *testing.T) {
@@ -770,29 +1076,40 @@ func TestPollEndsWithTheFirstError(t *testing.T) {
 
 func TestParametersAreReadStrictly(t *testing.T) {
 	for parameters, expected := range map[string]string{
-		``:                              "white 50",
-		`{}`:                            "white 50",
-		`{"colour": "green"}`:           "green 50",
-		`{"level": 3, "at": {"x": 1}}`:  "white 3",
-		`{"colour": 3}`:                 "the parameter colour is of type number, but must be of type string",
-		`{"level": "3"}`:                "the parameter level is of type string, but must be of type int",
-		`{"at": {"x": "1"}}`:            "the parameter at.x is of type string, but must be of type int",
-		`{"at": {"y": 1}}`:              `the parameters are invalid: unknown field "y"`,
-		`{"colour": null}`:              "the parameter colour is null: omit it, or give it a value",
-		`{"Colour": "red"}`:             `there is no parameter "Colour": choose from colour, level, at`,
-		`{"b": 1, "a": 1, "colour": 1}`: `there is no parameter "a": choose from colour, level, at`,
-		`null`:                          "the parameters are not a JSON object",
-		`["red"]`:                       "the parameters are not a JSON object",
-		`{"colour": "red"}}`:            "the parameters are not a JSON object",
+		``:                               "white 50",
+		`{}`:                             "white 50",
+		`{"colour": "green"}`:            "green 50",
+		`{"level": 3, "at": {"x": 1}}`:   "white 3",
+		`{"colour": 3}`:                  "the parameter colour is of type number, but must be of type string",
+		`{"level": "3"}`:                 "the parameter level is of type string, but must be of type int",
+		`{"at": {"x": "1"}}`:             "the parameter at.x is of type string, but must be of type int",
+		`{"at": {"y": 1}}`:               `there is no parameter "at.y": choose from x`,
+		`{"at": {"X": 1}}`:               `there is no parameter "at.X": choose from x`,
+		`{"at": {"x": null}}`:            "the parameter at.x is null: omit it, or give it a value",
+		`{"at": null}`:                   "the parameter at is null: omit it, or give it a value",
+		`{"list": [{"x": 1}, {"X": 1}]}`: `there is no parameter "list[1].X": choose from x`,
+		`{"list": [null]}`:               "the parameter list[0] is null: omit it, or give it a value",
+		`{"map": {"A": {"X": 1}}}`:       `there is no parameter "map.A.X": choose from x`,
+		`{"map": {"A": {"x": 1}}, "free": {"X": 1}}`: "white 50",
+		`{"colour": null}`:                           "the parameter colour is null: omit it, or give it a value",
+		`{"Colour": "red"}`:                          `there is no parameter "Colour": choose from colour, level, at, list, map, free`,
+		`{"b": 1, "a": 1, "colour": 1}`:              `there is no parameter "a": choose from colour, level, at, list, map, free`,
+		`null`:                                       "the parameters are not a JSON object",
+		`["red"]`:                                    "the parameters are not a JSON object",
+		`{"colour": "red"}}`:                         "the parameters are not a JSON object",
 	} {
+		type position struct {
+			X int `json:"x"`
+		}
 		target := struct {
-			Colour string `json:"colour"`
-			Level  int    `json:"level,omitempty"`
-			At     struct {
-				X int `json:"x"`
-			} `json:"at"`
-			Cache string `json:"-"`
-			own   string
+			Colour string               `json:"colour"`
+			Level  int                  `json:"level,omitempty"`
+			At     position             `json:"at"`
+			List   []*position          `json:"list"`
+			Map    map[string]*position `json:"map"`
+			Free   json.RawMessage      `json:"free"`
+			Cache  string               `json:"-"`
+			own    string
 		}{Colour: "white", Level: 50}
 		got := fmt.Sprintf("%s %d", target.Colour, target.Level)
 		if err := DecodeParameters(parameters, &target); err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,30 +26,52 @@ const requestID = "drakit-request-id"
 // that continuously sends more than 100 messages per second.
 const minInterval = 20 * time.Millisecond
 
+// callTimeout is the time limit of the node plugin's calls for claims, from the moment when they begin.
+// It is a variable for tests, like returnTimeout: the time to return after the end of the limit.
+var (
+	callTimeout   = 5 * time.Minute
+	returnTimeout = time.Minute
+)
+
+var errStopping = status.Error(codes.Unavailable, "the backend is stopping")
+
+// policiesKey serializes the calls about policies.
+var policiesKey = key{kind: "policies"}
+
 // service implements drakit.backend.v1 with a Driver. It keeps the latest lists and the calls in
 // progress, so the node plugin can repeat calls and several node plugins can connect.
 type service struct {
 	// Answers Unimplemented to methods that later versions of the contract add.
 	backendv1.UnimplementedBackendServer
 
-	driver   Driver
-	info     *backendv1.GetInfoResponse
-	log      *slog.Logger
-	stopping context.Context
-	devices  topic[*backendv1.WatchDevicesResponse]
-	health   *topic[*backendv1.WatchHealthResponse]
-	locks    locks
+	driver Driver
+	info   *backendv1.GetInfoResponse
+	log    *slog.Logger
 
-	// policies serializes the calls of two node plugins. applied is closed after the first success.
-	policies sync.Mutex
-	applied  chan struct{}
-	once     sync.Once
+	socket *ownSocket
+
+	// stopping ends at the beginning of a shutdown. Then the calls in progress end. working ends those
+	// that do not, and watching ends all streams.
+	stopping, working, watching context.Context
+
+	devices topic[*backendv1.WatchDevicesResponse]
+	health  *topic[*backendv1.WatchHealthResponse]
+	order   order
+	status  connectionStatus
+	calls   calls
+
+	// applied is closed after policies were applied for the first time.
+	applied chan struct{}
+	once    sync.Once
 }
 
 // ------------------------------------------------------------ lists and streams
 
 // topic has the latest message of a list, or the error that made it unknown.
 type topic[M proto.Message] struct {
+	// sendable returns a copy that can be sent: the driver may change its message later.
+	sendable func(M) M
+
 	mutex   sync.Mutex
 	latest  M
 	known   bool
@@ -61,11 +82,14 @@ type topic[M proto.Message] struct {
 func (t *topic[M]) publish(message M) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
-	if t.known && t.err == nil && proto.Equal(t.latest, message) {
+	if t.known && proto.Equal(t.latest, message) {
 		return
 	}
-	// The driver may change its message later.
-	t.latest, t.known, t.err = proto.CloneOf(message), true, nil
+	sendable := t.sendable(message)
+	if t.known && proto.Equal(t.latest, sendable) {
+		return
+	}
+	t.latest, t.known, t.err = sendable, true, nil
 	t.wake()
 }
 
@@ -133,9 +157,11 @@ type message[R any] interface {
 }
 
 // follow sends a list now, and again whenever it changes. A slow node plugin gets only the latest
-// list. changes returns what to send after the previous list; nil is not sent.
+// list. changes returns what to send after the previous list; nil is not sent. onSent is called after each
+// message.
 func follow[R any, M message[R]](
-	s *service, stream grpc.ServerStreamingServer[R], list *topic[M], changes func(before, now M) M,
+	s *service, stream grpc.ServerStreamingServer[R], list *topic[M],
+	changes func(before, now M) M, onSent func(),
 ) error {
 	var sent M
 	for {
@@ -148,6 +174,7 @@ func follow[R any, M message[R]](
 				if err := stream.Send(message); err != nil {
 					return err
 				}
+				onSent()
 			}
 			sent = latest
 		}
@@ -155,8 +182,8 @@ func follow[R any, M message[R]](
 		case <-changed:
 		case <-stream.Context().Done():
 			return nil
-		case <-s.stopping.Done():
-			return status.Error(codes.Unavailable, "the backend is stopping")
+		case <-s.watching.Done():
+			return errStopping
 		}
 		time.Sleep(minInterval)
 	}
@@ -165,8 +192,10 @@ func follow[R any, M message[R]](
 func (s *service) WatchDevices(
 	_ *backendv1.WatchDevicesRequest, stream grpc.ServerStreamingServer[backendv1.WatchDevicesResponse],
 ) error {
+	onSent, ended := s.status.watch()
+	defer ended()
 	return follow(s, stream, &s.devices,
-		func(_, now *backendv1.WatchDevicesResponse) *backendv1.WatchDevicesResponse { return now })
+		func(_, now *backendv1.WatchDevicesResponse) *backendv1.WatchDevicesResponse { return now }, onSent)
 }
 
 func (s *service) WatchHealth(
@@ -175,7 +204,7 @@ func (s *service) WatchHealth(
 	if s.health == nil {
 		return s.UnimplementedBackendServer.WatchHealth(request, stream)
 	}
-	return follow(s, stream, s.health, changedHealth)
+	return follow(s, stream, s.health, changedHealth, func() {})
 }
 
 // changedHealth returns the health that differs from the previous list, or nil.
@@ -205,11 +234,12 @@ func (s *service) GetInfo(
 	Logger(s.withLogger(ctx)).Info("node plugin connected",
 		"node", request.GetNodeName(), "plugin_version", request.GetPluginVersion())
 	if driver, ok := s.driver.(NodeObserver); ok {
-		err := s.observe(ctx, func(ctx context.Context) { driver.ObserveNode(ctx, request) })
+		err := s.observe(ctx, key{kind: "node"}, func(ctx context.Context) { driver.ObserveNode(ctx, request) })
 		if err != nil {
 			return nil, err
 		}
 	}
+	s.status.requestedName()
 	return s.info, nil
 }
 
@@ -220,19 +250,19 @@ func (s *service) ApplyPolicies(
 	if !ok {
 		return s.UnimplementedBackendServer.ApplyPolicies(ctx, request)
 	}
-	s.policies.Lock()
-	defer s.policies.Unlock()
-	ctx = s.withLogger(ctx)
 	response := &backendv1.ApplyPoliciesResponse{}
-	err := protect(Logger(ctx), func() error {
+	failure, err := s.run(s.withLogger(ctx), []key{policiesKey}, func(ctx context.Context) error {
 		result, err := driver.ApplyPolicies(ctx, request)
 		if result != nil {
-			response = proto.CloneOf(result)
+			response = withValidText(proto.CloneOf(result))
 		}
 		return err
 	})
 	if err != nil {
-		response = &backendv1.ApplyPoliciesResponse{Error: sentence(err)}
+		return nil, err
+	}
+	if failure != nil {
+		response = &backendv1.ApplyPoliciesResponse{Error: sentence(failure)}
 	}
 	if response.GetError() == "" && len(response.GetInvalid()) == 0 {
 		s.once.Do(func() { close(s.applied) })
@@ -247,19 +277,40 @@ func (s *service) UpdateHeldDevices(
 	if !ok {
 		return s.UnimplementedBackendServer.UpdateHeldDevices(ctx, request)
 	}
-	s.policies.Lock()
-	defer s.policies.Unlock()
-	err := s.observe(ctx, func(ctx context.Context) { driver.UpdateHeldDevices(ctx, request) })
+	err := s.observe(ctx, policiesKey, func(ctx context.Context) { driver.UpdateHeldDevices(ctx, request) })
 	return &backendv1.UpdateHeldDevicesResponse{}, err
 }
 
 // observe passes something on to the driver, and returns a panic as an error of the call.
-func (s *service) observe(ctx context.Context, pass func(context.Context)) error {
-	ctx = s.withLogger(ctx)
-	if err := protect(Logger(ctx), func() error { pass(ctx); return nil }); err != nil {
-		return status.Error(codes.Internal, sentence(err))
+func (s *service) observe(ctx context.Context, about key, pass func(context.Context)) error {
+	failure, err := s.run(s.withLogger(ctx), []key{about}, func(ctx context.Context) error { pass(ctx); return nil })
+	if failure != nil {
+		return status.Error(codes.Internal, sentence(failure))
 	}
-	return nil
+	return err
+}
+
+// run runs a part of the driver, once earlier calls with one of these keys have returned. It returns the
+// failure of the driver, or an error if the caller left before its turn.
+//
+// The work outlives its caller, but not its time limit. If it does not return even then, the backend
+// reports that it is not alive: the next calls for the same devices can never begin.
+func (s *service) run(
+	ctx context.Context, keys []key, work func(context.Context) error,
+) (failure, err error) {
+	err = s.order.run(ctx, keys, func() {
+		caller, log := ctx, Logger(ctx)
+		defer context.AfterFunc(caller, func() { log.Warn("caller no longer waits for a call that continues") })()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(caller), callTimeout)
+		defer cancel()
+		defer context.AfterFunc(s.working, cancel)()
+		defer s.calls.expectReturn(log)()
+		failure = protect(log, func() error { return work(ctx) })
+	})
+	if err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	return failure, nil
 }
 
 func (s *service) PrepareClaims(
@@ -275,8 +326,12 @@ func (s *service) PrepareClaims(
 			if err != nil {
 				return nil, err
 			}
-			// The driver may return the same message again.
-			return proto.CloneOf(result), nil
+			// A copy: the driver may return the same message again.
+			result = sendableClaim(result)
+			if problem := result.GetError(); problem != "" {
+				return nil, errors.New(problem)
+			}
+			return result, nil
 		},
 		func(claim *backendv1.Claim, result *backendv1.PreparedClaim, failure string) *backendv1.PreparedClaim {
 			if result == nil {
@@ -317,65 +372,50 @@ func (s *service) CheckClaims(
 }
 
 // perClaim does the work of a call for one claim after another, and returns a result for each. It
-// returns an error only if the call has ended: then its results are no longer needed.
+// returns an error if the caller left before the call began: then its results are no longer needed.
 func perClaim[W, R any](
 	s *service, ctx context.Context, action string, claims []*backendv1.Claim,
 	work func(context.Context, *backendv1.Claim) (W, error),
 	result func(claim *backendv1.Claim, done W, failure string) R,
 ) ([]R, error) {
 	results := make([]R, 0, len(claims))
-	for _, claim := range claims {
-		ctx := s.withLogger(ctx, "claim", claim.GetNamespace()+"/"+claim.GetName(), "claim_uid", claim.GetUid())
-		unlock, err := s.locks.lock(ctx, claim.GetUid())
-		if err != nil {
-			return nil, status.FromContextError(err).Err()
+	_, err := s.run(s.withLogger(ctx), claimKeys(claims), func(ctx context.Context) error {
+		for _, claim := range claims {
+			ctx := s.withLogger(ctx, "claim", claim.GetNamespace()+"/"+claim.GetName(), "claim_uid", claim.GetUid())
+			var done W
+			failure := ""
+			err := protect(Logger(ctx), func() (err error) {
+				done, err = work(ctx, claim)
+				return err
+			})
+			if err != nil {
+				failure = sentence(err)
+			}
+			logResult(ctx, action, failure)
+			results = append(results, result(claim, done, failure))
 		}
-		var done W
-		err = protect(Logger(ctx), func() (err error) {
-			done, err = work(ctx, claim)
-			return err
-		})
-		unlock()
-		failure := ""
-		if err != nil {
-			failure = sentence(err)
-		}
-		logResult(ctx, action, failure)
-		results = append(results, result(claim, done, failure))
-	}
-	return results, nil
+		return nil
+	})
+	return results, err
 }
 
 func (s *service) prepareBatch(
 	ctx context.Context, driver BatchPreparer, claims []*backendv1.Claim,
 ) ([]*backendv1.PreparedClaim, error) {
-	uids := []string{}
-	for _, claim := range claims {
-		uids = append(uids, claim.GetUid())
-	}
-	// In one order, so that two calls never wait for each other.
-	slices.Sort(uids)
-	for _, uid := range slices.Compact(uids) {
-		unlock, err := s.locks.lock(ctx, uid)
-		if err != nil {
-			return nil, status.FromContextError(err).Err()
-		}
-		defer unlock()
-	}
 	var results []*backendv1.PreparedClaim
-	err := protect(Logger(ctx), func() error {
+	failure, err := s.run(ctx, claimKeys(claims), func(ctx context.Context) error {
 		for _, result := range driver.PrepareBatch(ctx, claims) {
-			results = append(results, proto.CloneOf(result))
+			results = append(results, sendableClaim(result))
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, status.Error(codes.Internal, sentence(err))
+	if failure != nil {
+		return nil, status.Error(codes.Internal, sentence(failure))
 	}
 	for _, result := range results {
 		logResult(s.withLogger(ctx, "claim_uid", result.GetUid()), "prepare", result.GetError())
 	}
-	return results, nil
+	return results, err
 }
 
 // withLogger returns a context whose logger has the request ID of the call.
@@ -409,56 +449,7 @@ func protect(log *slog.Logger, work func() error) (err error) {
 // sentence returns the text of an error. An empty text would mean success.
 func sentence(err error) string {
 	if text := err.Error(); text != "" {
-		return text
+		return validText(text)
 	}
 	return fmt.Sprintf("the driver returned an error of type %T without a message", err)
-}
-
-// locks allow one call at a time to work on a claim.
-//
-// The node plugin cannot know whether the backend still works on a call that timed out or lost its
-// connection. Without a lock, a following UnprepareClaims would find nothing to undo, and the
-// earlier PrepareClaims would complete afterwards.
-type locks struct {
-	mutex sync.Mutex
-	held  map[string]chan struct{}
-}
-
-// lock waits for the lock, and returns a function that releases it. It returns an error if the call
-// ends first, because the next call may already be waiting.
-func (l *locks) lock(ctx context.Context, claimUID string) (func(), error) {
-	for {
-		// A call that has ended must not start its work, even if the lock is free.
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		busy, unlock := l.try(claimUID)
-		if unlock != nil {
-			return unlock, nil
-		}
-		select {
-		case <-busy:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// try returns a function that releases the lock, or a channel that is closed when its holder releases it.
-func (l *locks) try(claimUID string) (<-chan struct{}, func()) {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	if busy, ok := l.held[claimUID]; ok {
-		return busy, nil
-	}
-	released := make(chan struct{})
-	if l.held == nil {
-		l.held = map[string]chan struct{}{}
-	}
-	l.held[claimUID] = released
-	return nil, func() {
-		l.mutex.Lock()
-		defer l.mutex.Unlock()
-		delete(l.held, claimUID)
-		close(released)
-	}
 }
