@@ -56,6 +56,7 @@ PACKAGES = tuple(
         "drakit",
         "formats/drakit_formats",
         "daemon/drakit_daemon",
+        "driver/drakit_driver",
         "nodeplugin/drakit_nodeplugin",
         "nodeplugin/drakit_drivers",
     )

@@ -31,9 +31,9 @@ def main() -> None:
     from drakit.settings import SettingsError, read_file
     from drakit_daemon import logs
     from drakit_daemon.tasks import limit_exit
+    from drakit_driver.runtime.loading import load_driver
     from drakit_driver.server import DriverServer, Server, ServerNode, serve
     from drakit_driver.sockets import socket_path
-    from drakit_nodeplugin.endpoints.python.loading import load_driver
 
     node_name = arguments.node_name or os.environ.get("NODE_NAME")
     if not node_name:

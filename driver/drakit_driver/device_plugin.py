@@ -102,9 +102,7 @@ from drakit_driver.plugin_devices import (
     response_of,
     socket_path,
 )
-from drakit_driver.server import DRAIN_SECONDS, CallQueue, log_diagnostic, start_driver
-from drakit_driver.sockets import ServerSocket, socket_identity
-from drakit_nodeplugin.endpoints.contract import (
+from drakit_driver.runtime.contract import (
     CallError,
     CallOperation,
     DeviceKey,
@@ -112,8 +110,10 @@ from drakit_nodeplugin.endpoints.contract import (
     HealthReport,
     HostedEndpoint,
 )
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
-from drakit_nodeplugin.endpoints.python.loading import LoadedDriver
+from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
+from drakit_driver.runtime.loading import LoadedDriver
+from drakit_driver.server import DRAIN_SECONDS, CallQueue, start_driver
+from drakit_driver.sockets import ServerSocket, socket_identity
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
 
@@ -535,9 +535,7 @@ class DevicePluginServer:
         self._resources = [each.name for each in options.resources]
         self._directory = options.directory
         self._state = DeviceState(driver.name, options)
-        self._endpoint = driver.endpoint(
-            EndpointContext(listener=self._state, node=node, report=log_diagnostic)
-        )
+        self._endpoint = driver.endpoint(EndpointContext(listener=self._state, node=node))
         self._calls = ContainerCalls(self._endpoint, driver.name)
 
     async def start(self) -> None:

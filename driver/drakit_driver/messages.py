@@ -37,10 +37,10 @@ from drakit.device import (
     Taint,
 )
 from drakit.driver import DevicePolicy, Policy
-from drakit_nodeplugin.endpoints.backend.common import attribute_message
-from drakit_nodeplugin.endpoints.contract import CallError, DeviceKey
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, kind_of
-from drakit_nodeplugin.endpoints.policies import HeldClaims, InvalidPolicyError, read_policy
+from drakit_driver.runtime.backend import attribute_message
+from drakit_driver.runtime.contract import CallError, DeviceKey
+from drakit_driver.runtime.failures import DeviceFailedError, kind_of
+from drakit_driver.runtime.policies import HeldClaims, InvalidPolicyError, read_policy
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 _EFFECTS: Mapping[str, pb.TaintEffect.ValueType] = {

@@ -33,11 +33,11 @@ from drakit.device import (
 from drakit.layout import MAX_SOCKET_PATH_BYTES
 from drakit.quantity import parse_quantity
 from drakit.settings import SettingsError
+from drakit_driver.runtime.contract import MAX_DEVICES, DeviceKey, DriverTraits
 from drakit_formats.cdi import InvalidEditsError, container_edits
 from drakit_formats.resource.device import needed_features
 from drakit_formats.resource.inventory import device_problems, shown
-from drakit_nodeplugin.endpoints.contract import MAX_DEVICES, DeviceKey, DriverTraits
-from drakit_nodeplugin.endpoints.deviceplugin.messages import extended_resource_problem
+from drakit_formats.resource.limits import extended_resource_problem
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 NAMESPACE = "device-plugin"

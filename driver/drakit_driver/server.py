@@ -1,7 +1,7 @@
 """
 Serves one Python driver as a backend: the whole contract of :mod:`drakit_proto.backend.v1`.
 
-The driver runs as in the node plugin (:mod:`drakit_nodeplugin.endpoints.python`): in a thread, with
+The driver runs as in the node plugin (:mod:`drakit_driver.runtime`): in a thread, with
 its checks, its polling of health, and its restarts after a failure. This module passes on what it
 reports to each node plugin that is connected, of which a rolling update has two, and orders the
 calls for claims. Devices of a driver that stops end all streams, with the reason.
@@ -52,18 +52,18 @@ from drakit_driver.messages import (
     prepared_message,
     unprepared_message,
 )
-from drakit_driver.sockets import ServerSocket
-from drakit_nodeplugin.endpoints.backend.common import REQUEST_ID
-from drakit_nodeplugin.endpoints.contract import (
+from drakit_driver.runtime.backend import REQUEST_ID
+from drakit_driver.runtime.contract import (
     CALL_SECONDS,
     DeviceKey,
     EndpointContext,
     HealthReport,
     HostedEndpoint,
 )
-from drakit_nodeplugin.endpoints.failures import Diagnostic, EndpointStoppedError, text_of
-from drakit_nodeplugin.endpoints.policies import PolicyFeed
-from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, PythonEndpoint
+from drakit_driver.runtime.failures import EndpointStoppedError, text_of
+from drakit_driver.runtime.loading import LoadedDriver, PythonEndpoint
+from drakit_driver.runtime.policies import PolicyFeed
+from drakit_driver.sockets import ServerSocket
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.backend.v1 import backend_pb2_grpc as pb_grpc
 
@@ -473,9 +473,7 @@ class DriverServer:
         self._driver = driver
         self._reports = Reports()
         feed = None if driver.traits.policies is None else PolicyFeed()
-        context = EndpointContext(
-            listener=self._reports, node=node.name, report=log_diagnostic, policies=feed
-        )
+        context = EndpointContext(listener=self._reports, node=node.name, policies=feed)
         self._endpoint = PythonEndpoint(driver, context)
         self._service = DriverService(driver, self._endpoint, self._reports, node, feed)
         self._socket = ServerSocket(path, mode=mode)
@@ -546,8 +544,3 @@ async def serve(make: Callable[[], Server]) -> None:
         await asyncio.wait({running})
     finally:
         await server.stop()
-
-
-def log_diagnostic(diagnostic: Diagnostic) -> None:
-    """Report a diagnostic of an endpoint."""
-    logger.warning(diagnostic.note, extra={"reason": diagnostic.reason})

@@ -18,13 +18,13 @@ from drakit import (
     Edits,
     PreparedDevice,
 )
+from drakit_driver.runtime.contract import CallError, DriverTraits
+from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError, text_of
 from drakit_formats.resource.claim import Claim, parse_claim
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.claims.errors import ClaimGoneError, NoAnswerError
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.work import ClaimAnswer
-from drakit_nodeplugin.endpoints.contract import CallError, DriverTraits
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError, text_of
 from drakit_nodeplugin.state.holds import Hardware, PoolContent
 
 DRIVER = "camera.example.com"

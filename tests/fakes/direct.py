@@ -7,10 +7,10 @@ from typing import Any
 
 from drakit import Driver, PreparedDevice
 from drakit.device import AllocatedClaim
-from drakit_nodeplugin.endpoints.contract import DriverTraits, traits_of
-from drakit_nodeplugin.endpoints.endpoint import Caller
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
-from drakit_nodeplugin.endpoints.python.calls import DriverCalls
+from drakit_driver.runtime.calls import DriverCalls
+from drakit_driver.runtime.contract import DriverTraits, traits_of
+from drakit_driver.runtime.endpoint import Caller
+from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 
 
 class DirectEndpoint(Caller):

@@ -1,6 +1,6 @@
 """
 What the API allows in slices: names (labels, subdomains, C identifiers, the keys and values of
-labels), and numbers.
+labels, extended resources), and numbers.
 
 The modules that check objects know which kind of name each has. Sentences describe the problem
 without repeating the name, so that callers can put them after any field. The numbers are those of
@@ -29,6 +29,7 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_QUOTA_PREFIX = "requests."
 
 
 def is_dns_label(text: str) -> bool:
@@ -87,6 +88,26 @@ def label_value_problem(value: str) -> str | None:
         f"is not a label value: at most {MAX_LABEL_LENGTH} letters, digits, '-', '_' and '.', "
         f"with a letter or digit at both ends"
     )
+
+
+def extended_resource_problem(name: str) -> str | None:
+    """Return why this is not a name of an extended resource by the kubelet's rules; None if it is
+    one."""
+    domain, slash, part = name.partition("/")
+    if not slash:
+        return "it must begin with a domain and '/', for example vendor.example/thing"
+    if domain.endswith("kubernetes.io"):
+        return "domains that end in kubernetes.io are reserved for Kubernetes"
+    if domain.startswith(_QUOTA_PREFIX):
+        return f"a domain that begins with '{_QUOTA_PREFIX}' is for quotas"
+    if not is_dns_subdomain(_QUOTA_PREFIX + domain):
+        return "the part before '/' must be a DNS subdomain of at most 244 characters"
+    if not part or label_value_problem(part):
+        return (
+            "the part after '/' must have at most 63 letters, digits, '-', '_' and '.', and "
+            "begin and end with a letter or digit"
+        )
+    return None
 
 
 # ---------------------------------------------------------------- numbers

@@ -25,6 +25,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from drakit.device import PreparedDevice
+from drakit_driver.runtime.contract import CallError
+from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_formats.cdi import InvalidEditsError
 from drakit_formats.resource.device import attributes_body, published_attributes
 from drakit_formats.resource.metadata import (
@@ -65,8 +67,6 @@ from drakit_nodeplugin.claims.work import (
     run_concurrently,
     with_hardware,
 )
-from drakit_nodeplugin.endpoints.contract import CallError
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.state.checkpoint import CheckpointError, Outcome
 from drakit_nodeplugin.state.device_numbers import with_former_nodes
 from drakit_nodeplugin.state.holds import Hardware

@@ -20,6 +20,8 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from drakit_driver.runtime.contract import CallError
+from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.claims.allocation import with_consumption
 from drakit_nodeplugin.claims.errors import ClaimBusyError, ClaimError, SpecNotRemovedError
 from drakit_nodeplugin.claims.work import (
@@ -32,8 +34,6 @@ from drakit_nodeplugin.claims.work import (
     not_stored,
     with_hardware,
 )
-from drakit_nodeplugin.endpoints.contract import CallError
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.records import State, StoredClaim
 

@@ -25,6 +25,17 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from drakit.device import AllocatedClaim, ClaimReference, Device, PreparedDevice
 from drakit.driver import Node
+from drakit_driver.runtime.contract import (
+    CALL_SECONDS,
+    CallableEndpoint,
+    CallError,
+    CallOperation,
+    overdue,
+)
+from drakit_driver.runtime.failures import (
+    BadParametersError,
+    DeviceFailedError,
+)
 from drakit_formats.resource.claim import base_request
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.claims.allocation import ParameterLimits, allocated_claim
@@ -41,17 +52,6 @@ from drakit_nodeplugin.claims.errors import (
 )
 from drakit_nodeplugin.claims.scheduler import HardwareKey, Scheduler
 from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.endpoints.contract import (
-    CALL_SECONDS,
-    CallableEndpoint,
-    CallError,
-    CallOperation,
-    overdue,
-)
-from drakit_nodeplugin.endpoints.failures import (
-    BadParametersError,
-    DeviceFailedError,
-)
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, Outcome
 from drakit_nodeplugin.state.holds import Hardware

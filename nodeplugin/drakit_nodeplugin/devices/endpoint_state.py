@@ -18,12 +18,12 @@ from enum import Enum
 from typing import TypeVar, cast
 
 from drakit.device import CounterSet, Device, Health, Inventory, PolicyOutcome, RejectedDevice
+from drakit_driver.runtime.contract import DeviceKey
 from drakit_formats.resource.inventory import CheckedInventory, check_inventory
 from drakit_formats.resource.nodes import pool_name
 from drakit_nodeplugin.devices.model import DesiredPool, DeviceHealth, PublishedTaints
 from drakit_nodeplugin.devices.pool_state import DriverState, PoolState, health_of
 from drakit_nodeplugin.devices.taints import GONE, Condition
-from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.state.holds import PoolContent
 from drakit_nodeplugin.state.records import StoredEndpoint
 

@@ -20,6 +20,8 @@ from itertools import chain
 from typing import Literal
 
 from drakit.device import Device, Inventory, PolicyOutcome, RejectedDevice
+from drakit_driver.runtime.contract import DeviceKey, HealthReport
+from drakit_driver.runtime.latest_value import pause_after
 from drakit_formats.resource.nodes import pool_name
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.config import Devices
@@ -44,8 +46,6 @@ from drakit_nodeplugin.devices.model import (
 from drakit_nodeplugin.devices.pool_state import DriverState, PoolState
 from drakit_nodeplugin.devices.stored import EndpointWriter, GoneDevices
 from drakit_nodeplugin.devices.taints import UNHEALTHY, HealthTiming
-from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
-from drakit_nodeplugin.endpoints.latest_value import pause_after
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.holds import Hardware, HeldDevice
 from drakit_nodeplugin.state.records import StoredEndpoint
@@ -61,7 +61,7 @@ _STATES: Mapping[Phase, Literal["Running", "Waiting", "Stopped", "Removing"]] = 
 
 
 class DeviceManager:
-    """An :class:`~drakit_nodeplugin.endpoints.endpoint.EndpointListener` that others can query."""
+    """An :class:`~drakit_driver.runtime.endpoint.EndpointListener` that others can query."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from contextlib import suppress
 
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.logs import ProblemLog
-from drakit_nodeplugin.endpoints.contract import DeviceKey
+from drakit_driver.runtime.contract import DeviceKey
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.records import StoredEndpoint
 

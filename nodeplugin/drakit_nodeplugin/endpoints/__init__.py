@@ -1,1 +1,1 @@
-"""Endpoints: connections to Python drivers, backends and device plugins."""
+"""Endpoints in other processes: connections to backends and device plugins, and their rights."""

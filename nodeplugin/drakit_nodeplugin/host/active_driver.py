@@ -22,6 +22,7 @@ from contextlib import suppress
 from functools import partial
 
 from drakit.driver import DriverError
+from drakit_driver.runtime.policies import PolicyFeed
 from drakit_nodeplugin.changes import FileWatch
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.claim_status import ClaimStatuses
@@ -43,9 +44,7 @@ from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
 from drakit_nodeplugin.claims.work import ClaimDependencies
 from drakit_nodeplugin.config import ConfigError
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.endpoints.contract import DriverSource, EndpointContext
-from drakit_nodeplugin.endpoints.failures import Diagnostic
-from drakit_nodeplugin.endpoints.policies import PolicyFeed
+from drakit_nodeplugin.endpoints.sources import Diagnostic, DriverSource, HostContext
 from drakit_nodeplugin.host.driver_devices import DriverDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.host.policies import PolicyWatch
@@ -249,7 +248,7 @@ class ActiveDriver:
             session=environment.session,
         )
         self._endpoint = driver.endpoint(
-            EndpointContext(
+            HostContext(
                 listener=self._devices.manager,
                 node=environment.node.name,
                 report=self._report_diagnostic,

@@ -28,8 +28,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 from drakit_daemon import tasks
+from drakit_driver.runtime.contract import CALL_SECONDS
 from drakit_nodeplugin.config import ConfigError
-from drakit_nodeplugin.endpoints.contract import CALL_SECONDS, DriverSource
+from drakit_nodeplugin.endpoints.sources import DriverSource
 from drakit_nodeplugin.host.active_driver import ActiveDriver
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.kubelet.server import DriverServer

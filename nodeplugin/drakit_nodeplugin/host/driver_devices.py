@@ -21,11 +21,11 @@ from dataclasses import replace
 
 from drakit.device import ClaimReference, HeldNode
 from drakit_daemon.logs import ProblemLog
+from drakit_driver.runtime.contract import DriverTraits
+from drakit_driver.runtime.policies import PolicyFeed
 from drakit_nodeplugin.devices.counts import DeviceCounts, count_devices
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import EndpointStop
-from drakit_nodeplugin.endpoints.contract import DriverTraits
-from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.slices.publisher import SlicePublisher

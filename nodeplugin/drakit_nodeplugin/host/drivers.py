@@ -20,13 +20,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drakit.driver import Node
 from drakit.layout import private_directory, private_file, write_private
 from drakit_daemon import tasks
+from drakit_driver.runtime.failures import text_of
+from drakit_driver.runtime.loading import LoadedDriver, load_driver
 from drakit_formats.resource.limits import is_driver_name
-from drakit_nodeplugin.config import MAX_BACKENDS, ConfigError, NodePluginConfig
-from drakit_nodeplugin.endpoints.contract import DriverSource
-from drakit_nodeplugin.endpoints.failures import Diagnostic, text_of
-from drakit_nodeplugin.endpoints.python.loading import load_drivers
+from drakit_nodeplugin.config import MAX_BACKENDS, ConfigError, DriverEntry, NodePluginConfig
+from drakit_nodeplugin.endpoints.sources import Diagnostic, DriverSource
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.host.report import remove_former_reports, remove_report
@@ -287,6 +288,26 @@ def _configured(
                 f"{file}: devicePlugins.driverName: driver {name} is configured twice"
             )
     return sources
+
+
+def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> list[LoadedDriver]:
+    """Load the configured drivers; raise :class:`ConfigError` naming file, key and reason."""
+    drivers: list[LoadedDriver] = []
+    for index, entry in enumerate(entries):
+        key = f"drivers[{index}]"
+        where = f"{file}: {key}.driver"
+        driver = load_driver(
+            entry.driver, entry.config, node=node, where=where, file=str(file), key=f"{key}.config"
+        )
+        if entry.name not in (None, driver.name):
+            raise ConfigError(
+                f"{file}: {key}.name: the name of {entry.driver} is {driver.name}, not "
+                f"{entry.name}; correct or omit it"
+            )
+        if any(other.name == driver.name for other in drivers):
+            raise ConfigError(f"{where}: driver {driver.name} is configured twice")
+        drivers.append(driver)
+    return drivers
 
 
 def _device_plugins(

@@ -11,7 +11,7 @@ devices. The file contains the policies as the API server sent them, so that eac
 driver checks them itself. A damaged file is quarantined, and the API server's list replaces it.
 
 Types of policies are the vendor's code: they are called in a thread, not in the daemon's loop.
-:mod:`drakit_nodeplugin.endpoints.policies` hands the policies to the driver. This module must not
+:mod:`drakit_driver.runtime.policies` hands the policies to the driver. This module must not
 know devices, reports, or the content of a policy.
 """
 
@@ -40,14 +40,14 @@ from drakit_daemon.kube import (
 )
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit_daemon.logs import ProblemLog
-from drakit_nodeplugin.changes import Revision
-from drakit_nodeplugin.endpoints.contract import PolicyTraits
-from drakit_nodeplugin.endpoints.policies import (
+from drakit_driver.runtime.contract import PolicyTraits
+from drakit_driver.runtime.policies import (
     AnyPolicies,
     InvalidPolicyError,
     PolicyFeed,
     read_policy,
 )
+from drakit_nodeplugin.changes import Revision
 
 logger = logging.getLogger(__name__)
 

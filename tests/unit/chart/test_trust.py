@@ -154,9 +154,9 @@ def test_the_plugin_tolerates_eviction_device_taints_and_what_an_admin_adds(
 
 
 def test_the_grace_period_of_the_pod_is_longer_than_a_stop(render):
+    from drakit_driver.runtime.thread import CLOSE_SECONDS as PYTHON
     from drakit_nodeplugin.config import NodePluginConfig
     from drakit_nodeplugin.endpoints.backend.connection import CLOSE_SECONDS as BACKEND
-    from drakit_nodeplugin.endpoints.python.thread import CLOSE_SECONDS as PYTHON
     from drakit_nodeplugin.host.driver import ENDED_SECONDS
     from drakit_nodeplugin.kubelet.server import ANSWER_SECONDS
 

@@ -14,6 +14,7 @@ import pytest
 
 from drakit import Driver
 from drakit.driver import DriverConfig
+from drakit_driver.runtime.failures import EndpointStoppedError
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.kubelet_claims import KubeletClaims
 from drakit_nodeplugin.claims.prepare import Preparing
@@ -21,7 +22,6 @@ from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import Recovery, SpecRestorer
 from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.work import ClaimAnswer, ClaimDependencies
-from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.device_numbers import HeldNumbers

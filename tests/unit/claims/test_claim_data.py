@@ -17,6 +17,7 @@ from drakit import (
     Inventory,
     OtherDevice,
 )
+from drakit_driver.runtime.contract import DriverTraits
 from drakit_formats.resource.claim import parse_claim
 from drakit_nodeplugin.claims.allocation import (
     APPLIED,
@@ -27,7 +28,6 @@ from drakit_nodeplugin.claims.allocation import (
     wanted_claim,
 )
 from drakit_nodeplugin.claims.errors import ClaimTooLargeError
-from drakit_nodeplugin.endpoints.contract import DriverTraits
 from tests.fakes.claims import DRIVER, NODE, claim_body, opaque, reference
 from tests.fakes.direct import DirectEndpoint, result_of
 from tests.unit.claims.conftest import EmptyDriver, stopped

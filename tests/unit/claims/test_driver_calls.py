@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from drakit import AllocatedClaim
 from drakit_daemon import logs
+from drakit_driver.runtime.contract import DriverTraits
+from drakit_driver.runtime.failures import DeviceFailedError
 from drakit_nodeplugin.claims.scheduler import Scheduler, Turn
 from drakit_nodeplugin.claims.work import ClaimWork, call_driver, with_hardware
-from drakit_nodeplugin.endpoints.contract import DriverTraits
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.state.records import StoredClaim
 from tests.fakes.checkpoints import stored_claim, stored_device
 from tests.fakes.claims import DRIVER, NODE, reference

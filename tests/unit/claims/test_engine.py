@@ -19,11 +19,11 @@ from drakit import (
     PreparedDevice,
     ReleasePendingError,
 )
+from drakit_driver.runtime.contract import traits_of
+from drakit_driver.runtime.failures import BadParametersError
 from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.endpoints.contract import traits_of
-from drakit_nodeplugin.endpoints.failures import BadParametersError
 from tests.fakes.checkpoints import delete
 from tests.fakes.claims import DRIVER, NODE, claim_body, opaque, reference
 from tests.fakes.direct import DirectEndpoint

@@ -33,8 +33,8 @@ from drakit import (
     Edits,
     PreparedDevice,
 )
-from drakit_nodeplugin.endpoints.contract import traits_of
-from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
+from drakit_driver.runtime.contract import traits_of
+from drakit_driver.runtime.failures import EndpointStoppedError
 from drakit_nodeplugin.state.holds import PoolContent
 from tests.fakes.claims import DRIVER, NODE, FakeClaims, FakeDevices, claim_body, reference
 from tests.fakes.direct import DirectEndpoint

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
+from drakit_driver.runtime.failures import EndpointStoppedError
 from drakit_formats.resource.claim import parse_claim
 from drakit_nodeplugin.claims.errors import ClaimFetchError, NoAnswerError
 from drakit_nodeplugin.claims.kubelet_claims import Grace
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, StaleTiming, stale_reason
 from drakit_nodeplugin.claims.work import ClaimDependencies
-from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.podresources import PodView
 from drakit_nodeplugin.state.records import StoredClaim

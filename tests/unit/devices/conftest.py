@@ -11,10 +11,10 @@ import pytest
 
 from drakit import Device, Health
 from drakit.device import Inventory
+from drakit_driver.runtime.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.config import DeviceHealthSettings, Devices
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import Publication, PublishedTaints
-from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.state.records import StoredEndpoint
 
 NODE = "node-1"

@@ -12,10 +12,10 @@ import pytest
 
 from drakit import Device, Health
 from drakit.device import CounterSet, Inventory, Taint
+from drakit_driver.runtime.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.config import DeviceHealthSettings
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.pool_state import PoolState
-from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
 from drakit_nodeplugin.state.holds import HeldDevice
 from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.unit.devices.conftest import (

@@ -13,9 +13,9 @@ import pytest
 
 from drakit import Health
 from drakit.device import Device, Inventory, PolicyOutcome, RejectedDevice
+from drakit_driver.runtime.contract import HealthReport
 from drakit_nodeplugin.devices.endpoint_state import MAX_REPORTED
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.endpoints.contract import HealthReport
 from drakit_nodeplugin.state.records import StoredEndpoint
 from tests.unit.devices.conftest import NODE, Node, cameras, pass_time, shown
 

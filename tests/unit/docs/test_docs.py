@@ -29,15 +29,16 @@ from drakit import (
     Policy,
 )
 from drakit_cli.new import PLUGIN, project_of, render
+from drakit_driver.runtime.contract import DriverTraits
+from drakit_driver.runtime.loading import LoadedDriver
+from drakit_driver.runtime.snapshot import inventory_of
 from drakit_drivers.hostdev import HostDevicePolicySpec
 from drakit_formats import crds
 from drakit_formats.cdi.spec import build_spec
 from drakit_formats.resource.device import Feature, without
 from drakit_formats.resource.inventory import check_inventory
 from drakit_nodeplugin.config import NodePluginConfig
-from drakit_nodeplugin.endpoints.contract import DriverTraits
-from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_drivers
-from drakit_nodeplugin.endpoints.snapshot import inventory_of
+from drakit_nodeplugin.host.drivers import load_drivers
 from tests.fakes.node import StaticNode
 from tests.unit.docs.listings import (
     PAGES,

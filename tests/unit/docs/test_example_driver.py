@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from drakit import AllocatedDevice, ClaimReference, Device, DriverError, Health
-from drakit_nodeplugin.endpoints.contract import traits_of
+from drakit_driver.runtime.contract import traits_of
 from tests.fakes.node import StaticNode
 from tests.unit.docs.listings import ROOT, module
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import yaml
 
 from drakit import Health
+from drakit_driver.runtime.contract import traits_of
 from drakit_nodeplugin.config import DeviceHealthSettings, NodePluginConfig
 from drakit_nodeplugin.devices.taints import GONE, STOPPED, UNHEALTHY, UNPREPARING
-from drakit_nodeplugin.endpoints.contract import traits_of
 from tests.fakes.node import StaticNode
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/device-health.md").read_text()

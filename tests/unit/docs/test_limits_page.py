@@ -7,16 +7,16 @@ from typing import Any, get_args
 
 from drakit.layout import MAX_SOCKET_PATH_BYTES
 from drakit_daemon.kube.listing import MAX_OBJECT_BYTES
+from drakit_driver.runtime import contract, thread
+from drakit_driver.runtime import policies as policy_feed
 from drakit_drivers.hostdev import container, policy, policy_devices
 from drakit_explain import budget, projection, search, selectors
 from drakit_formats.resource import limits, metadata
 from drakit_nodeplugin import allowed, config
 from drakit_nodeplugin.claims import allocation
-from drakit_nodeplugin.endpoints import contract, host_paths, wire
-from drakit_nodeplugin.endpoints import policies as policy_feed
+from drakit_nodeplugin.endpoints import host_paths, wire
 from drakit_nodeplugin.endpoints.backend import claimcalls, convert, directory
 from drakit_nodeplugin.endpoints.deviceplugin import messages, plugin_registration
-from drakit_nodeplugin.endpoints.python import thread
 from drakit_nodeplugin.host import policies, report
 from drakit_nodeplugin.kubelet import health, server
 from drakit_operator import announcing, budgets, reconciler, selecting

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from drakit_daemon import httpserver
+from drakit_driver.runtime import endpoint
 from drakit_drivers.hostdev.policy import HostDevicesConfig
 from drakit_nodeplugin.claims import queue, recovery
 from drakit_nodeplugin.config import Devices, StaleClaims
 from drakit_nodeplugin.devices import taints
-from drakit_nodeplugin.endpoints import endpoint
 from drakit_nodeplugin.endpoints.deviceplugin import plugins
 from drakit_nodeplugin.host import policies, report
 from drakit_nodeplugin.kubelet import server

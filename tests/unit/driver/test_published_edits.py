@@ -8,7 +8,7 @@ import pytest
 
 from drakit import AllocatedDevice, Device, Driver, Edits, Inventory, PreparedDevice
 from drakit.driver import DriverConfig
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError
+from drakit_driver.runtime.failures import DeviceFailedError
 from tests.fakes.node import StaticNode
 from tests.unit.endpoints.camera import CLAIM, NODE, Camera, Listener, new_endpoint, running
 

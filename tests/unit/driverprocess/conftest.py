@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from drakit import Driver
+from drakit_driver.runtime.loading import LoadedDriver, load_driver
 from drakit_driver.server import DriverServer, ServerNode
-from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_driver
 from tests.unit.endpoints.backend.conftest import (
     found,
     listener,

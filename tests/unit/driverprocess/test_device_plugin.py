@@ -16,9 +16,9 @@ from drakit import Device, Driver, DriverError, Edits, Health, PreparedDevice, T
 from drakit_driver import device_plugin
 from drakit_driver.device_plugin import DevicePluginServer
 from drakit_driver.plugin_devices import DevicePluginOptions, resource_of, socket_path
-from drakit_nodeplugin.endpoints import endpoint
-from drakit_nodeplugin.endpoints.contract import traits_of
-from drakit_nodeplugin.endpoints.python.loading import LoadedDriver
+from drakit_driver.runtime import endpoint
+from drakit_driver.runtime.contract import traits_of
+from drakit_driver.runtime.loading import LoadedDriver
 from tests.fakes.devicemanager import FakeDeviceManager
 from tests.fakes.node import StaticNode
 from tests.unit.endpoints.camera import until

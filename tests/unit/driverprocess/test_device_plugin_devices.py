@@ -30,7 +30,7 @@ from drakit_driver.plugin_devices import (
     resource_of,
     response_of,
 )
-from drakit_nodeplugin.endpoints.contract import DriverTraits
+from drakit_driver.runtime.contract import DriverTraits
 
 DRIVER = "lamps.example.com"
 LAMP = "lamps.example.com/lamp"

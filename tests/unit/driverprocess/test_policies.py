@@ -21,10 +21,10 @@ from drakit.device import (
     PolicyOutcome,
 )
 from drakit.driver import PolicyResource
-from drakit_nodeplugin.endpoints import endpoint as endpoint_module
+from drakit_driver.runtime import endpoint as endpoint_module
+from drakit_driver.runtime.contract import EndpointContext
 from drakit_nodeplugin.endpoints.backend import connection
 from drakit_nodeplugin.endpoints.backend.connection import BackendSource
-from drakit_nodeplugin.endpoints.contract import EndpointContext
 from drakit_nodeplugin.host.policies import PolicyWatch
 from tests.fakes.lamps import LAMPS, Lamps
 from tests.fakes.node import StaticNode
@@ -60,7 +60,6 @@ class World:
         context = EndpointContext(
             listener=self.listener,
             node=NODE,
-            report=found.diagnostics.append,
             policies=self.feed,
         )
         self.endpoint = self.source.endpoint(context)

@@ -45,11 +45,11 @@ from drakit_driver.messages import (
     edits_message,
     prepared_message,
 )
+from drakit_driver.runtime.contract import DeviceKey, HealthReport
+from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_driver.sockets import ServerSocket, socket_identity
 from drakit_nodeplugin.endpoints.backend.claimcalls import claim_message
 from drakit_nodeplugin.endpoints.backend.convert import device_of, edits_of, prepared_of
-from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.unit.driverprocess.conftest import loaded, serving
 from tests.unit.driverprocess.lamps import LAMPS, Behaviour, Lamps

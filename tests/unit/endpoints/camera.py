@@ -20,9 +20,9 @@ from drakit import (
 )
 from drakit.device import Inventory
 from drakit.driver import DriverConfig
-from drakit_nodeplugin.endpoints.contract import traits_of
-from drakit_nodeplugin.endpoints.endpoint import Endpoint
-from drakit_nodeplugin.endpoints.python.thread import PythonConnector
+from drakit_driver.runtime.contract import traits_of
+from drakit_driver.runtime.endpoint import Endpoint
+from drakit_driver.runtime.thread import PythonConnector
 from tests.fakes.direct import result_of
 from tests.fakes.node import StaticNode
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from drakit_nodeplugin.endpoints import endpoint as lifecycle
-from drakit_nodeplugin.endpoints.python import thread
+from drakit_driver.runtime import endpoint as lifecycle
+from drakit_driver.runtime import thread
 from tests.unit.endpoints.camera import Behaviour, Camera, Listener, new_endpoint, running
 
 

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from drakit import Device, Edits
-from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
-from drakit_nodeplugin.endpoints.python import loop
+from drakit_driver.runtime import loop
+from drakit_driver.runtime.failures import EndpointStoppedError
 from tests.unit.endpoints.camera import (
     CLAIM,
     DEVICE,

@@ -11,7 +11,7 @@ import pytest
 
 from drakit import DriverError, Edits, PreparedDevice
 from drakit_daemon import logs
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, traceback_of
+from drakit_driver.runtime.failures import DeviceFailedError, traceback_of
 from tests.unit.endpoints.camera import (
     CLAIM,
     DEVICE,

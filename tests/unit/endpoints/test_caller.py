@@ -20,8 +20,8 @@ from drakit import (
     PreparedDevice,
 )
 from drakit.driver import DriverConfig
-from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
-from drakit_nodeplugin.endpoints.failures import (
+from drakit_driver.runtime.contract import ConnectionEndedError
+from drakit_driver.runtime.failures import (
     BadParametersError,
     DeviceFailedError,
     EndpointStoppedError,

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
-from drakit_nodeplugin.endpoints.failures import CallCancelledError
-from drakit_nodeplugin.endpoints.python.loop import DriverLoop
+from drakit_driver.runtime.contract import ConnectionEndedError
+from drakit_driver.runtime.failures import CallCancelledError
+from drakit_driver.runtime.loop import DriverLoop
 
 
 class Lab:

@@ -7,8 +7,8 @@ import pytest
 
 from drakit import Device
 from drakit.device import Health, Inventory
-from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DeviceKey, HealthReport
-from drakit_nodeplugin.endpoints.latest_value import LatestValue, updates_of
+from drakit_driver.runtime.contract import ConnectionEndedError, DeviceKey, HealthReport
+from drakit_driver.runtime.latest_value import LatestValue, updates_of
 
 KEY = DeviceKey("", "cam-0")
 DIRTY = Health.unhealthy("the lens is dirty")

@@ -7,8 +7,8 @@ import pytest
 
 from drakit import Device, DriverError
 from drakit.device import Health, Inventory
-from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DeviceKey, HealthReport
-from drakit_nodeplugin.endpoints.endpoint import Lifecycle
+from drakit_driver.runtime.contract import ConnectionEndedError, DeviceKey, HealthReport
+from drakit_driver.runtime.endpoint import Lifecycle
 
 pytestmark = pytest.mark.looptime
 

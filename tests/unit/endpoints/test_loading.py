@@ -16,10 +16,10 @@ from drakit import (
     PolicyResource,
 )
 from drakit.driver import DriverConfig
+from drakit_driver.runtime import loading
+from drakit_driver.runtime.contract import DriverTraits, PolicyTraits
 from drakit_nodeplugin.config import ConfigError, DriverEntry, load_config
-from drakit_nodeplugin.endpoints.contract import DriverTraits, PolicyTraits
-from drakit_nodeplugin.endpoints.python import loading
-from drakit_nodeplugin.endpoints.python.loading import load_drivers
+from drakit_nodeplugin.host.drivers import load_drivers
 from tests.fakes.node import StaticNode
 
 FILE = Path("plugin.yaml")

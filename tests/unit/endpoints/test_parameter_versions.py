@@ -8,8 +8,8 @@ import pytest
 from pydantic import Field
 
 from drakit import AllocatedDevice, DeviceParameters, ParameterVersion
-from drakit_nodeplugin.endpoints.failures import BadParametersError
-from drakit_nodeplugin.endpoints.parameters import with_parameters
+from drakit_driver.runtime.failures import BadParametersError
+from drakit_driver.runtime.parameters import with_parameters
 
 DRIVER = "gpu.example.com"
 GROUP = "gpu.resource.example.com"

@@ -6,8 +6,8 @@ import pytest
 from pydantic import Field, field_validator
 
 from drakit import AllocatedDevice, DeviceParameters, NoParameters
-from drakit_nodeplugin.endpoints.failures import BadParametersError
-from drakit_nodeplugin.endpoints.parameters import merged, with_parameters
+from drakit_driver.runtime.failures import BadParametersError
+from drakit_driver.runtime.parameters import merged, with_parameters
 
 DRIVER = "camera.example.com"
 

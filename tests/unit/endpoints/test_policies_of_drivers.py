@@ -19,11 +19,11 @@ from drakit import (
     HeldNode,
     Policy,
 )
-from drakit_nodeplugin.endpoints import endpoint as endpoint_module
-from drakit_nodeplugin.endpoints.contract import traits_of
-from drakit_nodeplugin.endpoints.policies import STORED_SECONDS, PolicyFeed
-from drakit_nodeplugin.endpoints.python import calls, thread
-from drakit_nodeplugin.endpoints.python.thread import PythonConnector
+from drakit_driver.runtime import calls, thread
+from drakit_driver.runtime import endpoint as endpoint_module
+from drakit_driver.runtime.contract import traits_of
+from drakit_driver.runtime.policies import STORED_SECONDS, PolicyFeed
+from drakit_driver.runtime.thread import PythonConnector
 from tests.fakes.lamps import LampPolicy, Lamps
 from tests.fakes.node import StaticNode
 from tests.unit.endpoints.camera import until

@@ -10,8 +10,8 @@ import pytest
 from drakit import Device, Driver, DriverError
 from drakit.device import Health, Inventory
 from drakit.driver import DriverConfig
-from drakit_nodeplugin.endpoints.contract import DeviceKey
-from drakit_nodeplugin.endpoints.python.polling import HealthPolling
+from drakit_driver.runtime.contract import DeviceKey
+from drakit_driver.runtime.polling import HealthPolling
 from tests.fakes.node import StaticNode
 
 pytestmark = pytest.mark.looptime

@@ -9,15 +9,15 @@ import pytest
 from drakit import Device, DriverError, Edits
 from drakit.device import Health, Inventory
 from drakit_daemon import logs
-from drakit_nodeplugin.endpoints.contract import (
+from drakit_driver.runtime import thread as threads
+from drakit_driver.runtime.contract import (
     DeviceKey,
     EndpointContext,
     HealthReport,
     traits_of,
 )
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
-from drakit_nodeplugin.endpoints.python import thread as threads
-from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, PythonEndpoint
+from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
+from drakit_driver.runtime.loading import LoadedDriver, PythonEndpoint
 from tests.unit.endpoints.camera import (
     CLAIM,
     DEVICE,
@@ -350,7 +350,7 @@ async def test_a_process_that_is_out_of_something_tries_again(
 def hosted(make, listener) -> PythonEndpoint:
     """The endpoint of a driver as the host makes it."""
     driver = LoadedDriver(name=Camera.name, make=make, traits=traits_of(Camera), where="here")
-    context = EndpointContext(listener=listener, node=NODE, report=lambda diagnostic: None)
+    context = EndpointContext(listener=listener, node=NODE)
     return driver.endpoint(context)
 
 

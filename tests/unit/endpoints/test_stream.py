@@ -8,10 +8,10 @@ import pytest
 
 from drakit import Device, DriverError
 from drakit.device import CounterSet, Inventory
-from drakit_nodeplugin.endpoints.latest_value import LatestValue
-from drakit_nodeplugin.endpoints.python import thread as stream
-from drakit_nodeplugin.endpoints.python.thread import FloodError, read_inventories
-from drakit_nodeplugin.endpoints.snapshot import inventory_of
+from drakit_driver.runtime import thread as stream
+from drakit_driver.runtime.latest_value import LatestValue
+from drakit_driver.runtime.snapshot import inventory_of
+from drakit_driver.runtime.thread import FloodError, read_inventories
 
 CAM = Device(name="cam-0")
 CARD = CounterSet(name="card", counters={"memory": "8Gi"})

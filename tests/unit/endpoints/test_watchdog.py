@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from drakit_nodeplugin.endpoints.python.loop import Watchdog, where_is
+from drakit_driver.runtime.loop import Watchdog, where_is
 
 HERE = __name__.partition(".")[0]
 

@@ -30,8 +30,8 @@ from drakit import (
     Topology,
     Version,
 )
+from drakit_driver.runtime.parameters import with_parameters
 from drakit_formats.resource.inventory import check_inventory
-from drakit_nodeplugin.endpoints.parameters import with_parameters
 from tests.fakes.node import StaticNode
 from tests.unit.docs.listings import ROOT, module
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from drakit import AllocatedDevice, ClaimReference, Device, DeviceNode, DriverError, Health
+from drakit_driver.runtime.contract import traits_of
 from drakit_formats.resource.inventory import device_problems
-from drakit_nodeplugin.endpoints.contract import traits_of
 from tests.fakes.node import StaticNode
 from tests.fakes.terminals import Terminal
 from tests.unit.docs.listings import ROOT, module

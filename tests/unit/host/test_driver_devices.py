@@ -11,10 +11,10 @@ import pytest
 
 from drakit import ClaimReference, Device, HeldNode, Inventory, Taint
 from drakit import HeldDevice as DeviceOfClaims
+from drakit_driver.runtime.contract import DriverTraits
+from drakit_driver.runtime.policies import PolicyFeed
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.devices.counts import DEVICE_STATES
-from drakit_nodeplugin.endpoints.contract import DriverTraits
-from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.host.driver_devices import DriverDevices
 from drakit_nodeplugin.host.node import NodeEvents
 from drakit_nodeplugin.metrics import Metrics

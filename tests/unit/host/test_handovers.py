@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from drakit_daemon import tasks
+from drakit_driver.runtime import loop
+from drakit_driver.runtime import thread as threads
+from drakit_driver.runtime.contract import traits_of
+from drakit_driver.runtime.loading import LoadedDriver
 from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.config import NodePluginConfig
-from drakit_nodeplugin.endpoints.contract import traits_of
-from drakit_nodeplugin.endpoints.python import loop
-from drakit_nodeplugin.endpoints.python import thread as threads
-from drakit_nodeplugin.endpoints.python.loading import LoadedDriver
 from drakit_nodeplugin.host import driver as hosting
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.kubelet.sockets import SocketPaths, socket_paths

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from drakit import DevicePolicy
-from drakit_nodeplugin.endpoints import policies as feeds
+from drakit_driver.runtime import policies as feeds
 from drakit_nodeplugin.host import policies
 from drakit_nodeplugin.host.policies import PolicyState, PolicyTable, StoredPolicy, check
 from tests.fakes.lamps import LampPolicy

@@ -9,8 +9,8 @@ import pytest
 
 from drakit_daemon.kube import ForbiddenError, Listing, NotFoundError, UnavailableError, WatchEvent
 from drakit_daemon.kube.listing import Skipped
-from drakit_nodeplugin.endpoints.contract import traits_of
-from drakit_nodeplugin.endpoints.policies import PolicyFeed
+from drakit_driver.runtime.contract import traits_of
+from drakit_driver.runtime.policies import PolicyFeed
 from drakit_nodeplugin.host import policies
 from drakit_nodeplugin.host.policies import (
     FILE,

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from drakit_daemon import tasks
+from drakit_driver.runtime.contract import DriverTraits, EndpointContext
 from drakit_nodeplugin.devices.manager import DeviceManager
-from drakit_nodeplugin.endpoints.contract import DriverTraits, EndpointContext
 from drakit_nodeplugin.host.active_driver import ActiveDriver
 from drakit_nodeplugin.host.node import NodeEvents
 from drakit_nodeplugin.kubelet.server import Registration

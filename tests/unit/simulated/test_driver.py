@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from drakit import AllocatedDevice, ClaimReference, DriverError, Health
+from drakit_driver.runtime.contract import traits_of
+from drakit_driver.runtime.loading import LoadedDriver
 from drakit_drivers.simulated import Simulated, SimulatedConfig, SimulatedParameters
 from drakit_nodeplugin.config import DriverEntry
-from drakit_nodeplugin.endpoints.contract import traits_of
-from drakit_nodeplugin.endpoints.python.loading import LoadedDriver, load_drivers
+from drakit_nodeplugin.host.drivers import load_drivers
 from tests.fakes.node import StaticNode
 
 CLAIM = ClaimReference(namespace="lab", name="train", uid="u")

@@ -2,7 +2,7 @@
 The calls of a backend for claims: the requests, and the parts of an answer for each claim.
 
 An answer is counted before it is parsed, claim by claim, and a part that cannot be parsed fails its
-claim alone. :mod:`drakit_nodeplugin.endpoints.endpoint` words the errors that concern all
+claim alone. :mod:`drakit_driver.runtime.endpoint` words the errors that concern all
 claims.
 
 It must not know how a backend is found, or what it lists.
@@ -30,20 +30,20 @@ from drakit.device import (
 )
 from drakit.driver import DriverError, ReleasePendingError
 from drakit_daemon.logs import request_id
+from drakit_driver.runtime.backend import REQUEST_ID, attribute_message
+from drakit_driver.runtime.contract import CALL_SECONDS, ConnectionEndedError
+from drakit_driver.runtime.failures import CallOverdueError, DeviceFailedError
+from drakit_driver.runtime.latest_value import LatestValue
+from drakit_driver.runtime.parameters import merged
+from drakit_driver.runtime.policies import PolicyFeed
+from drakit_driver.runtime.snapshot import by_key
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.backend.common import REQUEST_ID, attribute_message
 from drakit_nodeplugin.endpoints.backend.convert import (
     MAX_EDITS,
     edits_of,
     entries_of,
     prepared_of,
 )
-from drakit_nodeplugin.endpoints.contract import CALL_SECONDS, ConnectionEndedError
-from drakit_nodeplugin.endpoints.failures import CallOverdueError, DeviceFailedError
-from drakit_nodeplugin.endpoints.latest_value import LatestValue
-from drakit_nodeplugin.endpoints.parameters import merged
-from drakit_nodeplugin.endpoints.policies import PolicyFeed
-from drakit_nodeplugin.endpoints.snapshot import by_key
 from drakit_nodeplugin.endpoints.wire import (
     MAX_MESSAGE_BYTES,
     CallFailedError,

@@ -6,7 +6,7 @@ A connection lives as long as its stream of devices. The health stream beside it
 opened again when it ends. Messages are received as they arrive, but only the latest is parsed after
 each pause. A backend that floods the stream is disconnected, and large messages are received
 slowly. :mod:`.directory` knows the backend's socket, :mod:`.claimcalls` makes the calls for claims,
-and :mod:`drakit_nodeplugin.endpoints.endpoint` owns the rest.
+and :mod:`drakit_driver.runtime.endpoint` owns the rest.
 
 It must not know claims beyond their identity, slices or the kubelet.
 """
@@ -28,6 +28,25 @@ from drakit.driver import DriverError, Node
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.logs import ProblemLog
 from drakit_daemon.rate_limiter import RateLimiter
+from drakit_driver.runtime.contract import (
+    MAX_DEVICES,
+    ConnectionEndedError,
+    DeviceKey,
+    DriverTraits,
+    HealthReport,
+    HostedEndpoint,
+    PolicyTraits,
+    Update,
+)
+from drakit_driver.runtime.endpoint import Endpoint, follow_policies
+from drakit_driver.runtime.failures import DeviceFailedError
+from drakit_driver.runtime.latest_value import LatestValue, pause_after
+from drakit_driver.runtime.policies import (
+    MAX_PROBLEM,
+    AnyPolicies,
+    HeldClaims,
+    PolicyFeed,
+)
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.claimcalls import LOST_SECONDS, BackendClaims
 from drakit_nodeplugin.endpoints.backend.convert import EarlyHealth, InventoryReader, health_of
@@ -37,26 +56,7 @@ from drakit_nodeplugin.endpoints.backend.directory import (
     BackendSocket,
     identify,
 )
-from drakit_nodeplugin.endpoints.contract import (
-    MAX_DEVICES,
-    ConnectionEndedError,
-    DeviceKey,
-    DriverTraits,
-    EndpointContext,
-    HealthReport,
-    HostedEndpoint,
-    PolicyTraits,
-    Update,
-)
-from drakit_nodeplugin.endpoints.endpoint import Endpoint, follow_policies
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError
-from drakit_nodeplugin.endpoints.latest_value import LatestValue, pause_after
-from drakit_nodeplugin.endpoints.policies import (
-    MAX_PROBLEM,
-    AnyPolicies,
-    HeldClaims,
-    PolicyFeed,
-)
+from drakit_nodeplugin.endpoints.sources import HostContext
 from drakit_nodeplugin.endpoints.wire import (
     MAX_MESSAGE_BYTES,
     CallFailedError,
@@ -455,7 +455,7 @@ class BackendSource:
         self.expected: Collection[str] = (driver,)
         self._directory = directory
 
-    def endpoint(self, context: EndpointContext) -> HostedEndpoint:
+    def endpoint(self, context: HostContext) -> HostedEndpoint:
         """Make its endpoint."""
         return BackendEndpoint(self.name, self._directory, context, traits=self.traits)
 
@@ -467,7 +467,7 @@ class BackendEndpoint(Endpoint):
         self,
         driver: str,
         directory: BackendDirectory,
-        context: EndpointContext,
+        context: HostContext,
         *,
         traits: DriverTraits,
     ) -> None:

@@ -53,6 +53,8 @@ from drakit.device import (
     Topology,
     Version,
 )
+from drakit_driver.runtime.contract import MAX_DEVICES, DeviceKey
+from drakit_driver.runtime.snapshot import is_unchanged, same_inventory
 from drakit_formats.resource.limits import MAX_ATTRIBUTES_AND_CAPACITIES, MAX_POOL_NAME_LENGTH
 from drakit_formats.resource.status import (
     MAX_CONDITION_MESSAGE,
@@ -61,8 +63,6 @@ from drakit_formats.resource.status import (
     data_of,
     prepared_problem,
 )
-from drakit_nodeplugin.endpoints.contract import MAX_DEVICES, DeviceKey
-from drakit_nodeplugin.endpoints.snapshot import is_unchanged, same_inventory
 from drakit_nodeplugin.endpoints.wire import MAX_PART_BYTES, GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 

@@ -33,7 +33,6 @@ from drakit.driver import Node, PolicyResource
 from drakit_daemon.backoff import Backoff
 from drakit_formats.resource.limits import MAX_DRIVER_NAME, is_driver_name
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import (
     HostDeviceNodes,
     OpenSocket,
@@ -42,6 +41,7 @@ from drakit_nodeplugin.endpoints.host_paths import (
     open_socket,
     socket_file,
 )
+from drakit_nodeplugin.endpoints.sources import Diagnostic
 from drakit_nodeplugin.endpoints.wire import (
     MAX_QUOTED,
     CallFailedError,

@@ -43,11 +43,15 @@ from drakit.device import (
     Mount,
     Topology,
 )
+from drakit_driver.runtime.contract import MAX_DEVICES
+from drakit_driver.runtime.failures import DeviceFailedError
 from drakit_formats.cdi import InvalidEditsError, container_edits
-from drakit_formats.resource.limits import MAX_STRING_BYTES, is_dns_label, is_dns_subdomain
+from drakit_formats.resource.limits import (
+    MAX_STRING_BYTES,
+    extended_resource_problem,
+    is_dns_label,
+)
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.contract import MAX_DEVICES
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes, TooManyNodesError
 from drakit_nodeplugin.endpoints.wire import GarbageError, parse, parts, quoted
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
@@ -76,8 +80,6 @@ _HASH_CHARACTERS = 26
 """130 bits in base32."""
 
 _PLAIN = re.compile(r"[a-z0-9]")
-_NAME_PART = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_QUOTA_PREFIX = "requests."
 """The prefix of an extended resource's name in quotas. Kubernetes validates the name with it."""
 
 
@@ -290,26 +292,6 @@ def resource_name_problem(name: str) -> str | None:
         return (
             f"it must have at most {MAX_STRING_BYTES} characters, including the domain, because it "
             "is published as an attribute of the devices"
-        )
-    return None
-
-
-def extended_resource_problem(name: str) -> str | None:
-    """Return why this is not a name of an extended resource by the kubelet's rules; None if it is
-    one."""
-    domain, slash, part = name.partition("/")
-    if not slash:
-        return "it must begin with a domain and '/', for example vendor.example/thing"
-    if domain.endswith("kubernetes.io"):
-        return "domains that end in kubernetes.io are reserved for Kubernetes"
-    if domain.startswith(_QUOTA_PREFIX):
-        return f"a domain that begins with '{_QUOTA_PREFIX}' is for quotas"
-    if not is_dns_subdomain(_QUOTA_PREFIX + domain):
-        return "the part before '/' must be a DNS subdomain of at most 244 characters"
-    if len(part) > MAX_NAME or not _NAME_PART.fullmatch(part):
-        return (
-            "the part after '/' must have at most 63 letters, digits, '-', '_' and '.', and "
-            "begin and end with a letter or digit"
         )
     return None
 

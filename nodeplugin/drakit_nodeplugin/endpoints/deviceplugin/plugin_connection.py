@@ -30,9 +30,12 @@ from google.protobuf.message import Message
 
 from drakit.device import AllocatedDevice, Edits, Inventory
 from drakit_daemon.tasks import cancelled_by_owner
-from drakit_nodeplugin.endpoints import endpoint as lifecycle
+from drakit_driver.runtime import endpoint as lifecycle
+from drakit_driver.runtime.contract import ConnectionEndedError, EndpointListener, Update
+from drakit_driver.runtime.endpoint import Lifecycle
+from drakit_driver.runtime.failures import DeviceFailedError
+from drakit_driver.runtime.latest_value import LatestValue, pause_after
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, EndpointListener, Update
 from drakit_nodeplugin.endpoints.deviceplugin.messages import (
     DeviceRoom,
     ListedDevices,
@@ -42,10 +45,8 @@ from drakit_nodeplugin.endpoints.deviceplugin.messages import (
     list_devices,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import Registration
-from drakit_nodeplugin.endpoints.endpoint import Lifecycle
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, Diagnostics
 from drakit_nodeplugin.endpoints.host_paths import DirectoryError, HostDeviceNodes, open_socket
-from drakit_nodeplugin.endpoints.latest_value import LatestValue, pause_after
+from drakit_nodeplugin.endpoints.sources import Diagnostics
 from drakit_nodeplugin.endpoints.wire import (
     CallFailedError,
     Client,

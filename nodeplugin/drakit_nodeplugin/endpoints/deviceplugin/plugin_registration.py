@@ -38,8 +38,8 @@ import grpc.aio
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.rate_limiter import RateLimiter
 from drakit_nodeplugin.endpoints.deviceplugin.messages import resource_name_problem
-from drakit_nodeplugin.endpoints.failures import Diagnostics
 from drakit_nodeplugin.endpoints.host_paths import open_directory, path_of
+from drakit_nodeplugin.endpoints.sources import Diagnostics
 from drakit_nodeplugin.endpoints.wire import quoted
 from drakit_nodeplugin.reasons import NodeReason
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb

@@ -31,8 +31,11 @@ from drakit.device import AllocatedClaim, Edits, PreparedDevice
 from drakit.driver import NoParameters
 from drakit_daemon import tasks
 from drakit_daemon.backoff import Backoff
+from drakit_driver.runtime.contract import DriverTraits
+from drakit_driver.runtime.endpoint import Caller
+from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
+from drakit_driver.runtime.parameters import with_parameters
 from drakit_nodeplugin.endpoints.allowlist import Rights
-from drakit_nodeplugin.endpoints.contract import DriverTraits, EndpointContext
 from drakit_nodeplugin.endpoints.deviceplugin.messages import DeviceRoom, pool_of
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_connection import DevicePlugin, PluginClient
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import (
@@ -41,14 +44,8 @@ from drakit_nodeplugin.endpoints.deviceplugin.plugin_registration import (
     RegistrationService,
     RegistrationSockets,
 )
-from drakit_nodeplugin.endpoints.endpoint import Caller
-from drakit_nodeplugin.endpoints.failures import (
-    DeviceFailedError,
-    Diagnostics,
-    EndpointStoppedError,
-)
 from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
-from drakit_nodeplugin.endpoints.parameters import with_parameters
+from drakit_nodeplugin.endpoints.sources import Diagnostics, HostContext
 from drakit_nodeplugin.endpoints.wire import shown
 from drakit_nodeplugin.reasons import NodeReason
 from drakit_nodeplugin.state.podresources import KubeletAnswer
@@ -257,7 +254,7 @@ class DevicePluginsSource:
         self.devices = devices or HostDeviceNodes.found()
         self.plugins = plugins
 
-    def endpoint(self, context: EndpointContext) -> DevicePlugins:
+    def endpoint(self, context: HostContext) -> DevicePlugins:
         """Make the endpoint; called once, in the daemon's loop."""
         return DevicePlugins(self, context)
 
@@ -268,7 +265,7 @@ class DevicePlugins(Caller):
     blocked: str | None = None
     """It has no event loop of its own."""
 
-    def __init__(self, source: DevicePluginsSource, context: EndpointContext) -> None:
+    def __init__(self, source: DevicePluginsSource, context: HostContext) -> None:
         driver = source.name
         super().__init__(driver, traits=source.traits, node=context.node)
         self._context = context
@@ -436,7 +433,7 @@ class DevicePlugins(Caller):
 
 
 class ClaimRouter:
-    """The :class:`~drakit_nodeplugin.endpoints.contract.Calls` of all resources: a claim may have
+    """The :class:`~drakit_driver.runtime.contract.Calls` of all resources: a claim may have
     devices of several. A prepare fails if the plugin of one is unavailable; an unprepare needs no
     plugin."""
 

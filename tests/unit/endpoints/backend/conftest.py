@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 
 from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
+from drakit_driver.runtime import endpoint as lifecycle
 from drakit_nodeplugin.allowed import AllowedBackend
 from drakit_nodeplugin.config import Backends
-from drakit_nodeplugin.endpoints import endpoint as lifecycle
 from drakit_nodeplugin.endpoints.backend import connection
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
 from drakit_nodeplugin.endpoints.backend.connection import BackendEndpoint, BackendSource
 from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
-from drakit_nodeplugin.endpoints.contract import EndpointContext
-from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
+from drakit_nodeplugin.endpoints.sources import Diagnostic, HostContext
 from tests.fakes.backend import FakeBackend
 from tests.fakes.direct import result_of
 from tests.fakes.node import StaticNode
@@ -166,7 +165,7 @@ async def call_both(work: Work, *items: tuple[Any, ...]) -> Sequence[Any | BaseE
 
 
 def new_endpoint(found: Found, listener: Listener) -> BackendEndpoint:
-    context = EndpointContext(listener=listener, node=NODE, report=found.diagnostics.append)
+    context = HostContext(listener=listener, node=NODE, report=found.diagnostics.append)
     endpoint = BackendSource(DRIVER, found.directory).endpoint(context)
     assert isinstance(endpoint, BackendEndpoint)
     return endpoint

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from drakit_driver.runtime.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.backend.directory import BackendSocket
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.host_paths import OpenSocket
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend

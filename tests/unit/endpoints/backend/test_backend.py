@@ -24,8 +24,8 @@ from drakit.device import (
     Version,
 )
 from drakit_daemon.logs import request_scope
-from drakit_nodeplugin.endpoints.contract import DeviceKey, HealthReport
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
+from drakit_driver.runtime.contract import DeviceKey, HealthReport
+from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import Refusal, device
 from tests.unit.endpoints.backend.conftest import (

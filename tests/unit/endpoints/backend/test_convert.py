@@ -27,6 +27,7 @@ from drakit.device import (
     Topology,
     Version,
 )
+from drakit_driver.runtime.contract import DeviceKey
 from drakit_formats.resource.inventory import check_inventory, device_problems
 from drakit_nodeplugin.endpoints.backend.claimcalls import claim_message
 from drakit_nodeplugin.endpoints.backend.convert import (
@@ -39,7 +40,6 @@ from drakit_nodeplugin.endpoints.backend.convert import (
     entries_of,
     health_of,
 )
-from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.endpoints.wire import Turns
 from drakit_proto.backend.v1 import backend_pb2 as pb
 

@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
+from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_formats.resource.inventory import check_inventory
 from drakit_nodeplugin.endpoints.backend import claimcalls, connection
 from drakit_nodeplugin.endpoints.backend.connection import EARLY_AT_ONCE, BackendEndpoint
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend, Refusal, device
 from tests.unit.endpoints.backend.conftest import CLAIM, GPU, OTHER, SECOND, call, call_both

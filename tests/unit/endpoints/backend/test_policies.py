@@ -12,7 +12,10 @@ import pytest
 
 from drakit.device import ClaimReference, HeldNode, PolicyOutcome, RejectedDevice
 from drakit.driver import Policy
-from drakit_nodeplugin.endpoints import endpoint as endpoint_module
+from drakit_driver.runtime import endpoint as endpoint_module
+from drakit_driver.runtime.contract import MAX_DEVICES
+from drakit_driver.runtime.latest_value import LatestValue
+from drakit_driver.runtime.policies import PolicyFeed
 from drakit_nodeplugin.endpoints.backend.connection import BackendPolicies
 from drakit_nodeplugin.endpoints.backend.convert import (
     MAX_CONFLICTS,
@@ -20,9 +23,6 @@ from drakit_nodeplugin.endpoints.backend.convert import (
     outcome_of,
     rejected_of,
 )
-from drakit_nodeplugin.endpoints.contract import MAX_DEVICES
-from drakit_nodeplugin.endpoints.latest_value import LatestValue
-from drakit_nodeplugin.endpoints.policies import PolicyFeed
 from drakit_nodeplugin.endpoints.wire import CallFailedError, GarbageError, Turns
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.unit.endpoints.camera import until

@@ -16,18 +16,17 @@ import pytest
 
 from drakit import AllocatedDevice, ClaimReference
 from drakit.device import AllocatedClaim, Edits, Inventory
+from drakit_driver.runtime import endpoint as lifecycle
 from drakit_nodeplugin.allowed import AllowedPlugin
 from drakit_nodeplugin.config import DevicePlugins as Settings
-from drakit_nodeplugin.endpoints import endpoint as lifecycle
-from drakit_nodeplugin.endpoints.contract import EndpointContext
 from drakit_nodeplugin.endpoints.deviceplugin import (
     plugin_connection,
     plugin_registration,
     plugins,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins, DevicePluginsSource
-from drakit_nodeplugin.endpoints.failures import Diagnostic
 from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
+from drakit_nodeplugin.endpoints.sources import Diagnostic, HostContext
 from drakit_nodeplugin.state.podresources import KubeletAnswer
 from tests.fakes.direct import result_of
 from tests.unit.endpoints.camera import NODE, until
@@ -144,7 +143,7 @@ class World:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[World]:
-        context = EndpointContext(listener=self, node=NODE, report=self.diagnostics.append)
+        context = HostContext(listener=self, node=NODE, report=self.diagnostics.append)
         self.plugins = self.source().endpoint(context)
         await self.plugins.start()
         task = asyncio.create_task(self.plugins.run())

@@ -13,8 +13,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from drakit_driver.runtime.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.deviceplugin.plugin_connection import PluginClient
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError
 from drakit_nodeplugin.endpoints.wire import Client
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.fakes.deviceplugin import FakeDevicePlugin

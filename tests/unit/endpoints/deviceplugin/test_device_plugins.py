@@ -14,13 +14,13 @@ import grpc.aio
 import pytest
 
 from drakit.device import Edits
-from drakit_nodeplugin.endpoints import endpoint as lifecycle
+from drakit_driver.runtime import endpoint as lifecycle
+from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_nodeplugin.endpoints.deviceplugin import (
     plugin_connection,
     plugin_registration,
 )
 from drakit_nodeplugin.endpoints.deviceplugin.messages import pool_of
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.fakes.deviceplugin import FakeDevicePlugin, listed, register
 from tests.unit.endpoints.camera import until

@@ -8,9 +8,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from drakit_driver.runtime.failures import EndpointStoppedError
 from drakit_nodeplugin.endpoints.deviceplugin import plugins
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import KubeletResources
-from drakit_nodeplugin.endpoints.failures import EndpointStoppedError
 from drakit_nodeplugin.state.podresources import KubeletAnswer
 from tests.fakes.deviceplugin import FakeDevicePlugin
 from tests.unit.endpoints.camera import until

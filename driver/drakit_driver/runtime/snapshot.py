@@ -50,8 +50,8 @@ from drakit.device import (
     Version,
 )
 from drakit.driver import DriverError
-from drakit_nodeplugin.endpoints.contract import MAX_DEVICES
-from drakit_nodeplugin.endpoints.failures import kind_of
+from drakit_driver.runtime.contract import MAX_DEVICES
+from drakit_driver.runtime.failures import kind_of
 
 MAX_DEPTH = 8
 """Nesting levels. A deeper value is unsupported, because a dict may contain itself. Allowed values

@@ -2,19 +2,19 @@
 The contracts of endpoints: towards the host and the engine, towards the connection of each kind,
 and towards the listener.
 
-* A :class:`DriverSource` makes the :class:`HostedEndpoint` of a driver, which the host runs and the
-  engine calls. :mod:`.endpoint` has the one implementation for a single endpoint.
+* The host runs a :class:`HostedEndpoint`, and the engine calls it. :mod:`.endpoint` has the one
+  implementation for a single endpoint.
 * A :class:`Connection` is one connection to a source of devices: a Python driver in its thread, a
   backend behind its socket, a device plugin. It reports devices and their health, and is called for
   claims. It does not reconnect, order calls, limit their time or word their errors.
 * An :class:`EndpointListener` decides the state of devices when an endpoint stops.
 
-It must not know how any kind of endpoint works.
+Does not depend on how any kind of endpoint works.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -28,8 +28,8 @@ from drakit.driver import (
     PolicyResource,
     overrides,
 )
-from drakit_nodeplugin.endpoints.failures import DeviceFailedError, Diagnostic, EndpointStoppedError
-from drakit_nodeplugin.endpoints.policies import PolicyFeed
+from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
+from drakit_driver.runtime.policies import PolicyFeed
 
 MAX_DEVICES = 16_384
 """Devices of an endpoint, or of all device plugins of a node. The limit is above the numbers for
@@ -276,46 +276,8 @@ class EndpointContext:
     node: str
     """The node's name."""
 
-    report: Callable[[Diagnostic], None]
-    """Reports a diagnostic; returns at once."""
-
     policies: PolicyFeed | None = None
     """The policies of a driver that has some."""
-
-
-class DriverSource(Protocol):
-    """The source of a hosted driver's devices."""
-
-    @property
-    def name(self) -> str:
-        """The driver's name."""
-        ...
-
-    @property
-    def where(self) -> str:
-        """The file and key of its configuration, or another origin, for errors."""
-        ...
-
-    @property
-    def traits(self) -> DriverTraits:
-        """The calls that it needs; also known while it is stopped."""
-        ...
-
-    @property
-    def expected(self) -> Collection[str]:
-        """The endpoints that are expected from the start; others may come."""
-        ...
-
-    @property
-    def foreign(self) -> bool:
-        """Whether its devices come from other processes. The node plugin is then ready without
-        them, because it cannot start those processes."""
-        ...
-
-    def endpoint(self, context: EndpointContext) -> HostedEndpoint:
-        """Make the endpoint, in the daemon's loop. Called again after the one before was closed, if
-        this instance of the plugin is active again."""
-        ...
 
 
 class CallableEndpoint(Protocol):

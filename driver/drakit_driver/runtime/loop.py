@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from drakit_nodeplugin.endpoints.contract import ConnectionEndedError
-from drakit_nodeplugin.endpoints.failures import CallCancelledError, traceback_of
+from drakit_driver.runtime.contract import ConnectionEndedError
+from drakit_driver.runtime.failures import CallCancelledError, traceback_of
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ LOG_SECONDS = (2, 10, 60, 300)
 INNERMOST = 3
 """Frames that the log names besides the driver's own."""
 
-_OURS = frozenset({"drakit", "drakit_daemon", "drakit_formats", "drakit_nodeplugin"})
+_OURS = frozenset({"drakit", "drakit_daemon", "drakit_driver", "drakit_formats"})
 
 
 class Watchdog:

@@ -37,7 +37,7 @@ from drakit.device import (
 )
 from drakit.driver import DevicePolicy, Policy
 from drakit.settings import describe
-from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
+from drakit_driver.runtime.failures import kind_and_text, text_of
 
 STORED_SECONDS = 30.0
 """From a call that prepared claims until the checkpoint must list their devices, loop clock: the

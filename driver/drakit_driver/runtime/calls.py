@@ -27,16 +27,16 @@ from drakit.device import (
     PreparedDevice,
 )
 from drakit.driver import Driver
-from drakit_nodeplugin.endpoints.contract import DriverTraits
-from drakit_nodeplugin.endpoints.failures import (
+from drakit_driver.runtime.contract import DriverTraits
+from drakit_driver.runtime.failures import (
     DeviceFailedError,
     failure_of,
     kind_of,
     unusable_answer,
 )
-from drakit_nodeplugin.endpoints.parameters import with_parameters
-from drakit_nodeplugin.endpoints.policies import AnyPolicies
-from drakit_nodeplugin.endpoints.snapshot import by_key, snapshot_of
+from drakit_driver.runtime.parameters import with_parameters
+from drakit_driver.runtime.policies import AnyPolicies
+from drakit_driver.runtime.snapshot import by_key, snapshot_of
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from typing import Any, cast
 
 from drakit.device import Device, Health, Inventory
 from drakit.driver import Driver, DriverError
-from drakit_nodeplugin.endpoints.contract import DeviceKey
-from drakit_nodeplugin.endpoints.failures import kind_and_text, kind_of, text_of, traceback_of
-from drakit_nodeplugin.endpoints.snapshot import snapshot_of
+from drakit_driver.runtime.contract import DeviceKey
+from drakit_driver.runtime.failures import kind_and_text, kind_of, text_of, traceback_of
+from drakit_driver.runtime.snapshot import snapshot_of
 
 logger = logging.getLogger(__name__)
 

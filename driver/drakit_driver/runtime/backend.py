@@ -1,8 +1,8 @@
 """
-What both sides of the contract have in common: the messages of attributes, and the metadata of
-calls. A driver's own process imports only this module of the node plugin's client.
+The parts of the backend contract that both sides use: the messages of attributes, and the metadata
+of calls.
 
-It must not depend on gRPC, or on limits of messages.
+Does not depend on gRPC, or on limits of messages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from drakit.device import Version
-from drakit_nodeplugin.endpoints.failures import kind_of
+from drakit_driver.runtime.failures import kind_of
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 REQUEST_ID = "drakit-request-id"

@@ -1,10 +1,10 @@
 """
-Finds the classes of the configured drivers and checks their configurations.
+Finds the class of a driver and checks its configuration.
 
 A driver is found by entry point (group ``drakit.drivers``) or as ``module:Class``. Nothing is
 started here.
 
-It must not depend on claims, slices, gRPC or the kubelet.
+Does not depend on claims, slices, gRPC or the kubelet.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from math import inf
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -34,15 +33,12 @@ from drakit.driver import (
 )
 from drakit.settings import SettingsError as ConfigError
 from drakit.settings import describe
+from drakit_driver.runtime.calls import AnyDriver
+from drakit_driver.runtime.contract import DriverTraits, EndpointContext, traits_of
+from drakit_driver.runtime.endpoint import Endpoint
+from drakit_driver.runtime.failures import kind_and_text, text_of
+from drakit_driver.runtime.thread import PythonConnector
 from drakit_formats.resource.limits import MAX_DRIVER_NAME, is_driver_name
-from drakit_nodeplugin.endpoints.contract import DriverTraits, EndpointContext, traits_of
-from drakit_nodeplugin.endpoints.endpoint import Endpoint
-from drakit_nodeplugin.endpoints.failures import kind_and_text, text_of
-from drakit_nodeplugin.endpoints.python.calls import AnyDriver
-from drakit_nodeplugin.endpoints.python.thread import PythonConnector
-
-if TYPE_CHECKING:
-    from drakit_nodeplugin.config import DriverEntry
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +47,7 @@ GROUP = "drakit.drivers"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedDriver:
-    """A Python class that can be started: a :class:`.DriverSource`."""
+    """A Python class that can be started. In the node plugin, it is a source of devices."""
 
     name: str
     make: Callable[[], AnyDriver]
@@ -96,26 +92,6 @@ class PythonEndpoint(Endpoint):
     async def ended(self) -> None:
         """Wait until the driver's thread has ended."""
         await self._connector.ended()
-
-
-def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> list[LoadedDriver]:
-    """Load the configured drivers; raise :class:`ConfigError` naming file, key and reason."""
-    drivers: list[LoadedDriver] = []
-    for index, entry in enumerate(entries):
-        key = f"drivers[{index}]"
-        where = f"{file}: {key}.driver"
-        driver = load_driver(
-            entry.driver, entry.config, node=node, where=where, file=str(file), key=f"{key}.config"
-        )
-        if entry.name not in (None, driver.name):
-            raise ConfigError(
-                f"{file}: {key}.name: the name of {entry.driver} is {driver.name}, not "
-                f"{entry.name}; correct or omit it"
-            )
-        if any(other.name == driver.name for other in drivers):
-            raise ConfigError(f"{where}: driver {driver.name} is configured twice")
-        drivers.append(driver)
-    return drivers
 
 
 def load_driver(

@@ -7,8 +7,8 @@ a function that makes the next one. Reports of a connection are forwarded as the
 after it has ended. The listener decides what happens to the devices of a stopped endpoint.
 
 In calls, pools get the driver's names. What a connection raises becomes the result of all claims of
-the call, as an error with a sentence; what it answers is checked. The claims engine decides the
-order of calls, limits their time and abandons them (:mod:`drakit_nodeplugin.claims.work`).
+the call, as an error with a sentence; what it answers is checked. The caller decides the
+order of calls, limits their time and abandons them.
 
 It must not know how any kind of endpoint works, what devices mean, slices, gRPC or the kubelet.
 """
@@ -27,8 +27,7 @@ from drakit.device import AllocatedClaim, Inventory, PreparedDevice
 from drakit.driver import DriverError
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.tasks import cancelled_by_owner
-from drakit_formats.resource.nodes import short_pool
-from drakit_nodeplugin.endpoints.contract import (
+from drakit_driver.runtime.contract import (
     CallError,
     CallOperation,
     Calls,
@@ -40,7 +39,7 @@ from drakit_nodeplugin.endpoints.contract import (
     Update,
     overdue,
 )
-from drakit_nodeplugin.endpoints.failures import (
+from drakit_driver.runtime.failures import (
     CallCancelledError,
     CallOverdueError,
     DeviceFailedError,
@@ -50,7 +49,8 @@ from drakit_nodeplugin.endpoints.failures import (
     text_of,
     unusable_answer,
 )
-from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed
+from drakit_driver.runtime.policies import AnyPolicies, PolicyFeed
+from drakit_formats.resource.nodes import short_pool
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from drakit.device import Health, Inventory
-from drakit_nodeplugin.endpoints.contract import (
+from drakit_driver.runtime.contract import (
     ConnectionEndedError,
     DeviceKey,
     HealthReport,

@@ -3,12 +3,12 @@ One run of a Python driver: created, served and closed in its own thread and eve
 
 Vendor code never runs in the loop that answers the kubelet: a driver that blocks, raises, or ends
 its thread affects only its own calls. A thread cannot contain crashes, or code that holds the GIL:
-those need a backend. :mod:`drakit_nodeplugin.endpoints.endpoint` decides about the next connection.
+those need a backend. :mod:`.endpoint` decides about the next connection.
 :mod:`.loop` calls into the driver's loop, watches it and ends it, :mod:`.calls` calls the driver's
 methods, and :mod:`.polling` polls the health of its devices.
 
 A driver that floods is stopped. Only inventories of a wrong type and endless yields are refused
-here, because they would harm the daemon. Snapshots (:mod:`..snapshot`) are taken only of the newest
+here, because they would harm the daemon. Snapshots (:mod:`.snapshot`) are taken only of the newest
 inventory. The device manager checks each device, and leaves out only those that cannot be
 published.
 
@@ -28,21 +28,21 @@ from typing import Any, cast
 
 from drakit.device import AllocatedClaim, Inventory, PreparedDevice
 from drakit.driver import Driver, DriverError
-from drakit_nodeplugin.endpoints.contract import ConnectionEndedError, DriverTraits, Update
-from drakit_nodeplugin.endpoints.endpoint import follow_policies
-from drakit_nodeplugin.endpoints.failures import (
+from drakit_driver.runtime.calls import AnyDriver, DriverCalls
+from drakit_driver.runtime.contract import ConnectionEndedError, DriverTraits, Update
+from drakit_driver.runtime.endpoint import follow_policies
+from drakit_driver.runtime.failures import (
     DeviceFailedError,
     kind_and_text,
     kind_of,
     text_of,
     traceback_of,
 )
-from drakit_nodeplugin.endpoints.latest_value import LatestValue, updates_of
-from drakit_nodeplugin.endpoints.policies import AnyPolicies, PolicyFeed
-from drakit_nodeplugin.endpoints.python.calls import AnyDriver, DriverCalls
-from drakit_nodeplugin.endpoints.python.loop import DriverLoop, Watchdog, end_loop, where_is
-from drakit_nodeplugin.endpoints.python.polling import HealthPolling
-from drakit_nodeplugin.endpoints.snapshot import InventorySnapshots, inventory_of
+from drakit_driver.runtime.latest_value import LatestValue, updates_of
+from drakit_driver.runtime.loop import DriverLoop, Watchdog, end_loop, where_is
+from drakit_driver.runtime.policies import AnyPolicies, PolicyFeed
+from drakit_driver.runtime.polling import HealthPolling
+from drakit_driver.runtime.snapshot import InventorySnapshots, inventory_of
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from pydantic.alias_generators import to_camel
 
 from drakit.device import AllocatedDevice
 from drakit.driver import DeviceParameters, NoParameters, ParameterVersion
-from drakit_nodeplugin.endpoints.failures import BadParametersError, kind_of, text_of, traceback_of
+from drakit_driver.runtime.failures import BadParametersError, kind_of, text_of, traceback_of
 
 logger = logging.getLogger(__name__)
 
