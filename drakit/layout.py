@@ -7,16 +7,20 @@ because every DNS subdomain can be a driver's name, including `backends`.
 
 Only root may use the data: checkpoints hold the opaque parameters of tenants. A mode passed to
 ``mkdir`` or ``open`` applies only to new entries, and the umask removes bits from it. So
-``private_*`` set modes afterwards.
+``private_*`` set modes afterwards. They change only the file that they have opened: a symbolic link
+that takes its place could lead to any file.
 
-It must not know the content of the files, or the programs that use them.
+Does not depend on the content of the files, or on the programs that use them.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = (
@@ -28,6 +32,7 @@ __all__ = (
     "home_directory",
     "private_directory",
     "private_file",
+    "restricted_socket",
     "write_private",
 )
 
@@ -63,17 +68,38 @@ def device_plugins_directory(kubelet_root: Path) -> Path:
 def private_directory(path: Path) -> None:
     """Create a directory if it is missing, and restrict it to root. Raises OSError. Blocks."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _restrict(path, os.stat(path), 0o700)
+    opened = os.open(path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        _restrict(opened, 0o700)
+    finally:
+        os.close(opened)
 
 
 def private_file(path: Path) -> None:
     """Restrict a regular file to root; ignore anything else. Raises OSError. Blocks."""
     try:
-        found = os.lstat(path)
+        opened = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     except FileNotFoundError:
         return
-    if stat.S_ISREG(found.st_mode):
-        _restrict(path, found, 0o600)
+    try:
+        if stat.S_ISREG(os.fstat(opened).st_mode):
+            _restrict(opened, 0o600)
+    finally:
+        os.close(opened)
+
+
+@contextmanager
+def restricted_socket(path: Path | str, mode: int, *, dir_fd: int | None = None) -> Generator[int]:
+    """Open a socket, and set its mode; raises OSError if another file is at its path. The result is
+    a descriptor for ``fstat`` and links. Blocks."""
+    opened = os.open(path, os.O_PATH | os.O_NOFOLLOW, dir_fd=dir_fd)
+    try:
+        if not stat.S_ISSOCK(os.fstat(opened).st_mode):
+            raise OSError(errno.EEXIST, f"{path} was replaced while it was created")
+        _restrict(opened, mode)
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -96,6 +122,6 @@ def write_private(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _restrict(path: Path, found: os.stat_result, mode: int) -> None:
-    if stat.S_IMODE(found.st_mode) != mode:
-        os.chmod(path, mode)
+def _restrict(opened: int, mode: int) -> None:
+    if stat.S_IMODE(os.fstat(opened).st_mode) != mode:
+        os.chmod(f"/proc/self/fd/{opened}", mode)  # fchmod refuses a descriptor without access

@@ -16,7 +16,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from drakit.layout import MAX_SOCKET_PATH_BYTES
+from drakit.layout import MAX_SOCKET_PATH_BYTES, restricted_socket
 from drakit.settings import SettingsError
 
 NAME = "driver.sock"
@@ -68,9 +68,9 @@ class ServerSocket:
             with suppress(FileNotFoundError):
                 if not stat.S_ISSOCK(self.path.lstat().st_mode):
                     raise SettingsError(f"{self.path} exists and is not a socket; remove it")
-            self.hidden.chmod(self._mode)
-            self._own = socket_identity(self.hidden)
-            self.hidden.rename(self.path)
+            with restricted_socket(self.hidden, self._mode) as opened:
+                self._own = _identity(os.fstat(opened))
+                self.hidden.rename(self.path)
         except OSError as error:
             raise SettingsError(
                 f"socket {self.path} cannot be created: {error.strerror}"
@@ -103,7 +103,9 @@ def socket_identity(path: Path) -> tuple[int, ...] | None:
         found = os.lstat(path)
     except OSError:
         return None
+    return _identity(found) if stat.S_ISSOCK(found.st_mode) else None
+
+
+def _identity(found: os.stat_result) -> tuple[int, ...]:
     # The time, too: a new socket can get the number of one that was removed.
-    if not stat.S_ISSOCK(found.st_mode):
-        return None
     return found.st_dev, found.st_ino, found.st_mtime_ns

@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import grpc.aio
 
+from drakit.layout import restricted_socket
 from drakit_daemon.backoff import Backoff
 from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.claims.queue import ClaimQueue
@@ -156,8 +157,9 @@ class SocketGuard:
 
     def remember(self) -> None:
         """Remember the file that is there now as ours, and restrict it to root."""
-        os.chmod(self.path, 0o600)
-        self._identity = self._identity_now()
+        with restricted_socket(self.path, 0o600) as opened:
+            found = os.fstat(opened)
+        self._identity = found.st_dev, found.st_ino
 
     def lost(self) -> str | None:
         """Return what happened to our socket; None if it is in place."""

@@ -35,6 +35,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from drakit.layout import restricted_socket
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.rate_limiter import RateLimiter
 from drakit_nodeplugin.endpoints.deviceplugin.messages import resource_name_problem
@@ -316,18 +317,13 @@ class _Socket:
 
 def _link(directory: int, name: str) -> tuple[int, int]:
     """Link a socket to its place, and return its identity. Blocks."""
-    opened = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=directory)
-    try:
+    # Only root may register, as with the kubelet's directory.
+    with restricted_socket(name, 0o600, dir_fd=directory) as opened:
         found = os.fstat(opened)
-        if not stat.S_ISSOCK(found.st_mode):
-            raise OSError(f"{name} was replaced while it was created")
-        os.chmod(path_of(opened), 0o600)  # root alone may register, as with the kubelet's directory
         with suppress(FileNotFoundError):
             os.unlink(REGISTRATION_SOCKET, dir_fd=directory)
         os.link(path_of(opened), REGISTRATION_SOCKET, dst_dir_fd=directory)
         os.unlink(name, dir_fd=directory)
-    finally:
-        os.close(opened)
     return found.st_ino, found.st_mtime_ns
 
 
