@@ -48,6 +48,7 @@ from drakit_formats.resource.limits import (
     MAX_EXTRA_DEPTH,
     MAX_NODE_RESOURCES,
     MAX_POOL_NAME_LENGTH,
+    MAX_POOLS,
     MAX_STRING_BYTES,
     MAX_VALID_VALUES,
     is_dns_label,
@@ -627,7 +628,8 @@ def check_inventory(
     of the previous check, which saves time for unchanged devices.
     """
     known: _Pools = {}
-    check = _Check(node=node, before=previous.known if previous is not None else {})
+    before = previous.known if previous is not None else {}
+    check = _Check(node=node, before=before, pools=_admitted(inventory, before))
     check.set_partition_type(inventory.partition_type_attribute)
     check.add_counter_sets(inventory.counter_sets)
     devices = check.devices(inventory.devices, known=known)
@@ -644,6 +646,21 @@ def check_inventory(
         rejected_count=check.count,
         known=known,
     )
+
+
+def _admitted(inventory: Inventory, before: Collection[str]) -> Collection[str]:
+    """Return the pools of an inventory, without those beyond the limit. A new pool must not take
+    the place of a known one."""
+    lists = (inventory.devices, inventory.counter_sets, inventory.fallback or ())
+    pools = dict.fromkeys(
+        each.pool
+        for given in cast("tuple[Collection[object], ...]", lists)
+        for each in given
+        if isinstance(each, Device | CounterSet) and isinstance(cast("object", each.pool), str)
+    )
+    if len(pools) <= MAX_POOLS:
+        return pools.keys()
+    return frozenset(sorted(pools, key=lambda pool: pool not in before)[:MAX_POOLS])
 
 
 def _place(pool: object, name: object) -> str:
@@ -663,10 +680,18 @@ class _Check:
 
     node: str
     before: _Pools
+    pools: Collection[str]
+    """The pools that are not beyond the limit."""
+
     sets: dict[str, dict[str, CounterSet]] = field(default_factory=dict[str, dict[str, CounterSet]])
     partition_type: str = ""
     reasons: dict[str, str] = field(default_factory=dict[str, str])
     count: int = 0
+
+    def _pool_problems(self, pool: object) -> list[str]:
+        if not isinstance(pool, str) or pool in self.pools:
+            return []
+        return [f"its pool is beyond the limit of {MAX_POOLS} pools; list it in one of the others"]
 
     def _refuse(self, pool: object, name: object, problems: Collection[str]) -> None:
         self.count += 1
@@ -684,8 +709,9 @@ class _Check:
             before: Device | None = None
             if isinstance(cast("object", pool), str) and isinstance(name, str):
                 before = self.before.get(pool, {}).get(name)
-            problems: list[str] = []
-            if before is None or before is not each:  # one that was valid before still is
+            problems = self._pool_problems(pool) if isinstance(each, Device) else []
+            if not problems and (before is None or before is not each):
+                # One that was valid before still is.
                 problems = device_problems(each, node=self.node)
             if not problems:
                 device = cast("Device", each)
@@ -724,7 +750,7 @@ class _Check:
                     "", "counter sets", [f"one of them is of type {kind}, not a CounterSet"]
                 )
                 continue
-            problems = _set_problems(each, node=self.node)
+            problems = self._pool_problems(each.pool) or _set_problems(each, node=self.node)
             pool = {} if problems else self.sets.setdefault(each.pool, {})
             if each.name in pool:
                 problems = ["another counter set of its pool has the same name"]

@@ -153,4 +153,7 @@ MAX_EXTRA_DEPTH = 5
 MAX_DRIVER_TAINTS = 12
 """Taints of the driver's own; the rest are for the node plugin."""
 
+MAX_POOLS = 64
+"""Pools of one inventory. The API has no limit, but each pool costs objects and requests."""
+
 MAX_POOL_NAME_LENGTH = 253

@@ -89,6 +89,7 @@ EXPECTED = [
     f"{limits.MAX_LABEL_LENGTH} characters",
     f"{limits.MAX_IDENTIFIER_LENGTH} characters",
     f"{contract.MAX_DEVICES:,}",
+    f"{limits.MAX_POOLS}",
     f"{limits.MAX_TAINTED_DEVICES_PER_SLICE}",
     f"{report.MAX_LISTED}",
     f"{limits.MAX_DRIVER_NAME} characters",

@@ -36,6 +36,26 @@ def test_of_two_with_one_name_the_first_is_kept():
     assert checked.rejected == {"a": "another device of its pool has the same name"}
 
 
+def test_pools_beyond_the_limit_are_rejected_and_take_no_place_of_known_ones():
+    """A backend without any right can list thousands of pools."""
+
+    def pools(checked: CheckedInventory) -> set[str]:
+        return {each.pool for each in (*checked.devices, *checked.counter_sets)}
+
+    known = check_inventory(inventory(*(Device(name="a", pool=f"p{n}") for n in range(60))))
+    given = [Device(name="b", pool=f"{prefix}{n}") for n in range(60) for prefix in "qp"]
+    sets = [replace(CARD, pool=f"r{n}") for n in range(10)]
+    checked = check_inventory(
+        inventory(*given, counter_sets=sets, fallback=[Device(name="c", pool="s")]), previous=known
+    )
+    assert pools(checked) == {f"p{n}" for n in range(60)} | {f"q{n}" for n in range(4)}
+    assert checked.fallback == ()
+    assert checked.rejected_count == 56 + 10 + 1
+    assert checked.rejected["q4/b"] == (
+        "its pool is beyond the limit of 64 pools; list it in one of the others"
+    )
+
+
 REJECTED = {
     "name": (Device(name="A"), "A"),
     "pool-and-name": (Device(name="A", pool="gpus"), "gpus/A"),
