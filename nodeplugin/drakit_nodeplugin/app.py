@@ -118,7 +118,10 @@ class _Probed:
 
     async def measure(self) -> None:
         for driver in self._drivers.served:
-            await driver.measure()
+            try:
+                await driver.measure()
+            except Exception:  # even a bug of ours: the other drivers are measured
+                logger.exception("driver cannot be measured", extra={"driver": driver.name})
 
 
 def _named(problems: Iterable[tuple[HostedDriver, str | None]]) -> Sequence[str]:

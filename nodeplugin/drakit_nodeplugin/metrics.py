@@ -1,5 +1,6 @@
 """
-The node plugin's metrics, few and of low cardinality: no claim, pod or device is ever a label.
+The node plugin's metrics, few and of low cardinality: no claim, pod or device is ever a label, and
+of each driver only some pools, because a backend names them.
 
 Parts of the plugin know only plain callables; this module provides them for each driver.
 :mod:`drakit_nodeplugin.host.active_driver` sets gauges of the current state at each scrape.
@@ -17,7 +18,7 @@ from drakit_nodeplugin.claims.claim_status import WriteResult
 from drakit_nodeplugin.claims.errors import FaultError
 from drakit_nodeplugin.claims.source import FetchResult
 from drakit_nodeplugin.claims.work import ClaimAnswer, Operation
-from drakit_nodeplugin.devices.counts import DEVICE_STATES, DeviceCounts
+from drakit_nodeplugin.devices.counts import DEVICE_STATES, DeviceCounts, total
 from drakit_nodeplugin.reasons import NodeReason
 from drakit_nodeplugin.state.records import STATES
 
@@ -30,6 +31,12 @@ _FETCH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 3,
 _TRANSACTION_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
 """Bucket bounds. A flush takes a fraction of a millisecond on a good disk, and seconds on a failing
 one."""
+
+MAX_POOLS = 16
+"""Pools of a driver that have series of their own."""
+
+OTHER_POOLS = "(other pools)"
+"""The label of the sum of all other pools of a driver; no pool can have this name."""
 
 _GAUGES = {
     "checkpoint_damaged": "1 if the checkpoint has lost entries since this process started",
@@ -156,7 +163,8 @@ class DriverMetrics:
         self._claims = {state: metrics.claims.labels(driver, state) for state in STATES}
         self._devices = metrics.devices
         self._driver = driver
-        self._pools: set[str] = set()
+        self._pools: dict[str, DeviceCounts] = {}
+        """The numbers in the series of each pool."""
         self._gauges = {name: gauge.labels(driver) for name, gauge in metrics.gauges.items()}
 
     def set(self, **gauges: float) -> None:
@@ -170,13 +178,20 @@ class DriverMetrics:
             gauge.set(counts.get(state, 0))
 
     def set_devices(self, counts: Mapping[str, DeviceCounts]) -> None:
-        """Set the numbers of the driver's devices by pool, and forget all other pools."""
-        for pool in self._pools - counts.keys():
-            self._devices.remove_by_labels({"driver": self._driver, "pool": pool})
-        self._pools = set(counts)
-        for pool, each in counts.items():
+        """Set the numbers of the driver's devices by pool, and forget all other pools. A pool that
+        has series keeps them."""
+        if len(counts) > MAX_POOLS:
+            first = sorted(counts, key=lambda pool: (pool not in self._pools, pool))[:MAX_POOLS]
+            others = total(each for pool, each in counts.items() if pool not in first)
+            counts = {**{pool: counts[pool] for pool in first}, OTHER_POOLS: others}
+        for pool in self._pools.keys() - counts.keys():
             for state in DEVICE_STATES:
-                self._devices.labels(self._driver, pool, state).set(getattr(each, state))
+                self._devices.remove(self._driver, pool, state)
+        for pool, each in counts.items():
+            if self._pools.get(pool) != each:
+                for state in DEVICE_STATES:
+                    self._devices.labels(self._driver, pool, state).set(getattr(each, state))
+        self._pools = dict(counts)
 
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from drakit_daemon.kube import NotFoundError
 from drakit_daemon.metrics import text_of
+from drakit_nodeplugin.app import _Probed
 from drakit_nodeplugin.claims import errors
 from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.work import ClaimAnswer
-from drakit_nodeplugin.metrics import Metrics
+from drakit_nodeplugin.devices.counts import DEVICE_STATES, DeviceCounts
+from drakit_nodeplugin.metrics import OTHER_POOLS, Metrics
 from tests.fakes.claims import DRIVER, claim_body, reference
 
 A, B = reference("uid-a"), reference("uid-b")
@@ -150,3 +154,42 @@ def test_a_driver_costs_few_series_however_many_claims_there_are(metrics):
     metrics.for_driver("second.example.com")
     two = sum(len(family.samples) for family in metrics.registry.collect())
     assert two - one == one < 200
+
+
+def test_a_driver_has_series_for_few_pools_and_one_for_the_sum_of_the_others(metrics, monkeypatch):
+    """A backend names its pools, and may rename them all."""
+
+    def shown() -> dict[str, float]:
+        pools = [f"{prefix}{n:02}" for n in range(20) for prefix in "ab"]
+        found = {p: value(metrics, "drakit_devices", pool=p, state="free") for p in pools}
+        found["others"] = value(metrics, "drakit_devices", pool=OTHER_POOLS, state="free")
+        return {pool: count for pool, count in found.items() if count is not None}
+
+    driver = metrics.for_driver(DRIVER)
+    # It searches all series.
+    monkeypatch.setattr(metrics.devices, "remove_by_labels", None)
+    driver.set_devices({f"b{n:02}": DeviceCounts(free=n) for n in range(16)})
+    assert shown() == {f"b{n:02}": n for n in range(16)}
+    driver.set_devices(
+        {f"{pool}{n:02}": DeviceCounts(free=n) for n in range(2, 20) for pool in "ab"}
+    )
+    kept = {"a02": 2, "a03": 3, **{f"b{n:02}": n for n in range(2, 16)}}
+    assert shown() == {**kept, "others": 2 * sum(range(2, 20)) - sum(kept.values())}
+    driver.set_devices({"a07": DeviceCounts(free=1)})
+    assert shown() == {"a07": 1}
+    assert len(next(iter(metrics.devices.collect())).samples) == len(DEVICE_STATES)
+
+
+async def test_a_driver_that_cannot_be_measured_keeps_no_other_from_it(caplog):
+    measured: list[str] = []
+
+    async def measure() -> None:
+        measured.append("good")
+
+    async def fail() -> None:
+        raise KeyError("pool")
+
+    served = [SimpleNamespace(name="bad", measure=fail), SimpleNamespace(measure=measure)]
+    await _Probed(cast("Any", SimpleNamespace(served=served))).measure()
+    assert measured == ["good"]
+    assert "driver cannot be measured" in caplog.messages

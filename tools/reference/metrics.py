@@ -107,7 +107,8 @@ LABELS: Mapping[tuple[str, str], str] = {
     ): "a reason of [Events about the Node](events.md#events-about-the-node)",
     ("drakit_operator_events_total", "reason"): "a reason of [the operator's Events]"
     "(events.md#events-about-pods-claims-and-templates)",
-    ("drakit_devices", "pool"): "a pool of the driver's ResourceSlices",
+    ("drakit_devices", "pool"): "a pool of the driver's ResourceSlices. Beyond 16 pools, "
+    "`(other pools)` is the sum of the others",
     ("drakit_operator_devices", "driver"): "the name of a driver",
     ("drakit_operator_class_devices", "device_class"): "the name of a DeviceClass",
     ("drakit_operator_policy_devices", "policy"): "the name of a HostDevicePolicy",
