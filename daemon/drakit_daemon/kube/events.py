@@ -4,7 +4,7 @@ Kubernetes Events: deduplicated notes for people about an object.
 The same note about the same object is one Event with a count (``series``), also after a restart and
 from another replica: its name is a digest of its content. If another reporter has taken the name,
 the Event gets one that nobody can guess. :meth:`EventRecorder.record` limits the rate of Events
-about one object; callers of :meth:`EventRecorder.write` have a limit of their own.
+from one source about one object; callers of :meth:`EventRecorder.write` have a limit of their own.
 
 It must not know why an Event is emitted.
 """
@@ -65,7 +65,8 @@ class EventTimings:
     """Between two writes of a count: a note that repeats each second needs no write each second."""
 
     burst: int = 10
-    """New notes about one object before their rate is limited (:meth:`EventRecorder.record`)."""
+    """New notes from one source about one object before their rate is limited
+    (:meth:`EventRecorder.record`)."""
 
     refill_seconds: float = 60.0
     """The pause after which an object may have one more."""
@@ -138,14 +139,15 @@ class EventRecorder:
         action: str,
         note: str,
         type: Literal["Normal", "Warning"] = "Warning",
+        source: str = "",
     ) -> None:
         """
         Emit an Event as :meth:`write` does, but only log an error of the API server, and drop new
-        notes about an object that has too many.
+        notes about an object that has too many from this source, such as a driver.
         """
         event = self._event(regarding, type=type, reason=reason, action=action, note=note)
         series = self._recent(event)
-        if series is None and not self._within_rate(event):
+        if series is None and not self._within_rate(event, source):
             logger.info("too many events about one object", extra=_facts(event))
             return
         try:
@@ -235,9 +237,9 @@ class EventRecorder:
             # The server has deleted it (after an hour, by default): the next one is new.
             series.emitted_at = -self._timings.same_seconds
 
-    def _within_rate(self, event: Mapping[str, Any]) -> bool:
+    def _within_rate(self, event: Mapping[str, Any], source: str) -> bool:
         reference: Mapping[str, str] = event["regarding"]
-        about = f"{reference['kind']}/{reference.get('uid') or reference['name']}"
+        about = f"{reference['kind']}/{reference.get('uid') or reference['name']} {source}"
         limiter = self._limiters.get(about)
         if limiter is None:
             limiter = RateLimiter(

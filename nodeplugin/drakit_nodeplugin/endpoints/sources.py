@@ -82,6 +82,10 @@ class Diagnostic:
     note: str
     """A sentence that names endpoint, cause and remedy; the same cause gives the same text."""
 
+    source: str = ""
+    """The driver or the entry that it is about, if the reporter has several: none of them may use
+    up the Events of the others."""
+
 
 REPEAT_SECONDS = 60.0
 """Minimum time between two reports of the same sentence."""
@@ -98,10 +102,11 @@ SECONDS_EACH = 5.0
 
 
 class Diagnostics:
-    """Deduplicates and limits diagnostics."""
+    """Deduplicates and limits the diagnostics of one source."""
 
-    def __init__(self, report: Callable[[Diagnostic], None]) -> None:
+    def __init__(self, report: Callable[[Diagnostic], None], *, source: str = "") -> None:
         self._report = report
+        self._source = source
         self._quiet_until: dict[Diagnostic, float] = {}
         """The time until which a diagnostic is not repeated; loop time."""
         self._limiter = RateLimiter(burst=BURST, per_second=1 / SECONDS_EACH)
@@ -110,7 +115,7 @@ class Diagnostics:
     def report(self, reason: NodeReason, note: str, *, once: bool = False) -> None:
         """Report a sentence, unless it was reported a moment ago."""
         now = asyncio.get_running_loop().time()
-        diagnostic = Diagnostic(reason=reason, note=note)
+        diagnostic = Diagnostic(reason=reason, note=note, source=self._source)
         if now < self._quiet_until.get(diagnostic, -math.inf) or not self._within_limit():
             return
         self._quiet_until.pop(diagnostic, None)

@@ -422,4 +422,9 @@ class ActiveDriver:
             extra={"driver": self.name, "reason": diagnostic.reason, "note": diagnostic.note},
         )
         self._metrics.diagnosed(diagnostic.reason)
-        self._events.emit(reason=diagnostic.reason, action="Connect", note=diagnostic.note)
+        self._events.emit(
+            reason=diagnostic.reason,
+            action="Connect",
+            note=diagnostic.note,
+            source=diagnostic.source,
+        )

@@ -107,7 +107,7 @@ class HostedDrivers:
                 if (refusal := self._taken(name)) is not None:
                     if name not in self._names:
                         self._environment.numbers.give_up(name)
-                    self._report(Diagnostic(reason="BackendRefused", note=refusal))
+                    self._report(Diagnostic(reason="BackendRefused", note=refusal, source=name))
                     continue
                 assert self._directory is not None
                 self._hosting.add(name)
@@ -206,7 +206,7 @@ class HostedDrivers:
             # Its rows stay unread, and claims of the other drivers must not wait for them.
             self._environment.numbers.give_up(name)
             note = f"backend {name} cannot be served: {text_of(error)}"
-            self._report(Diagnostic(reason="BackendRefused", note=note))
+            self._report(Diagnostic(reason="BackendRefused", note=note, source=name))
             if driver is not None:
                 await driver.stop()
             return None
@@ -260,7 +260,12 @@ class HostedDrivers:
             "backend needs attention", extra={"reason": diagnostic.reason, "note": diagnostic.note}
         )
         self._environment.metrics.diagnostics.labels("", diagnostic.reason).inc()
-        self._events.emit(reason=diagnostic.reason, action="Connect", note=diagnostic.note)
+        self._events.emit(
+            reason=diagnostic.reason,
+            action="Connect",
+            note=diagnostic.note,
+            source=diagnostic.source,
+        )
 
 
 def refusal_of(name: str, *, own: Collection[str], hosted: Collection[str]) -> str | None:

@@ -161,14 +161,15 @@ class NodeEvents:
     def __init__(self, node: str, session: asyncio.Future[Session]) -> None:
         self._node = node
         self._session = session
-        self._pending: asyncio.Queue[tuple[NodeReason, str, str]] = asyncio.Queue(
+        self._pending: asyncio.Queue[tuple[NodeReason, str, str, str]] = asyncio.Queue(
             MAX_PENDING_EVENTS
         )
 
-    def emit(self, *, reason: NodeReason, action: str, note: str) -> None:
-        """Emit a warning soon. Repeated notes are one Event with a count."""
+    def emit(self, *, reason: NodeReason, action: str, note: str, source: str = "") -> None:
+        """Emit a warning soon. Repeated notes are one Event with a count; `source` has a limit of
+        its own."""
         try:
-            self._pending.put_nowait((reason, action, note))
+            self._pending.put_nowait((reason, action, note, source))
         except asyncio.QueueFull:
             logger.warning("Event dropped", extra={"reason": reason, "note": note})
 
@@ -186,13 +187,14 @@ class NodeEvents:
         """Write Events until canceled."""
         recorder = await self.recorder()
         while True:
-            reason, action, note = await self._pending.get()
+            reason, action, note, source = await self._pending.get()
             try:
                 await recorder.record(
                     {"apiVersion": "v1", "kind": "Node", "name": self._node},
                     reason=reason,
                     action=action,
                     note=note,
+                    source=source,
                 )
             except Exception:  # an Event that is lost must not end the daemon
                 logger.exception("Event could not be written", extra={"reason": reason})

@@ -357,8 +357,9 @@ async def test_health_taints_of_a_driver(health: bool, expected: set[str]):
     assert {taint.key for taint in device.taints} == expected
 
 
-async def test_an_event_that_cannot_be_written_does_not_end_the_others():
-    written = []
+async def written(*notes: tuple[str, str], last: str) -> list[str]:
+    """Emit notes of sources until the last one is written; return the written ones."""
+    written: list[str] = []
 
     class Session:
         async def create(self, path, body, *, timeout_seconds=None):
@@ -369,11 +370,23 @@ async def test_an_event_that_cannot_be_written_does_not_end_the_others():
     session = asyncio.get_running_loop().create_future()
     session.set_result(Session())
     events = NodeEvents(NODE, session)
-    for note in ("the first", "device usb-\udcff is not published"):
-        events.emit(reason="DeviceRejected", action="Publish", note=note)
+    for note, source in notes:
+        events.emit(reason="BackendRefused", action="Connect", note=note, source=source)
     run = asyncio.create_task(events.run())
     async with asyncio.timeout(5):
-        while not written:
+        while last not in written:
             await asyncio.sleep(0.001)
     run.cancel()
-    assert written == ["device usb-\\udcff is not published"]
+    return written
+
+
+async def test_an_event_that_cannot_be_written_does_not_end_the_others():
+    notes = (("the first", ""), ("device usb-\udcff is not published", ""))
+    shown = "device usb-\\udcff is not published"
+    assert await written(*notes, last=shown) == [shown]
+
+
+async def test_the_flood_of_one_driver_silences_no_other():
+    """The directory of backends reports on the drivers of all backends."""
+    flood = [(f"it reports the name {n}", "rude") for n in range(100)]
+    assert len(await written(*flood, ("refused", "polite"), last="refused")) < 20

@@ -187,16 +187,18 @@ async def test_a_failing_count_is_not_the_callers_trouble(objects):
     assert objects.events()[0]["series"]["count"] == 3
 
 
-async def test_a_flood_about_one_object_is_cut_short_for_that_object_alone(objects):
+async def test_a_flood_about_one_object_is_cut_short_for_that_object_and_source_alone(objects):
     recorder = recorder_on(objects, burst=3, refill_seconds=60)
     for n in range(50):
         await say(recorder, note=f"at {n}")
     assert len(objects.events()) == 3
     await say(recorder, regarding=NODE)
     assert len(objects.events("default")) == 1
+    await say(recorder, note="of another driver", source="camera.example.com")
+    assert len(objects.events()) == 4
     await asyncio.sleep(61)
     await say(recorder, note="later")
-    assert len(objects.events()) == 4
+    assert len(objects.events()) == 5
 
 
 async def test_what_is_remembered_is_bounded(objects):

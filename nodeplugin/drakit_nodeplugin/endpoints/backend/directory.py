@@ -353,7 +353,10 @@ class BackendDirectory:
         for entry, problem in problems.items():
             if before.get(entry) != problem:
                 note = f"the directory of backends.allowed.{entry}, {shown(self.path / entry)}, "
-                self._report(Diagnostic(reason="BackendDirectory", note=note + problem))
+                diagnostic = Diagnostic(
+                    reason="BackendDirectory", note=note + problem, source=self._drivers[entry]
+                )
+                self._report(diagnostic)
 
     def _compare(self, scanned: _Scanned) -> None:
         for key in [key for key in self._candidates if key not in scanned.sockets]:
@@ -417,7 +420,8 @@ class BackendDirectory:
             candidate.task = None
         if note is not None and note != candidate.note:
             candidate.note = note
-            self._report(Diagnostic(reason=reason, note=note))
+            driver = self._drivers[path.parent.name]
+            self._report(Diagnostic(reason=reason, note=note, source=driver))
 
     async def _name_of(self, socket: BackendSocket) -> str:
         """Return the driver of a socket, which is that of its entry."""

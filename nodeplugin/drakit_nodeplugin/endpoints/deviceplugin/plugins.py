@@ -286,7 +286,9 @@ class DevicePlugins(Caller):
         self._plugins: dict[str, DevicePlugin] = {}
         """Plugins by resource."""
         self._tasks: asyncio.TaskGroup | None = None
-        self._diagnostics = Diagnostics(context.report)
+        self._diagnostics = {
+            entry: Diagnostics(context.report, source=entry) for entry in source.plugins
+        }
         self._room = DeviceRoom()
         self._kubelet = KubeletResources(source.kubelet_resources)
         self._poll_kubelet = asyncio.Event()
@@ -298,7 +300,7 @@ class DevicePlugins(Caller):
                 source.directory / entry: RegistrationService(
                     source.directory / entry,
                     accept=partial(self._accept, entry),
-                    diagnostics=self._diagnostics,
+                    diagnostics=self._diagnostics[entry],
                 )
                 for entry in source.plugins
             }
@@ -395,7 +397,7 @@ class DevicePlugins(Caller):
             room=self._room,
             new_client=partial(
                 PluginClient,
-                diagnostics=self._diagnostics,
+                diagnostics=self._diagnostics[self._entries[resource]],
                 room=self._room,
                 devices=self._devices,
                 rights=self._rights[self._entries[resource]],
@@ -428,7 +430,7 @@ class DevicePlugins(Caller):
         if bar.text == plugin.barred:
             return
         if bar.reason is not None:
-            self._diagnostics.report(bar.reason, bar.text)
+            self._diagnostics[self._entries[plugin.resource]].report(bar.reason, bar.text)
         plugin.bar(bar.text)
 
 
