@@ -398,9 +398,14 @@ class ClaimQueue:
             )
         # A second prepare of a claim that is not prepared did nothing, and shows nothing.
         nothing = work.again and answer.error is None and not answer.devices
-        if answer.reason != NOT_DONE and not nothing:
-            for observer in self._observers:
+        if answer.reason == NOT_DONE or nothing:
+            return
+        for observer in self._observers:
+            try:
                 observer.finished(work.claim, work.operation, answer, seconds)
+            except Exception:  # even a bug of ours: the kubelet waits for the answer
+                facts = {"driver": self._driver, "claim": str(work.claim)}
+                logger.exception("answer could not be reported", extra=facts)
 
     def _not_yet(
         self, operation: Operation, claim: ClaimReference, turn: _WorkTurn | None

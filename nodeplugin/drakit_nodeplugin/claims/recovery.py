@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -64,7 +64,7 @@ from drakit_nodeplugin.claims.work import ClaimDependencies, workers
 from drakit_nodeplugin.state.cdi_files import claim_uid
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.podresources import PodView
-from drakit_nodeplugin.state.records import StoredClaim, StoredDevice, StoredNode
+from drakit_nodeplugin.state.records import State, StoredClaim, StoredDevice, StoredNode
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Recovery:
             alone = [[uid] for uid in sorted(claims.keys() & self._failed)]
             together = sorted(claims.keys() - self._failed)
             for uids in (together, *alone) if together else alone:
-                for uid, result in (await self._queue.undo_left(uids, state=state)).items():
+                for uid, result in (await self._undo(uids, state)).items():
                     self._log(claims[uid], result)
                     undone += result.error is None
                     if result.error is not None and not result.waiting:
@@ -115,6 +115,17 @@ class Recovery:
         self._logged &= left.keys()
         self._failed &= left.keys()
         return len(left) - undone
+
+    async def _undo(self, uids: Collection[str], state: State) -> Mapping[str, Undone]:
+        """Undo entries; after an unexpected error, each is retried alone."""
+        try:
+            return await self._queue.undo_left(uids, state=state)
+        except CheckpointError:
+            raise
+        except Exception:  # even a bug of ours: the other entries go on
+            logger.exception("unfinished claims not undone", extra={"claim_uid": ", ".join(uids)})
+            self._failed.update(uids)
+            return {}
 
     async def run(self) -> None:
         """
@@ -303,8 +314,12 @@ class OrphanRemover:
 
     async def _remove(self, uid: str) -> bool:
         # A file that could not be read may be another program's.
-        if await asyncio.to_thread(self._specs.read, uid) is None:
-            return False
+        with suppress(OSError):
+            if await asyncio.to_thread(self._specs.read, uid) is not None:
+                return await self._clear(uid)
+        return False
+
+    async def _clear(self, uid: str) -> bool:
         found, unremoved = await self._checkpoint.clear([uid])
         if found:
             return False

@@ -236,6 +236,9 @@ class StaleCollector:
                     return
                 except ClaimFetchError:
                     continue
+                except Exception:  # even a bug of ours: the other entries go on
+                    facts = {"driver": self._driver, "claim": str(entry)}
+                    logger.exception("claim cannot be checked", extra=facts)
 
         await workers(ask, parallel=self._timing.parallel, items=len(entries))
         return reasons, silent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -177,6 +178,14 @@ async def test_an_engine_that_raises_answers_every_claim_without_its_words(caplo
         assert "hunter2" not in answer.error
     (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert record.exc_info[1] is claims.failure
+
+
+async def test_a_report_that_fails_keeps_no_claim_without_its_answer(caplog):
+    calls = Calls(SlowClaims())
+    calls.queue._observers = (SimpleNamespace(),)  # it has no method `finished`
+    answers = await prepare(calls, A, B)
+    assert [answer.error for answer in answers.values()] == [None, None]
+    assert "answer could not be reported" in caplog.messages
 
 
 async def test_a_claim_that_the_engine_forgot_gets_an_error(caplog):

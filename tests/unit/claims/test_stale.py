@@ -307,6 +307,7 @@ async def test_the_grace_begins_again_if_at_the_last_moment(site, change):
     [
         pytest.param(NoAnswerError(claim="a", cause="it does not respond"), id="no-answer"),
         pytest.param(ClaimFetchError(claim="a", cause="our role lacks a verb"), id="a-refusal"),
+        pytest.param(KeyError("allocation"), id="an-internal-error"),
     ],
 )
 async def test_what_proves_nothing_about_the_claim_neither_collects_it_nor_ends_the_grace(
