@@ -27,6 +27,7 @@ from e2e.kit import (
     wait_for,
     write_kubeconfig,
 )
+from tests.unit.chart.slice_writes import ALLOWED, DEVICES, REFUSED, tainted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("devices")]
 
@@ -101,37 +102,52 @@ def foreign_slice(release) -> Iterator[str]:
     """A slice of the first node that another driver has published."""
     node = release.nodes[0]
     body = slice_of(node, pool=node, driver="foreign.test")
+    body["spec"]["devices"] = DEVICES
     release.kubectl("create", "-f", "-", input=json.dumps(body))
     name = body["metadata"]["name"]
     yield name
     release.kubectl("delete", "resourceslice", name, "--ignore-not-found")
 
 
-def tainted_device(name: str, *keys: str) -> dict[str, Any]:
-    return {"name": name, "taints": [{"key": key, "effect": "NoSchedule"} for key in keys]}
+FORGED = f"drivers in the chart's values: {DRIVER}"
 
 
 def test_a_token_of_a_plugin_cannot_publish_devices_of_drivers_that_it_does_not_host(
     release, as_first_node, foreign_slice
 ):
     node = release.nodes[0]
-    stopped = tainted_device("a", "foreign.test/a", "drakit.dev/stopped")
-    created = slice_of(node, pool=node, driver="other.test")
-    for created["spec"]["devices"] in ([], [stopped]):
-        message = refused(try_create, as_first_node, created)
-        assert f"drivers in the chart's values: {DRIVER}" in message
     body = slice_of(node, pool=node, driver="foreign.test")
 
-    def replace(*devices: dict[str, Any]) -> str:
-        body["spec"]["devices"] = [*devices]
-        return as_first_node("replace", "-f", "-", input=json.dumps(body))
+    def replace(devices: list[dict[str, Any]]) -> str:
+        body["spec"]["devices"] = devices
+        return as_first_node("replace", "--dry-run=server", "-f", "-", input=json.dumps(body))
 
-    for device in ({"name": "b"}, tainted_device("b", "foreign.test/drakit.dev")):
-        assert "drivers in the chart's values" in refused(replace, stopped, device)
+    for param in REFUSED:
+        (devices,) = param.values
+        assert FORGED in refused(replace, devices), param.id
+        created = slice_of(node, pool=node, driver="other.test")
+        created["spec"]["devices"] = devices
+        assert FORGED in refused(try_create, as_first_node, created), param.id
     # A driver that was removed from the values, which the plugin still hosts from its record.
-    replace(stopped, tainted_device("b", "drakit.dev/unhealthy"))
-    replace()
+    for param in ALLOWED:
+        replace(*param.values)
     as_first_node("delete", "resourceslice", foreign_slice)
+
+
+@pytest.mark.usefixtures("foreign_slice")
+def test_admission_of_the_largest_slice_of_a_foreign_driver_is_within_the_cost_limit(
+    release, as_first_node
+):
+    body = slice_of(release.nodes[0], pool=release.nodes[0], driver="foreign.test")
+    attributes = {f"a{n}": {"string": "x" * 64} for n in range(32)}
+    names = [f"{n:03}".rjust(63, "d") for n in range(128)]
+    body["spec"]["devices"] = [{"name": name, "attributes": attributes} for name in names]
+    release.kubectl("replace", "-f", "-", input=json.dumps(body))
+    # A slice with taints has 64 devices at most.
+    body["spec"]["devices"] = tainted(*body["spec"]["devices"][64:])
+    as_first_node("replace", "-f", "-", input=json.dumps(body))
+    body["spec"]["devices"][-1]["name"] = "invented"
+    assert FORGED in refused(as_first_node, "replace", "-f", "-", input=json.dumps(body))
 
 
 @pytest.fixture
@@ -146,20 +162,20 @@ def reports(release) -> None:
 def test_a_report_of_a_plugin_is_named_after_its_node_and_driver(release, as_first_node):
     first, second = release.nodes[:2]
 
-    def report_of(node: str, *, name: str) -> dict[str, Any]:
+    def report_of(node: str, *, driver: str = DRIVER, name: str = "") -> dict[str, Any]:
         return {
             "apiVersion": crds.API_VERSION,
             "kind": "NodeDeviceReport",
-            "metadata": {"name": name},
-            "spec": {"nodeName": node, "driver": "test.drakit.dev"},
+            "metadata": {"name": name or f"{node}.{driver}"},
+            "spec": {"nodeName": node, "driver": driver},
         }
 
-    own, foreign = (f"{node}.test.drakit.dev" for node in (first, second))
-    try_create(as_first_node, report_of(first, name=own))
-    message = refused(try_create, as_first_node, report_of(second, name=foreign))
+    message = refused(try_create, as_first_node, report_of(second))
     assert "may only write NodeDeviceReports of that node" in message
-    message = refused(try_create, as_first_node, report_of(first, name=foreign))
+    message = refused(try_create, as_first_node, report_of(first, name=f"{second}.{DRIVER}"))
     assert "the name must have the form <nodeName>.<driver>" in message
+    message = refused(try_create, as_first_node, report_of(first, driver="test.drakit.dev"))
+    assert f"may only create NodeDeviceReports of the {FORGED}" in message
 
 
 def event_of(node: str, *, controller: str = CONTROLLER, name: str = "admission") -> dict[str, Any]:

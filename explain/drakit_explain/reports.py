@@ -36,6 +36,8 @@ MAX_UNHEALTHY = 20
 """Unhealthy devices of a report: the limit of its definition."""
 
 MAX_DROPPED = 10
+MAX_POLICIES = 20
+MAX_CONFLICTS = 3
 
 # ---------------------------------------------------------------- from raw objects
 
@@ -67,7 +69,7 @@ def project_report(body: Object) -> ReportFacts:
         uid=text(body, "metadata", "uid"),
         node=text(body, "spec", "nodeName"),
         driver=text(body, "spec", "driver"),
-        policies=tuple(_outcome(each) for each in children(status, "policies")),
+        policies=tuple(_outcome(each) for each in children(status, "policies")[:MAX_POLICIES]),
         policies_omitted=bool(status.get("policiesOmitted")),
         refused=text(status, "policiesRefused"),
         registration=_registration(children(status, "conditions")),
@@ -114,7 +116,7 @@ def _outcome(body: Object) -> PolicyReport:
         problem=text(body, "problem"),
         conflicts=tuple(
             DeviceConflict(device=text(each, "device"), policy=text(each, "policy"))
-            for each in children(body, "conflicts")
+            for each in children(body, "conflicts")[:MAX_CONFLICTS]
         ),
     )
 

@@ -65,7 +65,11 @@ MAX_UNHEALTHY = 20
 MAX_NAMED = 3
 """Names in the message of a condition."""
 
-MAX_CONFLICTS = 10
+MAX_POLICIES = 20
+"""Policies that are listed. The operator keeps the lists of all nodes in memory."""
+
+MAX_CONFLICTS = 3
+"""Conflicts of a policy that are listed: enough to find the cause."""
 
 MAX_LABEL = 256
 """Characters of the name by which users know a device."""
@@ -280,7 +284,7 @@ def _policies(facts: ReportFacts) -> tuple[list[dict[str, Any]], int]:
             each["name"],
         )
     )
-    first = sorted(shown[:MAX_LISTED], key=lambda each: each["name"])
+    first = sorted(shown[:MAX_POLICIES], key=lambda each: each["name"])
     return first, len(shown) - len(first)
 
 

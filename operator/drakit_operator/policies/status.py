@@ -107,6 +107,8 @@ class _Answer:
     state: Literal["applied", "behind", "refused", "problem", "in use"]
     report: PolicyReport
     message: str = ""
+    listed: bool = True
+    """Whether the report has the policy. Of many policies, it omits some that are in effect."""
 
 
 def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Status:
@@ -195,6 +197,9 @@ def _applied(answers: Sequence[_Answer], policy: PolicyFacts, applied: int) -> C
     elif holding := of("in use"):
         reason = "DevicesInUse"
         message += f"; {_names(holding)}: {holding[0].message}"
+    elif omitting := [each for each in answers if not each.listed]:
+        status, reason = "True", "Applied"
+        message += f"; its devices on {_names(omitting)} are not counted: too many policies"
     elif not any(each.report.matched for each in answers):
         status, reason = "True", "NoDeviceMatched"
         message += (
@@ -244,7 +249,8 @@ def _answer(policy: PolicyFacts, report: ReportFacts) -> _Answer:
     found = next((each for each in report.policies if each.name == name), None)
     nothing = PolicyReport(name=name, uid=uid, observed_generation=0, matched=0, published=0)
     if found is None:
-        return _Answer(node, "applied" if report.policies_omitted else "behind", nothing)
+        omitted = report.policies_omitted
+        return _Answer(node, "applied" if omitted else "behind", nothing, listed=not omitted)
     if found.uid != uid:  # it is about an earlier policy of the same name
         return _Answer(node, "behind", nothing)
     if found.observed_generation != policy.generation:

@@ -1,8 +1,11 @@
-"""Finding things in a rendered chart."""
+"""Finding things in a rendered chart, and evaluating its admission policies."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from cel_expr_python import cel
+from cel_expr_python.ext import ext_optional, ext_strings
 
 
 def the(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
@@ -24,3 +27,35 @@ def written(objects: list[dict[str, Any]], tmp_path, component: str):
     file = tmp_path / f"{component}.yaml"
     file.write_text(data[file.name])
     return file
+
+
+class AdmissionPolicy:
+    """A ValidatingAdmissionPolicy, evaluated as the API server does."""
+
+    def __init__(self, objects: list[dict[str, Any]], name: str, *, node: str = "node-1") -> None:
+        self._spec = the(objects, "ValidatingAdmissionPolicy", name)["spec"]
+        self._user = {"extra": {"authentication.kubernetes.io/node-name": [node]}}
+        names = ("object", "oldObject", "request", "variables")
+        self._environment = cel.NewEnv(
+            variables=dict.fromkeys(names, cel.Type.DYN),
+            extensions=[ext_optional.ExtOptional(), ext_strings.ExtStrings()],
+        )
+
+    def refusal(self, old: dict[str, Any] | None, new: dict[str, Any] | None) -> tuple[str, str]:
+        """Return the reason and the sentence of the first refusal; empty if there is none."""
+        operation = "CREATE" if old is None else "DELETE" if new is None else "UPDATE"
+        request = {"operation": operation, "userInfo": self._user}
+        data = {"object": new, "oldObject": old, "request": request, "variables": {}}
+        for each in self._spec["validations"]:
+            if not self._evaluate(each["expression"], data):
+                if text := each.get("messageExpression"):
+                    return each["reason"], self._evaluate(text, data)
+                return each["reason"], each["message"]
+        return "", ""
+
+    def _evaluate(self, expression: str, data: dict[str, Any]) -> Any:
+        for variable in self._spec["variables"]:
+            name = variable["name"]
+            if f"variables.{name}" in expression and name not in data["variables"]:
+                data["variables"][name] = self._evaluate(variable["expression"], data)
+        return self._environment.compile(expression).eval(data=data).plain_value()

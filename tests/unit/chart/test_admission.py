@@ -7,15 +7,14 @@ import re
 from typing import Any
 
 import pytest
-from cel_expr_python import cel
-from cel_expr_python.ext import ext_strings
 
 from drakit.device import Health
 from drakit_drivers.hostdev import HostDevices
-from drakit_nodeplugin.devices.taints import DOMAIN, Condition, taints
+from drakit_nodeplugin.devices.taints import Condition, taints
 from drakit_nodeplugin.slices.plan import PoolIdentity, slice_name
 from tests.unit.chart.conftest import CHART
-from tests.unit.chart.reading import pod_spec, the
+from tests.unit.chart.reading import AdmissionPolicy, pod_spec, the
+from tests.unit.chart.slice_writes import ALLOWED, DEVICES, REFUSED, tainted
 
 SLICES = "drakit-nodeplugin"
 EVENTS = "drakit-nodeplugin-events"
@@ -169,22 +168,75 @@ def test_drivers_are_bound_where_the_values_name_them_all(render, values, driver
     assert bound_drivers(render(values)) == drivers
 
 
-def test_slices_of_a_driver_that_left_the_values_can_be_tainted_and_deleted(render):
+# ------------------------------------------------------------ slices and reports of other drivers
+
+
+def of_driver(name: str, *devices: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """A slice of a driver, or its report."""
+    identity = PoolIdentity(driver=name, node="node-1", node_uid="u", pool="node-1")
+    pool = {"name": "node-1"}
+    return {
+        "metadata": {"name": slice_name(identity, 0)},
+        "spec": {"driver": name, "nodeName": "node-1", "pool": pool, "devices": [*devices], **spec},
+    }
+
+
+@pytest.mark.parametrize("devices", ALLOWED)
+def test_slices_of_a_driver_that_left_the_values_can_be_tainted_and_deleted(render, devices):
     """The plugin still hosts it from its record, so that its claims can end."""
-    (rule,) = [
-        validation
-        for validation in policy(render(allowing()), SLICES)["validations"]
-        if "spec.driver in" in validation["expression"]
-    ]
-    delete, listed, update = rule["expression"].split(" || ")
-    assert delete == "object == null"
-    assert listed == f'variables.slices.all(spec, spec.driver in ["{HostDevices.name}"])'
-    assert update.startswith("(oldObject != null && object.spec.?devices.orValue([]).all(device, ")
+    policy, old = AdmissionPolicy(render(), SLICES), of_driver("gpu.test", *DEVICES)
+    assert policy.refusal(old, of_driver("gpu.test", *devices)) == ("", "")
+    assert policy.refusal(old, None) == ("", "")
+
+
+def test_every_taint_of_the_plugin_may_be_in_such_a_slice(render):
     condition = Condition(health=Health.unhealthy("broken"), tainted=True, evicting=True)
+    policy, old = AdmissionPolicy(render(), SLICES), of_driver("gpu.test", *DEVICES)
     for taint in taints((), condition, stopped=True, unpreparing=True):
-        assert taint.key.startswith(DOMAIN)
-        assert taint.effect != "None"
-    assert f'taint.key.startsWith("{DOMAIN}") && taint.effect != "None"' in update
+        new = tainted(*DEVICES, taints=[{"key": taint.key, "effect": taint.effect}])
+        assert policy.refusal(old, of_driver("gpu.test", *new)) == ("", "")
+
+
+LISTED = f"of the drivers in the chart's values: {HostDevices.name}"
+FORGED = f"only write ResourceSlices {LISTED}; "
+
+
+@pytest.mark.parametrize("devices", REFUSED)
+def test_devices_of_a_foreign_driver_cannot_be_invented_or_changed(render, devices):
+    policy, new = AdmissionPolicy(render(), SLICES), of_driver("gpu.test", *devices)
+    for old in (of_driver("gpu.test", *DEVICES), None):
+        assert FORGED in policy.refusal(old, new)[1]
+    own = of_driver(HostDevices.name, *devices)
+    assert policy.refusal(of_driver(HostDevices.name, *DEVICES), own) == ("", "")
+
+
+def test_counters_of_a_foreign_driver_cannot_be_changed(render):
+    def with_counters(value: str) -> dict[str, Any]:
+        counters = {"name": "gpu-0", "counters": {"memory": {"value": value}}}
+        return of_driver("gpu.test", *tainted(*DEVICES), sharedCounters=[counters])
+
+    policy, old = AdmissionPolicy(render(), SLICES), with_counters("40Gi")
+    assert policy.refusal(old, old) == ("", "")
+    for new in (with_counters("80Gi"), of_driver("gpu.test", *tainted(*DEVICES))):
+        assert FORGED in policy.refusal(old, new)[1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "refused"),
+    [
+        pytest.param(None, HostDevices.name, False, id="create-of-the-values"),
+        pytest.param(None, "gpu.test", True, id="create-of-another"),
+        pytest.param("gpu.test", "gpu.test", False, id="update-of-one-that-left-the-values"),
+        pytest.param("gpu.test", None, False, id="delete-of-one-that-left-the-values"),
+    ],
+)
+def test_reports_are_bound_to_the_drivers_of_the_values(render, old, new, refused):
+    """Each report costs the operator memory, and the driver is a part of its name."""
+    before, after = (name and of_driver(name) for name in (old, new))
+    _, message = AdmissionPolicy(render(), REPORTS).refusal(before, after)
+    assert (f"only create NodeDeviceReports {LISTED}" in message) == refused == bool(message)
+    unnamed = render({"nodeplugin": {"drivers": [{"driver": "camera:Camera"}]}})
+    assert AdmissionPolicy(unnamed, REPORTS).refusal(before, after) == ("", "")
 
 
 # ------------------------------------------------------------ names of slices
@@ -194,34 +246,19 @@ class Names:
     """The rule for the names of slices, evaluated as the API server does."""
 
     def __init__(self, objects: list[dict[str, Any]]) -> None:
-        spec = policy(objects, SLICES)
-        (rule,) = [each for each in spec["validations"] if "metadata.?name" in each["expression"]]
-        # The library has no optional fields; at a create, an object always has a name.
-        self._rule = rule["expression"].replace('.?name.orValue("")', ".name")
-        self.message = rule["messageExpression"]
-        self._variables = {each["name"]: each["expression"] for each in spec["variables"]}
-        self._environment = cel.NewEnv(
-            variables=dict.fromkeys(("object", "request", "variables"), cel.Type.DYN),
-            extensions=[ext_strings.ExtStrings()],
-        )
+        self._objects = objects
 
-    def allow(self, name: str, *, driver: str, pool: str, operation: str = "CREATE") -> bool:
-        body = {"metadata": {"name": name}, "spec": {"driver": driver, "pool": {"name": pool}}}
-        data: dict[str, Any] = {"object": body, "request": {"operation": operation}}
-        variables: dict[str, Any] = {}
-        for variable in ("driverAndPool", "middleOfName"):
-            variables[variable] = self._evaluate(
-                self._variables[variable], {**data, "variables": variables}
-            )
-        return self._evaluate(self._rule, {**data, "variables": variables})
-
-    def _evaluate(self, expression: str, data: dict[str, Any]) -> Any:
-        return self._environment.compile(expression).eval(data=data).plain_value()
+    def allow(self, name: str, *, driver: str, pool: str, update: bool = False) -> bool:
+        spec = {"driver": driver, "pool": {"name": pool}, "nodeName": pool}
+        body = {"metadata": {"name": name}, "spec": spec}
+        policy = AdmissionPolicy(self._objects, SLICES, node=pool.partition("/")[0])
+        _, message = policy.refusal(body if update else None, body)
+        return "the name of a ResourceSlice must contain" not in message
 
 
 @pytest.fixture
 def names(render) -> Names:
-    return Names(render())
+    return Names(render({"nodeplugin": {"drivers": [{"driver": "camera:Camera"}]}}))
 
 
 LONG = ".".join(["n" * 60] * 4)
@@ -268,4 +305,4 @@ def test_the_policy_refuses_names_of_slices(names: Names, driver, pool, secret):
 )
 def test_the_policy_refuses_other_forms_of_names(names: Names, name: str):
     assert not names.allow(name, driver="a.test", pool="node-1")
-    assert names.allow(name, driver="a.test", pool="node-1", operation="UPDATE"), "of before"
+    assert names.allow(name, driver="a.test", pool="node-1", update=True), "of before"

@@ -7,13 +7,12 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from cel_expr_python import cel
 
 from drakit_explain.model import PolicyFacts
 from drakit_operator.announcing import CONTROLLER
 from drakit_operator.policies.status import desired_class
 from tests.unit.chart.class_writes import EXTENDED, OTHER_FIELDS, PREFIX, WRITES, Write
-from tests.unit.chart.reading import pod_spec, the
+from tests.unit.chart.reading import AdmissionPolicy, pod_spec, the
 from tests.unit.docs.listings import listing
 
 NAME = "drakit-operator"
@@ -23,41 +22,6 @@ SERIAL = {
     "match": [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}],
     "deviceClass": {"extendedResourceName": "lab.test/serial"},
 }
-
-
-class AdmissionPolicy:
-    """A ValidatingAdmissionPolicy, evaluated as the API server does."""
-
-    def __init__(self, spec: dict[str, Any]) -> None:
-        self._spec = spec
-        names = ("object", "oldObject", "variables")
-        self._environment = cel.NewEnv(variables=dict.fromkeys(names, cel.Type.DYN))
-
-    def refusal(self, old: dict[str, Any] | None, new: dict[str, Any] | None) -> tuple[str, str]:
-        """Return the reason and the sentence of the first refusal; empty if there is none."""
-        for each in self._spec["validations"]:
-            if not self._evaluate(each["expression"], old, new):
-                if text := each.get("messageExpression"):
-                    return each["reason"], self._evaluate(text, old, new)
-                return each["reason"], each["message"]
-        return "", ""
-
-    def _evaluate(self, expression: str, old: Any, new: Any) -> Any:
-        data: dict[str, Any] = {"object": new, "oldObject": old, "variables": {}}
-        for variable in self._spec["variables"]:
-            if self._uses(expression, variable["name"]):
-                data["variables"][variable["name"]] = self._evaluate(
-                    variable["expression"], old, new
-                )
-        return self._environment.compile(expression).eval(data=data).plain_value()
-
-    @staticmethod
-    def _uses(expression: str, variable: str) -> bool:
-        return f"variables.{variable}" in expression
-
-
-def policy_of(objects: list[dict[str, Any]], name: str = NAME) -> AdmissionPolicy:
-    return AdmissionPolicy(the(objects, "ValidatingAdmissionPolicy", name)["spec"])
 
 
 def class_with(resource: str) -> dict[str, Any]:
@@ -112,7 +76,7 @@ def test_every_right_to_write_has_a_clause(render):
 @pytest.mark.parametrize("write", [pytest.param(each, id=each.name) for each in WRITES])
 def test_the_operator_can_write_what_it_writes_and_nothing_else(render, write: Write):
     old, new = write.bodies("serial.test", policy="serial-1", uid="u")
-    reason, message = policy_of(render(ALLOWING)).refusal(old, new)
+    reason, message = AdmissionPolicy(render(ALLOWING), NAME).refusal(old, new)
     if write.sentence:
         assert write.sentence in message
         # The operator reports an invalid class in the status of the policy.
@@ -126,11 +90,11 @@ def test_a_field_of_a_later_kubernetes_is_refused(render):
     assert old is None
     assert new is not None
     new["spec"]["later"] = {}
-    assert policy_of(render()).refusal(old, new) == ("Forbidden", OTHER_FIELDS)
+    assert AdmissionPolicy(render(), NAME).refusal(old, new) == ("Forbidden", OTHER_FIELDS)
 
 
 def test_events_need_the_operator_as_reporter(render):
-    policy = policy_of(render(), EVENTS)
+    policy = AdmissionPolicy(render(), EVENTS)
     ours, others = {"reportingController": CONTROLLER}, {"reportingController": "kubelet"}
     assert policy.refusal(None, ours) == policy.refusal(ours, ours) == ("", "")
     for old, new in ((None, others), (None, {}), (others, others), (others, ours), (ours, others)):
@@ -183,7 +147,9 @@ def test_events_need_the_operator_as_reporter(render):
 def test_extended_resources_need_a_prefix_or_a_policy_in_the_values(
     render, hostdev, resource, allowed
 ):
-    reason, message = policy_of(render({"hostdev": hostdev})).refusal(None, class_with(resource))
+    reason, message = AdmissionPolicy(render({"hostdev": hostdev}), NAME).refusal(
+        None, class_with(resource)
+    )
     if allowed:
         assert message == ""
     else:
@@ -193,7 +159,7 @@ def test_extended_resources_need_a_prefix_or_a_policy_in_the_values(
 def test_the_values_of_the_page_about_migration_allow_its_resource(render):
     values = yaml.safe_load(listing("docs/admin/migrate.md", "prefixes.yaml"))
     net_tun = class_with("smarter-devices/net_tun")
-    assert policy_of(render(values)).refusal(None, net_tun) == ("", "")
+    assert AdmissionPolicy(render(values), NAME).refusal(None, net_tun) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +196,7 @@ def test_new_prefixes_replace_the_operator_so_that_it_writes_the_refused_classes
 )
 def test_fewer_users_cause_a_warning_and_no_refusal(render, old, new, warning):
     objects, name = render(), f"{NAME}-sharing"
-    _, text = policy_of(objects, name).refusal(
+    _, text = AdmissionPolicy(objects, name).refusal(
         {"spec": {"sharing": old}}, {"spec": {"sharing": new}}
     )
     assert bool(text) == bool(warning)

@@ -42,7 +42,8 @@ SENTENCES = {
         f"or after {minutes(endpoint.POLICIES_RETRY_SECONDS)} minute, and reports the reason",
         f"The plugin retries within {minutes(policies.RETRY_SECONDS[1])} minute",
         f"the first {report.MAX_LISTED} [rejected devices]",
-        f"up to {report.MAX_LISTED} policies",
+        f"up to {report.MAX_POLICIES} policies",
+        f"up to {report.MAX_CONFLICTS} conflicts",
         f"the first {report.MAX_STUCK} claims that have been preparing or unpreparing for more "
         f"than {minutes(report.STUCK_SECONDS)} minute",
         f"when it changes, at most once every {report.PACE_SECONDS:.0f} s",

@@ -17,7 +17,13 @@ from drakit_explain.model import (
     Result,
 )
 from drakit_explain.pending import Verdict
-from drakit_explain.reports import MAX_UNHEALTHY, project_policy, project_report
+from drakit_explain.reports import (
+    MAX_CONFLICTS,
+    MAX_POLICIES,
+    MAX_UNHEALTHY,
+    project_policy,
+    project_report,
+)
 from tests.fakes.world import (
     ANY,
     POD,
@@ -89,11 +95,16 @@ def test_hostile_content_of_a_report_is_bounded_and_printable():
         {
             "metadata": {"name": "n1.d", "uid": "u"},
             "spec": {"nodeName": "n1", "driver": "d"},
-            "status": {"unhealthyDevices": many, "droppedFields": dropped},
+            "status": {
+                "unhealthyDevices": many,
+                "droppedFields": dropped,
+                "policies": [{"name": "p", "conflicts": [{"device": "d"}] * 10}] * 100,
+            },
         }
     )
     assert len(found.unhealthy) == MAX_UNHEALTHY
     assert len(found.dropped) == 10
+    assert [len(each.conflicts) for each in found.policies] == [MAX_CONFLICTS] * MAX_POLICIES
     for text in (found.unhealthy[0].message, found.dropped[0].message):
         assert len(text) <= 256
         assert text.isprintable()

@@ -187,8 +187,8 @@ NO_NODES = ("Unknown", "NoNodes")
         pytest.param(
             [report("a", policies_omitted=True)],
             ("True", "Accepted"),
-            ("True", "NoDeviceMatched"),
-            "1 of 1 node apply generation 3",
+            ("True", "Applied"),
+            "apply generation 3; its devices on a are not counted: too many policies",
             id="a-report-that-is-too-long",
         ),
         pytest.param(
