@@ -235,6 +235,23 @@ def parts(
         yield number, raw[start:end]
 
 
+def split(raw: bytes, numbers: frozenset[int]) -> tuple[list[tuple[int, bytes]], bytes]:
+    """Return the messages in the fields with these numbers, as :func:`parts`, and the bytes of the
+    other fields, so that each can be parsed alone."""
+    found: list[tuple[int, bytes]] = []
+    rest = bytearray()
+    at = 0
+    for count, (number, wire_type, start, end) in enumerate(_fields(raw, 0, len(raw))):
+        if count == MAX_FIELDS:
+            raise _too_many_fields()
+        if number in numbers and wire_type == _LENGTH_DELIMITED:
+            found.append((number, raw[start:end]))
+        else:
+            rest += raw[at:end]
+        at = end
+    return found, bytes(rest)
+
+
 def _count(raw: bytes, kind: type[Message]) -> None:
     """Raise :class:`GarbageError` if there are too many fields, at any depth."""
     count = 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
@@ -53,6 +53,7 @@ from drakit_nodeplugin.endpoints.wire import (
     parse,
     parts,
     printable,
+    split,
     to_its_end,
 )
 from drakit_proto.backend.v1 import backend_pb2 as pb
@@ -62,9 +63,6 @@ logger = logging.getLogger(__name__)
 DEADLINE_SECONDS = CALL_SECONDS - 1.0
 """The deadline of a call, shorter than its caller's timeout, so that the backend notices the end
 first. It also limits how long the claim of a deleted pod waits for a prepare."""
-
-MAX_CLAIM_BYTES = 512 * 1024
-"""The answer for one claim: several times what 32 devices with a hundred edits each need."""
 
 IN_LOOP_EDITS = 64
 """Maximum entries of edits that are checked in the daemon's loop. That takes less than a
@@ -78,6 +76,9 @@ LOST_SECONDS = 1.0
 
 _CLAIMS = frozenset({1})
 """The field of every answer that holds the claims."""
+
+_EDITS = pb.PreparedClaim.EDITS_FIELD_NUMBER
+_OF_DEVICES = frozenset({_EDITS, pb.PreparedClaim.DEVICES_FIELD_NUMBER})
 
 ResultT = TypeVar("ResultT")
 _Reader: TypeAlias = Callable[[bytes, int, Turns], Awaitable[ResultT]]
@@ -153,14 +154,24 @@ class BackendClaims:
         self, method: str, batch: Sequence[AllocatedClaim], read: _Reader[ResultT]
     ) -> Mapping[str, ResultT | DeviceFailedError]:
         """Call a method; return the answers by UID, only for claims of the batch."""
-        answers: dict[str, ResultT | DeviceFailedError] = {}
-        for request, counts in _requests(batch, self._published()):
-            raw = await self._call(method, request)
-            try:
-                answers |= await self._sort(raw, read, method=method, counts=counts)
-            except GarbageError as error:
-                raise DriverError(_fault(f"answered {method} with {error}")) from None
-        return answers
+        published = self._published()
+        # All requests have the same form.
+        request = pb.PrepareClaimsRequest(claims=[claim_message(each, published) for each in batch])
+        half = len(batch) // 2
+        try:
+            if half and request.ByteSize() > MAX_MESSAGE_BYTES:
+                raise _TooLargeError
+            raw = await self._call(method, request.SerializeToString())
+            counts = {item.claim.uid: len(item.devices) for item in batch}
+            return await self._sort(raw, read, method=method, counts=counts)
+        except _TooLargeError:
+            if not half:
+                raise
+            # Each claim is within its limits, but not all of them together.
+            first = await self._ask(method, batch[:half], read)
+            return {**first, **await self._ask(method, batch[half:], read)}
+        except GarbageError as error:
+            raise DriverError(_fault(f"answered {method} with {error}")) from None
 
     def _published(self) -> Published | None:
         """Return the devices that it listed last; None if it does not need the claim's data."""
@@ -184,6 +195,8 @@ class BackendClaims:
                 raise CallOverdueError from None
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
                 raise _NotImplementedError(f"its backend {error}") from None
+            if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise _TooLargeError(f"its backend {error}") from None
             raise DriverError(f"its backend {error}") from None
 
     async def _sort(
@@ -204,8 +217,6 @@ class BackendClaims:
             try:
                 if uid in answers:
                     raise DriverError(_fault(f"answered {method} twice for this claim"))
-                if len(part) > MAX_CLAIM_BYTES:
-                    raise GarbageError(f"more than {MAX_CLAIM_BYTES // 1024} KiB")
                 answers[uid] = await read(part, counts[uid], turns)
             except GarbageError as error:
                 answers[uid] = self._failed(
@@ -235,18 +246,8 @@ class _NotImplementedError(DriverError):
     """The backend does not have a method."""
 
 
-def _requests(
-    batch: Sequence[AllocatedClaim], published: Published | None
-) -> Iterator[tuple[bytes, Mapping[str, int]]]:
-    """Yield the claims as one request, or as several if it would be too large, with the number of
-    each claim's devices. All requests have the same form."""
-    request = pb.PrepareClaimsRequest(claims=[claim_message(item, published) for item in batch])
-    if len(batch) > 1 and request.ByteSize() > MAX_MESSAGE_BYTES:
-        half = len(batch) // 2
-        yield from _requests(batch[:half], published)
-        yield from _requests(batch[half:], published)
-    else:
-        yield request.SerializeToString(), {item.claim.uid: len(item.devices) for item in batch}
+class _TooLargeError(DriverError):
+    """A request or its answer is larger than a message can be."""
 
 
 def _uid_of(part: bytes) -> str | None:
@@ -263,17 +264,21 @@ def _uid_of(part: bytes) -> str | None:
 
 
 async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[PreparedDevice]:
-    answer = parse(pb.PreparedClaim, part)
-    _raise_error(answer, count)
-    if len(answer.edits) > count:
+    # Each device alone: one that is within its limits must not fail for the size of all.
+    found, rest = split(part, _OF_DEVICES)
+    _raise_error(parse(pb.PreparedClaim, rest), count)
+    every_edits = [each for number, each in found if number == _EDITS]
+    devices = [each for number, each in found if number != _EDITS]
+    if len(every_edits) > count:
         raise DriverError(_fault("returned edits for more devices than a claim has"))
-    if answer.devices and len(answer.devices) != len(answer.edits):
+    if devices and len(devices) != len(every_edits):
         raise DriverError(_fault("returned more or fewer devices than edits"))
     converted: list[PreparedDevice] = []
-    for index, edits in enumerate(answer.edits):
+    for index, raw in enumerate(every_edits):
+        edits = parse(pb.Edits, raw)
         if entries_of(edits) > MAX_EDITS:
             raise DriverError(_fault(f"returned more than {MAX_EDITS:,} edits for a device"))
-        beside = answer.devices[index] if answer.devices else None
+        beside = parse(pb.PreparedDevice, devices[index]) if devices else None
         try:
             converted.append(prepared_of(edits_of(edits), beside))
         except ValueError as error:
