@@ -543,7 +543,7 @@ RejectionReason = Literal[
     "WrongKind",
 ]
 """The reason why a driver does not publish a device.
-docs/reference/slices.md#rejected-devices describes each. The node plugin sets ``Invalid``
+docs/reference/slices.md#rejected-devices describes each. drakit itself sets ``Invalid``
 and ``Refused``."""
 
 
@@ -640,10 +640,10 @@ class Inventory:
     policies: Collection[PolicyOutcome] = ()
 
     withdrawn: Collection[str] = ()
-    """Names of held devices that are still present, but that the driver no longer lists, for
-    example because no policy matches them. They stay published with the taint ``drakit.dev/gone``,
-    and their pods are not evicted. Repeat these names in each inventory: a device that is neither
-    listed nor named counts as unplugged."""
+    """Held devices that are still present, but that the driver no longer lists, for example because
+    no policy matches them. They stay published with the taint ``drakit.dev/gone``, and their pods
+    are not evicted. ``pool/name`` is the device of one pool, and ``name`` those of all pools.
+    Repeat them in each inventory: a device that is neither listed nor named counts as unplugged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

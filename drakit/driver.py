@@ -286,10 +286,11 @@ class Driver(ABC, Generic[ConfigT, ParametersT, PolicyT]):
     seconds."""
 
     held_devices: Callable[[], Mapping[str, HeldDevice]]
-    """Returns the devices held by claims, by name, for a driver with policies. The node plugin
-    sets this attribute, and starts to iterate over `devices` when the held devices are known. While
-    a claim holds a device, the driver must neither rename the device nor switch it to a different
-    policy. The result can contain a device for a few seconds after it is unprepared."""
+    """Returns the devices held by claims, for a driver with policies, by name: ``pool/name`` in a
+    pool with a name. The node plugin sets this attribute, and starts to iterate over `devices` when
+    the held devices are known. While a claim holds a device, the driver must neither rename the
+    device nor switch it to a different policy. The result can contain a device for a few seconds
+    after it is unprepared."""
 
     def __init__(self, config: ConfigT, node: Node) -> None:
         self.config = config

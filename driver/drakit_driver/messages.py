@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+from google.protobuf.message import Message
 
 from drakit.device import (
     AllocatedClaim,
@@ -37,11 +39,18 @@ from drakit.device import (
     Taint,
 )
 from drakit.driver import DevicePolicy, Policy
-from drakit_driver.runtime.backend import attribute_message
-from drakit_driver.runtime.contract import CallError, DeviceKey
+from drakit_driver.runtime.backend import (
+    MAX_DEVICE_BYTES,
+    TOO_LARGE,
+    attribute_message,
+)
+from drakit_driver.runtime.contract import CallError, DeviceKey, validated_health
 from drakit_driver.runtime.failures import DeviceFailedError, kind_of
 from drakit_driver.runtime.policies import HeldClaims, InvalidPolicyError, read_policy
+from drakit_formats.resource.nodes import device_place
 from drakit_proto.backend.v1 import backend_pb2 as pb
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 _EFFECTS: Mapping[str, pb.TaintEffect.ValueType] = {
     "None": pb.TAINT_EFFECT_NONE,
@@ -55,7 +64,7 @@ _STATUSES: Mapping[str, pb.HealthStatus.ValueType] = {
 
 
 class UnsendableError(Exception):
-    """A device or edits have a value of a type that no message has."""
+    """A device or edits have a value that no message can have."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(f"it has a value of a wrong type: {error}")
@@ -101,48 +110,87 @@ def device_message(device: Device) -> pb.Device:
                     pci_bus_id=topology.pci_bus_id or "",
                 )
             )
+        return _of_size(message)
     except (TypeError, ValueError, AttributeError) as error:
         raise UnsendableError(error) from None
-    return message
 
 
 def counter_set_message(counter_set: CounterSet) -> pb.CounterSet:
     """Make the message of a counter set; raises :class:`UnsendableError`."""
     try:
-        return pb.CounterSet(
-            name=counter_set.name, pool=counter_set.pool, counters=dict(counter_set.counters)
+        return _of_size(
+            pb.CounterSet(
+                name=counter_set.name, pool=counter_set.pool, counters=dict(counter_set.counters)
+            )
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise UnsendableError(error) from None
 
 
+def _of_size(message: MessageT) -> MessageT:
+    if message.ByteSize() > MAX_DEVICE_BYTES:
+        raise ValueError(TOO_LARGE)
+    return message
+
+
+def add_unsendable(
+    message: pb.WatchDevicesResponse, thing: Device | CounterSet, error: UnsendableError
+) -> pb.RejectedDevice:
+    """Reject a device or counter set that no message can have, with the sentence of the node
+    plugin. Its values are malformed, but it is still there, so pods that use it stay."""
+    # Here: the checks take memory, and most drivers never need them in their own process.
+    from drakit_formats.resource.inventory import device_problems, set_problems
+
+    problems = device_problems(thing) if isinstance(thing, Device) else set_problems(thing)
+    place = _text(device_place(str(thing.pool), str(thing.name)))
+    problem = _text("; ".join(problems) or str(error))
+    rejected = pb.RejectedDevice(device=place, reason="Invalid", message=problem)
+    message.rejected.append(rejected)
+    if isinstance(thing, Device):
+        message.withdrawn.append(rejected.device)
+    return rejected
+
+
 def add_reports(message: pb.WatchDevicesResponse, inventory: Inventory) -> None:
     """Add rejected devices, results of policies and withdrawn devices to a message."""
-    message.withdrawn.extend(inventory.withdrawn)
+    message.withdrawn.extend(map(_text, inventory.withdrawn))
     for each in inventory.rejected:
         message.rejected.append(
             pb.RejectedDevice(
-                device=each.device, reason=each.reason, message=each.message, policy=each.policy
+                device=_text(each.device),
+                reason=each.reason,
+                message=_text(each.message),
+                policy=_text(each.policy),
             )
         )
     for each in inventory.policies:
         message.policies.append(
             pb.PolicyOutcome(
-                policy=each.policy,
-                matched=each.matched,
-                published=each.published,
-                in_use=each.in_use,
-                problem=each.problem,
+                policy=_text(each.policy),
+                matched=_count(each.matched),
+                published=_count(each.published),
+                in_use=_count(each.in_use),
+                problem=_text(each.problem),
                 conflicts=[
-                    pb.PolicyConflict(device=conflict.device, policy=conflict.policy)
+                    pb.PolicyConflict(device=_text(conflict.device), policy=_text(conflict.policy))
                     for conflict in each.conflicts
                 ],
             )
         )
 
 
+def _text(given: str) -> str:
+    """Return a text that a message can have: the name of a file need not be UTF-8."""
+    return given.encode(errors="backslashreplace").decode()
+
+
+def _count(given: int) -> int:
+    return min(max(given, 0), 2**32 - 1)
+
+
 def health_message(health: Health) -> pb.Health:
-    """Make the message of a health."""
+    """Make the message of a health; one that is malformed is unknown."""
+    health = validated_health(health)
     return pb.Health(
         status=_STATUSES.get(health.status, pb.HEALTH_STATUS_UNSPECIFIED),
         message=health.message,

@@ -43,6 +43,7 @@ from drakit_daemon.logs import new_request_id, request_scope
 from drakit_driver.messages import (
     UnsendableError,
     add_reports,
+    add_unsendable,
     claims_of,
     counter_set_message,
     device_health_message,
@@ -200,23 +201,20 @@ class Reports:
         """See :meth:`.EndpointListener.replaced`."""
         before, self._messages = self._messages, {}
         message = pb.WatchDevicesResponse(
-            devices=self._messages_of(inventory.devices, before),
             ordered=inventory.ordered,
             partition_type_attribute=inventory.partition_type_attribute,
         )
+        message.devices.extend(self._messages_of(inventory.devices, before, message))
         for counter_set in inventory.counter_sets:
             try:
                 message.counter_sets.append(counter_set_message(counter_set))
             except UnsendableError as error:
-                _log_unsendable(counter_set.name, error)
+                _log_unsendable(add_unsendable(message, counter_set, error))
         if inventory.fallback is not None:
             message.fallback.CopyFrom(
-                pb.Fallback(devices=self._messages_of(inventory.fallback, before))
+                pb.Fallback(devices=self._messages_of(inventory.fallback, before, message))
             )
-        try:
-            add_reports(message, inventory)
-        except (TypeError, ValueError) as error:
-            logger.error("reports cannot be sent", extra={"error": str(error)})
+        add_reports(message, inventory)
         self.message = message
         listed = {
             DeviceKey(each.pool, each.name)
@@ -226,15 +224,19 @@ class Reports:
         self._notify()
 
     def _messages_of(
-        self, devices: Collection[Device], before: Mapping[int, tuple[Device, pb.Device]]
+        self,
+        devices: Collection[Device],
+        before: Mapping[int, tuple[Device, pb.Device]],
+        inventory: pb.WatchDevicesResponse,
     ) -> list[pb.Device]:
+        """Return the messages of devices. Those that cannot be sent are rejected in `inventory`."""
         messages: list[pb.Device] = []
         for device in devices:
             known = before.get(id(device))
             try:
                 message = device_message(device) if known is None else known[1]
             except UnsendableError as error:
-                _log_unsendable(device.name, error)
+                _log_unsendable(add_unsendable(inventory, device, error))
                 continue
             self._messages[id(device)] = (device, message)
             messages.append(message)
@@ -292,9 +294,9 @@ class _HealthWatcher:
         return changed
 
 
-def _log_unsendable(name: object, error: UnsendableError) -> None:
-    facts = {"device": str(name), "error": str(error)}
-    logger.error("device cannot be published", extra=facts)
+def _log_unsendable(rejected: pb.RejectedDevice) -> None:
+    facts = {"device": rejected.device, "error": rejected.message}
+    logger.error("device is rejected", extra=facts)
 
 
 # ---------------------------------------------------------------- the contract

@@ -925,12 +925,15 @@ func TestTheModeOfNoOtherFileIsSet(t *testing.T) {
 	}
 }
 
-func TestTextThatIsNotUTF8ConcernsOnlyItsDevice(t *testing.T) {
+func TestADeviceThatCannotBeSentIsRejectedAlone(t *testing.T) {
 	const garbage = "\xff\xfe"
 	attributes := map[string]*backendv1.Attribute{"serial": {Value: &backendv1.Attribute_String_{String_: garbage}}}
 	odd := &backendv1.Device{Name: "odd", Attributes: attributes}
 	list := &backendv1.WatchDevicesResponse{
-		Devices:     []*backendv1.Device{{Name: "desk"}, odd, {Name: garbage}, {Name: "wall", Consumes: map[string]*backendv1.CounterAmounts{garbage: {}}}},
+		Devices: []*backendv1.Device{
+			{Name: "desk"}, odd, {Name: garbage}, {Name: "large", Extra: strings.Repeat("x", maxSize)},
+			{Name: "wall", Pool: "roof", Consumes: map[string]*backendv1.CounterAmounts{garbage: {}}},
+		},
 		CounterSets: []*backendv1.CounterSet{{Name: "card"}, {Name: "odd", Counters: map[string]string{"memory": garbage}}},
 		Fallback:    &backendv1.Fallback{Devices: []*backendv1.Device{odd, {Name: "desk"}}},
 		Withdrawn:   []string{"held", garbage},
@@ -956,12 +959,15 @@ func TestTextThatIsNotUTF8ConcernsOnlyItsDevice(t *testing.T) {
 			Devices:     []*backendv1.Device{{Name: "desk"}},
 			CounterSets: []*backendv1.CounterSet{{Name: "card"}},
 			Fallback:    &backendv1.Fallback{Devices: []*backendv1.Device{{Name: "desk"}}},
-			Withdrawn:   []string{"held", "\uFFFD", "odd", "wall"},
+			Withdrawn:   []string{"held", "\uFFFD", "odd", "large", "roof/wall"},
 			Rejected: []*backendv1.RejectedDevice{
 				{Device: "roof", Message: "\uFFFD"},
-				{Device: "odd", Reason: "Other", Message: problem("attributes[serial].string")},
-				{Device: "\uFFFD", Reason: "Other", Message: problem("name")},
-				{Device: "wall", Reason: "Other", Message: problem("consumes[\uFFFD]")},
+				{Device: "odd", Reason: "Invalid", Message: problem("attributes[serial].string")},
+				{Device: "\uFFFD", Reason: "Invalid", Message: problem("name")},
+				{Device: "large", Reason: "Invalid", Message: "it is larger than 64 KiB; this is a bug in the driver"},
+				{Device: "roof/wall", Reason: "Invalid", Message: problem("consumes[\uFFFD]")},
+				{Device: "odd", Reason: "Invalid", Message: problem("attributes[serial].string")},
+				{Device: "odd", Reason: "Invalid", Message: "as a counter set, " + problem("counters[memory]")},
 			},
 			Policies: []*backendv1.PolicyOutcome{{Policy: "p", Conflicts: []*backendv1.PolicyConflict{{Device: "\uFFFD"}}}},
 		}

@@ -72,51 +72,58 @@ func eachText(path string, message protoreflect.Message, visit func(path, text s
 	})
 }
 
-// sendableDevices returns a copy of a list of devices without those that cannot be sent. They are still
-// there, so the copy reports them, and names them as withdrawn: their pods are not evicted.
+// maxSize is the size of a device or counter set that the node plugin accepts.
+const maxSize = 64 * 1024
+
+// unsendable returns why a device or counter set cannot be sent, or an empty string.
+func unsendable(message proto.Message) string {
+	if field := invalidText(message); field != "" {
+		return fmt.Sprintf("the field %s has text that is not UTF-8; this is a bug in the driver", field)
+	}
+	if proto.Size(message) > maxSize {
+		return fmt.Sprintf("it is larger than %d KiB; this is a bug in the driver", maxSize/1024)
+	}
+	return ""
+}
+
+// sendableDevices returns a copy of a list without the devices and counter sets that cannot be sent.
+// The copy rejects them. Devices are still there, so it also names them as withdrawn: their pods are
+// not evicted.
 func sendableDevices(log *slog.Logger, given *backendv1.WatchDevicesResponse) *backendv1.WatchDevicesResponse {
 	list := &backendv1.WatchDevicesResponse{}
 	proto.Merge(list, given)
 	for number, name := range list.GetWithdrawn() {
 		list.Withdrawn[number] = validText(name)
 	}
-	reported := map[string]bool{}
-	sendable := func(devices []*backendv1.Device) []*backendv1.Device {
-		var left []*backendv1.Device
-		for _, device := range devices {
-			field := invalidText(device)
-			if field == "" {
-				left = append(left, device)
-				continue
-			}
-			name := validText(device.GetName())
-			problem := fmt.Sprintf("the field %s has text that is not UTF-8; this is a bug in the driver", field)
-			log.Error("device cannot be published", "device", name, "pool", validText(device.GetPool()), "error", problem)
-			if !slices.Contains(list.GetWithdrawn(), name) {
-				list.Withdrawn = append(list.Withdrawn, name)
-			}
-			if !reported[name] {
-				reported[name] = true
-				list.Rejected = append(list.Rejected,
-					&backendv1.RejectedDevice{Device: name, Reason: "Other", Message: problem})
-			}
+	refused := func(message proto.Message, pool, name string) bool {
+		problem := unsendable(message)
+		if problem == "" {
+			return false
 		}
-		return left
+		if pool != "" {
+			name = pool + "/" + name
+		}
+		name = validText(name)
+		if _, ok := message.(*backendv1.CounterSet); ok {
+			problem = "as a counter set, " + problem
+		} else if !slices.Contains(list.GetWithdrawn(), name) {
+			list.Withdrawn = append(list.Withdrawn, name)
+		}
+		log.Error("device cannot be published", "device", name, "error", problem)
+		list.Rejected = append(list.Rejected,
+			&backendv1.RejectedDevice{Device: name, Reason: "Invalid", Message: problem})
+		return true
 	}
-	list.Devices = sendable(list.GetDevices())
+	refusedDevice := func(device *backendv1.Device) bool {
+		return refused(device, device.GetPool(), device.GetName())
+	}
+	list.Devices = slices.DeleteFunc(list.GetDevices(), refusedDevice)
 	if list.GetFallback() != nil {
-		list.Fallback.Devices = sendable(list.GetFallback().GetDevices())
+		list.Fallback.Devices = slices.DeleteFunc(list.GetFallback().GetDevices(), refusedDevice)
 	}
-	var sets []*backendv1.CounterSet
-	for _, set := range list.GetCounterSets() {
-		if field := invalidText(set); field == "" {
-			sets = append(sets, set)
-		} else {
-			log.Error("counter set cannot be published", "counter_set", validText(set.GetName()),
-				"error", fmt.Sprintf("the field %s has text that is not UTF-8; this is a bug in the driver", field))
-		}
-	}
-	list.CounterSets = sets
+	list.CounterSets = slices.DeleteFunc(list.GetCounterSets(), func(set *backendv1.CounterSet) bool {
+		return refused(set, set.GetPool(), set.GetName())
+	})
 	for _, each := range list.GetRejected() {
 		withValidText(each)
 	}

@@ -1,6 +1,6 @@
 """
-The parts of the backend contract that both sides use: the messages of attributes, and the metadata
-of calls.
+The parts of the backend contract that both sides use: the messages of attributes, the metadata of
+calls, and the size of a device.
 
 Does not depend on gRPC, or on limits of messages.
 """
@@ -16,6 +16,12 @@ from drakit_proto.backend.v1 import backend_pb2 as pb
 
 REQUEST_ID = "drakit-request-id"
 """Metadata of each call: the id on the node plugin's log lines about it."""
+
+MAX_DEVICE_BYTES = 64 * 1024
+"""Bytes of a device or counter set: four times the largest that the API accepts."""
+
+TOO_LARGE = f"larger than {MAX_DEVICE_BYTES // 1024} KiB"
+"""The problem of one that has more."""
 
 
 def attribute_message(value: object) -> pb.Attribute:

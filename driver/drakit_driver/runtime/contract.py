@@ -15,8 +15,8 @@ Does not depend on how any kind of endpoint works.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from drakit.device import AllocatedClaim, Health, Inventory, PreparedDevice
 from drakit.driver import (
@@ -78,6 +78,23 @@ class HealthReport:
 
 Update = Inventory | HealthReport
 """A report of a connection: all of its devices, or the health of some."""
+
+MALFORMED_HEALTH = Health.unknown("its driver reports malformed health")
+
+_STATUSES = ("healthy", "unhealthy", "unknown")
+
+
+def validated_health(reported: object) -> Health:
+    """Return a reported health, or :data:`MALFORMED_HEALTH`: drivers make these objects."""
+    if not (
+        isinstance(reported, Health)
+        and reported.status in _STATUSES
+        and isinstance(cast("object", reported.message), str)
+        and isinstance(cast("object", reported.evict_pods), bool)
+    ):
+        return MALFORMED_HEALTH
+    text = reported.message.encode(errors="backslashreplace").decode()
+    return reported if text == reported.message else replace(reported, message=text)
 
 
 class EndpointListener(Protocol):

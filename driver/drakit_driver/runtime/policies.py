@@ -38,6 +38,7 @@ from drakit.device import (
 from drakit.driver import DevicePolicy, Policy
 from drakit.settings import describe
 from drakit_driver.runtime.failures import kind_and_text, text_of
+from drakit_formats.resource.nodes import device_place
 
 STORED_SECONDS = 30.0
 """From a call that prepared claims until the checkpoint must list their devices, loop clock: the
@@ -48,7 +49,8 @@ AnyPolicies = Mapping[str, Policy[Any]]
 
 
 HeldClaims = Mapping[str, Mapping[ClaimReference, Collection[HeldNode]]]
-"""The claims that hold each device, by the device's name, with the nodes that each claim holds."""
+"""The claims that hold each device, with the nodes that each claim holds. A device in a pool with a
+name is ``pool/name``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +149,7 @@ class PolicyFeed:
         self._changed = asyncio.Event()
 
     def held(self) -> Mapping[str, HeldDevice]:
-        """Return the driver's devices that claims hold, by name. The driver's thread calls it."""
+        """Return the driver's devices that claims hold. The driver's thread calls it."""
         return {
             name: _held_device(of_device)
             for name, of_device in self.held_claims().items()
@@ -202,7 +204,7 @@ class PolicyFeed:
                 continue
             for device, each in zip(item.devices, result, strict=False):
                 nodes = () if device.admin_access else held_nodes(each.edits)
-                self.prepared(item.claim, device.name, nodes)
+                self.prepared(item.claim, device_place(device.pool, device.name), nodes)
 
     def _expire(self, until: float) -> None:
         if not self._unreadable:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from drakit.device import Device, Health, Inventory
 from drakit.driver import Driver, DriverError
-from drakit_driver.runtime.contract import DeviceKey
+from drakit_driver.runtime.contract import MALFORMED_HEALTH, DeviceKey, validated_health
 from drakit_driver.runtime.failures import kind_and_text, kind_of, text_of, traceback_of
 from drakit_driver.runtime.snapshot import snapshot_of
 
@@ -178,7 +178,7 @@ class HealthPolling:
             self._log_once(kind_of(error), "driver fails to report health", error)
             return Health.unknown(f"the driver failed: {kind_and_text(error)}"[:MAX_MESSAGE])
         with suppress(Exception):  # a class of the vendor's own may raise when it is read
-            if isinstance(answer, Health) and _is_valid(health := snapshot_of(answer)):
+            if (health := validated_health(snapshot_of(answer))) is not MALFORMED_HEALTH:
                 return health
         text = f"the driver answered {kind_of(answer)}, which is not a valid Health"
         self._log_once("answer", text, None)
@@ -198,10 +198,3 @@ def _retrieve(task: asyncio.Task[None]) -> None:
     """Retrieve a SystemExit: the loop, which it has ended, raises it."""
     if not task.cancelled():
         task.exception()
-
-
-def _is_valid(health: Health) -> bool:
-    return health.status in ("healthy", "unhealthy", "unknown") and isinstance(
-        health.message,
-        str,  # pyright: ignore[reportUnnecessaryIsInstance] - vendors
-    )

@@ -750,13 +750,12 @@ class _Check:
                     "", "counter sets", [f"one of them is of type {kind}, not a CounterSet"]
                 )
                 continue
-            problems = self._pool_problems(each.pool) or _set_problems(each, node=self.node)
+            problems = self._pool_problems(each.pool) or set_problems(each, node=self.node)
             pool = {} if problems else self.sets.setdefault(each.pool, {})
             if each.name in pool:
-                problems = ["another counter set of its pool has the same name"]
+                problems = ["as a counter set, another one of its pool has the same name"]
             if problems:
-                named = ["as a counter set, " + problems[0], *problems[1:]]
-                self._refuse(each.pool, each.name, named)
+                self._refuse(each.pool, each.name, problems)
             else:
                 pool[each.name] = each
 
@@ -772,12 +771,16 @@ def _type_problems(device: Device, attribute: str) -> list[str]:
     return [f"it consumes counters, but has no attribute {attribute!r} with its type as text"]
 
 
-def _set_problems(given: CounterSet, *, node: str) -> list[str]:
+def set_problems(given: CounterSet, *, node: str = "") -> list[str]:
+    """Return why a counter set cannot be published, as in :func:`device_problems`."""
     try:
         problems = list(place_problems(given.name, given.pool, node=node))
-        return problems + [f"it {problem}" for problem in counters_problems(given.counters)]
+        problems += [f"it {problem}" for problem in counters_problems(given.counters)]
+        return [f"as a counter set, {problems[0]}", *problems[1:]] if problems else []
     except Exception as error:  # its mapping can be the vendor's own class
-        return [f"it cannot be checked ({type(error).__name__}: {str(error)[:200]})"]
+        return [
+            f"as a counter set, it cannot be checked ({type(error).__name__}: {str(error)[:200]})"
+        ]
 
 
 def _consumption_problems(

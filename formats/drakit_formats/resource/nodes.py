@@ -33,6 +33,11 @@ def short_pool(node: str, name: str) -> str:
     return name.removeprefix(f"{node}/")
 
 
+def device_place(pool: str, name: str) -> str:
+    """Return a device in a driver's words: ``gpu-0``, or ``gpus/gpu-0`` in a pool with a name."""
+    return f"{pool}/{name}" if pool else name
+
+
 # ---------------------------------------------------------------- selectors
 
 

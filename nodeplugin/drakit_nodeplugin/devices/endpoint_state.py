@@ -15,12 +15,18 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import islice
 from typing import TypeVar, cast
 
 from drakit.device import CounterSet, Device, Health, Inventory, PolicyOutcome, RejectedDevice
 from drakit_driver.runtime.contract import DeviceKey
-from drakit_formats.resource.inventory import CheckedInventory, check_inventory
-from drakit_formats.resource.nodes import pool_name
+from drakit_formats.resource.inventory import (
+    MAX_REJECTED,
+    CheckedInventory,
+    check_inventory,
+    place_problems,
+)
+from drakit_formats.resource.nodes import pool_name, short_pool
 from drakit_nodeplugin.devices.model import DesiredPool, DeviceHealth, PublishedTaints
 from drakit_nodeplugin.devices.pool_state import DriverState, PoolState, health_of
 from drakit_nodeplugin.devices.taints import GONE, Condition
@@ -166,6 +172,8 @@ class EndpointState:
         self.failed: dict[str, str] = {}
         """The pools in which a step of the node plugin failed since its last inventory, and the
         errors. Their slices stay as they are."""
+        self.malformed: Mapping[str, str] = {}
+        """The reasons why its own process could not describe devices, by name."""
         self._driver = driver
         self._grace_periods = grace_periods
         self._listed_pools: Collection[str] = frozenset()
@@ -185,7 +193,14 @@ class EndpointState:
     @property
     def rejected(self) -> Mapping[str, str]:
         """The reasons why parts of its inventory are not published, by name."""
-        return {**self.checked.rejected, **self.refused, **self.failed}
+        malformed = dict(islice(self.malformed.items(), MAX_REJECTED))
+        return {**self.checked.rejected, **malformed, **self.refused, **self.failed}
+
+    @property
+    def rejected_count(self) -> int:
+        """The number of all of them, those without a reason included."""
+        others = (self.malformed, self.refused, self.failed)
+        return self.checked.rejected_count + sum(map(len, others))
 
     def desired(self, pool: PoolState) -> DesiredPool | None:
         """Return what to publish of one of its pools; None if a step in it failed."""
@@ -266,27 +281,22 @@ class EndpointState:
             if name in taken and content.devices
         }
         self.failed.clear()
-        self.rejected_by_driver, self.outcomes = inventory.rejected, inventory.policies
-        # Drivers make these objects.
-        named = [
-            each
-            for each in inventory.devices
-            if isinstance(cast("object", each), Device)
-            and isinstance(cast("object", each.name), str)
-        ]
+        malformed = [each for each in inventory.rejected if each.reason == "Invalid"]
+        self.malformed = {each.device: each.message for each in reversed(malformed)}
+        self.rejected_by_driver = [e for e in inventory.rejected if e.reason != "Invalid"]
+        self.outcomes = inventory.policies
         self.marked = frozenset(
             DeviceKey(pool_name(self._driver.node, each.pool), each.name)
-            for each in named
-            if each.prepare_again
+            for each in inventory.devices
+            # Drivers make these objects.
+            if isinstance(cast("object", each), Device)
+            and isinstance(cast("object", each.name), str)
+            and each.prepare_again
         )
         self.life = replace(self.life, stopped_since=None, listed=True, removing=False)
         self.phase = Phase.PRESENT
         self._listed_pools = contents.keys() - taken
         kept = {name: content for name, content in contents.items() if name not in taken}
-        withdrawn = frozenset(inventory.withdrawn)
-        if self.checked.rejected_count:
-            # Devices that cannot be published are still there: their pods must not be evicted.
-            withdrawn |= {each.name for each in named}
         has_fallback = self.checked.fallback is not None
         for name, pool in self.pools.items():
             if name not in kept and name not in taken and not pool.empty:  # its devices are gone
@@ -299,10 +309,34 @@ class EndpointState:
         if returned or self.pools.keys() != kept.keys():
             self._driver.changed()
         self.pools = {name: self._pool(name) for name in kept}
+        withdrawn = self._withdrawn(inventory)
         for name, pool in self.pools.items():
             with self._guarding(pool):
-                dirty = pool.replace(kept[name], returned=returned, withdrawn=withdrawn)
+                dirty = pool.replace(kept[name], returned=returned, withdrawn=withdrawn(pool))
                 pool.refresh(None if returned else dirty, unavailable=None)
+
+    def _withdrawn(self, inventory: Inventory) -> Callable[[PoolState], frozenset[str]]:
+        """
+        Return a function for the names of a pool's devices that are still there, listed or not.
+
+        The driver names some. Those that cannot be published are there as well: a malformed value,
+        also that of the pool, must not evict the pods of its device.
+        """
+        everywhere: set[str] = set()
+        by_pool: dict[str, set[str]] = {}
+        for each in inventory.withdrawn:
+            pool, slash, name = each.rpartition("/")
+            (by_pool.setdefault(pool, set()) if slash else everywhere).add(name)
+        listed = (*inventory.devices, *(inventory.fallback or ()))
+        for device in listed if self.checked.rejected_count else ():
+            # Drivers make these objects.
+            if isinstance(cast("object", device), Device) and not [
+                *place_problems(device.name, "")
+            ]:
+                is_pool = not [*place_problems("a", device.pool)]
+                (by_pool.setdefault(device.pool, set()) if is_pool else everywhere).add(device.name)
+        node = self._driver.node
+        return lambda pool: frozenset(everywhere | by_pool.get(short_pool(node, pool.name), set()))
 
     def report(
         self, health: Mapping[DeviceKey, Health], unlisted: Mapping[DeviceKey, Health]
@@ -434,6 +468,7 @@ class EndpointState:
         self.pools = {}
         self.checked = CheckedInventory()
         self.refused = {}
+        self.malformed = {}
         self.failed.clear()
         self._reported_rejected.clear()
         self._driver.changed()

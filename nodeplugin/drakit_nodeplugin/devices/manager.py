@@ -245,11 +245,7 @@ class DeviceManager:
     @property
     def rejected_count(self) -> int:
         """The number of devices that cannot be published."""
-        states = self._endpoints.values()
-        return sum(
-            state.checked.rejected_count + len(state.refused) + len(state.failed)
-            for state in states
-        )
+        return sum(state.rejected_count for state in self._endpoints.values())
 
     @property
     def rejected(self) -> Mapping[str, str]:

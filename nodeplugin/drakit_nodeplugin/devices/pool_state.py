@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from drakit.device import CounterSet, Device, Health, TaintEffect
+from drakit_driver.runtime.contract import validated_health
 from drakit_formats.resource.device import device_body
 from drakit_nodeplugin.devices.model import (
     DesiredDevice,
@@ -45,7 +46,6 @@ from drakit_nodeplugin.devices.taints import (
     settled,
     stamped,
     taints,
-    validated,
 )
 from drakit_nodeplugin.state.holds import HeldDevice, PoolContent, blocked_by_unpreparing
 
@@ -361,7 +361,7 @@ class PoolState:
         reported: set[str] = set()
         # The health of a device takes precedence over that of its namesake in the fallback.
         for name, device in {**(content.fallback or {}), **content.devices}.items():
-            health = None if device.health is None else validated(device.health)
+            health = None if device.health is None else validated_health(device.health)
             if not returned and self._inventory_health.get(name) == health:
                 continue
             if health is not None:

@@ -46,10 +46,6 @@ whose health is polled has 30 s for its answer."""
 
 _ADOPTED_MESSAGE = "it was unhealthy when the node plugin was restarted"
 
-_INVALID = Health.unknown("its driver reports malformed health")
-
-_STATUSES = ("healthy", "unhealthy", "unknown")
-
 
 # ---------------------------------------------------------------- health
 
@@ -112,13 +108,6 @@ UNKNOWN = Condition(health=Health.unknown())
 _WELL = Condition(health=Health.healthy(), has_report=True)
 
 _UNSURE = replace(UNKNOWN, has_report=True)
-
-
-def validated(reported: object) -> Health:
-    """Return a reported health, or unknown if it is malformed: drivers make these objects."""
-    if not isinstance(reported, Health) or not isinstance(reported.message, str):  # pyright: ignore[reportUnnecessaryIsInstance] - vendors
-        return _INVALID
-    return reported if reported.status in _STATUSES else _INVALID
 
 
 def observed(old: Condition, health: Health, *, now: float) -> Condition:

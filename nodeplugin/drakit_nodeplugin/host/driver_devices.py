@@ -23,6 +23,7 @@ from drakit.device import ClaimReference, HeldNode
 from drakit_daemon.logs import ProblemLog
 from drakit_driver.runtime.contract import DriverTraits
 from drakit_driver.runtime.policies import PolicyFeed
+from drakit_formats.resource.nodes import device_place, short_pool
 from drakit_nodeplugin.devices.counts import DeviceCounts, count_devices
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import EndpointStop
@@ -63,6 +64,7 @@ class DriverDevices:
         `policies` receives the devices that claims hold; None if the driver does not need to know
         them."""
         self._driver = driver
+        self._node = environment.node.name
         self._checkpoint = checkpoint
         self._boot_id = environment.boot_id
         self._events = events
@@ -87,7 +89,7 @@ class DriverDevices:
         """Devices that were being unprepared at the last check; None before the first one."""
         self.manager = DeviceManager(
             driver,
-            node=environment.node.name,
+            node=self._node,
             endpoints=expected,
             settings=environment.config.devices,
             store=checkpoint,
@@ -97,7 +99,7 @@ class DriverDevices:
         self.publisher = SlicePublisher(
             manager=self.manager,
             session=environment.session,
-            node=environment.node.name,
+            node=self._node,
             on_rejected=self._rejected,
             on_name_taken=self._name_taken,
             on_dropped=self._dropped,
@@ -223,8 +225,9 @@ class DriverDevices:
             raise CheckpointError(f"the checkpoint {path} is being rebuilt: {damage}")
         of_this_boot = await self._checkpoint.uids(boot_id=self._boot_id)
         held: dict[str, dict[ClaimReference, tuple[HeldNode, ...]]] = {}
-        for (_, device), claims in claims_of_devices.items():
-            of_device = held.setdefault(device, {})
+        for (pool, device), claims in claims_of_devices.items():
+            place = device_place(short_pool(self._node, pool), device)
+            of_device = held.setdefault(place, {})
             for claim, nodes in claims.items():
                 has_numbers = claim.uid in of_this_boot
                 of_device[claim] = (

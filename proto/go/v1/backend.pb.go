@@ -485,10 +485,10 @@ type WatchDevicesResponse struct {
 	Rejected []*RejectedDevice `protobuf:"bytes,6,rep,name=rejected,proto3" json:"rejected,omitempty"`
 	// The results of the policies on this node.
 	Policies []*PolicyOutcome `protobuf:"bytes,7,rep,name=policies,proto3" json:"policies,omitempty"`
-	// Names of held devices that are still present, but that the backend no longer lists, for example
-	// because no policy matches them. They stay published with the taint drakit.dev/gone, and their
-	// pods are not evicted. Repeat these names in each message: a device that is neither listed nor
-	// named counts as unplugged.
+	// Held devices that are still present, but that the backend no longer lists, for example because
+	// no policy matches them. They stay published with the taint drakit.dev/gone, and their pods are
+	// not evicted. "pool/name" is the device of one pool, and "name" those of all pools. Repeat them
+	// in each message: a device that is neither listed nor named counts as unplugged.
 	Withdrawn     []string `protobuf:"bytes,8,rep,name=withdrawn,proto3" json:"withdrawn,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -585,8 +585,10 @@ type RejectedDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A name that users recognize, such as the path of the device. At most 256 characters.
 	Device string `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
-	// "Dangerous", "InUse", "NoIdentity", "NotSupported", "TooMany", "Unreadable", "WrongKind" or
-	// "Other", which includes all other words.
+	// "Dangerous", "InUse", "Invalid", "NoIdentity", "NotSupported", "TooMany", "Unreadable",
+	// "WrongKind" or "Other", which includes all other words. "Invalid" is for a device that no message
+	// can describe, because a value has a wrong type or size: an Event about the Node reports it. Name
+	// the device in `withdrawn` as well.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The reason and the remedy, as a sentence of at most 512 characters, without times or counters.
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
@@ -4383,7 +4385,7 @@ func (x *HeldClaim) GetDevices() []*HeldDevice {
 // A device that a claim holds.
 type HeldDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name of the device.
+	// The name of the device: "pool/name" if it is in a pool with a name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Those of its device nodes that have an identity.
 	Nodes         []*HeldNode `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`

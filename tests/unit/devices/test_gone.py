@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 
 from drakit import Capacity, Device, Health
-from drakit.device import CounterSet, Inventory
+from drakit.device import CounterSet, Inventory, RejectedDevice
 from drakit_nodeplugin.devices.model import DeviceHealth
 from drakit_nodeplugin.devices.stored import GONE_SECONDS
 from drakit_nodeplugin.state.checkpoint import CheckpointError
@@ -206,6 +207,49 @@ async def test_a_device_that_can_no_longer_be_published_does_not_evict_its_pods(
         assert shown(manager.publication()) == {
             NODE: {"a": ["gone"], "b": ["gone:NoExecute"], "c": []}
         }
+
+
+USB = f"{NODE}/usb"
+BAD_VALUE = {"temperature": 40.5}
+
+
+def lamp(pool: Any = "", **fields: Any) -> Device:
+    return Device(name="a", pool=pool, evict_if_gone=True, **fields)
+
+
+@pytest.mark.parametrize(
+    ("listed", "evicted"),
+    [
+        pytest.param({"devices": [lamp("usb", attributes=BAD_VALUE)]}, {NODE}, id="a-value"),
+        pytest.param({"devices": [lamp(5)]}, set(), id="a-pool-that-is-no-text"),
+        pytest.param({"devices": [lamp("No Pool"), lamp("usb")]}, set(), id="a-malformed-pool"),
+        pytest.param(
+            {"devices": [], "fallback": [lamp(attributes=BAD_VALUE)]}, {USB}, id="in-the-fallback"
+        ),
+        pytest.param({"devices": [], "withdrawn": ["usb/a"]}, {NODE}, id="withdrawn-in-one-pool"),
+        pytest.param({"devices": [], "withdrawn": ["a"]}, set(), id="withdrawn-in-all-pools"),
+    ],
+)
+async def test_a_device_is_still_there_in_its_own_pool_and_in_any_list(
+    node: Node, listed: dict[str, Any], evicted: set[str]
+):
+    node.store.used = {NODE: {"a"}, USB: {"a"}}
+    both = [lamp(), lamp("usb")]
+    fallback = both if "fallback" in listed else None
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, Inventory(devices=both, fallback=fallback))
+        manager.replaced(DRIVER, Inventory(**listed))
+        await pass_time(60)
+        pools = shown(manager.publication())
+        assert {name for name, each in pools.items() if "gone:NoExecute" in each["a"]} == evicted
+
+
+async def test_a_device_that_its_own_process_finds_malformed_is_reported_as_any_other(node: Node):
+    async with node.plugin() as manager:
+        reports = [RejectedDevice(device="a", reason=each) for each in ("Invalid", "InUse")]
+        manager.replaced(DRIVER, Inventory(devices=[Device(name="b")], rejected=reports))
+        assert (dict(manager.rejected), manager.rejected_count) == ({"a": ""}, 1)
+        assert [each.reason for each in manager.rejected_by_drivers] == ["InUse"]
 
 
 async def test_a_device_that_vanishes_again_and_again_has_a_taint_of_the_last_time(node: Node):

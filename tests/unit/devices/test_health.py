@@ -6,6 +6,7 @@ import pytest
 
 from drakit import Health
 from drakit.device import Taint
+from drakit_driver.runtime.contract import validated_health
 from drakit_nodeplugin.devices.taints import (
     UNKNOWN,
     Condition,
@@ -14,7 +15,6 @@ from drakit_nodeplugin.devices.taints import (
     observed,
     settled,
     taints,
-    validated,
 )
 
 TIMING = HealthTiming(recovery_seconds=30.0, eviction_seconds=10.0)
@@ -102,8 +102,8 @@ def test_delays_of_nothing_are_none():
     ],
 )
 def test_a_malformed_report_is_unknown(report: Any):
-    assert validated(report).status == "unknown"
-    assert validated(report).message
+    assert validated_health(report).status == "unknown"
+    assert validated_health(report).message
 
 
 def test_own_taints_come_first_and_each_reason_is_there():

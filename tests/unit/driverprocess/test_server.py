@@ -458,10 +458,14 @@ def test_a_value_of_a_wrong_type_is_an_error_of_its_device(values):
 
 
 async def test_a_device_with_a_wrong_type_does_not_affect_the_others(served, behaviour, listener):
-    behaviour.listed = Inventory(
-        devices=(Device(name="bad", attributes={"a": object()}), *LAMPS[:1])
-    )
-    assert await names(listener) == ["lamp-0"]
+    bad = Device(name="lamp-1", pool="roof", attributes={"watts": 40.5}, evict_if_gone=True)
+    behaviour.listed = Inventory(devices=(bad, *LAMPS[:1]))
+    listed = await inventory(listener)
+    assert [each.name for each in listed.devices] == ["lamp-0"]
+    assert listed.withdrawn == ("roof/lamp-1",)
+    (rejected,) = listed.rejected
+    assert (rejected.device, rejected.reason) == ("roof/lamp-1", "Invalid")
+    assert rejected.message.startswith("attribute 'watts' is of type float, which is neither text")
 
 
 def test_an_attribute_without_a_value_does_not_affect_the_claims_of_its_device():

@@ -133,7 +133,7 @@ async def test_a_driver_with_policies_learns_which_devices_claims_hold_before_it
     assert feed.held() == {
         "cam-0": DeviceOfClaims(claims=(CLAIM,), nodes=(held,)),
         "cam-1": DeviceOfClaims(claims=(CLAIM,)),
-        "x": DeviceOfClaims(claims=(CLAIM,)),
+        "no-such-pool/x": DeviceOfClaims(claims=(CLAIM,)),
     }
 
 
@@ -237,7 +237,7 @@ async def test_what_claims_held_stays_held_while_it_is_unknown_later(spoil, reas
         spoil(rows, True)
         rows.revision.advance()
         await asyncio.sleep(3600)
-        assert feed.held().keys() == {"cam-0", "cam-1", "cam-2", "x"}
+        assert feed.held().keys() == {"cam-0", "cam-1", "cam-2", "no-such-pool/x"}
         assert devices.manager.waiting is None
         (status,) = devices.manager.endpoint_statuses()
         assert (status.state, reason in status.reason) == ("Running", False)

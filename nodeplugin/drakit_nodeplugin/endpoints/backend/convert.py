@@ -53,9 +53,11 @@ from drakit.device import (
     Topology,
     Version,
 )
+from drakit_driver.runtime.backend import MAX_DEVICE_BYTES, TOO_LARGE
 from drakit_driver.runtime.contract import MAX_DEVICES, DeviceKey
 from drakit_driver.runtime.snapshot import is_unchanged, same_inventory
 from drakit_formats.resource.limits import MAX_ATTRIBUTES_AND_CAPACITIES, MAX_POOL_NAME_LENGTH
+from drakit_formats.resource.nodes import device_place
 from drakit_formats.resource.status import (
     MAX_CONDITION_MESSAGE,
     MAX_CONDITIONS,
@@ -63,7 +65,7 @@ from drakit_formats.resource.status import (
     data_of,
     prepared_problem,
 )
-from drakit_nodeplugin.endpoints.wire import MAX_PART_BYTES, GarbageError, Turns, parse, parts
+from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 MAX_EDITS = 1000
@@ -218,8 +220,8 @@ MAX_CONFLICTS = 100
 MAX_TEXT_BYTES = 1024
 """Characters of a text in a report, which shortens most further."""
 
-_REASONS = frozenset(get_args(RejectionReason)) - {"Invalid", "Refused"}
-"""The node plugin itself sets the others."""
+_REASONS = frozenset(get_args(RejectionReason)) - {"Refused"}
+"""The node plugin itself sets the other one."""
 
 
 def rejected_of(message: pb.RejectedDevice) -> RejectedDevice:
@@ -431,14 +433,26 @@ class InventoryReader:
     async def read(self, raw: bytes, turns: Turns) -> Inventory | None:
         """Return the inventory of a message, or None if it equals the one before. Raises
         :class:`GarbageError`."""
-        devices = _Collection("devices", self._devices, pb.Device, device_of)
-        fallback = _Collection("devices", self._devices, pb.Device, device_of)
-        sets = _Collection("counter sets", self._counter_sets, pb.CounterSet, counter_set_of)
+        rejected: list[RejectedDevice] = []
+        withdrawn: list[str] = []
+
+        def refuse(part: bytes, kind: type[Message], error: GarbageError) -> None:
+            numbers = [kind.DESCRIPTOR.fields_by_name[each].number for each in ("pool", "name")]
+            texts = dict(parts(part, frozenset(numbers), limit=len(part)))
+            place = device_place(*(_name(texts.get(each, b"")) for each in numbers))
+            prefix = "it" if kind is pb.Device else "as a counter set, it"
+            report = RejectedDevice(device=place, reason="Invalid", message=f"{prefix} is {error}")
+            _add(rejected, report, "rejected devices")
+            if kind is pb.Device:
+                _add(withdrawn, place, "withdrawn devices")
+
+        devices = _Collection("devices", self._devices, pb.Device, device_of, refuse)
+        fallback = _Collection("devices", self._devices, pb.Device, device_of, refuse)
+        counter_sets = ("counter sets", self._counter_sets, pb.CounterSet, counter_set_of)
+        sets = _Collection(*counter_sets, refuse)
         has_fallback = ordered = False
         partition_type = ""
-        rejected: list[RejectedDevice] = []
         outcomes: list[PolicyOutcome] = []
-        withdrawn: list[str] = []
         for number, part in parts(raw, _LISTED, limit=len(raw), flags=_FLAGS):
             if number == _DEVICES:
                 devices.add(part)
@@ -456,7 +470,7 @@ class InventoryReader:
                 _add(withdrawn, _name(part), "withdrawn devices")
             else:
                 has_fallback = True
-                for _, device in parts(part, _OF_FALLBACK):
+                for _, device in parts(part, _OF_FALLBACK, limit=len(part)):
                     fallback.add(device)
                     await turns.give_way()
             await turns.give_way()
@@ -485,26 +499,32 @@ class _Collection(Generic[MessageT, ThingT]):
         before: dict[bytes, ThingT],
         kind: type[MessageT],
         convert: Callable[[MessageT], ThingT],
+        refuse: Callable[[bytes, type[Message], GarbageError], None],
     ) -> None:
+        """`refuse` gets the bytes of one that cannot be used, and why."""
         self._plural = plural
         self._before = before
         self._by_name: dict[tuple[str, str], ThingT] | None = None
         self._kind = kind
         self._convert = convert
+        self._refuse = refuse
         self.known: dict[bytes, ThingT] = {}
         self.listed: list[ThingT] = []
 
     def add(self, raw: bytes) -> None:
-        if len(raw) > MAX_PART_BYTES:
-            raise GarbageError(
-                f"a {self._plural.removesuffix('s')} larger than {MAX_PART_BYTES // 1024} KiB"
-            )
         if len(self.listed) == MAX_DEVICES:
             raise GarbageError(f"more than {MAX_DEVICES:,} {self._plural}")
         digest = blake2b(raw, digest_size=16).digest()
         thing = self.known.get(digest) or self._before.get(digest)
         if thing is None:
-            thing = self._as_before(self._convert(parse(self._kind, raw)))
+            try:
+                if len(raw) > MAX_DEVICE_BYTES:
+                    raise GarbageError(TOO_LARGE)
+                message = parse(self._kind, raw)
+            except GarbageError as error:
+                self._refuse(raw, self._kind, error)
+                return
+            thing = self._as_before(self._convert(message))
         self.known[digest] = thing
         self.listed.append(thing)
 

@@ -330,10 +330,10 @@ class WatchDevicesResponse(_message.Message):
 
     @_builtins.property
     def withdrawn(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of held devices that are still present, but that the backend no longer lists, for example
-        because no policy matches them. They stay published with the taint drakit.dev/gone, and their
-        pods are not evicted. Repeat these names in each message: a device that is neither listed nor
-        named counts as unplugged.
+        """Held devices that are still present, but that the backend no longer lists, for example because
+        no policy matches them. They stay published with the taint drakit.dev/gone, and their pods are
+        not evicted. "pool/name" is the device of one pool, and "name" those of all pools. Repeat them
+        in each message: a device that is neither listed nor named counts as unplugged.
         """
 
     def __init__(
@@ -371,8 +371,10 @@ class RejectedDevice(_message.Message):
     device: _builtins.str
     """A name that users recognize, such as the path of the device. At most 256 characters."""
     reason: _builtins.str
-    """"Dangerous", "InUse", "NoIdentity", "NotSupported", "TooMany", "Unreadable", "WrongKind" or
-    "Other", which includes all other words.
+    """"Dangerous", "InUse", "Invalid", "NoIdentity", "NotSupported", "TooMany", "Unreadable",
+    "WrongKind" or "Other", which includes all other words. "Invalid" is for a device that no message
+    can describe, because a value has a wrong type or size: an Event about the Node reports it. Name
+    the device in `withdrawn` as well.
     """
     message: _builtins.str
     """The reason and the remedy, as a sentence of at most 512 characters, without times or counters."""
@@ -2708,7 +2710,7 @@ class HeldDevice(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The name of the device."""
+    """The name of the device: "pool/name" if it is in a pool with a name."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldNode]:
         """Those of its device nodes that have an identity."""

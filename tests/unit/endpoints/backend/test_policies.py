@@ -163,7 +163,7 @@ async def test_a_backend_can_lack_held_devices(rig):
 
 def test_reports_are_cut_and_unknown_reasons_become_other():
     long = "x" * 5000
-    rejected = rejected_of(pb.RejectedDevice(device=long, reason="Invalid", message=long))
+    rejected = rejected_of(pb.RejectedDevice(device=long, reason="Refused", message=long))
     assert (rejected.reason, len(rejected.device), len(rejected.message)) == ("Other", 1024, 1024)
     assert rejected_of(pb.RejectedDevice(device="a", reason="InUse")) == RejectedDevice(
         device="a", reason="InUse"
