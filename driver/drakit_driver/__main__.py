@@ -61,7 +61,7 @@ def main() -> None:
             path = socket_path(file=arguments.socket, directory=arguments.directory)
 
             def make() -> Server:
-                return DriverServer(driver, node, path=path, mode=arguments.socket_mode)
+                return DriverServer(driver, node, path=path, peers=arguments.peer_uid)
 
         asyncio.run(serve(make))
     except SettingsError as error:
@@ -97,11 +97,11 @@ def _positive(text: str) -> int:
     return number
 
 
-def _mode(text: str) -> int:
-    mode = int(text, 8)
-    if not 0 <= mode <= 0o777:
+def _user(text: str) -> int:
+    user = int(text)
+    if not 0 <= user < 2**32 - 1:
         raise ValueError(text)
-    return mode
+    return user
 
 
 def parser() -> argparse.ArgumentParser:
@@ -132,11 +132,13 @@ def parser() -> argparse.ArgumentParser:
     )
     place.add_argument("--socket", type=Path, metavar="FILE", help="path of the socket")
     made.add_argument(
-        "--socket-mode",
-        type=_mode,
-        default=0o600,
-        metavar="MODE",
-        help="permissions of the socket in octal; 666 if the user is not root (default: 600)",
+        "--peer-uid",
+        type=_user,
+        action="append",
+        default=[],
+        metavar="UID",
+        help="user that can connect to the socket, besides root and the driver's own user "
+        "(repeatable)",
     )
     made.add_argument(
         "--resource",

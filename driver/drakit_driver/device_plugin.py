@@ -483,7 +483,7 @@ class ResourceServer:
         return None
 
     async def _start(self) -> None:
-        self._socket = ServerSocket(self._path, mode=0o600)  # the kubelet runs as root
+        self._socket = ServerSocket(self._path)
         self._server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(self._service, self._server)
         try:

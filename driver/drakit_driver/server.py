@@ -79,6 +79,12 @@ STREAMS_SECONDS = 1.0
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """The contract's limit."""
 
+MAX_CALLS = 256
+"""Calls in progress, with those that wait; a node has at most a few hundred pods."""
+
+MAX_STREAMS = 4
+"""Streams of each kind: those of two node plugins, and of their successors."""
+
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # The node plugin refuses a larger message with a sentence; the server's own error has none.
@@ -470,16 +476,21 @@ async def start_driver(driver: LoadedDriver, endpoint: HostedEndpoint) -> None:
 class DriverServer:
     """One driver, served at a socket."""
 
-    def __init__(self, driver: LoadedDriver, node: ServerNode, *, path: Path, mode: int) -> None:
-        """`mode` has the permissions of the socket at `path`. Made in the loop that serves."""
+    def __init__(
+        self, driver: LoadedDriver, node: ServerNode, *, path: Path, peers: Collection[int] = ()
+    ) -> None:
+        """`peers` are users that can connect to the socket at `path`, besides root and the driver's
+        own user. Made in the loop that serves."""
         self._driver = driver
         self._reports = Reports()
         feed = None if driver.traits.policies is None else PolicyFeed()
         context = EndpointContext(listener=self._reports, node=node.name, policies=feed)
         self._endpoint = PythonEndpoint(driver, context)
         self._service = DriverService(driver, self._endpoint, self._reports, node, feed)
-        self._socket = ServerSocket(path, mode=mode)
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._socket = ServerSocket(path, peers=peers)
+        self._server = grpc.aio.server(
+            options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS + 2 * MAX_STREAMS
+        )
         pb_grpc.add_BackendServicer_to_server(self._service, self._server)
         self._facts = {"driver": driver.name, "node": node.name, "socket": str(path)}
 

@@ -5,14 +5,22 @@ A rename puts the socket in place. So it is never visible with other permissions
 always exists in a rolling update, in which the new instance replaces the socket of the previous
 one. The node plugin ignores names that begin with a dot.
 
-It must not know what is served.
+Only processes of the driver's own user, of root, and of the users that an option names can connect:
+whoever can connect can prepare claims. The kernel refuses the others, because gRPC for Python does
+not expose the user of a peer. An access control list admits root if the driver is not root: the
+node plugin has no capability that overrides permissions.
+
+Does not depend on the service.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
+import struct
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,10 +61,10 @@ def socket_path(*, file: Path | None, directory: Path | None) -> Path:
 class ServerSocket:
     """One socket: listening under :attr:`hidden` first, and then at its path."""
 
-    def __init__(self, path: Path, *, mode: int) -> None:
-        """`mode` has the permissions of the socket."""
+    def __init__(self, path: Path, *, peers: Collection[int] = ()) -> None:
+        """`peers` are users that can connect, besides root and the driver's own user."""
         self.path = path
-        self._mode = mode
+        self._peers = {0, *peers} - {os.geteuid()}
         # As long as the shortest name of a socket, so that the kernel accepts both or neither.
         self.hidden = path.with_name(f".{secrets.token_hex(2)}")
         self._own: tuple[int, ...] | None = None
@@ -68,12 +76,27 @@ class ServerSocket:
             with suppress(FileNotFoundError):
                 if not stat.S_ISSOCK(self.path.lstat().st_mode):
                     raise SettingsError(f"{self.path} exists and is not a socket; remove it")
-            with restricted_socket(self.hidden, self._mode) as opened:
+            with restricted_socket(self.hidden, 0o600) as opened:
+                self._admit_peers(opened)
                 self._own = _identity(os.fstat(opened))
                 self.hidden.rename(self.path)
         except OSError as error:
             raise SettingsError(
                 f"socket {self.path} cannot be created: {error.strerror}"
+            ) from error
+
+    def _admit_peers(self, opened: int) -> None:
+        if not self._peers:
+            return
+        try:
+            os.setxattr(f"/proc/self/fd/{opened}", _ACL, access_list(self._peers))
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            raise SettingsError(
+                f"the file system of {self.path.parent} has no access control lists, so only user "
+                f"{os.geteuid()} could connect to {self.path}; run the driver as root, or put the "
+                "directory on another file system"
             ) from error
 
     def is_in_place(self) -> bool:
@@ -95,6 +118,25 @@ class ServerSocket:
                 self.hidden.unlink()
             else:
                 self.hidden.rename(self.path)
+
+
+_ACL = "system.posix_acl_access"
+_READ_WRITE, _NOTHING = 6, 0
+_OWNER, _USER, _GROUP, _MASK, _OTHERS = 1, 2, 4, 16, 32
+_NO_ID = 0xFFFF_FFFF
+
+
+def access_list(users: Collection[int]) -> bytes:
+    """Return the access control list of a file that only its owner and these users can use, as the
+    kernel stores it (linux/posix_acl_xattr.h)."""
+    entries = [
+        (_OWNER, _READ_WRITE, _NO_ID),
+        *((_USER, _READ_WRITE, user) for user in sorted(users)),
+        (_GROUP, _NOTHING, _NO_ID),
+        (_MASK, _READ_WRITE, _NO_ID),
+        (_OTHERS, _NOTHING, _NO_ID),
+    ]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
 def socket_identity(path: Path) -> tuple[int, ...] | None:

@@ -39,7 +39,7 @@ async def serving(
     driver: LoadedDriver, node: ServerNode, path: Path
 ) -> AsyncIterator[DriverServer]:
     """Serve a driver at a socket."""
-    server = DriverServer(driver, node, path=path, mode=0o600)
+    server = DriverServer(driver, node, path=path)
     await server.start()
     task = asyncio.create_task(server.run())
     try:

@@ -246,7 +246,7 @@ async def test_a_second_instance_takes_the_path_and_the_first_leaves_it(server, 
 
 def test_an_instance_that_is_replaced_while_it_stops_leaves_the_new_socket(sockets, monkeypatch):
     path = sockets / "driver.sock"
-    instances = [ServerSocket(path, mode=0o600) for _ in range(2)]
+    instances = [ServerSocket(path) for _ in range(2)]
     listeners = [socket.socket(socket.AF_UNIX) for _ in instances]
     try:
         for instance, listener in zip(instances, listeners, strict=True):
