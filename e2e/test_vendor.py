@@ -222,17 +222,33 @@ def test_a_new_project_in_go_ends_with_a_pod_that_uses_a_device(
     done("go build")
     cluster.load_image(driver_image(image, project, nodeplugin=images[0]))
     done("image")
-    values = yaml.safe_load((project / "values.yaml").read_text())
+    template = project / "chart" / "templates" / "daemonset.yaml"
+    template.write_text(template.read_text().replace("busybox:1.37", TEST_IMAGE))
+    values = yaml.safe_load((project / "drakit-values.yaml").read_text())
     values |= {"hostdev": {"enabled": False}, "operator": {"enabled": False}}
     values["nodeplugin"] = {"affinity": only_on([node])}
-    install(cluster, TORCH_RELEASE, values=values, build=images[0].parent.name)
-    done("drakit's release")
+    torches = ("daemonset/torches", "--namespace=torches")
     try:
-        space, daemon_set = objects_of((project / "daemonset.yaml").read_text())
-        daemon_set["spec"]["template"]["spec"]["affinity"] = only_on([node])
-        (device_class,) = objects_of((project / "deviceclass.yaml").read_text())
-        for body in (space, daemon_set, device_class):
-            cluster.apply(json.dumps(body))
+        cluster.helm(
+            *("install", "torches", str(project / "chart"), "--namespace=torches"),
+            *("--create-namespace", f"--set=nodeSelector.kubernetes\\.io/hostname={node}"),
+        )
+        # No release of drakit has the backend's entry.
+        wait_for(
+            "the backend to log its missing entry",
+            lambda: "to backends.allowed" in cluster.kubectl("logs", *torches, check=False).stdout,
+        )
+        assert not cluster.get(*torches)["status"]["numberReady"]
+        done("waiting backend")
+        install(cluster, TORCH_RELEASE, values=values, build=images[0].parent.name)
+        done("drakit's release")
+        cluster.kubectl("rollout", "status", *torches, "--timeout=60s", timeout=90)
+        done("ready backend")
+        # In an update, the new process is ready while the node plugin uses the old one.
+        cluster.kubectl("rollout", "restart", *torches)
+        cluster.kubectl("rollout", "status", *torches, "--timeout=90s", timeout=120)
+        done("updated backend")
+        cluster.kubectl("apply", "-f", str(project / "deviceclass.yaml"))
         room.apply(*objects_of((project / "pod.yaml").read_text()))
         room.wait_phase("torches", "Running")
         done("running pod")

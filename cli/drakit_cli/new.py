@@ -207,7 +207,8 @@ def _plugin_note(project: Project) -> str:
 
 def _go_note(project: Project) -> str:
     return (
-        f"The driver is a backend: drakit's release must allow it. values.yaml has the entry:\n"
+        f"The driver is a backend: drakit's release must allow it. drakit-values.yaml has the\n"
+        f"entry:\n"
         f"\n{_backend_entry(project)}"
     )
 
@@ -286,8 +287,11 @@ GO = Form(
         "README.md": "go/readme.md.in",
         "Dockerfile": "go/dockerfile.in",
         ".dockerignore": "go/dockerignore.in",
-        "values.yaml": "go/values.yaml.in",
-        "daemonset.yaml": "go/daemonset.yaml.in",
+        "drakit-values.yaml": "drakit-values.yaml.in",
+        "chart/Chart.yaml": "chart/Chart.yaml.in",
+        "chart/values.yaml": "go/chart/values.yaml.in",
+        "chart/templates/daemonset.yaml": "go/chart/daemonset.yaml.in",
+        "chart/templates/NOTES.txt": "chart/NOTES.txt.in",
         ".github/workflows/ci.yaml": "go/ci.yaml.in",
         ".gitignore": "go/gitignore.in",
     },
@@ -301,7 +305,7 @@ GO = Form(
         "bash conformance.sh",
     ),
     note=_go_note,
-    values="conformance.sh, values.yaml, daemonset.yaml, deviceclass.yaml, pod.yaml",
+    values="conformance.sh, the files in chart, drakit-values.yaml, deviceclass.yaml, pod.yaml",
 )
 """A driver in Go that runs as its own process, on the module of a clone of drakit."""
 
@@ -315,6 +319,7 @@ CONTAINER = Form(
         "chart/values.yaml": "chart/values.yaml.in",
         "chart/templates/config.yaml": "chart/config.yaml.in",
         "chart/templates/daemonset.yaml": "chart/daemonset.yaml.in",
+        "chart/templates/NOTES.txt": "chart/NOTES.txt.in",
     },
     source="src/{package}/driver.py",
     tests="tests/test_driver.py",

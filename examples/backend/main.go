@@ -137,12 +137,13 @@ func main() {
 	flag.StringVar(&driver.directory, "blinkers", "/var/lib/blinkers", "`directory` of the blinkers on the host")
 	flag.StringVar(&driver.state, "state", "/run/blinkers", "`directory` of the state, which a reboot clears")
 	flag.DurationVar(&driver.poll, "poll", time.Second, "polling interval")
+	probes := flag.Int("probe-port", 0, "`port` of the probes and metrics; none by default")
 	flag.Parse()
 	os.MkdirAll(driver.state, 0o755) // without it, Prepare returns an error
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	info := &backendv1.GetInfoResponse{DriverName: *name, Version: "0.1.0", MetadataFiles: true}
-	if err := backend.Serve(ctx, driver, backend.Options{Socket: *socket, Info: info}); err != nil {
+	if err := backend.Serve(ctx, driver, backend.Options{Socket: *socket, Info: info, ProbePort: *probes}); err != nil {
 		log.Fatal(err)
 	}
 }

@@ -11,7 +11,6 @@ import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
@@ -19,10 +18,13 @@ import yaml
 from drakit_cli import new
 from drakit_cli.main import main
 from drakit_nodeplugin.config import NodePluginConfig
-from tests.unit.cli.projects import PROJECTS, commands, files_of, readme, run, values_of, write
+from tests.unit.chart.conftest import helm
+from tests.unit.cli.projects import PROJECTS, commands, files_of, readme, run, write
 from tests.unit.docs.listings import ROOT, validated
 from tests.unit.docs.listings import commands as page_commands
 from tools.go_proxy import write_proxy
+
+__all__ = ("helm",)
 
 # The first time gRPC is compiled.
 pytestmark = pytest.mark.timeout(900)
@@ -52,11 +54,6 @@ def lamps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project `lamps` in Go, which tests only read."""
     folder = tmp_path_factory.mktemp("go") / "lamps"
     return write(folder, "--language", "go", "--checkout", str(ROOT))
-
-
-def daemon_set(project: Path) -> dict[str, Any]:
-    _, body = yaml.safe_load_all((project / "daemonset.yaml").read_text())
-    return body["spec"]["template"]["spec"]
 
 
 # ------------------------------------------------------------ the checkout
@@ -110,33 +107,51 @@ def test_every_template_is_a_file_of_the_project(lamps):
     assert not [name for name in files_of(lamps) if "@@" in (lamps / name).read_text()]
 
 
-def test_its_values_are_the_entry_that_is_printed_and_the_chart_takes_them(tmp_path, capsys):
+def test_its_values_are_the_entry_that_is_printed_and_the_kit_gets(tmp_path, capsys):
     project = write(tmp_path / "lamps", "--name", "l" * 19 + "-amps", "--language", "go")
     said = capsys.readouterr().out
-    values = values_of(project)
+    values = yaml.safe_load((project / "drakit-values.yaml").read_text())
     assert yaml.safe_load(said[said.index("backends:\n") :].partition("\n\n")[0]) == values
     validated(values)
     ((name, entry),) = NodePluginConfig.model_validate(values).backends.allowed.items()
-    spec = daemon_set(project)
-    paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
-    parent = NodePluginConfig.model_validate({"backends": {"enabled": True}}).backends_directory
-    assert paths["backend"] == f"{parent}/{name}"
+    assert yaml.safe_load((project / "chart" / "values.yaml").read_text())["backend"] == name
     # The kit tests the driver with the same entry, but for the directory.
     script = (project / "conformance.sh").read_text()
     tested = yaml.safe_load(script.partition("<< 'END'\n")[2].partition("\nEND\n")[0])
     assert tested["driver"] == entry.driver
     assert tested["env"] == list(entry.env)
     assert list(tested["mounts"].values()) == list(entry.mounts.values())
-    assert list(entry.mounts) == [paths["devices"]]
 
 
-def test_its_daemon_set_runs_the_image_that_the_readme_builds(lamps):
-    (container,) = daemon_set(lamps)["containers"]
+def test_its_chart_runs_the_image_that_the_readme_builds_and_waits_for_the_node_plugin(lamps, helm):
+    chart = str(lamps / "chart")
+    done = helm("template", "lamps", chart, "--namespace", "lamps", values={"probePort": 8082})
+    assert done.returncode == 0, done.stderr
+    (body,) = yaml.safe_load_all(done.stdout)
+    pod = body["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
     given = commands(readme(lamps))
     assert f"docker build -t {container['image']} ." in given
     assert f"docker push {container['image']}" in given
+    values = yaml.safe_load((lamps / "drakit-values.yaml").read_text())
+    ((name, entry),) = NodePluginConfig.model_validate(values).backends.allowed.items()
+    parent = NodePluginConfig.model_validate({"backends": {"enabled": True}}).backends_directory
+    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    paths = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
+    assert {mount: paths[name] for mount, name in mounts.items()} == {
+        "/run/drakit": f"{parent}/{name}",
+        **dict.fromkeys(map(str, entry.mounts), *map(str, entry.mounts)),
+    }
+    assert container["args"][:2] == ["-socket=/run/drakit/lamps.sock", "-probe-port=8082"]
+    (port,) = container["ports"]
+    assert port == {"name": "probes", "containerPort": 8082}
+    for probe, path in (("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
+        assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
+
+
+def test_its_readme_builds_the_program_that_its_dockerfile_copies(lamps):
     (copied,) = re.findall(r"^COPY (\S+)", (lamps / "Dockerfile").read_text(), re.M)
-    assert f"CGO_ENABLED=0 go build -trimpath -o {copied} ." in given
+    assert f"CGO_ENABLED=0 go build -trimpath -o {copied} ." in commands(readme(lamps))
     assert (lamps / ".dockerignore").read_text().splitlines() == ["*", f"!{copied}"]
 
 
