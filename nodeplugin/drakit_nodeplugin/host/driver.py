@@ -9,6 +9,9 @@ the calls in flight however long they take, closes the driver and the checkpoint
 lock once no part of the driver runs any more. It stays ready, and is active again if the other one
 ends.
 
+A driver of which any part fails unexpectedly is closed, and started again after a delay: what one
+driver sends must not end the others of the process.
+
 Stop: calls are answered until none is in flight, or canceled after the drain timeout. Then the
 sockets go, the active driver is closed, and the lock is released. A driver that does not end keeps
 the lock until the end of the process.
@@ -23,11 +26,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Literal
+from typing import Literal, cast
 
 from drakit_daemon import tasks
+from drakit_daemon.backoff import Backoff
 from drakit_driver.runtime.contract import CALL_SECONDS
 from drakit_nodeplugin.config import ConfigError
 from drakit_nodeplugin.endpoints.sources import DriverSource
@@ -50,6 +54,9 @@ HAND_OVER_SECONDS = CALL_SECONDS + 30.0
 
 ENDED_SECONDS = 0.1
 """The time that a closed driver has to end before the lock is left to the end of the process."""
+
+RESTART_SECONDS = (1.0, 60.0)
+"""First and longest delay before a driver that has failed is started again."""
 
 LONG_SECONDS = 60.0
 """Time between two log lines about a hand-over that is not finished."""
@@ -80,19 +87,27 @@ class HostedDriver:
         # The series of all drivers exist from the start, in the order of the configuration.
         environment.metrics.for_driver(driver.name)
         self._active: ActiveDriver | None = None
+        self._failure: str | None = None
+        """The error that ended the driver, until it is active again."""
+        self._backoff = Backoff(*RESTART_SECONDS)
         self._has_ended = True
         """Whether no part of a driver that was closed runs any more."""
 
     async def start(self) -> None:
         """Serve the kubelet, and activate the driver unless another instance is active. Raises
-        :class:`ConfigError` if that fails."""
+        :class:`ConfigError` if that fails; after an unexpected error, :meth:`parts` try again."""
         try:
             await self._server.start()
             held = await self._lock.try_acquire()
         except (OSError, SocketError) as error:
             raise ConfigError(f"driver {self.name}: {error}") from error
         if held:
-            await self._activate()
+            try:
+                await self._activate()
+            except ConfigError:
+                raise
+            except Exception as error:
+                self._report_failure(error)
         else:
             await self._read_numbers()
 
@@ -132,13 +147,45 @@ class HostedDriver:
 
     async def _run(self) -> None:
         while True:
-            if self._active is None:
-                await self._wait_for_lock()
-                await self._activate()
-                await self._server.forget_ended()
-                freeze_objects()
-            await self._work()
+            try:
+                if self._active is None:
+                    if not self._lock.held:
+                        await self._wait_for_lock()
+                    await self._activate()
+                    await self._server.forget_ended()
+                    freeze_objects()
+                await self._work()
+            except Exception as error:
+                self._report_failure(error)
+                await self._end_failed()
+                await asyncio.sleep(self._backoff.next_seconds())
             freeze_objects()
+
+    def _report_failure(self, error: Exception) -> None:
+        causes = ", ".join(sorted({type(each).__name__ for each in _causes(error)}))
+        self._failure = f"an internal error of the node plugin ended the driver ({causes})"
+        logger.error(
+            "driver failed; it is started again", extra={"driver": self.name}, exc_info=error
+        )
+        self._events.emit(
+            reason="EndpointStopped",
+            action="Restart",
+            note=f"driver {self.name} is stopped: {self._failure}, which starts it again; report "
+            f"the error with the log of the node plugin on this node",
+        )
+
+    async def _end_failed(self) -> None:
+        """Close what is left of a driver that has failed. If its thread does not end, only the end
+        of the process helps, which the error causes."""
+        self._server.serve(None)
+        if self._active is not None:
+            await self._active.queue.cancel()
+            await self._active.close()
+            async with asyncio.timeout(HAND_OVER_SECONDS):
+                await self._active.ended()
+            self._active = None
+        self._environment.metrics.forget(self.name)
+        await self._lock.release()
 
     async def _wait_for_lock(self) -> None:
         facts = {"driver": self.name}
@@ -167,6 +214,7 @@ class HostedDriver:
             await self._close(active)
             raise
         self._active = active
+        self._failure = None
         self._server.serve(active.queue, active.health)
         logger.info("this instance is active", extra={"driver": self.name})
 
@@ -248,6 +296,8 @@ class HostedDriver:
         if self._active is not None:
             registration = self._server.registration.status
             return self._active.readiness_problem() or registration.readiness_problem()
+        if self._failure is not None:
+            return self._failure
         if self._lock.handed_over:
             return None
         if self._lock.held:
@@ -261,6 +311,15 @@ class HostedDriver:
         """Update the gauges."""
         if self._active is not None:
             await self._active.measure()
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors of a group, however nested."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _causes(each)
+    else:
+        yield error
 
 
 @asynccontextmanager

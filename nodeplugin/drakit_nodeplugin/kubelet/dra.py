@@ -168,7 +168,10 @@ class ClaimCalls:
         if self._refusing:
             return {claim.uid: _not_done(claim, "the node plugin is stopping") for claim in claims}
         if self._queue is None:
-            why = f"another instance of the node plugin is active for driver {self._driver}"
+            why = (
+                f"another instance of the node plugin is active for driver {self._driver}, or the "
+                "driver is being restarted"
+            )
             return {claim.uid: _not_done(claim, why) for claim in claims}
         return await self._queue.ask(operation, claims, timeout_seconds=until - loop.time())
 

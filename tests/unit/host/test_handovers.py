@@ -22,6 +22,7 @@ from drakit_driver.runtime.contract import traits_of
 from drakit_driver.runtime.loading import LoadedDriver
 from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.host import driver as hosting
 from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.kubelet.sockets import SocketPaths, socket_paths
@@ -193,6 +194,46 @@ async def still(condition, *, seconds: float = 0.6) -> None:
     while loop.time() < until_time:
         assert condition()
         await asyncio.sleep(0.01)
+
+
+# ------------------------------------------------------------ a driver that fails
+
+
+@pytest.mark.parametrize("step", ["start", "run"])
+async def test_a_driver_that_fails_unexpectedly_is_started_again_and_ends_nothing_else(
+    site, old, monkeypatch, step, caplog
+):
+    """The instance would be done, and with it all drivers of the process."""
+    monkeypatch.setattr(hosting, "RESTART_SECONDS", (0.01, 0.01))
+    failures = [step]
+    restore, pass_time = DeviceManager.restore, DeviceManager._pass_time
+
+    def fail(step: str) -> None:
+        if failures == [step]:
+            failures.clear()
+            raise KeyError("a pool")
+
+    async def failing_restore(self):
+        fail("start")
+        return await restore(self)
+
+    def failing_pass_time(self, now: float) -> None:
+        pass_time(self, now)
+        if old.made:
+            fail("run")
+
+    monkeypatch.setattr(DeviceManager, "restore", failing_restore)
+    monkeypatch.setattr(DeviceManager, "_pass_time", failing_pass_time)
+    async with site.instance(OLD, old) as first:
+        dra = await first.register()
+        made = 1 if step == "start" else 2
+        await until(lambda: old.made == made and first.is_active)
+        assert await site.kubelet.unprepare(dra, A) == {"uid-a": ""}
+        assert "another" not in (first.hosted.readiness_problem() or "")
+        note = first.hosted._events._pending.get_nowait()[2]
+        assert "driver camera.example.com is stopped: an internal error of the node plugin" in note
+    assert old.closed == old.made
+    assert "driver failed; it is started again" in caplog.messages
 
 
 # ------------------------------------------------------------ the former driver ends first

@@ -41,7 +41,9 @@ def problem(
 
 def inactive_problem(lock: DriverLock) -> str | None:
     """The problem of a driver that is not active."""
-    return HostedDriver.readiness_problem(cast("Any", SimpleNamespace(_active=None, _lock=lock)))
+    return HostedDriver.readiness_problem(
+        cast("Any", SimpleNamespace(_active=None, _failure=None, _lock=lock))
+    )
 
 
 @pytest.mark.parametrize("foreign", [True, False], ids=["backend", "python-driver"])
