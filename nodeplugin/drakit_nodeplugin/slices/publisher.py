@@ -189,12 +189,18 @@ class SlicePublisher:
         del self._pools[pool.name]
 
     async def _wake(self) -> None:
-        """Wake the pools at each change; each has its own pace."""
-        seen = self._manager.revision.number
+        """Wake the pools that have changed; each has its own pace."""
+        seen, before = self._manager.revision.number, self._manager.publication()
         while True:
             seen = await self._manager.revision.after(seen)
-            for pool in self._pools.values():
-                pool.changed.set()
+            now = self._manager.publication()
+            for name, pool in self._pools.items():
+                changed = now.complete != before.complete or (name in now.held) != (
+                    name in before.held
+                )
+                if changed or now.pools.get(name) != before.pools.get(name):
+                    pool.changed.set()
+            before = now
             if self.listed.is_set():
                 self._manager.observe_published(self._store.pools())
 

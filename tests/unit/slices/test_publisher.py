@@ -12,6 +12,8 @@ import pytest
 
 from drakit import Health
 from drakit_nodeplugin.devices.model import StampedTaint
+from drakit_nodeplugin.slices import publisher
+from drakit_nodeplugin.slices.plan import PoolIdentity
 from tests.fakes.kube import FakeApiServer, StatusError
 from tests.unit.slices.conftest import NODES, SLICES, Published
 from tests.unit.slices.world import NODE, counter_set, device, many, pool, taint
@@ -83,9 +85,18 @@ async def test_a_thousand_changes_a_second_are_one_write_a_second_and_slice(publ
 # ------------------------------------------------------------ pools
 
 
-async def test_pools_are_published_apart(published: Published):
+async def test_pools_are_published_apart(published: Published, monkeypatch):
     assert await published.publish({NODE: pool("a"), GPUS: pool("a", "b")}) == ["POST", "POST"]
+    planned: list[str] = []
+    planning = publisher.planning
+
+    def counted(*args: Any, identity: PoolIdentity, **fields: Any) -> Any:
+        planned.append(identity.pool)
+        return planning(*args, identity=identity, **fields)
+
+    monkeypatch.setattr(publisher, "planning", counted)
     assert await published.publish({NODE: pool("a"), GPUS: pool("a", "c")}) == ["PUT"]
+    assert set(planned) == {GPUS}, "a backend with many pools changes one"
     assert {body["spec"]["pool"]["name"] for body in published.slices()} == {NODE, GPUS}
     nodes = [path for _, path in published.link.asked if path.startswith(NODES)]
     assert len(nodes) == 1, "the Node is read once for all of them"
