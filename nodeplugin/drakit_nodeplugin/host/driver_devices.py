@@ -136,7 +136,7 @@ class DriverDevices:
 
     async def counts(self) -> Mapping[str, DeviceCounts]:
         """Count the devices by pool. Raises CheckpointError."""
-        held = await self._checkpoint.held_devices(admin_access=False)
+        held = await self._checkpoint.devices_in_use()
         return count_devices(self.manager.capacity(), held, self.manager.hardware())
 
     async def _publish(self) -> None:

@@ -176,8 +176,9 @@ class Checkpoint:
         return await self._run(lambda database: self._without_entry(rows.uids(database)))
 
     async def states(self) -> Mapping[str, int]:
-        """Count the claims by their state; a state without claims is left out."""
-        return await self._run(rows.states)
+        """Count the claims by their state; a state without claims is left out. Raises
+        CheckpointError while entries may be missing."""
+        return await self._run_complete(rows.states)
 
     async def write(
         self,
@@ -231,10 +232,6 @@ class Checkpoint:
         and the files that cannot be removed."""
         return await self._run(lambda database: self._clear(database, list(uids)), complete=True)
 
-    async def held_devices(self, *, admin_access: bool = True) -> Mapping[str, frozenset[str]]:
-        """Return the names of all devices that claims have, by pool."""
-        return await self._run(partial(holds.held_devices, admin_access=admin_access))
-
     async def claims_of_devices(
         self,
     ) -> Mapping[tuple[str, str], Mapping[ClaimReference, tuple[StoredNode, ...]]]:
@@ -249,9 +246,7 @@ class Checkpoint:
     async def devices_in_use(self) -> Mapping[str, frozenset[str]]:
         """Return the names of all devices that claims hold, by pool, without admin access. Raises
         CheckpointError while entries may be missing."""
-        if self.damage is not None:
-            raise CheckpointError(f"the checkpoint {self.path} is being rebuilt: {self.damage}")
-        return await self._run(partial(holds.held_devices, admin_access=False), complete=True)
+        return await self._run_complete(holds.held_devices)
 
     async def held_beside_unpreparing(self) -> list[HeldDevice]:
         """Return the holds of claims that are being unprepared, and of others on the same counter
@@ -284,6 +279,12 @@ class Checkpoint:
         if self.damage is not None:
             await self._run(lambda database: self._transaction(database, quarantine.forget_damage))
             self.damage = None
+
+    async def _run_complete(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
+        """Run work whose result would be wrong without the lost entries."""
+        if self.damage is not None:
+            raise CheckpointError(f"the checkpoint {self.path} is being rebuilt: {self.damage}")
+        return await self._run(work, complete=True)
 
     async def _run(
         self, work: Callable[[sqlite3.Connection], ResultT], *, complete: bool = False

@@ -366,14 +366,11 @@ def incomplete(connection: sqlite3.Connection, claims: Iterable[StoredClaim]) ->
     return {uid for pool in pools for (uid,) in connection.execute(query, (pool,))}
 
 
-def held_devices(
-    connection: sqlite3.Connection, *, admin_access: bool
-) -> Mapping[str, frozenset[str]]:
-    """Return the names of all devices that rows have, by pool; also those that they have only for
-    admin access, if that is wanted."""
+def held_devices(connection: sqlite3.Connection) -> Mapping[str, frozenset[str]]:
+    """Return the names of all devices that rows hold, by pool. Admin access holds nothing."""
     found: dict[str, set[str]] = defaultdict(set)
-    query = "SELECT DISTINCT pool, device FROM devices WHERE ? OR hold <> 'admin'"
-    for pool, device in connection.execute(query, (admin_access,)):
+    query = "SELECT DISTINCT pool, device FROM devices WHERE hold <> 'admin'"
+    for pool, device in connection.execute(query):
         found[pool].add(device)
     return {pool: frozenset(names) for pool, names in found.items()}
 

@@ -223,14 +223,10 @@ async def test_claims_are_found_by_state_and_boot(checkpoint):
 
 async def test_the_devices_of_all_rows_are_named_by_pool(checkpoint):
     elsewhere = replace(stored_device("cam-0"), pool="node-1/usb")
-    assert await checkpoint.held_devices() == {}
+    assert await checkpoint.devices_in_use() == {}
     await prepare(checkpoint, on("a", "cam-0", "cam-1"), on("b", "cam-2", share_id="1"))
     await checkpoint.write([on("c", "cam-2", share_id="2"), on("d", "cam-3", admin_access=True)])
     await checkpoint.write([stored_claim("e", devices=(elsewhere,))])
-    assert await checkpoint.held_devices() == {
-        "node-1": {"cam-0", "cam-1", "cam-2", "cam-3"},
-        "node-1/usb": {"cam-0"},
-    }
     assert await checkpoint.devices_in_use() == {
         "node-1": {"cam-0", "cam-1", "cam-2"},  # not of the claim with admin access
         "node-1/usb": {"cam-0"},
@@ -258,7 +254,7 @@ async def test_every_call_fails_before_it_is_opened_and_after_it_is_closed(path)
     async def every_call_fails():
         for call in (
             checkpoint.uids(),
-            checkpoint.held_devices(),
+            checkpoint.devices_in_use(),
             checkpoint.endpoints(),
             checkpoint.write_endpoints([StoredEndpoint(name="usb", pools={})]),
             checkpoint.forget_endpoints(["usb"]),

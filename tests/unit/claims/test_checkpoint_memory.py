@@ -71,7 +71,7 @@ async def test_a_forgotten_row_is_written_no_more_and_its_device_is_free(checkpo
     assert not (tmp_path / "cdi").exists(), "no file without a row"
     assert (await checkpoint.find(["uid-a"]), await checkpoint.uids()) == ({}, set())
     assert await delete(checkpoint, [known]) == set()
-    assert await checkpoint.held_devices() == {}
+    assert await checkpoint.devices_in_use() == {}
     (again,) = (await checkpoint.write([A])).written.values()
     assert again.generation > known.generation
 

@@ -159,6 +159,19 @@ async def test_the_number_of_a_rebuilt_claim_goes_to_no_other_device(
     assert await errors(plugin, "c") == [None]
 
 
+async def test_claims_and_held_devices_are_unknown_until_they_are_rebuilt(lost, kubelet, rebuild):
+    """None would let a backend's driver be forgotten, and devices be counted as free."""
+    plugin, _ = lost
+    for query in (plugin.checkpoint.states, plugin.checkpoint.devices_in_use):
+        with pytest.raises(CheckpointError, match="is being rebuilt"):
+            await query()
+    kubelet.uses("a", "cam-0")
+    await rebuild(plugin)
+    await plugin.checkpoint.rebuilt()
+    assert await plugin.checkpoint.states() == {"prepared": 1}
+    assert await plugin.checkpoint.devices_in_use() == {NODE: {"cam-0"}}
+
+
 async def test_a_cdi_file_that_cannot_be_read_costs_its_own_claim_only_the_file(
     lost, claims, kubelet, rebuild
 ):

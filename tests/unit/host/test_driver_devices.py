@@ -55,11 +55,6 @@ class Rows:
             for name in self.unpreparing
         ]
 
-    async def held_devices(self, *, admin_access: bool):
-        assert not admin_access
-        self._use()
-        return self.held
-
     async def claims_of_devices(self):
         self._use()
         node = StoredNode(type="c", major=81, minor=0, identity="usb:a", current=False)
