@@ -8,7 +8,6 @@ It must not know how the class runs, or what is served.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
@@ -29,7 +28,7 @@ def main() -> None:
     arguments = parser().parse_args()
 
     from drakit.settings import SettingsError, read_file
-    from drakit_daemon import logs
+    from drakit_daemon import event_loop, logs
     from drakit_daemon.tasks import limit_exit
     from drakit_driver.runtime.loading import load_driver
     from drakit_driver.server import DriverServer, Server, ServerNode, serve
@@ -63,7 +62,7 @@ def main() -> None:
             def make() -> Server:
                 return DriverServer(driver, node, path=path, peers=arguments.peer_uid)
 
-        asyncio.run(serve(make))
+        event_loop.run(serve(make))
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(2)

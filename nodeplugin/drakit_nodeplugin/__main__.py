@@ -7,7 +7,6 @@ It must not know what the daemon does.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
@@ -25,7 +24,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     arguments = _parser().parse_args()
 
-    from drakit_daemon import logs
+    from drakit_daemon import event_loop, logs
     from drakit_daemon.tasks import limit_exit
     from drakit_nodeplugin.app import Launch, serve
     from drakit_nodeplugin.config import ConfigError, load_config
@@ -48,7 +47,7 @@ def main() -> None:
             pod=own_pod(os.environ),
             kubeconfig=arguments.kubeconfig,
         )
-        asyncio.run(serve(config, launch))
+        event_loop.run(serve(config, launch))
         limit_exit(0)
     except ConfigError as error:
         sys.exit(_refuse([error]))

@@ -9,7 +9,6 @@ It must not know what the app does.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drakit.text import escaped_streams
-from drakit_daemon import logs
+from drakit_daemon import event_loop, logs
 from drakit_daemon.kube import ConfigError as ConnectionConfigError
 from drakit_explain.cel import NoEvaluatorError, installed_selectors
 from drakit_operator.app import App, Identity
@@ -36,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(_refuse(str(error)))
     _configure_logging(config.logging)
     try:
-        asyncio.run(_run(config, options.kubeconfig))
+        event_loop.run(_run(config, options.kubeconfig))
     except (ConnectionConfigError, NoEvaluatorError) as error:
         sys.exit(_refuse(str(error)))
     except Exception:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
+from drakit_daemon.event_loop import new_event_loop
 from drakit_daemon.kube import Session
 from drakit_daemon.kube.lease import LeaseElection, LeaseTimings
 from drakit_operator.config import Election
@@ -71,7 +72,7 @@ class Leadership:
         self._beside = beside
         self._on_lost = on_lost
         self._election: LeaseElection | None = None
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self._stop = asyncio.Event()
         self.won = asyncio.Event()
         """Set when this replica leads."""

@@ -153,6 +153,9 @@ class DriverLoop:
             return await function(*arguments)
         except Exception as error:
             return error
+        except (KeyboardInterrupt, SystemExit):
+            self.end()  # uvloop still runs what is ready
+            raise
 
     def end(self) -> None:
         """Begin no more calls: the loop is about to end, and will cancel its tasks."""

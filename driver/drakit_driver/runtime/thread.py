@@ -28,6 +28,7 @@ from typing import Any, cast
 
 from drakit.device import AllocatedClaim, Inventory, PreparedDevice
 from drakit.driver import Driver, DriverError
+from drakit_daemon.event_loop import new_event_loop
 from drakit_driver.runtime.calls import AnyDriver, DriverCalls
 from drakit_driver.runtime.contract import ConnectionEndedError, DriverTraits, Update
 from drakit_driver.runtime.endpoint import follow_policies
@@ -370,7 +371,7 @@ class PythonConnection:
 
     def _serve_in_loop(self, driver: AnyDriver) -> None:
         try:
-            loop = asyncio.new_event_loop()
+            loop = new_event_loop()
         except Exception as error:  # the process may have no more file descriptors
             self._end(error)
             return

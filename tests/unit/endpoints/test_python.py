@@ -324,7 +324,7 @@ async def test_a_driver_without_a_generator_is_stopped(
 @pytest.mark.parametrize(
     ("place", "name"),
     [
-        pytest.param(threads.asyncio, "new_event_loop", id="files"),
+        pytest.param(threads, "new_event_loop", id="files"),
         pytest.param(threading.Thread, "start", id="threads"),
     ],
 )
