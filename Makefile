@@ -260,9 +260,10 @@ oracle: venv ## compare explanations with the scheduler, its allocator and its t
 	$(BIN)/python -W error -m tests.oracle.fold
 	$(BIN)/python -W error -m tests.oracle.tables
 
-.PHONY: oracle-selectors
-oracle-selectors: venv ## write Kubernetes' table of CEL selectors, which the unit tests use (Go)
+.PHONY: kubernetes-tables
+kubernetes-tables: venv ## write Kubernetes' CEL selectors and feature gates, which the unit tests use (Go)
 	$(BIN)/python -m tests.oracle.tables --write
+	$(BIN)/python -m tests.oracle.gates
 
 # Programs and images are built before the tests, because the tests' time limits do not include the builds.
 .PHONY: e2e

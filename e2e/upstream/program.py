@@ -131,8 +131,7 @@ def programs(minor: str) -> Programs:
 
 def _overlay(module: Path, folder: Path) -> dict[str, str]:
     """Write the copied packages to a folder; return which files they become in the module."""
-    answer = _go("list", "-m", "-json", f"-modfile={module}", "k8s.io/kubernetes", what="asking Go")
-    kubernetes = Path(json.loads(answer)["Dir"])
+    kubernetes = binaries.module_folder(module, "k8s.io/kubernetes")
     upstream = kubernetes / "test" / "e2e" / "dra"
     added = {SUITE / "backendv1" / stub.name: stub for stub in STUBS.glob("*.go")}
     for driver in SUITE.glob("driver/*.go"):

@@ -1,6 +1,5 @@
 """Our search and the scheduler's own allocator over random worlds."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,15 +8,17 @@ from drakit_explain.allocation import Outcome
 from e2e.images.go import CEL_MINORS, cel_programs
 from tests.oracle.run import compare_all, compare_worlds
 from tests.oracle.worlds import NEWEST
+from tests.programs import needs_go
 
 ONCE_DIFFERENT = (1904737, 6149641, 6203923)
 """Worlds of longer runs in which the two disagreed."""
 
 
+pytestmark = needs_go
+
+
 @pytest.fixture(scope="module")
 def programs() -> Path:
-    if shutil.which("go") is None:
-        pytest.skip("Go is not installed: the scheduler's allocator cannot be built")
     return cel_programs()
 
 

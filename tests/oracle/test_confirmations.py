@@ -6,7 +6,6 @@ is made of facts and of the API server's objects must be the one that the schedu
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections import Counter
 from contextlib import closing
 
@@ -30,6 +29,7 @@ from drakit_explain.world import World as Facts
 from e2e.images.go import cel_program
 from tests.fakes.world import evaluate_for
 from tests.oracle.worlds import Body, World, make_cluster
+from tests.programs import needs_go
 
 MINOR = "1.37"
 WORLDS = 500
@@ -87,10 +87,9 @@ def confirmed(
     return explanation.verdict, asyncio.run(allocator.confirm(asked, read))
 
 
-@pytest.mark.timeout(600)  # the first run builds the allocator
+@needs_go
+@pytest.mark.timeout(1200)  # the first run builds the allocator
 def test_the_allocator_confirms_each_answer_in_random_worlds():
-    if shutil.which("go") is None:
-        pytest.skip("Go is not installed: the scheduler's allocator cannot be built")
     program = cel_program(MINOR)
     answers: Counter[tuple[Verdict, Result | None]] = Counter()
     refuted: list[str] = []
@@ -113,10 +112,9 @@ def templates_of(world: World) -> list[Body]:
     ]
 
 
+@needs_go
 @pytest.mark.timeout(1200)
 def test_the_allocator_confirms_that_templates_and_classes_find_no_devices():
-    if shutil.which("go") is None:
-        pytest.skip("Go is not installed: the scheduler's allocator cannot be built")
     program = cel_program(MINOR)
     asked: Counter[tuple[str, Result]] = Counter()
     refuted: list[str] = []

@@ -1,18 +1,12 @@
 """Explanations of random pods beside Kubernetes' scheduler."""
 
-import shutil
-
 import pytest
 
 from tests.oracle.fold import MINORS, Kind, compare
+from tests.programs import needs_go
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _programs() -> None:
-    if shutil.which("go") is None:
-        pytest.skip("Go is not installed: the scheduler cannot be built")
-
-
+@needs_go
 @pytest.mark.slow
 @pytest.mark.timeout(2 * 3600)  # the first run builds the scheduler
 @pytest.mark.parametrize("minor", MINORS)

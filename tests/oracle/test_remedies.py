@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -19,6 +18,7 @@ from drakit_explain.world import World as Facts
 from e2e.images.go import cel_program
 from tests.fakes.world import evaluate_for
 from tests.oracle.worlds import NEWEST, Body, World, make_world
+from tests.programs import needs_go
 
 WORLDS = 1_000
 
@@ -112,10 +112,9 @@ def _applied(world: World, remedy: str) -> Iterator[tuple[str, World]]:
             yield apply.__name__, changed
 
 
+@needs_go
 @pytest.mark.timeout(1200)  # the first run builds the allocators
 def test_the_allocator_allocates_after_each_remedy():
-    if shutil.which("go") is None:
-        pytest.skip("Go is not installed: the scheduler's allocator cannot be built")
     tried: Counter[str] = Counter()
     refused: list[str] = []
     with Helper(cel_program(NEWEST)) as helper:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from drakit_explain.cel.helper import ANSWER_SECONDS, Helper, QuestionError
 from drakit_explain.verdicts import MAX_BYTES, VerdictOutcome, VerdictQuestion
 from e2e.images.go import cel_program
 from tests.oracle.worlds import Body
+from tests.programs import needs_go
 
 MAX_MEMORY = 160 << 20
 """Bytes that the helper may take: its limit, and what it allocates until it notices."""
@@ -23,10 +23,11 @@ NUMBERS = "[" + ", ".join(str(number) for number in range(32)) + "]"
 EXPENSIVE = f"{NUMBERS}.all(a, {NUMBERS}.all(b, {NUMBERS}.all(c, a + b + c >= 0)))"
 
 
+pytestmark = [needs_go, pytest.mark.timeout(1200)]  # the first run builds the allocator
+
+
 @pytest.fixture(scope="module")
 def program() -> Path:
-    if shutil.which("go") is None:
-        pytest.skip("Go is not installed: the scheduler's allocator cannot be built")
     return cel_program()
 
 
@@ -118,7 +119,6 @@ HOSTILE: dict[str, Callable[[], VerdictQuestion]] = {
 }
 
 
-@pytest.mark.timeout(1200)  # the first run builds the allocator
 @pytest.mark.parametrize("make_hostile", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_question_costs_itself_only(helper, make_hostile):
     (verdict,) = helper.verdicts(question())

@@ -103,7 +103,10 @@ def _make(folder: Path, programs: image_tree.Programs) -> None:
     progress = binaries.Progress("kind's node image")
     inner_root = _root("inner", INNER_RECIPE, progress)
     node_root = _root("node", NODE_RECIPE, progress)
-    kind_files = binaries.module_folder("kind", "sigs.k8s.io/kind") / "images/base/files"
+    kind_files = (
+        binaries.module_folder(binaries.SOURCES / "kind" / "go.mod", "sigs.k8s.io/kind")
+        / "images/base/files"
+    )
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="scratch-") as name:
         scratch = Path(name)
         with progress.step("writing the images that a node starts with"):

@@ -115,9 +115,9 @@ def required_version(file: Path, path: str) -> str:
     return found[1]
 
 
-def module_folder(module: str, path: str) -> Path:
-    """Return the folder in Go's module cache of a module that one of ours requires."""
-    argv = ["go", "-C", str(SOURCES / module), "mod", "download", "-json", path]
+def module_folder(file: Path, path: str) -> Path:
+    """Return the folder of a module that a go.mod of ours requires; it is downloaded first."""
+    argv = ["go", "-C", str(file.parent), "mod", "download", "-json", f"-modfile={file.name}", path]
     return Path(json.loads(run(argv, timeout_seconds=600).stdout)["Dir"])
 
 
@@ -147,14 +147,18 @@ def cache_key(
     return digest.hexdigest()[:16]
 
 
-def programs(modules: Sequence[str] = LOCAL, *, minor: str = DEFAULT_MINOR) -> Path:
+def programs_folder(modules: Sequence[str] = LOCAL, *, minor: str = DEFAULT_MINOR) -> Path:
     """
-    Return the folder of the modules' programs; build them first where they are missing.
+    Return the folder that the modules' programs have, or would have if they were built.
 
     :param minor: the minor release of the module `kubernetes`.
     """
-    go_version = _go_version()
-    folder = cache_folder() / "programs" / cache_key(go_version, modules=modules, minor=minor)
+    return cache_folder() / "programs" / cache_key(go_version(), modules=modules, minor=minor)
+
+
+def programs(modules: Sequence[str] = LOCAL, *, minor: str = DEFAULT_MINOR) -> Path:
+    """Return the folder of the modules' programs; build them first where they are missing."""
+    folder = programs_folder(modules, minor=minor)
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -324,7 +328,8 @@ class Report:
         self.text = text
 
 
-def _go_version() -> str:
+def go_version() -> str:
+    """Return the version of Go, such as go1.26.6; ClusterError if it is missing or too old."""
     if shutil.which("go") is None:
         raise ClusterError(
             f"Go is missing: install Go {_needed_go()} or newer, and put it on the PATH"

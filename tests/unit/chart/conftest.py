@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.images.cache import cache_folder
+from tests import programs
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CHART = REPOSITORY / "charts" / "drakit"
@@ -37,12 +36,8 @@ def schema() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """Run helm on a chart with some values; skips where none was built or installed yet."""
-    found = shutil.which("helm") or next(
-        (str(path) for path in cache_folder().glob("programs/*/helm")), None
-    )
-    if found is None:
-        pytest.skip("no helm: `make cluster-up` builds one")
+    """Run helm on a chart with some values; skips if it is not built."""
+    found = programs.helm()
     file = tmp_path_factory.mktemp("values") / "values.yaml"
 
     def run(*arguments: str, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:

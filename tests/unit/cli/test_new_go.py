@@ -18,6 +18,7 @@ import yaml
 from drakit_cli import new
 from drakit_cli.main import main
 from drakit_nodeplugin.config import NodePluginConfig
+from tests.programs import needs_go
 from tests.unit.chart.conftest import helm
 from tests.unit.cli.projects import PROJECTS, commands, files_of, readme, run, write
 from tests.unit.docs.listings import ROOT, validated
@@ -28,8 +29,6 @@ __all__ = ("helm",)
 
 # The first time gRPC is compiled.
 pytestmark = pytest.mark.timeout(900)
-
-needs_go = pytest.mark.skipif(shutil.which("go") is None, reason="the project is built with Go")
 
 FLAGS = {"CGO_ENABLED": "0", "GOFLAGS": "-trimpath -mod=readonly -buildvcs=false"}
 """Those of `make check-go`: with others, Go compiles all packages once more."""

@@ -4,6 +4,8 @@ import pytest
 
 from e2e.cluster.api import ClusterError
 from e2e.cluster.local import binaries
+from tests.programs import needs_go
+from tools.go_proxy import write_proxy
 
 
 @pytest.fixture
@@ -43,3 +45,20 @@ def test_the_files_of_a_minor_release_change_its_key_alone(sources, name):
     after = [binaries.cache_key("go1.26.6", sources, minor=minor) for minor in minors]
     assert after[0] == before[0]
     assert after[1] != before[1]
+
+
+@needs_go
+def test_a_module_is_downloaded_before_its_folder_is_named(tmp_path, monkeypatch):
+    write_proxy(tmp_path / "proxy", version="v0.3.0")
+    monkeypatch.setenv("GOPROXY", (tmp_path / "proxy").as_uri())
+    monkeypatch.setenv("GONOSUMDB", "drakit.dev/backend")
+    monkeypatch.setenv("GOMODCACHE", str(tmp_path / "modules"))
+    monkeypatch.setenv("GOFLAGS", "-modcacherw")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "go.mod").write_text("module example.com/own\n\ngo 1.26\n")
+    file = own / "go-1.37.mod"
+    file.write_text((own / "go.mod").read_text() + "\nrequire drakit.dev/backend v0.3.0\n")
+    folder = binaries.module_folder(file, "drakit.dev/backend")
+    assert (folder / "backend.go").is_file()
+    assert folder.is_relative_to(tmp_path / "modules")

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -23,13 +22,14 @@ from drakit_nodeplugin.allowed import AllowedBackend
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.backend.v1.backend_pb2_grpc import BackendStub
+from tests.programs import needs_go
 from tests.unit.docs.listings import ROOT, commands, listing, listings
 
 PAGE = "docs/vendors/backend.md"
 FOLDER = ROOT / "examples" / "backend"
 
 with_go = [
-    pytest.mark.skipif(shutil.which("go") is None, reason="the example backend is built with Go"),
+    needs_go,
     # The first time gRPC is compiled.
     pytest.mark.timeout(900),
 ]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +20,7 @@ from drakit_formats.resource.metadata import (
 )
 from drakit_formats.resource.status import network_data_body
 from e2e.images.go import metadata_reader
+from tests.programs import needs_go
 
 DRIVER = "camera.example.com"
 CLAIM = ClaimReference(namespace="lab", name="cams", uid="3f0d9a52-7c1c-4ad3-a7de-0f6bb5d1fd7a")
@@ -40,15 +39,9 @@ def device(name: str, request: str = "front", **fields: Any) -> DeviceMetadata:
     )
 
 
-@pytest.fixture(scope="module")
-def reader() -> Path:
-    if shutil.which("go") is None:
-        pytest.skip("the reader is built with Go")
-    return metadata_reader()
-
-
+@needs_go
 @pytest.mark.timeout(900)  # the first run builds the reader
-def test_kubernetes_own_package_reads_and_accepts_both_versions(reader, tmp_path):
+def test_kubernetes_own_package_reads_and_accepts_both_versions(tmp_path):
     published = Device(
         name="cam-0",
         attributes={
@@ -76,7 +69,8 @@ def test_kubernetes_own_package_reads_and_accepts_both_versions(reader, tmp_path
     assert [*bodies] == ["front/big", "back"]
     file = tmp_path / "file.json"
     file.write_text(file_text(CLAIM, bodies["front/big"], generation=3, pod_claim="my-cam"))
-    done = subprocess.run([reader, "validate", file], capture_output=True, text=True, check=False)
+    command = [metadata_reader(), "validate", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout)
     assert [*read] == ["v1alpha1", "v1beta1"], "Go sorts them"

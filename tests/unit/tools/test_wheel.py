@@ -13,7 +13,7 @@ import zipfile
 import pytest
 
 from e2e.images.go import CEL_MINORS, cel_programs
-from tools.programs import go_is_there
+from tests.programs import needs_go
 from tools.wheel import PLACE, build
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the programs are for Linux")
@@ -89,7 +89,7 @@ def test_an_installed_wheel_has_a_program_for_each_release(tmp_path, installed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.skipif(not go_is_there(), reason="needs Go")
+@needs_go
 def test_the_programs_of_a_wheel_are_those_of_the_releases(tmp_path, installed):
     answers = installed(build(cel_programs(), tmp_path / "wheel"))
     assert {minor: each.split(".")[1] for minor, each in answers.items()} == {
