@@ -26,22 +26,39 @@ help: ## list the targets
 $(VENV)/.done: requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "Python's venv module is missing: run 'make deps' as root, or install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --require-hashes --requirement requirements/dev.txt
+	$(BIN)/pip install --quiet --no-compile --require-hashes --requirement requirements/dev.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 .PHONY: venv
 venv: $(VENV)/.done ## create the development environment from pinned requirements
 
-DEBIAN_PACKAGES := python3-venv mount util-linux runc iptables iproute2 conntrack ethtool socat openssl mmdebstrap buildah busybox-static gcc libc6-dev
+DEBIAN_PACKAGES := python3-venv mount util-linux runc iptables iproute2 conntrack ethtool socat openssl mmdebstrap buildah busybox-static
+# For cgo: the race detector, and NVIDIA's device plugin in the tests.
+COMPILER_PACKAGES := gcc libc6-dev
+
+# By default, apt also upgrades the packages that have a source package in common with a new one.
+APT_INSTALL := apt-get install --no-install-recommends --no-upgrade -o APT::Get::Upgrade-By-Source-Package=false
+
+define install_missing
+	@missing=$$(for p in $(1); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ]; then echo "these Debian packages are missing:" $$missing "- run 'make $@' as root" >&2; exit 1; fi; \
+	apt-get update -q > /dev/null; \
+	plan=$$($(APT_INSTALL) -s $$missing | grep '^Inst '); \
+	old=$$(awk '$$3 ~ /^\[/ { print $$2 }' <<< "$$plan"); \
+	if [ -n "$$old" ]; then echo "the missing packages need newer versions of" $$old "- run 'apt-get install --only-upgrade" $$old"', then 'make $@'" >&2; exit 1; fi; \
+	echo "installing the Debian packages" $$(awk '{ print $$2 }' <<< "$$plan"); \
+	DEBIAN_FRONTEND=noninteractive $(APT_INSTALL) -q -y $$missing > /dev/null
+endef
 
 .PHONY: deps
-deps: ## install the missing Debian packages (needs root)
-	@missing=$$(for p in $(DEBIAN_PACKAGES); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
-	if [ -z "$$missing" ]; then exit 0; fi; \
-	if [ "$$(id -u)" != 0 ]; then echo "these Debian packages are missing:" $$missing "- run 'make deps' as root" >&2; exit 1; fi; \
-	echo "installing" $$missing; \
-	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $$missing
+deps: ## install the missing Debian packages (needs root), and upgrade none
+	$(call install_missing,$(DEBIAN_PACKAGES))
+
+.PHONY: compiler
+compiler:
+	$(call install_missing,$(COMPILER_PACKAGES))
 
 # ---------------------------------------------------------------- checks without a cluster
 
@@ -98,10 +115,11 @@ check-proto: venv ## check that drakit.backend.v1 has only additions since the l
 	git archive "$$baseline" proto/drakit_proto/backend | tar -x -C "$$old"; \
 	$(BIN)/buf breaking proto --against "$$old/proto"
 
-# With the flags of e2e/images/go.py, so that Go compiles each package only once.
+# The environment of e2e/images/go.py, so that Go compiles each package only once.
 .PHONY: check-go
 check-go: export CGO_ENABLED := 0
-check-go: export GOFLAGS := -trimpath -mod=readonly -buildvcs=false
+check-go: export GOFLAGS := -mod=readonly -buildvcs=false -trimpath -gcflags=all=-dwarf=false
+check-go: export GOGC := 400
 check-go: ## check the Go modules (backend contract, example backend, helper of each release, the reader of metadata files, the tests' scheduler): format, vet, unit tests
 	@if ! command -v go > /dev/null; then echo "Go is not installed: the programs in Go are not checked"; exit 0; fi; \
 	for folder in proto/go examples/backend operator/cel e2e/metadata; do \
@@ -115,7 +133,7 @@ check-go: ## check the Go modules (backend contract, example backend, helper of 
 	unformed=$$(gofmt -l tests/oracle); if [ -n "$$unformed" ]; then echo "run gofmt -w on:" $$unformed >&2; exit 1; fi
 
 .PHONY: check-race
-check-race: ## run the tests of the backend contract's Go module with the race detector (Go, a C compiler)
+check-race: compiler ## run the tests of the backend contract's Go module with the race detector (Go, a C compiler)
 	cd proto/go && CGO_ENABLED=1 GOFLAGS="-trimpath -mod=readonly -buildvcs=false" go test -race ./...
 
 .PHONY: unit
@@ -194,7 +212,7 @@ cluster-env: venv ## eval "$(make -s cluster-env)": use the cluster with kubectl
 
 .PHONY: cluster-images
 cluster-images: deps venv ## build the images, and load them into the cluster
-	$(BIN)/python -m e2e.images | grep '\.tar$$' | xargs $(BIN)/python -m e2e.cluster load-image
+	$(BIN)/python -m e2e.images --cluster | grep '\.tar$$' | xargs $(BIN)/python -m e2e.cluster load-image
 
 .PHONY: images
 images: deps venv ## build the images that the cluster runs
@@ -221,8 +239,13 @@ kind-image: deps venv ## build kind's node image from Debian packages and Go mod
 image-context: venv ## write the context of `docker build` to build/image
 	$(BIN)/python -m e2e.images context build/image
 
+.PHONY: demo-plan
+demo-plan:
+	@echo "make demo installs the Debian packages that are missing, Python packages in $(VENV), and Go modules in Go's cache."
+	@echo "It keeps the built programs and images in ~/.cache/drakit. It upgrades no package."
+
 .PHONY: demo
-demo: deps venv ## start a cluster, build the images, install the chart, run a pod with a device
+demo: demo-plan deps venv ## start a cluster, build the images, install the chart, run a pod with a device
 	$(BIN)/python -m e2e.demo
 
 # ---------------------------------------------------------------- releases
@@ -267,7 +290,7 @@ kubernetes-tables: venv ## write Kubernetes' CEL selectors and feature gates, wh
 
 # Programs and images are built before the tests, because the tests' time limits do not include the builds.
 .PHONY: e2e
-e2e: cluster-programs images ## run the tests on a real cluster (FEATURES=claims,explain selects features)
+e2e: compiler cluster-programs images ## run the tests on a real cluster (FEATURES=claims,explain selects features)
 	$(BIN)/pytest e2e -m "e2e and not slow" --durations=40 --durations-min=5 $(if $(FEATURES),--features=$(FEATURES))
 
 .PHONY: e2e-docs

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ import yaml
 
 from e2e.cluster.api import Cluster, ClusterError, Options, wait_until
 from e2e.cluster.choice import cluster as this_cluster
-from e2e.images import ImageError, build_images
+from e2e.images import ImageError, build_images, download_parts
 from e2e.images.testimage import NAME as TEST_IMAGE
 from e2e.release import CHART, DRAKIT, NAMESPACE, VALUES, cluster_values, install
 
@@ -99,10 +100,16 @@ def main() -> None:
     steps = Steps(5)
     try:
         cluster = this_cluster()
-        with steps.step(f"a Kubernetes cluster (CLUSTER={cluster.provider})"):
-            cluster.start(Options(kept=True))
+        # Downloads mostly wait for the network, while the compiler has the processors.
+        with ThreadPoolExecutor(1) as beside:
+            parts = beside.submit(download_parts)
+            with steps.step(f"a Kubernetes cluster (CLUSTER={cluster.provider})"):
+                cluster.start(Options(kept=True))
         with steps.step("the images of the node plugin, the operator and a test pod"):
-            archives = build_images(lambda text: print(f"      {text}", flush=True))
+            parts.result()
+            archives = build_images(
+                lambda text: print(f"      {text}", flush=True), minors=[cluster.minor]
+            )
             for archive in archives:
                 cluster.load_image(archive)
         example = _choose(cluster)

@@ -27,7 +27,7 @@ from e2e.fixtures import namespace_of
 from e2e.images import vendor_image
 from e2e.images.build import TAG
 from e2e.images.cache import run
-from e2e.images.go import ENVIRONMENT, FLAGS
+from e2e.images.go import ENVIRONMENT, LINKED
 from e2e.images.vendor import driver_image, repository_name
 from e2e.kit import TEST_IMAGE, Space, devices_of, plugin_pod, ready, taints, wait_for
 from e2e.release import Release, install, only_on, uninstall
@@ -217,7 +217,7 @@ def test_a_new_project_in_go_ends_with_a_pod_that_uses_a_device(
     paths = [f"--checkout={ROOT}", "--image=localhost/torches", f"--directory={project}"]
     subprocess.run([*new, *paths], check=True, timeout=60)
     done("drakit new")
-    build = ["go", "build", *FLAGS, "-o", "build/torches", "."]
+    build = ["go", "build", LINKED, "-o", "build/torches", "."]
     run(build, what="building the project", timeout_seconds=600, cwd=project, env=ENVIRONMENT)
     done("go build")
     cluster.load_image(driver_image(image, project, nodeplugin=images[0]))

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from e2e.images.cache import digest, kept, run
+from e2e.images.go import ENVIRONMENT, LINKED
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -36,15 +37,14 @@ def go_programs(module: str) -> Path:
                 "-C",
                 source,
                 "build",
-                "-trimpath",
-                "-ldflags=-s -w",
+                LINKED,
                 "-o",
                 f"{folder}/",
                 "tool",
             ],
             what=f"building the programs of tools/{module}",
             timeout_seconds=1200,
-            env={"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"},
+            env=ENVIRONMENT,
         )
 
     key = digest(version, source / "go.mod", source / "go.sum", Path(__file__))

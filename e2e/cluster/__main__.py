@@ -77,7 +77,9 @@ def kubeconfig(chosen: Cluster, arguments: argparse.Namespace) -> int:
 def environment(chosen: Cluster, arguments: argparse.Namespace) -> int:
     """Print the shell's lines for kubectl, helm and kubectl drakit."""
     environment = Path(sys.executable).parent
-    folders = [link_programs(PLUGINS, [*environment.glob("kubectl*-drakit"), *_selectors()])]
+    folders = [
+        link_programs(PLUGINS, [*environment.glob("kubectl*-drakit"), *_selectors(chosen.minor)])
+    ]
     kubectl = Path(chosen.program("kubectl"))
     if kubectl.is_absolute():
         folders.append(kubectl.parent)
@@ -97,17 +99,17 @@ def link_programs(folder: Path, programs: Iterable[Path]) -> Path:
     return folder
 
 
-def _selectors() -> list[Path]:
-    """Return Kubernetes' CEL compiler and allocator for `kubectl drakit`, built if they are not in
-    the cache; nothing without Go."""
+def _selectors(minor: str) -> list[Path]:
+    """Return Kubernetes' CEL compiler and allocator of a release for `kubectl drakit`, built if it
+    is not in the cache; nothing without Go."""
     from e2e.images.cache import ImageError
-    from e2e.images.go import cel_programs
+    from e2e.images.go import cel_program
 
     if shutil.which("go") is None:
         print("note: kubectl drakit has no allocator, because Go is not installed", file=sys.stderr)
         return []
     try:
-        return sorted(cel_programs().iterdir())
+        return [cel_program(minor)]
     except ImageError as error:
         print(f"note: kubectl drakit has no allocator: {error}", file=sys.stderr)
         return []

@@ -136,6 +136,11 @@ class Cluster(ABC):
 
     @property
     @abstractmethod
+    def minor(self) -> str:
+        """The minor release of Kubernetes that runs, such as 1.36; if none does, the next one."""
+
+    @property
+    @abstractmethod
     def kubeconfig(self) -> Path:
         """The administrator's kubeconfig."""
 

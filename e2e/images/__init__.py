@@ -8,8 +8,15 @@ makes its build context. `vendor_image` is a vendor's image on top of the node p
 """
 
 from e2e.images.backend import backend_binary, backend_image
-from e2e.images.build import build_images
+from e2e.images.build import build_images, download_parts
 from e2e.images.cache import ImageError
 from e2e.images.vendor import vendor_image
 
-__all__ = ("ImageError", "backend_binary", "backend_image", "build_images", "vendor_image")
+__all__ = (
+    "ImageError",
+    "backend_binary",
+    "backend_image",
+    "build_images",
+    "download_parts",
+    "vendor_image",
+)

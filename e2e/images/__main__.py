@@ -1,8 +1,10 @@
 """
 `python -m e2e.images`: builds what changed, and prints where it is.
 
-`python -m e2e.images context DIR` only writes the Dockerfile's build context, for an engine;
-`python -m e2e.images driver NAME DIR` builds a driver's image, and prints only where it is.
+With `--cluster`, the operator has only the allocator of the release of Kubernetes that this
+clone's cluster runs. `python -m e2e.images context DIR` only writes the Dockerfile's build context,
+for an engine; `python -m e2e.images driver NAME DIR` builds a driver's image, and prints only where
+it is.
 """
 
 from __future__ import annotations
@@ -11,14 +13,18 @@ import argparse
 import sys
 from pathlib import Path
 
+from e2e.cluster.api import ClusterError
+from e2e.cluster.choice import cluster
 from e2e.images.build import build_images, cache_note
 from e2e.images.cache import ImageError
 from e2e.images.context import TARGETS, write_context
+from e2e.images.go import CEL_DEFAULT, CEL_MINORS
 from e2e.images.vendor import driver_image
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m e2e.images", description=__doc__)
+    parser.add_argument("--cluster", action="store_true", help="for this clone's cluster alone")
     commands = parser.add_subparsers(dest="command")
     context = commands.add_parser("context", help="write the build context of the Dockerfile")
     context.add_argument("folder", type=Path)
@@ -32,13 +38,15 @@ def main() -> None:
             print(f"now: docker build --target {TARGETS[0]} {arguments.folder}")
             return
         if arguments.command == "driver":
-            nodeplugin, *_ = build_images(lambda text: print(text, file=sys.stderr))
+            nodeplugin, *_ = build_images(
+                lambda text: print(text, file=sys.stderr), minors=(CEL_DEFAULT,)
+            )
             print(driver_image(arguments.name, arguments.folder, nodeplugin=nodeplugin))
             return
-        for archive in build_images():
+        for archive in build_images(minors=[cluster().minor] if arguments.cluster else CEL_MINORS):
             print(archive)
         print(cache_note())
-    except ImageError as error:
+    except (ClusterError, ImageError) as error:
         sys.exit(str(error))
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from e2e.images.base import base_archive
 from e2e.images.cache import ImageError, cache_folder, digest, kept, locked, run
-from e2e.images.context import TARGETS, Context, write_context
+from e2e.images.context import TARGETS, Context, wheels, write_context
+from e2e.images.go import CEL_MINORS
 from e2e.images.testimage import test_image
 
 REPOSITORY_NAME = "localhost/drakit"
@@ -26,11 +27,22 @@ def image_name(target: str) -> str:
     return f"{REPOSITORY_NAME}-{target}:{TAG}"
 
 
-def build_images(progress: Callable[[str], None] = print) -> list[Path]:
+def download_parts() -> None:
+    """Make what images are built from and that needs no Go: their base, and their wheels."""
+    base_archive()
+    for name in ("image", *TARGETS):
+        wheels(name)
+
+
+def build_images(
+    progress: Callable[[str], None] = print, *, minors: Sequence[str] = CEL_MINORS
+) -> list[Path]:
     """
     Return docker-archive tars of all images, which are built if something changed.
 
     Needs root (mmdebstrap, buildah) only where something is to be built.
+
+    :param minors: the releases of Kubernetes whose allocators the operator gets.
     """
     started = time.monotonic()
 
@@ -38,7 +50,7 @@ def build_images(progress: Callable[[str], None] = print) -> list[Path]:
         progress(f"images: {text} ({time.monotonic() - started:.1f} s)")
 
     with tempfile.TemporaryDirectory(prefix="drakit-images-") as scratch:
-        context = write_context(Path(scratch, "context"))
+        context = write_context(Path(scratch, "context"), minors)
         report("wheels are there")
         archives = [_built(target, context, report) for target in TARGETS]
     archives.append(test_image())

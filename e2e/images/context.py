@@ -11,11 +11,12 @@ import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
-from e2e.images.go import cel_programs
+from e2e.images.go import CEL_MINORS, cel_programs
 
 TARGETS = ("nodeplugin", "operator")
 PYTHON_VERSION = "3.13"
@@ -37,23 +38,27 @@ class Context:
     """A name for the operator's helper programs."""
 
 
-def write_context(folder: Path) -> Context:
-    """Write the context to a folder that does not exist or is empty."""
+def write_context(folder: Path, minors: Sequence[str] = CEL_MINORS) -> Context:
+    """
+    Write the context to a folder that does not exist or is empty.
+
+    :param minors: the releases of Kubernetes whose allocators the operator gets.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise ImageError(f"{folder} is not empty: name a folder for the build context alone")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(REPOSITORY / "Dockerfile", folder)
     (folder / "pip").mkdir()
-    pip = _wheels("image")
+    pip = wheels("image")
     for wheel in pip.glob("pip-*.whl"):
         shutil.copy(wheel, folder / "pip" / "pip.whl")
     dependencies: dict[str, str] = {}
     for target in TARGETS:
-        wheels = _wheels(target)
-        shutil.copytree(wheels, folder / target)
+        own = wheels(target)
+        shutil.copytree(own, folder / target)
         shutil.copy(REQUIREMENTS / f"{target}.txt", folder / target / "requirements.txt")
-        dependencies[target] = digest(pip.name, wheels.name)
-    helpers = cel_programs()
+        dependencies[target] = digest(pip.name, own.name)
+    helpers = cel_programs(minors)
     shutil.copytree(helpers, folder / "cel")
     return Context(
         folder=folder,
@@ -63,7 +68,7 @@ def write_context(folder: Path) -> Context:
     )
 
 
-def _wheels(name: str) -> Path:
+def wheels(name: str) -> Path:
     """The folder with the wheels of one requirements file, for the images' Python."""
     requirements = REQUIREMENTS / f"{name}.txt"
     platforms = _platforms()

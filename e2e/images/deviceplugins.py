@@ -11,6 +11,7 @@ from pathlib import Path
 
 from e2e.archive import write_image
 from e2e.images.cache import REPOSITORY, digest, kept, run
+from e2e.images.go import ENVIRONMENT, LINKED
 
 __all__ = ("IMAGE", "NODES", "SAMPLE", "device_plugin", "device_plugins_image")
 
@@ -45,14 +46,14 @@ def device_plugin(name: str) -> Path:
 def _build(folder: Path) -> None:
     run(
         [
-            *("go", "build", "-trimpath", "-ldflags=-s -w", "-o", f"{folder}/"),
+            *("go", "build", LINKED, "-o", f"{folder}/"),
             *("tool", f"./{NODES}"),
         ],
         what="building the device plugins",
         # From an empty module cache, with Kubernetes' sources to be fetched.
         timeout_seconds=1800,
         cwd=SOURCES,
-        env={"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"},
+        env=ENVIRONMENT,
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from e2e.archive import write_image
 from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
-from e2e.images.go import metadata_reader
+from e2e.images.go import ENVIRONMENT, LINKED, metadata_reader
 
 NAME = "localhost/drakit-test:dev"
 PUBLIC_NAME = "docker.io/library/busybox:1.37"
@@ -55,11 +55,11 @@ def _make(folder: Path, busybox: Path, reader: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         helper = Path(scratch, "helper")
         run(
-            ["go", "build", "-trimpath", "-ldflags=-s -w", "-o", helper, "."],
+            ["go", "build", LINKED, "-o", helper, "."],
             what="building the helper programs of the test image",
             timeout_seconds=300,
             cwd=SOURCES,
-            env={"CGO_ENABLED": "0", "GOFLAGS": "-mod=mod -buildvcs=false"},
+            env=ENVIRONMENT,
         )
         applets = run(
             [busybox, "--list"], what="asking busybox for its commands", timeout_seconds=10

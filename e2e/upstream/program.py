@@ -18,6 +18,7 @@ from pathlib import Path
 
 from e2e.cluster.local import binaries
 from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
+from e2e.images.go import ENVIRONMENT, LINKED
 
 SUITE = Path(__file__).with_name("suite")
 BUILD_SECONDS = 3600
@@ -112,7 +113,7 @@ def programs(minor: str) -> Programs:
 
     def make(folder: Path) -> None:
         print(f"building the suite of Kubernetes {minor} (minutes the first time)", flush=True)
-        common = ("-trimpath", "-ldflags=-s -w", f"-modfile={module}")
+        common = (LINKED, f"-modfile={module}")
         overlay = folder / "overlay.json"
         overlay.write_text(json.dumps({"Replace": _overlay(module, folder)}))
         for name, options in (
@@ -170,5 +171,5 @@ def edited_text(text: str, *, name: str) -> str:
 
 
 def _go(*command: str | Path, what: str) -> str:
-    env = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
-    return run(["go", "-C", SUITE, *command], what=what, timeout_seconds=BUILD_SECONDS, env=env)
+    argv = ["go", "-C", SUITE, *command]
+    return run(argv, what=what, timeout_seconds=BUILD_SECONDS, env=ENVIRONMENT)

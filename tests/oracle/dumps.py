@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.images.cache import ImageError, digest, kept, run
+from e2e.images.go import ENVIRONMENT
 
 MODULE = "k8s.io/dynamic-resource-allocation"
 VERSIONS = {"1.34": "v0.34.13", "1.35": "v0.35.10", "1.36": "v0.36.6", "1.37": "v0.37.2"}
@@ -74,7 +75,7 @@ def _dumped(version: str, package: str, test: str) -> dict[str, Any]:
             what=f"writing {what}",
             timeout_seconds=BUILD_SECONDS,
             cwd=copy,
-            env={"DUMP": str(folder / "cases.json"), "GOFLAGS": "-buildvcs=false"},
+            env={**ENVIRONMENT, "DUMP": str(folder / "cases.json")},
         )
         shutil.rmtree(copy)
 

@@ -1,11 +1,9 @@
 """Our search and the scheduler's own allocator over random worlds."""
 
-from pathlib import Path
-
 import pytest
 
 from drakit_explain.allocation import Outcome
-from e2e.images.go import CEL_MINORS, cel_programs
+from e2e.images.go import CEL_MINORS, cel_program
 from tests.oracle.run import compare_all, compare_worlds
 from tests.oracle.worlds import NEWEST
 from tests.programs import needs_go
@@ -17,14 +15,9 @@ ONCE_DIFFERENT = (1904737, 6149641, 6203923)
 pytestmark = needs_go
 
 
-@pytest.fixture(scope="module")
-def programs() -> Path:
-    return cel_programs()
-
-
 @pytest.mark.timeout(1200)  # the first run builds the allocators
-def test_both_agree_over_500_worlds_of_the_newest_release(programs):
-    program = programs / f"drakit-cel-{NEWEST}"
+def test_both_agree_over_500_worlds_of_the_newest_release():
+    program = cel_program(NEWEST)
     tally = compare_worlds([*range(500), *ONCE_DIFFERENT], program=program)
     assert tally.good, "\n".join(tally.lines())
     # Worlds of which all or none fit would show nothing.
@@ -35,6 +28,6 @@ def test_both_agree_over_500_worlds_of_the_newest_release(programs):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("minor", CEL_MINORS)
-def test_both_agree_over_5_000_worlds(programs, minor):
-    tally = compare_all(range(5_000), program=programs / f"drakit-cel-{minor}", minor=minor)
+def test_both_agree_over_5_000_worlds(minor):
+    tally = compare_all(range(5_000), program=cel_program(minor), minor=minor)
     assert tally.good, "\n".join(tally.lines())

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.images.go import CEL_MINORS, ENVIRONMENT, FLAGS, cel_flags
+from e2e.images.go import CEL_MINORS, ENVIRONMENT, LINKED, cel_flags
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIREMENTS = REPOSITORY / "requirements" / "kubectl.txt"
@@ -103,7 +103,7 @@ def write(archive: Path, folder: Path) -> None:
 
 
 def _build_helper(platform: Platform, minor: str, program: Path) -> None:
-    argv = ["go", "build", *FLAGS, *cel_flags(minor), "-o", str(program), "."]
+    argv = ["go", "build", LINKED, *cel_flags(minor), "-o", str(program), "."]
     target = {**ENVIRONMENT, "GOOS": platform.os, "GOARCH": platform.arch}
     _run(*argv, folder="operator/cel", environ=target)
 

@@ -113,6 +113,10 @@ class KindProvider(Cluster):
     # -- use
 
     @property
+    def minor(self) -> str:
+        return binaries.DEFAULT_MINOR
+
+    @property
     def kubeconfig(self) -> Path:
         return self._folder / "kubeconfig"
 

@@ -116,6 +116,11 @@ class LocalCluster(Cluster):
     # -- use
 
     @property
+    def minor(self) -> str:
+        record = records.find(self.name)
+        return binaries.minor_of(record.version) if record else self._minor
+
+    @property
     def kubeconfig(self) -> Path:
         return self._record.names.folder / "admin.kubeconfig"
 
@@ -233,8 +238,7 @@ class LocalCluster(Cluster):
     @property
     def _programs(self) -> Path:
         """The programs of the release that runs; if none does, of the one that starts next."""
-        record = records.find(self.name)
-        return self._programs_of(binaries.minor_of(record.version) if record else self._minor)
+        return self._programs_of(self.minor)
 
     def _programs_of(self, minor: str) -> Path:
         if minor not in self._folders:

@@ -18,6 +18,7 @@ import yaml
 from drakit_cli import new
 from drakit_cli.main import main
 from drakit_nodeplugin.config import NodePluginConfig
+from e2e.images.go import ENVIRONMENT
 from tests.programs import needs_go
 from tests.unit.chart.conftest import helm
 from tests.unit.cli.projects import PROJECTS, commands, files_of, readme, run, write
@@ -30,15 +31,12 @@ __all__ = ("helm",)
 # The first time gRPC is compiled.
 pytestmark = pytest.mark.timeout(900)
 
-FLAGS = {"CGO_ENABLED": "0", "GOFLAGS": "-trimpath -mod=readonly -buildvcs=false"}
-"""Those of `make check-go`: with others, Go compiles all packages once more."""
-
 
 def go(project: Path, *arguments: str, status: int = 0, program: str = "go", **env: str) -> str:
     done = subprocess.run(
         [program, *arguments],
         cwd=project,
-        env={**os.environ, **FLAGS, **env},
+        env={**os.environ, **ENVIRONMENT, **env},
         capture_output=True,
         text=True,
         timeout=600,
@@ -308,7 +306,7 @@ def test_the_module_is_built_from_a_module_proxy_without_the_checkout(tmp_path):
     go(project, "mod", "edit", f"-dropreplace={module}", f"-require={module}@v0.3.0")
     downloads = Path(go(ROOT, "env", "GOMODCACHE").strip()) / "cache" / "download"
     env = {
-        "GOFLAGS": "-trimpath -buildvcs=false -modcacherw",
+        "GOFLAGS": f"{ENVIRONMENT['GOFLAGS']} -mod=mod -modcacherw",
         "GOMODCACHE": str(tmp_path / "modules"),
         "GOPROXY": f"{proxy.as_uri()},{downloads.as_uri()},{go(ROOT, 'env', 'GOPROXY').strip()}",
         "GONOSUMDB": module,

@@ -23,14 +23,15 @@ def environment(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(commands, "PLUGINS", tmp_path / "plugins")
     programs = tmp_path / "programs"
     programs.mkdir()
-    for minor in ("1.36", "1.37"):
-        (programs / f"drakit-cel-{minor}").touch(mode=0o755)
-    monkeypatch.setattr("e2e.images.go.cel_programs", lambda: programs)
+    (programs / "drakit-cel-1.36").touch(mode=0o755)
+    monkeypatch.setattr("e2e.images.go.cel_program", lambda minor: programs / f"drakit-cel-{minor}")
     (programs.parent / "go").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(programs.parent))
 
     def evaluate(kubectl: str) -> dict[str, str]:
-        chosen = SimpleNamespace(program=lambda _: kubectl, kubeconfig=tmp_path / "kubeconfig")
+        chosen = SimpleNamespace(
+            program=lambda _: kubectl, kubeconfig=tmp_path / "kubeconfig", minor="1.36"
+        )
         assert commands.environment(chosen, None) == 0
         shell = subprocess.run(
             ["/bin/sh", "-c", f"{capsys.readouterr().out}\nenv"],
@@ -48,7 +49,7 @@ def test_kubectl_finds_the_plugins_and_the_users_python_stays(environment, tmp_p
     for _ in range(2):
         variables = environment("/cluster/bin/kubectl")
     plugins, *path = variables["PATH"].split(":")
-    linked = ["drakit-cel-1.36", "drakit-cel-1.37", "kubectl-drakit", "kubectl_complete-drakit"]
+    linked = ["drakit-cel-1.36", "kubectl-drakit", "kubectl_complete-drakit"]
     assert sorted(os.listdir(plugins)) == linked
     assert path == ["/cluster/bin", "/usr/bin", "/bin"]
     assert variables["KUBECONFIG"] == str(tmp_path / "kubeconfig")

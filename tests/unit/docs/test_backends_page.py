@@ -22,6 +22,7 @@ from drakit_nodeplugin.allowed import AllowedBackend
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.backend.v1.backend_pb2_grpc import BackendStub
+from e2e.images.go import ENVIRONMENT
 from tests.programs import needs_go
 from tests.unit.docs.listings import ROOT, commands, listing, listings
 
@@ -59,7 +60,7 @@ def backend(folder: Path) -> Iterator[BackendStub]:
     (text,) = [text for text in listings(PAGE, "bash") if "go build" in text]
     text = text.replace("/tmp/lab", str(folder)).replace("/tmp/blinkers", str(folder / "program"))
     before, last = text.rstrip().rsplit("\n", 1)
-    environment = {**os.environ, "DRAKIT": str(ROOT)}
+    environment = {**os.environ, **ENVIRONMENT, "DRAKIT": str(ROOT)}
     subprocess.run(["bash", "-ec", before], env=environment, check=True, timeout=600)
     program = subprocess.Popen(shlex.split(last), cwd=FOLDER, stderr=subprocess.PIPE, text=True)
     try:
