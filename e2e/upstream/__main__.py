@@ -87,7 +87,7 @@ def report(minor: str, part: str, outcome: Outcome) -> bool:
             print(f"{spec.state:8} {spec.seconds:6.1f} s  {spec.name}")
             for line in spec.failure.splitlines()[:20]:
                 print(f"{'':19}{line}")
-    wrong = unexpected(outcome.events)
+    wrong = unexpected(outcome.events, outcome.specs)
     for event in wrong:
         about = f"{event.kind} {event.namespace}/{event.name}"
         print(f"unexpected Event {event.reason} about {about} in {event.spec!r}: {event.note}")
