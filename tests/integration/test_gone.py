@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from drakit_nodeplugin.host.driver_devices import UNPREPARING_SECONDS
 from tests.fakes.kubelet import FakeKubelet, reference
 from tests.integration.test_health import effects, nics, taints  # noqa: F401
-from tests.integration.test_node_plugin import CLAIMS, NODE, rig, stop  # noqa: F401
+from tests.integration.test_node_plugin import CLAIMS, NODE, SLICES, rig, stop  # noqa: F401
 
 GONE = ("drakit.dev/gone", "NoSchedule")
 DRIVER = "simulated.drakit.dev"
@@ -59,6 +61,37 @@ async def test_a_held_device_that_vanishes_outlives_a_restart_and_goes_with_its_
         assert await kubelet.unprepare(dra, reference("uid-a")) == {"uid-a": ""}
         await nics.until(lambda: taints(nics).keys() == {"nic-1"})
         await stop(process)
+
+
+async def test_a_held_device_that_is_absent_after_a_reboot_is_published_as_it_was(nics):  # noqa: F811
+    """The slices are wiped, so only the checkpoint has its attributes, which all classes read."""
+    allocate(nics, "uid-a", "nic-0")
+    async with FakeKubelet(nics.root) as kubelet, nics.plugin() as process:
+        await nics.until(lambda: kubelet.sockets() and taints(nics).keys() == {"nic-0", "nic-1"})
+        before = body_of(nics, "nic-0")
+        dra = await kubelet.register()
+        assert (await kubelet.prepare(dra, reference("uid-a")))["uid-a"].error == ""
+        await asyncio.sleep(UNPREPARING_SECONDS + 1.5)
+        await stop(process)
+    for body in nics.api_server.objects(SLICES):
+        nics.api_server.remove(f"{SLICES}/{body['metadata']['name']}")
+    (nics.root / "boot_id").write_text("another boot")
+    nics.command(missing=["nic-0"])
+    async with FakeKubelet(nics.root) as kubelet, nics.plugin() as process:
+        await nics.until(kubelet.sockets)
+        await kubelet.register()
+        await nics.until(lambda: taints(nics).keys() == {"nic-0", "nic-1"})
+        assert effects(nics, "nic-0") == [GONE]
+        after = body_of(nics, "nic-0")
+        assert after.pop("taints")
+        assert after == before
+        await stop(process)
+
+
+def body_of(rig: Any, name: str) -> dict[str, Any]:  # noqa: F811
+    devices = [d for body in rig.api_server.objects(SLICES) for d in body["spec"]["devices"]]
+    (found,) = [each for each in devices if each["name"] == name]
+    return found
 
 
 async def test_the_process_survives_that_devices_of_a_fallback_vanish(nics):  # noqa: F811

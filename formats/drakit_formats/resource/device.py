@@ -24,9 +24,11 @@ from typing import Any, cast
 from drakit.device import (
     AttributeValue,
     Capacity,
+    CapacityRange,
     CounterSet,
     Device,
     NodeAllocatableResource,
+    Taint,
     Version,
 )
 from drakit.quantity import same_quantity
@@ -105,20 +107,27 @@ def _groups(device: Device, counter_set: str) -> Sequence[str]:
     return device.compatibility_groups.get(counter_set, ())
 
 
+_RESOURCE_FIELDS = {
+    "mapping": {
+        "capacityKey": "capacity_key",
+        "capacityMultiplier": "capacity_multiplier",
+        "deviceMultiplier": "device_multiplier",
+    },
+    "overhead": {
+        "perPod": "overhead_per_pod",
+        "perContainer": "overhead_per_container",
+    },
+}
+
+
 def _resource_body(given: NodeAllocatableResource) -> dict[str, Any]:
-    mapping = {
-        "capacityKey": given.capacity_key,
-        "capacityMultiplier": given.capacity_multiplier,
-        "deviceMultiplier": given.device_multiplier,
-    }
-    overhead = {
-        "perPod": given.overhead_per_pod,
-        "perContainer": given.overhead_per_container,
-    }
-    parts = {"mapping": mapping, "overhead": overhead}
     set_parts = {
-        part: {key: value for key, value in fields.items() if value is not None}
-        for part, fields in parts.items()
+        part: {
+            key: value
+            for key, field in fields.items()
+            if (value := getattr(given, field)) is not None
+        }
+        for part, fields in _RESOURCE_FIELDS.items()
     }
     return {part: fields for part, fields in set_parts.items() if fields}
 
@@ -176,6 +185,78 @@ def _capacity_body(amount: str | Capacity) -> dict[str, Any]:
 
 def _counters_body(counters: Mapping[str, str]) -> dict[str, Any]:
     return {name: {"value": amount} for name, amount in counters.items()}
+
+
+# ---------------------------------------------------------------- reading
+
+
+def device_of(body: Object) -> Device:
+    """Return the device that :func:`device_body` wrote, its topology as attributes; raises
+    ValueError, KeyError or TypeError for anything else."""
+    consumed = children(body, "consumesCounters")
+    resources = child(body, "nodeAllocatableResources")
+    return Device(
+        name=body["name"],
+        attributes={name: _value(each) for name, each in child(body, "attributes").items()},
+        capacity={name: _capacity(each) for name, each in child(body, "capacity").items()},
+        consumes={each["counterSet"]: _counters(each) for each in consumed},
+        compatibility_groups={
+            each["counterSet"]: tuple(groups)
+            for each in consumed
+            if (groups := each.get("compatibilityGroups"))
+        },
+        allow_multiple_allocations=body.get("allowMultipleAllocations", False),
+        binds_to_node=body.get("bindsToNode", False),
+        binding_conditions=tuple(body.get("bindingConditions", ())),
+        binding_failure_conditions=tuple(body.get("bindingFailureConditions", ())),
+        node_allocatable_resources={name: _resource(each) for name, each in resources.items()},
+        taints=tuple(Taint(**each) for each in children(body, "taints")),
+        extra={key: value for key, value in body.items() if key not in KNOWN_FIELDS},
+    )
+
+
+def counter_set_of(body: Object) -> CounterSet:
+    """Return the counter set that :func:`counter_set_body` wrote."""
+    return CounterSet(name=body["name"], counters=_counters(body))
+
+
+def _value(body: Object) -> AttributeValue:
+    ((kind, value),) = body.items()
+    match kind:
+        case "version":
+            return Version(value)
+        case "versions":
+            return tuple(map(Version, value))
+        case _:
+            return tuple(cast("list[str]", value)) if isinstance(value, list) else value
+
+
+def _capacity(body: Object) -> str | Capacity:
+    policy, value = child(body, "requestPolicy"), body["value"]
+    if not policy:
+        return value
+    span = policy.get("validRange")
+    return Capacity(
+        value=value,
+        default=policy.get("default"),
+        valid_values=tuple(policy.get("validValues", ())),
+        valid_range=CapacityRange(**span) if span else None,
+    )
+
+
+def _counters(body: Object) -> dict[str, str]:
+    return {name: each["value"] for name, each in child(body, "counters").items()}
+
+
+def _resource(body: Object) -> NodeAllocatableResource:
+    return NodeAllocatableResource(
+        **{
+            field: value
+            for part, fields in _RESOURCE_FIELDS.items()
+            for key, field in fields.items()
+            if (value := child(body, part).get(key)) is not None
+        }
+    )
 
 
 # ---------------------------------------------------------------- comparison

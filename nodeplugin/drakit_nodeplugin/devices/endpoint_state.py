@@ -241,11 +241,16 @@ class EndpointState:
         if not self.pools:
             return None
         present = self.phase is Phase.PRESENT
+        held: dict[str, str] = {}
+        for pool in self._sound_pools():
+            with self._guarding(pool):
+                held[pool.name] = pool.held_content()
         return StoredEndpoint(
             name=self.name,
             pools={name: tuple(sorted(pool.names)) for name, pool in self.pools.items()},
             gone=_sorted({name: pool.gone for name, pool in self.pools.items()}),
             evicting=_sorted({name: pool.evicting for name, pool in self.pools.items()}),
+            held={name: content for name, content in held.items() if content},
             stopped_at=None if present else self.stopped_at,
             removing=self.phase is Phase.REMOVING,
         )
@@ -262,10 +267,14 @@ class EndpointState:
         since = self._driver.now() - (wall - self.stopped_at)
         self.life = Life(stopped_since=since, known=True, removing=row.removing)
         self.pools = {name: self._pool(name) for name in row.pools}
-        for name, devices in row.pools.items():
-            self.pools[name].restore(
-                devices, gone=row.gone.get(name, ()), evicting=row.evicting.get(name, ())
-            )
+        for name, pool in self.pools.items():
+            with self._guarding(pool):
+                pool.restore(
+                    row.pools[name],
+                    gone=row.gone.get(name, ()),
+                    evicting=row.evicting.get(name, ()),
+                    held=row.held.get(name, ""),
+                )
         self.phase = phase(self.life, self._grace_periods, now=self._driver.now())
         self.refresh()
 

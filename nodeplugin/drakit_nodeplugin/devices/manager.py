@@ -373,6 +373,13 @@ class DeviceManager:
         self._sources_ready = True
         self._notify()
 
+    def set_in_use(self, devices: Mapping[str, Collection[str]]) -> None:
+        """Set the devices that claims hold, by pool. The store keeps what is published of them."""
+        if devices != self._state.in_use:
+            self._state.in_use = devices
+            self._state.stored_changed = True
+            self._notify()
+
     def set_unpreparing(self, held: Collection[HeldDevice]) -> None:
         """
         Set the holds of claims in the pools in which a claim is still being unprepared.

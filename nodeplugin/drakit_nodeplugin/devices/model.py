@@ -39,8 +39,9 @@ class DesiredDevice:
     name: str
     device: Device | None
     """None if only the name is known, because the endpoint is missing since a restart. The
-    published device stays as it is, but for the node plugin's taints; if none is published, it
-    gets no attributes."""
+    published device stays as it is, but for the node plugin's taints. If none is published, it is
+    left out: without its attributes, it would break the selectors of all DeviceClasses that read
+    one."""
 
     taints: tuple[StampedTaint, ...] = ()
     """All taints; without those of the driver if only the name is known."""
@@ -51,12 +52,11 @@ class DesiredPool:
     """A pool to publish: validated, and in the endpoint's order."""
 
     devices: tuple[DesiredDevice, ...]
-    counter_sets: tuple[CounterSet, ...] | None = ()
-    """None if the endpoint is missing since a restart: the published ones stay."""
+    counter_sets: tuple[CounterSet, ...] = ()
 
     keeps_counter_sets: bool = False
-    """Whether other published counter sets stay, too: devices that vanished during a restart may
-    consume them, and are only known by name."""
+    """Whether other published counter sets stay, too: devices that are only known by name since a
+    restart may consume them."""
 
     fallback: tuple[DesiredDevice, ...] | None = None
     """The devices that are published if the API server drops fields; see `Inventory.fallback`."""
@@ -65,7 +65,8 @@ class DesiredPool:
     """Whether devices are published in this order; otherwise, each slice lists them by name."""
 
     partition_type_attribute: str | None = ""
-    """None if the endpoint is missing since a restart: the published one stays."""
+    """None if the endpoint is missing since a restart: the published one stays, and the published
+    order of the devices."""
 
 
 def keep_places(listed: Iterable[str], before: Iterable[str]) -> list[str]:

@@ -16,12 +16,20 @@ It must not know other pools, or the life of the endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
+
+import orjson
 
 from drakit.device import CounterSet, Device, Health, TaintEffect
 from drakit_driver.runtime.contract import validated_health
-from drakit_formats.resource.device import device_body
+from drakit_formats.resource.device import (
+    counter_set_body,
+    counter_set_of,
+    device_body,
+    device_of,
+)
 from drakit_nodeplugin.devices.model import (
     DesiredDevice,
     DesiredPool,
@@ -77,6 +85,8 @@ class DriverState:
         self.gone_eviction_seconds = gone_eviction_seconds
         self.now = now
         self.wall = wall_clock
+        self.in_use: Mapping[str, Collection[str]] | None = None
+        """The devices that claims hold, by pool; None if that is unknown since the start."""
         self.held: Mapping[str, Collection[HeldDevice]] = {}
         """The holds of claims, in pools where a claim is still being unprepared. The same object
         while nothing changes."""
@@ -107,7 +117,8 @@ class PoolState:
         self._driver = driver
         self._devices: dict[str, DesiredDevice] = {}
         self._fallback: dict[str, DesiredDevice] | None = None
-        self._counter_sets: tuple[CounterSet, ...] | None = None
+        self._counter_sets: tuple[CounterSet, ...] = ()
+        self._held_content = ""
         self._inventory_health: dict[str, Health] = {}
         """The health in the last inventory. It counts when it changes, not each time that an
         inventory repeats it."""
@@ -119,7 +130,8 @@ class PoolState:
         self._published: dict[str, PublishedTaints] = {}
         """The taints from before a restart, of devices that were not listed since then."""
         self.gone: frozenset[str] = frozenset()
-        """Devices that the endpoint does not list any more. A claim holds each, or may hold it."""
+        """Devices that the endpoint does not list any more. A claim holds each, or may hold it.
+        They are among the devices, and among those of the fallback."""
         self.evicting: frozenset[str] = frozenset()
         """Devices whose pods are evicted when the device is gone. They need not be gone."""
         self.evict_at: dict[str, float] = {}
@@ -139,8 +151,8 @@ class PoolState:
 
     @property
     def names(self) -> Collection[str]:
-        """The names of the devices, gone ones included, without others of the fallback only."""
-        return self._devices.keys() | self.gone
+        """The names of the devices, gone ones included, without devices of the fallback only."""
+        return self._devices.keys()
 
     @property
     def empty(self) -> bool:
@@ -174,7 +186,8 @@ class PoolState:
         return DesiredPool(
             devices=tuple(self._devices.values()),
             counter_sets=self._counter_sets,
-            keeps_counter_sets=any(each.device is None for each in self._gone_entries()),
+            keeps_counter_sets=content is None
+            or any(self._devices[name].device is None for name in self.gone),
             fallback=None if fallback is None else tuple(fallback.values()),
             ordered=content is not None and content.ordered,
             partition_type_attribute=content and content.partition_type_attribute,
@@ -196,19 +209,57 @@ class PoolState:
     # ------------------------------------------------------------ changes
 
     def restore(
-        self, names: Iterable[str], *, gone: Collection[str], evicting: Iterable[str]
+        self,
+        names: Iterable[str],
+        *,
+        gone: Collection[str],
+        evicting: Iterable[str],
+        held: str = "",
     ) -> None:
-        """Begin with names alone; known facts about these devices stay."""
-        old = self._devices
+        """Begin with names alone, and with what :meth:`held_content` returned before a restart."""
+        stored: dict[str, list[Any]] = orjson.loads(held) if held else {}
+        devices, fallback = (
+            {device.name: device for device in map(device_of, stored.get(key, ()))}
+            for key in ("devices", "fallback")
+        )
+        self._held_content = held
+        self._counter_sets = tuple(map(counter_set_of, stored.get("sharedCounters", ())))
         self.gone, self.evicting = frozenset(gone), frozenset(evicting)
-        self._devices = {
-            name: old.get(name) or DesiredDevice(name=name, device=None)
-            for name in dict.fromkeys((*names, *gone))
+
+        def entries(known: Mapping[str, Device]) -> dict[str, DesiredDevice]:
+            every = dict.fromkeys((*names, *gone, *known))
+            return {name: DesiredDevice(name=name, device=known.get(name)) for name in every}
+
+        # Whichever inventory was published, its devices that are only known by name stay.
+        self._devices = entries(fallback | devices)
+        self._fallback = entries(devices | fallback) if fallback else None
+
+    def held_content(self) -> str:
+        """Return what is published of the devices that claims hold, and the counter sets that they
+        consume, as JSON; empty if none is held."""
+        if self._driver.in_use is None:
+            return self._held_content
+        names = self._driver.in_use.get(self.name, ())
+        devices, fallback = (
+            [
+                entry.device
+                for name, entry in sorted((entries or {}).items())
+                if name in names and entry.device is not None
+            ]
+            for entries in (self._devices, self._fallback)
+        )
+        consumed = {name for device in devices for name in device.consumes}
+        parts = {
+            "devices": [_stored_body(each) for each in devices],
+            "fallback": [_stored_body(each) for each in fallback],
+            "sharedCounters": [
+                counter_set_body(each) for each in self._counter_sets if each.name in consumed
+            ],
         }
-        self._counter_sets = None
-        self.evict_at.clear()
-        self._evicted &= self.gone & self.evicting
-        self._forget_others(self._devices.keys())
+        parts = {key: value for key, value in parts.items() if value}
+        text = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS).decode() if parts else ""
+        self._held_content = text
+        return text
 
     def replace(
         self, content: PoolContent, *, returned: bool, withdrawn: frozenset[str] = frozenset()
@@ -233,7 +284,12 @@ class PoolState:
         for new, before in ((self._devices, old), (self._fallback or {}, old_fallback or {})):
             dirty |= {name for name, entry in new.items() if before.get(name) is not entry}
         dirty |= (self.gone ^ old_gone) | (self._evicted ^ old_evicted)
-        if (self._devices.keys(), self.gone, self.evicting) != (old.keys(), old_gone, old_evicting):
+        in_use = (self._driver.in_use or {}).get(self.name, ())
+        if (
+            (self._devices.keys(), self.gone, self.evicting) != (old.keys(), old_gone, old_evicting)
+            or (in_use and self._counter_sets != old_sets)
+            or not dirty.isdisjoint(in_use)
+        ):
             self._driver.stored_changed = True
         if (
             dirty
@@ -266,22 +322,16 @@ class PoolState:
     ) -> None:
         """Keep the devices that were listed before, and that an inventory does not list."""
         fallback = content.fallback or {}
-        gone: set[str] = set()
-        # Without a fallback, the devices that only the former one had are published beside others.
-        former = old_fallback if self._fallback is None and old_fallback is not None else old
-        for entries, before in (
-            (self._devices, {**old, **former, **old}),
-            (self._fallback, old_fallback or old),
-        ):
-            if entries is not None:
-                missing = before.keys() - content.devices.keys() - fallback.keys()
-                if missing:
-                    kept = [name for name in before if name in entries or name in missing]
-                    merged = {**before, **entries}
-                    names = keep_places([*entries], kept)
-                    entries.clear()
-                    entries |= {name: merged[name] for name in names}
-                gone |= missing
+        every = {**old, **(old_fallback or {})}
+        gone = every.keys() - content.devices.keys() - fallback.keys()
+        # Whichever inventory had them, and whichever is published.
+        for entries, before in ((self._devices, {**every, **old}), (self._fallback, every)):
+            if entries is not None and gone:
+                kept = [name for name in before if name in entries or name in gone]
+                merged = {**before, **entries}
+                names = keep_places([*entries], kept)
+                entries.clear()
+                entries |= {name: merged[name] for name in names}
         inventories = (content.devices, fallback)
         asking = {name for each in inventories for name, d in each.items() if d.evict_if_gone}
         self.gone = frozenset(gone)
@@ -297,19 +347,17 @@ class PoolState:
         self.evict_at = {name: self.evict_at.get(name, at) for name in due - self._evicted}
 
     def _needed_sets(
-        self, content: PoolContent, old: tuple[CounterSet, ...] | None
+        self, content: PoolContent, old: tuple[CounterSet, ...]
     ) -> tuple[CounterSet, ...]:
         """Return the counter sets of an inventory, and those that only gone devices consume:
         without its counter set, a device makes the whole pool invalid."""
         listed = {each.name for each in content.counter_sets}
-        gone = (each.device for each in self._gone_entries())
-        consumed = {name for device in gone if device is not None for name in device.consumes}
-        kept = [each for each in old or () if each.name in consumed - listed]
+        entries = (self._devices[name] for name in self.gone)
+        consumed = {
+            name for entry in entries if entry.device is not None for name in entry.device.consumes
+        }
+        kept = [each for each in old if each.name in consumed - listed]
         return (*content.counter_sets, *kept) if kept else content.counter_sets
-
-    def _gone_entries(self) -> Iterator[DesiredDevice]:
-        for entries in (self._devices, self._fallback or {}):
-            yield from (entries[name] for name in self.gone & entries.keys())
 
     def keep_gone(self, name: str, *, evicting: bool) -> None:
         """Take over a device that was published as gone before a restart, and is unknown since."""
@@ -494,6 +542,11 @@ class PoolState:
             # Whether its driver's own taints still exist is unknown before it is listed.
             own = {key: at for key, at in published.items() if not key[0].startswith(DOMAIN)}
             self._published[name] = own
+
+
+def _stored_body(device: Device) -> dict[str, Any]:
+    taints = [{"key": t.key, "value": t.value, "effect": t.effect} for t in device.taints]
+    return device_body(device, taints=taints)
 
 
 def _merged(

@@ -200,6 +200,8 @@ class DriverDevices:
         self._seen = self._checkpoint.revision.number
         try:
             held = await self._checkpoint.held_beside_unpreparing()
+            if self._checkpoint.damage is None:
+                self.manager.set_in_use(await self._checkpoint.devices_in_use())
             if self._policies is not None:
                 await self._pass_held(self._policies)
         except CheckpointError as error:

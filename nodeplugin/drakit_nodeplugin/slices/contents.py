@@ -213,8 +213,8 @@ class Chosen:
 
 def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
     """Return the part of a pool to publish if the API server drops these features."""
-    sets = {each.name: each for each in pool.counter_sets or ()}
-    keeps_sets = pool.keeps_counter_sets or pool.counter_sets is None
+    sets = {each.name: each for each in pool.counter_sets}
+    keeps_sets = pool.keeps_counter_sets
     devices = {device.name: device for device in pool.devices}
     partition_type = pool.partition_type_attribute
     if Feature.PARTITION_TYPES in dropped:
@@ -431,7 +431,7 @@ def _device(wanted: DesiredDevice, stored: Object) -> dict[str, Any]:
     # Only its driver knows when the driver's own taints end.
     own = [dict(each) for each in children(stored, "taints") if not _is_ours(text(each, "key"))]
     taints = own + taints
-    return {"name": wanted.name} | _bare(stored) | ({"taints": taints} if taints else {})
+    return _bare(stored) | ({"taints": taints} if taints else {})
 
 
 def _bare(body: Object) -> dict[str, Any]:

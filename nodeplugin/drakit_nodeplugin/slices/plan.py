@@ -258,11 +258,15 @@ def planning(
     for name, (device, why) in (refused or {}).items():
         if name in chosen.devices and same_desired(device, chosen.devices[name]):
             rejected[name] = why
-    devices = {name: each for name, each in chosen.devices.items() if name not in rejected}
     held = _HeldSlices(stored, identity=identity, known=known or {}, left=left)
+    devices = {
+        name: each
+        for name, each in chosen.devices.items()
+        if name not in rejected and (each.device is not None or name in held.published)
+    }
     ranks: dict[str, int] | None = None
     # The order of an endpoint that is missing since a restart is the published one.
-    if pool.ordered or pool.counter_sets is None:
+    if pool.ordered or pool.partition_type_attribute is None:
         published = (name for index in sorted(held.slices) for name in held.names[index][0])
         devices = published_order(devices, published)
         ranks = {name: rank for rank, name in enumerate(devices)}
@@ -342,6 +346,7 @@ class _HeldSlices:
         }
         self.devices = {name: i for i in self.slices for name in self.names[i][0]}
         self.counter_sets = {name: i for i in self.slices for name in self.names[i][1]}
+        self.published = {name for each in self.slices.values() for name in each.devices}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -463,14 +468,10 @@ class _Planner:
 
 def _sources(content: SliceContent, held: _HeldSlices) -> list[StoredSlice]:
     """Return the published slices that a content needs for its body, the newest last."""
-    needed = {
-        held.devices[name]
-        for name, each in content.devices.items()
-        if (each.taints or each.device is None) and name in held.devices
-    }
-    needed |= {
-        held.counter_sets[name]
-        for name, each in content.counter_sets.items()
-        if each is None and name in held.counter_sets
-    }
-    return [each for i, each in held.slices.items() if i in needed]
+    devices = {n for n, each in content.devices.items() if each.taints or each.device is None}
+    sets = {name for name, each in content.counter_sets.items() if each is None}
+    return [
+        each
+        for each in held.slices.values()
+        if not (devices.isdisjoint(each.devices) and sets.isdisjoint(each.counter_sets))
+    ]

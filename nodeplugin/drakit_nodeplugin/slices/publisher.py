@@ -421,7 +421,9 @@ class PoolPublisher:
         kept = tuple(keep_published(each) for name, each in wanted.items() if name in names)
         if not names:
             return Plan()
-        published = DesiredPool(devices=kept, counter_sets=None, partition_type_attribute=None)
+        published = DesiredPool(
+            devices=kept, keeps_counter_sets=True, partition_type_attribute=None
+        )
         plan = await self._plan(published, identity)
         return plan if await writer.check(plan) is Verdict.ACCEPTED else Plan()
 

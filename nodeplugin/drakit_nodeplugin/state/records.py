@@ -165,6 +165,11 @@ class StoredEndpoint:
     evicting: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """The devices among them whose pods are evicted when the device is gone, by pool."""
 
+    held: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What is published of the devices that claims hold, by pool: JSON with ``devices``,
+    ``fallback`` and ``sharedCounters`` as in a ResourceSlice. A reboot may lose both the devices
+    and the slices."""
+
     stopped_at: float | None = None
     """The time of its stop, in seconds since 1970; None if it was available when the row was
     written."""
@@ -230,8 +235,8 @@ def _device(body: dict[str, Any]) -> StoredDevice:
 
 def _endpoint(body: dict[str, Any]) -> StoredEndpoint:
     endpoint = _known(_ENDPOINT_FIELDS, body)
-    endpoint.setdefault("gone", {})  # an earlier version did not store these
-    endpoint.setdefault("evicting", {})
+    for key in ("gone", "evicting", "held"):
+        endpoint.setdefault(key, {})  # an earlier version did not store these
     for key in ("pools", "gone", "evicting"):
         endpoint[key] = {pool: tuple(names) for pool, names in endpoint[key].items()}
     return StoredEndpoint(**endpoint)

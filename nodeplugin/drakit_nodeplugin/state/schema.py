@@ -30,7 +30,7 @@ from drakit.layout import private_file
 from drakit_nodeplugin.state.holds import counters_of, devices_of
 from drakit_nodeplugin.state.records import DamagedRowError, load
 
-VERSION = 2
+VERSION = 3
 """Raised with each release that changes tables or rows."""
 
 READABLE_FROM = 2

@@ -122,6 +122,7 @@ async def test_endpoints_are_shown_below_the_claims(site):
         "pools": {"node-1/net": []},
         "gone": {},
         "evicting": {},
+        "held": {},
         "stopped_at": 1795251182.9,
         "removing": False,
     }
@@ -218,7 +219,7 @@ async def test_a_newer_database_is_not_read_and_not_changed(site):
     change(site, "PRAGMA user_version = 99")
     code, out, error = await site.run_beside(*SHOW)
     assert (code, out) == (1, "")
-    assert "it needs schema version 99 or later, and this drakit has version 2" in error
+    assert "it needs schema version 99 or later, and this drakit has version 3" in error
 
 
 async def test_files_of_other_programs_are_passed_over_unless_they_are_asked_for(site):

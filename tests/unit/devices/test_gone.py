@@ -347,9 +347,9 @@ async def test_devices_vanish_that_only_the_fallback_had(
         assert manager.publication().pools.keys() == {NODE}
         await pass_time(5)
         pool = manager.publication().pools[NODE]
-        assert {each.name for each in pool.devices} == {each.name for each in after.devices} | (
-            {*held} if after.fallback is None else set()
-        )
+        assert {each.name for each in pool.devices} == {each.name for each in after.devices} | {
+            *held
+        }
         if after.fallback is not None:
             listed = {each.name for each in after.fallback}
             assert {each.name for each in pool.fallback or ()} == listed | {*held}

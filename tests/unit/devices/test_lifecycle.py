@@ -182,7 +182,7 @@ async def test_a_driver_missing_after_a_restart_is_tainted_when_the_start_grace_
         published = manager.publication()
         assert shown(published) == STOPPED
         assert published.complete
-        assert published.pools[NODE].counter_sets is None
+        assert published.pools[NODE].keeps_counter_sets
         assert all(device.device is None for device in published.pools[NODE].devices)
         assert manager.stop_reason is not None
         manager.replaced(DRIVER, inventory("a", "b"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from drakit import Device, Edits, Version
@@ -15,7 +18,9 @@ from drakit.device import (
 )
 from drakit_formats.resource.device import (
     counter_set_body,
+    counter_set_of,
     device_body,
+    device_of,
     same_counter_sets,
     same_device,
 )
@@ -96,13 +101,43 @@ def test_a_good_device_is_written_as_the_api_wants_it():
     }
 
 
+@pytest.mark.parametrize(
+    "device",
+    [
+        FULL,
+        Device(
+            name="nic-0",
+            binds_to_node=True,
+            binding_conditions=("Ready",),
+            binding_failure_conditions=("Failed",),
+            consumes={"card-0": {"memory": "8Gi"}, "card-1": {"memory": "1Gi"}},
+            compatibility_groups={"card-0": ("a", "b")},
+            node_allocatable_resources={
+                "cpu": NodeAllocatableResource(device_multiplier="2", overhead_per_pod="1"),
+                "memory": NodeAllocatableResource(capacity_key="size", capacity_multiplier="3"),
+            },
+            extra={"later": {"x": [1]}},
+        ),
+        Device(name="c"),
+    ],
+    ids=lambda device: device.name,
+)
+def test_a_device_can_be_read_from_what_was_written(device: Device):
+    body = device_body(device, taints=[{"key": "a/b", "value": "c", "effect": "NoExecute"}])
+    read = device_of(json.loads(json.dumps(body)))
+    assert device_body(read) | {"taints": body["taints"]} == body
+    assert read.taints == (Taint(key="a/b", value="c", effect="NoExecute"),)
+
+
 def test_a_device_without_anything_is_a_name():
     assert device_body(Device(name="c")) == {"name": "c"}
 
 
 def test_a_counter_set_is_written_without_its_pool():
     given = CounterSet(name="card-0", pool="gpus", counters={"memory": "8Gi"})
-    assert counter_set_body(given) == {"name": "card-0", "counters": {"memory": {"value": "8Gi"}}}
+    body = {"name": "card-0", "counters": {"memory": {"value": "8Gi"}}}
+    assert counter_set_body(given) == body
+    assert counter_set_of(body) == replace(given, pool="")
 
 
 def capacity(value: str, **policy: object) -> dict:

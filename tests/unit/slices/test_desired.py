@@ -126,7 +126,7 @@ def test_a_driver_that_begins_to_order_its_devices_and_ends():
 def test_the_published_order_stays_while_the_driver_is_missing():
     made = server(*"dcba", ordered=True)
     missing = [named(name, taint()) for name in "abcd"]
-    made.publish(pool(*missing, counter_sets=None, partition_type_attribute=None))
+    made.publish(pool(*missing, keeps_counter_sets=True, partition_type_attribute=None))
     assert tried(made) == "dcba"
 
 
@@ -166,7 +166,7 @@ def test_a_slice_with_partitions_names_the_attribute_with_their_type():
     assert types() == [(3, "x.y/profile"), (2, "x.y/profile"), (0, "")]
     assert made.publish(pool(*parts, "whole", **fields)) == (0, 0, 0)
     missing = [named(each.name, taint()) for each in parts]
-    gone = pool(*missing, named("whole"), counter_sets=None, partition_type_attribute=None)
+    gone = pool(*missing, named("whole"), keeps_counter_sets=True, partition_type_attribute=None)
     assert made.publish(gone) == (0, 2, 0)
     assert types() == [(3, "x.y/profile"), (2, "x.y/profile"), (0, "")]
     vanished = [partition("old"), *parts, device("whole")]
@@ -291,11 +291,12 @@ def test_a_device_that_is_known_by_name_only_changes_its_taints():
     assert "taints" not in made.bodies()["a"]
 
 
-def test_a_device_that_is_known_by_name_and_was_wiped_returns_bare():
-    made = PoolServer()
-    made.publish(pool(named("a", taint())))
-    assert made.bodies()["a"].keys() == {"name", "taints"}
-    assert made.publish(pool("a")) == (0, 1, 0)
+def test_a_device_that_is_known_by_name_and_was_wiped_is_left_out():
+    """Selectors that read an attribute would fail on it, for all claims of the cluster."""
+    made = server("b")
+    assert made.publish(pool(named("a", taint()), "b", named("c"))) == (0, 0, 0)
+    assert made.bodies().keys() == {"b"}
+    assert made.publish(pool("a", "b", named("c"))) == (0, 1, 0)
 
 
 def test_taints_of_a_driver_stay_while_it_is_missing():
@@ -324,8 +325,9 @@ def test_a_drivers_own_taint_alone_is_no_difference_while_the_driver_is_missing(
 def test_unmentioned_counter_sets_stay():
     made = server("a", counter_sets=(counter_set("gpu-0"),))
     before = made.sets()
-    assert made.publish(pool(named("a"), counter_sets=None)) == (0, 0, 0)
-    assert made.publish(pool(named("a", taint()), counter_sets=None)) == (0, 1, 0)
+    missing = {"keeps_counter_sets": True, "partition_type_attribute": None}
+    assert made.publish(pool(named("a"), **missing)) == (0, 0, 0)
+    assert made.publish(pool(named("a", taint()), **missing)) == (0, 1, 0)
     assert made.sets() == before
 
 
