@@ -71,7 +71,8 @@ def desired_class(policy: PolicyFacts, *, api_version: str) -> Object | None:
     if not policy.create_class or policy.deleting:
         return None
     expression = (
-        f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].policy == "{policy.name}"'
+        f'device.driver == "{DRIVER}" && '
+        f'device.attributes["{DRIVER}"].?policy.orValue("") == "{policy.name}"'
     )
     spec: Object = {"selectors": [{"cel": {"expression": expression}}]}
     if policy.extended_resource:

@@ -106,7 +106,8 @@ def _cel(*expressions: str) -> Edit:
 
 
 def _of_policy(name: str) -> str:
-    return f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].policy == "{name}"'
+    of_policy = f'device.attributes["{DRIVER}"].?policy.orValue("") == "{name}"'
+    return f'device.driver == "{DRIVER}" && {of_policy}'
 
 
 def _both(*edits: Edit) -> Edit:

@@ -17,12 +17,12 @@ import pytest
 
 from drakit import Capacity, Device
 from drakit.device import CounterSet, Inventory, Taint
+from drakit_driver.runtime.contract import DeviceKey
 from drakit_formats.resource.device import Feature, device_body, without
 from drakit_formats.resource.nodes import pool_name
 from drakit_nodeplugin.devices.endpoint_state import EndpointState, GracePeriods, Phase
 from drakit_nodeplugin.devices.pool_state import DriverState
 from drakit_nodeplugin.devices.taints import HealthTiming
-from drakit_nodeplugin.endpoints.contract import DeviceKey
 from drakit_nodeplugin.slices.contents import choose
 from drakit_nodeplugin.state.records import checksum, dump, load_endpoint
 from tests.unit.devices.conftest import DRIVER, NODE
