@@ -351,7 +351,7 @@ class Preparing(Unpreparing):
             if gone is None:
                 due[each.claim.uid] = each
             else:
-                self._refuse_device(each, gone, DeviceGoneError)
+                self._refuse(each.work, self._device_error(each, gone, DeviceGoneError))
         hardware = await self._await_listed(due)
         device = self._parts.inventories.device
         for each in due.values():
@@ -387,19 +387,18 @@ class Preparing(Unpreparing):
                 works={uid: each.work for uid, each in due.items()},
             )
 
-    def _refuse_device(
+    def _device_error(
         self,
         due: _Due,
         device: StoredDevice,
         kind: type[DeviceGoneError | DeviceNotListedError],
-    ) -> None:
-        error = kind(
+    ) -> ClaimError:
+        return kind(
             claim=str(due.claim),
             request=device.request,
             device=device.device,
             driver=self._parts.driver,
         )
-        self._refuse(due.work, error)
 
     async def _await_listed(self, due: dict[str, _Due]) -> Hardware | None:
         """
@@ -429,10 +428,12 @@ class Preparing(Unpreparing):
         unavailable = parts.devices.unavailable()
         for uid, device in missing.items():
             each = due.pop(uid)
-            if unavailable is None:
-                self._refuse_device(each, device, DeviceNotListedError)
-            else:
-                self._refuse(each.work, driver_failed(each.claim, unavailable))
+            error = (
+                self._device_error(each, device, DeviceNotListedError)
+                if unavailable is None
+                else driver_failed(each.claim, unavailable)
+            )
+            self._refuse(each.work, error)
         return hardware
 
     async def _store_intents(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
@@ -560,12 +561,7 @@ class Preparing(Unpreparing):
                 done.append(claim)
             else:
                 due[uid].claim = claim
-                error = DeviceGoneError(
-                    claim=str(claim),
-                    request=gone.request,
-                    device=gone.device,
-                    driver=self._parts.driver,
-                )
+                error = self._device_error(due[uid], gone, DeviceGoneError)
                 rollbacks.create_task(self._roll_back(due[uid], error))
         if done:
             logger.info("claims prepared", extra=facts_of(self._parts.driver, done))

@@ -26,9 +26,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Literal, cast
+from typing import Literal
 
 from drakit_daemon import tasks
 from drakit_daemon.backoff import Backoff
@@ -162,8 +162,7 @@ class HostedDriver:
             freeze_objects()
 
     def _report_failure(self, error: Exception) -> None:
-        causes = ", ".join(sorted({type(each).__name__ for each in _causes(error)}))
-        self._failure = f"an internal error of the node plugin ended the driver ({causes})"
+        self._failure = "an internal error of the node plugin ended the driver"
         logger.error(
             "driver failed; it is started again", extra={"driver": self.name}, exc_info=error
         )
@@ -311,15 +310,6 @@ class HostedDriver:
         """Update the gauges."""
         if self._active is not None:
             await self._active.measure()
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors of a group, however nested."""
-    if isinstance(error, BaseExceptionGroup):
-        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _causes(each)
-    else:
-        yield error
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from drakit import Device, NetworkData, PreparedDevice, Topology
 from drakit_nodeplugin.claims.recovery import Rebuilder
 from drakit_nodeplugin.state.holds import PoolContent
+from drakit_nodeplugin.state.records import checksum, dump, load
+from tests.fakes.checkpoints import stored_claim
 from tests.fakes.claims import DRIVER, NODE, FakeDevices, claim_body, reference
 from tests.unit.claims.conftest import Plugin
 from tests.unit.claims.test_rebuild import Kubelet
@@ -94,7 +97,10 @@ async def test_containers_get_what_drakit_publishes_and_what_the_driver_returns(
     network = NetworkData(interface_name="net1", ips=("192.0.2.5/24",))
     devices.results["cam-1"] = PreparedDevice(attributes={"serial": "new", "lens": 3})
     devices.results["cam-3"] = PreparedDevice(network_data=network)
+    mask = os.umask(0o077)
     await prepare(plugin, A, B)
+    os.umask(mask)
+    assert {each.stat().st_mode & 0o777 for each in plugin.metadata.directory.iterdir()} == {0o644}
     assert names(plugin) == {f"{uid}_{r}.json" for uid, r in ((A, "main"), (A, "front"))} | {
         f"{B}_main.json",
         f"{B}_back.json",
@@ -150,11 +156,13 @@ async def test_a_repeat_writes_a_lost_or_damaged_file_without_the_driver(plugin,
     await prepare(plugin, A, B)
     lost, damaged = (plugin.metadata.directory / f"{A}_{r}.json" for r in ("main", "front"))
     texts = [path.read_text() for path in (lost, damaged)]
+    kept = (plugin.metadata.directory / f"{B}_main.json").stat().st_ino
     lost.unlink()
     damaged.write_text("{")
     claims.answers = False
-    await prepare(plugin, A)
+    await prepare(plugin, A, B)
     assert [path.read_text() for path in (lost, damaged)] == texts
+    assert (plugin.metadata.directory / f"{B}_main.json").stat().st_ino == kept, "it is unchanged"
     assert devices.prepares == 5
 
 
@@ -215,6 +223,7 @@ async def test_files_without_an_entry_and_a_cdi_file_are_removed_at_the_start(st
     await plugin.checkpoint.close()
     for path in (plugin.checkpoint.path, *plugin.cdi.glob(f"*{A}*")):
         path.unlink()
+    (plugin.metadata.directory / f".{A}_front.json.0123abcd.drakit").write_text("{")
     plugin = lists(await start())
     await plugin.restorer.clean()
     assert names(plugin) == {f"{B}_main.json", f"{B}_back.json"}, "its containers may be running"
@@ -268,6 +277,15 @@ async def test_a_file_that_cannot_be_written_fails_its_claim_alone(plugin):
     obstacle.rmdir()
     await prepare(plugin, A)
     assert f"{A}_main.json" in names(plugin)
+
+
+def test_rows_of_earlier_versions_have_no_metadata():
+    stored = stored_claim("a", metadata={"front": "{}"}, metadata_generation=4, pod_claim_name="x")
+    fields = json.loads(dump(stored))
+    for name in ("metadata", "metadata_generation", "pod_claim_name"):
+        del fields[name]
+    earlier = json.dumps(fields).encode()
+    assert load(earlier, expected=checksum(earlier)) == stored_claim("a")
 
 
 async def test_a_driver_without_metadata_has_no_files(plugin, devices, tmp_path: Path):
