@@ -182,19 +182,26 @@ class KubeletClaimView:
         try:
             pods = await self._podresources.claims()
         except PodResourcesError:  # the client has logged it
-            return KubeletClaims(uids=uids, pods=PodView.UNKNOWN, asked_at=asked_at)
+            return KubeletClaims(uids=uids or frozenset(), pods=PodView.UNKNOWN, asked_at=asked_at)
+        # A claim may be in the file alone.
+        unknown = uids is None and pods.pods is PodView.COMPLETE
         return kubelet_claims(
-            self._driver, pods.devices, uids=uids, pods=pods.pods, asked_at=pods.asked_at
+            self._driver,
+            pods.devices,
+            uids=uids or (),
+            pods=PodView.UNKNOWN if unknown else pods.pods,
+            asked_at=pods.asked_at,
         )
 
-    async def _read_state(self) -> frozenset[str]:
+    async def _read_state(self) -> frozenset[str] | None:
+        """Return the UIDs in the state file; None if it cannot be read."""
         if self._state_file is None:
             return frozenset()
         try:
             uids = await asyncio.to_thread(read_claim_uids, self._state_file)
         except StateFileError as error:
             self._log.report(str(error))
-            return frozenset()
+            return None
         self._log.report(None)
         return uids
 

@@ -292,6 +292,9 @@ async def test_the_state_file_adds_claims_that_no_container_uses(kubelet, view, 
     claims = await view.listed()
     assert claims.uids == {"used", "left"}
     assert claims.pods is PodView.COMPLETE
+    (tmp_path / "dra_manager_state").write_text("{")
+    claims = await view.listed()
+    assert (claims.uids, claims.pods) == ({"used"}, PodView.UNKNOWN), "the file may name others"
 
 
 async def test_one_source_alone_is_marked_if_it_is_the_state_file(socket, view, tmp_path):
