@@ -97,9 +97,6 @@ class _Due:
     former: StoredClaim | None = None
     """The entry that it already has."""
 
-    listed: frozenset[tuple[str, str]] = frozenset()
-    """The pool and the name of its devices that were listed before the driver was called."""
-
     in_use: bool = False
     """It was prepared in this boot, and containers may use it: a failure must not take it from
     them."""
@@ -344,19 +341,11 @@ class Preparing(Unpreparing):
             return
         due: dict[str, _Due] = {}
         for each in claims:
-            # A claim that containers use is prepared again in any case.
-            devices = () if each.in_use else each.claim.devices
-            is_gone = self._parts.inventories.is_gone
-            gone = next((d for d in devices if is_gone(d.pool, d.device)), None)
-            if gone is None:
+            if (gone := self._gone(each)) is None:
                 due[each.claim.uid] = each
             else:
                 self._refuse(each.work, self._device_error(each, gone, DeviceGoneError))
         hardware = await self._await_listed(due)
-        device = self._parts.inventories.device
-        for each in due.values():
-            keys = ((d.pool, d.device) for d in each.claim.devices)
-            each.listed = frozenset(key for key in keys if device(*key) is not None)
         if self._parts.devices.traits.side_effects:
             # Before the wait: a claim whose device another one holds gets its error now.
             await self._store_intents(due, hardware)
@@ -582,17 +571,22 @@ class Preparing(Unpreparing):
             rollbacks.create_task(self._roll_back(each, self._refused(claim, outcome)))
 
     def _vanished(self, due: _Due) -> StoredDevice | None:
-        """Return a device that its endpoint no longer lists, although it did before the driver was
-        called."""
-        if due.in_use:
+        """Return a device that its driver does not list any more. If the driver is unavailable, its
+        devices are unknown."""
+        parts = self._parts
+        if due.in_use or parts.devices.unavailable() is not None:
             return None
-        inventories = self._parts.inventories
-        for device in due.claim.devices:
-            key = (device.pool, device.device)
-            unlisted = key in due.listed and inventories.device(*key) is None
-            if unlisted or inventories.is_gone(*key):
-                return device
-        return None
+        node = parts.node.name if parts.devices.traits.network_devices else None
+        hardware = parts.inventories.hardware()
+        _, unlisted = with_consumption(due.claim, hardware, node=node, former=None)
+        return unlisted or self._gone(due)
+
+    def _gone(self, due: _Due) -> StoredDevice | None:
+        """Return a device that is published although its driver does not list it any more. A claim
+        that containers use is prepared in any case."""
+        is_gone = self._parts.inventories.is_gone
+        devices = () if due.in_use else due.claim.devices
+        return next((each for each in devices if is_gone(each.pool, each.device)), None)
 
     def _refused(self, claim: StoredClaim, outcome: Outcome) -> ClaimError:
         return refused(claim, outcome, name_all_holders=self._parts.name_all_holders)
