@@ -38,6 +38,12 @@ class Rude(Driver[RudeConfig]):
                     yield [Device(name="boor", attributes={"number": number})]
             elif word == "nonsense":
                 yield [42]
+            elif word == "pools":
+                now = time.monotonic_ns()  # other names each time
+                many = [Device(name="a", pool=f"p{now + n}") for n in range(2500)]
+                bad = (Device(name="bad", consumes=1), Device(name="c", edits=Edits(mounts=1)))
+                yield [Device(name="boor"), *bad, *many]
+                await asyncio.sleep(0.2)
             elif word == "linger":
                 asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600)
                 (self.config.directory / "lingers").touch()

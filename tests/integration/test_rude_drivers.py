@@ -66,7 +66,7 @@ def neighbours(rig):  # noqa: F811
     return Neighbours(rig)
 
 
-@pytest.mark.parametrize("word", ["block", *REASONS])
+@pytest.mark.parametrize("word", ["block", "pools", *REASONS])
 async def test_the_neighbour_of_a_driver_that_misbehaves_is_served(neighbours, word):
     rig = neighbours.rig  # noqa: F811
     (rig.shelf / "atlas").touch()
@@ -79,6 +79,8 @@ async def test_the_neighbour_of_a_driver_that_misbehaves_is_served(neighbours, w
         neighbours.say(word)
         if word == "block":
             await asyncio.sleep(1)
+        elif word == "pools":
+            await rig.until(lambda: len(rig.published()) > 2)
         else:
             await rig.until(lambda: neighbours.taints() == {"drakit.dev/stopped"})
         for _ in range(5):
@@ -88,7 +90,7 @@ async def test_the_neighbour_of_a_driver_that_misbehaves_is_served(neighbours, w
             for registration, _ in sockets.values():
                 await kubelet.get_info(registration)  # within 1 s, or it raises
 
-        if word != "block":
+        if word in REASONS:
             rig.api_server.store(
                 f"/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/claim-{word}",
                 {"metadata": {"uid": word}, "status": {"allocation": boor()}},
@@ -101,6 +103,9 @@ async def test_the_neighbour_of_a_driver_that_misbehaves_is_served(neighbours, w
         process.terminate()
         _, errors = await process.communicate()
     lines = [json.loads(line) for line in errors.decode().splitlines() if line.startswith("{")]
+    if word == "pools":
+        assert 1 < len(rig.api_server.objects(SLICES)) <= 2 + 2 * 64, "those of before may be left"
+        assert "beyond the limit of 64 pools" in errors.decode()
     if word == "leak":
         assert any("sleep" in str(line) for line in lines if "task" in line["msg"]), errors
 

@@ -555,10 +555,16 @@ class Preparing(Unpreparing):
         if done:
             logger.info("claims prepared", extra=facts_of(self._parts.driver, done))
         for claim in done:
-            former = due[claim.uid].former
+            former, result = due[claim.uid].former, results[claim.uid]
+            # Only if there is anything beside edits in it; what was prepared is no error.
+            given = (
+                ()
+                if isinstance(result, DeviceFailedError | EndpointStoppedError)
+                else tuple(result)
+            )
             answer = ClaimAnswer(
                 devices=prepared_devices(claim, self._parts.specs),
-                prepared=_beside_edits(results[claim.uid]),
+                prepared=given if any(has_status(e) or e.attributes for e in given) else (),
                 had_status=due[claim.uid].work.had_status,
                 renumbered=() if former is None else _renumbered(former, claim),
             )
@@ -603,15 +609,6 @@ class Preparing(Unpreparing):
             self._parts.scheduler.free_hardware(due.claim.uid)
             await self.undo_one(due.claim)
         self._refuse(due.work, error)
-
-
-def _beside_edits(
-    result: Sequence[PreparedDevice] | CallError,
-) -> tuple[PreparedDevice, ...]:
-    """Return the results of a claim's devices if there is anything beside edits in them."""
-    if isinstance(result, DeviceFailedError | EndpointStoppedError):
-        return ()
-    return tuple(result) if any(has_status(each) or each.attributes for each in result) else ()
 
 
 def _key(device: StoredDevice) -> tuple[str, str, str | None]:

@@ -67,7 +67,13 @@ class ApiClaims:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            claim = await self._fetch(reference, until=began + timeout_seconds)
+            body = await self._body(reference, until=began + timeout_seconds)
+            try:
+                claim = parse_claim(body)
+            except (AttributeError, KeyError, TypeError) as error:
+                # A proxy's response must not fail the pod's other claims.
+                cause = f"the response is not a ResourceClaim ({type(error).__name__}: {error})"
+                raise ClaimFetchError(claim=str(reference), cause=cause) from error
         except ClaimError as error:
             is_gone, is_silent = isinstance(error, ClaimGoneError), isinstance(error, NoAnswerError)
             result = "gone" if is_gone else "no_answer" if is_silent else "error"
@@ -75,18 +81,6 @@ class ApiClaims:
             raise
         self._observe(clock() - began, "success")
         return claim
-
-    async def _fetch(self, reference: ClaimReference, *, until: float) -> Claim:
-        name = str(reference)
-        body = await self._body(reference, until=until)
-        try:
-            return parse_claim(body)
-        except (AttributeError, KeyError, TypeError) as error:
-            # A proxy's response must not fail the pod's other claims.
-            raise ClaimFetchError(
-                claim=name,
-                cause=f"the response is not a ResourceClaim ({type(error).__name__}: {error})",
-            ) from error
 
     async def body(self, reference: ClaimReference, *, timeout_seconds: float) -> dict[str, Any]:
         """Read a claim as JSON; raise what :meth:`fetch` raises."""
