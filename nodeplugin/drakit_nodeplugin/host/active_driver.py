@@ -151,6 +151,12 @@ class Maintenance:
             ),
         }
 
+    async def until_damaged(self) -> None:
+        """Return when the checkpoint is found damaged: the driver must then be started again,
+        because only opening it can quarantine it."""
+        checkpoint = self._parts.checkpoint
+        await self._environment.file_poller.until(lambda: checkpoint.broken is not None)
+
     async def answer_requests(self) -> None:
         """Forget claims that an admin has released by hand (``drakit node claim forget``)."""
         checkpoint = self._parts.checkpoint
@@ -332,6 +338,7 @@ class ActiveDriver:
         policies = {} if self._policies is None else {f"{self.name} policies": self._policies.run}
         return {
             **policies,
+            f"{self.name} checkpoint": self._maintenance.until_damaged,
             f"{self.name} report": self._report.run,
             f"{self.name} endpoint": self._endpoint.run
             if self._endpoint_started
@@ -388,7 +395,7 @@ class ActiveDriver:
 
     @property
     def broken(self) -> str | None:
-        """Damage of the checkpoint since the start, which only another start can quarantine."""
+        """Damage of the checkpoint that was found since it was opened."""
         return self._checkpoint.broken
 
     def readiness_problem(self) -> str | None:

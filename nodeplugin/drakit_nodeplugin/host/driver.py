@@ -146,7 +146,9 @@ class HostedDriver:
     # ------------------------------------------------------------ activity
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
+            began_at = loop.time()
             try:
                 if self._active is None:
                     if not self._lock.held:
@@ -158,19 +160,22 @@ class HostedDriver:
             except Exception as error:
                 self._report_failure(error)
                 await self._end_failed()
+                if loop.time() - began_at > RESTART_SECONDS[1]:
+                    self._backoff.succeeded()
                 await asyncio.sleep(self._backoff.next_seconds())
             freeze_objects()
 
     def _report_failure(self, error: Exception) -> None:
-        self._failure = "an internal error of the node plugin ended the driver"
+        broken = None if self._active is None else self._active.broken
+        self._failure = broken or "an internal error of the node plugin ended the driver"
         logger.error(
             "driver failed; it is started again", extra={"driver": self.name}, exc_info=error
         )
         self._events.emit(
             reason="EndpointStopped",
             action="Restart",
-            note=f"driver {self.name} is stopped: {self._failure}, which starts it again; report "
-            f"the error with the log of the node plugin on this node",
+            note=f"driver {self.name} is stopped: {self._failure}; the node plugin starts it "
+            "again, and its log on this node has the error",
         )
 
     async def _end_failed(self) -> None:
@@ -284,10 +289,8 @@ class HostedDriver:
     # ------------------------------------------------------------ probes and metrics
 
     async def liveness_problem(self) -> str | None:
-        """Return the reason why the process must restart: its own sockets do not answer, or the
-        checkpoint was damaged since the start, and only a start can quarantine it."""
-        broken = None if self._active is None else self._active.broken
-        return broken or await self._server.probe()
+        """Return the reason why the process must restart: its own sockets do not answer."""
+        return await self._server.probe()
 
     def readiness_problem(self) -> str | None:
         """Return the problem that prevents pods from getting devices; None if there is none. An

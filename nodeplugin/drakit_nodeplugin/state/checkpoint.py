@@ -65,7 +65,7 @@ MAX_RECENT_BYTES = 4096
 """Bytes of opaque parameters, metadata and the claim's own data in the cache, for each claim; a row
 can hold 128 KiB of each of the first two, and 64 KiB of the last."""
 
-_RESTART = "the node plugin restarts and quarantines it"
+_RESTART = "the node plugin opens it again and quarantines it"
 _BUSY = f"{schema.BUSY_SECONDS:g} s"
 
 ResultT = TypeVar("ResultT")

@@ -33,6 +33,7 @@ from drakit_nodeplugin.state.lock import is_locked
 from drakit_nodeplugin.state.records import StoredClaim
 from tests.fakes.checkpoints import prepared_claim, reopen, stored_claim
 from tests.fakes.kubelet import FakeKubelet, reference
+from tests.unit.claims.conftest import sql
 from tests.unit.endpoints.camera import NODE, Behaviour, Camera, until
 from tests.unit.host.conftest import environment
 
@@ -234,6 +235,21 @@ async def test_a_driver_that_fails_unexpectedly_is_started_again_and_ends_nothin
         assert "driver camera.example.com is stopped: an internal error of the node plugin" in note
     assert old.closed == old.made
     assert "driver failed; it is started again" in caplog.messages
+
+
+async def test_a_checkpoint_that_is_damaged_meanwhile_costs_its_driver_a_start(
+    site, old, monkeypatch
+):
+    monkeypatch.setattr(hosting, "RESTART_SECONDS", (0.01, 0.01))
+    await site.fill(prepared_claim("a", boot_id="boot-0"))
+    async with site.instance(OLD, old) as first:
+        dra = await first.register()
+        sql(site.checkpoint, "UPDATE bodies SET checksum = 1")
+        assert "is damaged" in (await site.kubelet.unprepare(dra, A))["uid-a"]
+        await until(lambda: old.made == 2 and first.is_active)
+        assert [*site.data.glob("checkpoint.db.damaged-*")]
+        note = first.hosted._events._pending.get_nowait()[2]
+        assert f"{site.checkpoint} is damaged" in note
 
 
 # ------------------------------------------------------------ the former driver ends first
