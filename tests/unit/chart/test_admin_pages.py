@@ -121,13 +121,20 @@ def test_the_table_of_host_paths_is_what_the_chart_mounts(render):
     ],
 )
 def test_the_table_of_tokens_names_all_rights(render, component, first):
-    objects = render({"nodeplugin": {"claimStatus": {"enabled": True}}})
+    policies = {"group": "lamps.example.com", "version": "v1", "plural": "policies"}
+    backends = {"lamps": {"driver": "lamps.example.com", "policies": policies}}
+    objects = render(
+        {
+            "nodeplugin": {"claimStatus": {"enabled": True}},
+            "backends": {"enabled": True, "allowed": backends},
+        }
+    )
     rules = the(objects, "ClusterRole", f"drakit-{component}")["rules"]
     table = SECURITY.partition("| Token | API objects | Verbs |\n")[2].partition("\n\n")[0]
     shown, token = set(), ""
     for cells in (line.split("|")[1:4] for line in table.splitlines()[1:]):
         token = cells[0].strip() or token
-        resources = re.findall(r"`(/?[\w/]+)`", cells[1])
+        resources = re.findall(r"`(/?[\w/]+)(?: of backends)?`", cells[1])
         if token == first and resources != ["leases"]:
             shown |= {(one, cells[2].strip()) for one in resources}
     assert shown == {

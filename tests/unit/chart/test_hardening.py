@@ -150,6 +150,7 @@ def test_the_constraints_of_the_documentation_fit_the_node_plugin(render):
     used = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
     assert set(scc["volumes"]) == used
     assert scc["allowHostDirVolumePlugin"] is True
+    assert spec["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
     (container,) = spec["containers"]
     assert scc["allowPrivilegedContainer"] is False
     assert scc["requiredDropCapabilities"] == container["securityContext"]["capabilities"]["drop"]
