@@ -229,11 +229,19 @@ def _udev(place: NodePluginConfig) -> str:
 
 
 def _mounts(place: NodePluginConfig) -> str:
-    """Return the lines that show block devices in use, without mounts of pods' volumes."""
+    """Return the block devices in use. Of a pod's volume, only the number has no name of a tenant:
+    a logical volume and a subPath have one."""
+    from drakit_drivers.hostdev.block_usage import parse_mountinfo
+
     config = read_hostdev(place).config
     with config.mountinfo.open(errors="replace") as file:
-        lines = file.read(_MAX_MOUNTINFO_BYTES).splitlines()
-    kept = [line for line in lines if " /dev/" in line.partition(" - ")[2]]
+        # The last line may be cut.
+        lines = file.read(_MAX_MOUNTINFO_BYTES).rpartition("\n")[0]
+    kept = [
+        f"{each.number} {each.fs_type} {each.place}" + ("" if each.is_volume else f" {each.source}")
+        for each in parse_mountinfo(lines)
+        if each.source.startswith("/dev/")
+    ]
     return "\n".join([*kept, "", config.swaps.read_text(errors="replace")])
 
 

@@ -75,6 +75,15 @@ def unreadable(path: Path) -> Iterator[None]:
         aside.rename(path)
 
 
+VOLUMES = (
+    "pods/uid-1/volumes/kubernetes.io~csi/pvc-secret/mount",
+    "pods/uid-1/volume-subpaths/secret/app/0",
+    "pods/uid-1/volumeDevices/kubernetes.io~csi/pvc-secret",
+    "plugins/kubernetes.io/csi/csi.test/0a1b/globalmount",
+)
+"""Mount points below the kubelet's directory that contain volumes of pods."""
+
+
 class FakeHost:
     """Builds what the kernel would show; paths of devices are relative to ``devices/``."""
 

@@ -28,6 +28,9 @@ T = TypeVar("T")
 
 _ESCAPE = re.compile(r"\\([0-3][0-7]{2})")
 
+_VOLUME = re.compile(r"/pods/[^/]+/volume|/plugins/kubernetes[.]io/")
+"""The kubelet's mount points of volumes, their subPaths and raw devices, and those of CSI."""
+
 _ANONYMOUS = "0:"
 """Major of file systems that belong to no single device (btrfs, overlay, tmpfs)."""
 
@@ -47,7 +50,7 @@ def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) ->
     used: dict[str, str] = {}
     for mount in mounts:
         for number in _numbers_of_mount(mount, sources):
-            used.setdefault(number, f"mounted at {mount.mount_point}")
+            used.setdefault(number, mount.place)
     for path in swapped:
         if path.startswith("/dev/"):  # else a file, on a file system that is mounted
             for number in sources.numbers(path, what="a swap area"):
@@ -81,7 +84,7 @@ def _numbers_of_mount(mount: MountEntry, sources: _Sources) -> Iterator[str]:
         return
     elif anonymous and mount.fs_type not in _ANSWERED_OTHERWISE:
         # Only the source names the device, so it must be found.
-        yield from sources.numbers(mount.source, what=f"mounted at {mount.mount_point}")
+        yield from sources.numbers(mount.source, what=mount.place)
     else:
         yield from sources.find(mount.source) or ()
 
@@ -148,6 +151,18 @@ class MountEntry:
     mount_point: str
     fs_type: str
     source: str
+
+    @property
+    def is_volume(self) -> bool:
+        """Whether a pod has it as a volume: its mount point and source have names of tenants."""
+        return _VOLUME.search(self.mount_point) is not None
+
+    @property
+    def place(self) -> str:
+        """The place in a few words, which users of other namespaces can read."""
+        return (
+            "mounted as a volume of a pod" if self.is_volume else f"mounted at {self.mount_point}"
+        )
 
 
 def unescape(text: str) -> str:

@@ -17,7 +17,7 @@ from drakit_drivers.hostdev import HostDevicePolicySpec
 from drakit_nodeplugin.host.policies import FILE, StoredPolicy, write_policies
 from tests.fakes.checkpoints import DRIVER, stored_claim, stored_device
 from tests.fakes.recordings import plug
-from tests.fakes.sysfs import FakeHost
+from tests.fakes.sysfs import VOLUMES, FakeHost
 
 HOSTDEV = "hostdev.drakit.dev"
 SECRET = "hunter2"
@@ -160,6 +160,18 @@ def test_a_report_has_the_parts_and_no_secrets(node, site, tmp_path, monkeypatch
         assert part in out
     assert DRIVER in out
     assert SECRET not in out
+
+
+def test_a_report_names_neither_volumes_nor_subpaths_of_pods(node, monkeypatch):
+    monkeypatch.delenv("NODE_NAME", raising=False)
+    node.host.mount("8:1", "/boot", source="/dev/sda1")
+    for path in VOLUMES:
+        source = "/dev/mapper/vg-pvc--secret"
+        node.host.mount("253:0", f"/data/kubelet/{path}", source=source, root="/secret")
+    _, out, _ = node.run("report")
+    assert "8:1 ext4 mounted at /boot /dev/sda1\n" in out
+    assert "253:0 ext4 mounted as a volume of a pod\n" in out
+    assert "secret" not in out
 
 
 def test_a_report_is_an_archive_if_the_name_says_so(node, monkeypatch, tmp_path):

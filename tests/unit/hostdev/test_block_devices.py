@@ -8,7 +8,7 @@ from drakit_drivers.hostdev.block_usage import read_usage
 from drakit_drivers.hostdev.host import reason_against_block_device
 from drakit_drivers.hostdev.policy_devices import Refusal
 from drakit_drivers.hostdev.sysfs import UnreadableError
-from tests.fakes.sysfs import FakeHost
+from tests.fakes.sysfs import VOLUMES, FakeHost
 
 VDA = "pci0000:00/0000:00:02.0/virtio1/block/vda"
 
@@ -133,6 +133,10 @@ def source_by_link(host):
         (mount("253:0", "/", source="/dev/zram0"), "it is mounted at /"),
         (mount("253:0", "/", source="/dev/root"), "it is mounted at /"),
         (mount("253:0", "/with\\040space"), "it is mounted at /with space"),
+        *(
+            (mount("253:0", f"/var/lib/kubelet/{path}"), "it is mounted as a volume of a pod")
+            for path in VOLUMES
+        ),
         (mount("0:33", "/", fs_type="btrfs", source="/dev/zram0"), "it is mounted at /"),
         (
             mount(
