@@ -1,4 +1,4 @@
-"""The admission policies: the objects that the token of a node's plugin may write."""
+"""The admission policies: the objects that the tokens may write, mostly that of a node's plugin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from drakit.device import Health
 from drakit_drivers.hostdev import HostDevices
 from drakit_nodeplugin.devices.taints import Condition, taints
 from drakit_nodeplugin.slices.plan import PoolIdentity, slice_name
-from tests.unit.chart.conftest import CHART
 from tests.unit.chart.reading import AdmissionPolicy, pod_spec, the
 from tests.unit.chart.slice_writes import ALLOWED, DEVICES, REFUSED, tainted
 
@@ -20,6 +19,7 @@ SLICES = "drakit-nodeplugin"
 EVENTS = "drakit-nodeplugin-events"
 REPORTS = "drakit-nodeplugin-reports"
 CLAIMS = "drakit-nodeplugin-claims"
+OPERATOR = ("drakit-operator", "drakit-operator-events")
 CLAIM_STATUS: dict[str, Any] = {
     "nodeplugin": {"claimStatus": {"enabled": True}},
     "backends": {"enabled": True, "allowed": {"gpu": {"driver": "gpu.test"}}},
@@ -47,11 +47,17 @@ def allowing(*drivers: str) -> dict[str, Any]:
     return {"backends": {"enabled": True, "allowed": allowed}}
 
 
-@pytest.mark.parametrize("name", [SLICES, EVENTS])
-def test_a_policy_binds_the_account_of_the_plugin_and_fails_closed(render, name):
+@pytest.mark.parametrize(
+    ("kind", "component", "name"),
+    [
+        *(("DaemonSet", "nodeplugin", name) for name in (SLICES, EVENTS, REPORTS)),
+        *(("Deployment", "operator", name) for name in OPERATOR),
+    ],
+)
+def test_a_policy_binds_the_account_of_a_component_and_fails_closed(render, kind, component, name):
     objects = render()
     spec = policy(objects, name)
-    account = pod_spec(objects, "DaemonSet", "drakit-nodeplugin")["serviceAccountName"]
+    account = pod_spec(objects, kind, f"drakit-{component}")["serviceAccountName"]
     (condition,) = spec["matchConditions"]
     assert f'"system:serviceaccount:drakit-system:{account}"' in condition["expression"]
     assert spec["failurePolicy"] == "Fail"
@@ -62,25 +68,52 @@ def test_a_policy_binds_the_account_of_the_plugin_and_fails_closed(render, name)
     assert binding == {"policyName": name, "validationActions": ["Deny"]}
 
 
-def test_the_policies_cover_everything_that_the_plugin_may_write(render):
+@pytest.mark.parametrize(
+    ("component", "policies", "others"),
+    [
+        pytest.param(
+            "nodeplugin",
+            (SLICES, EVENTS, REPORTS, CLAIMS),
+            # The API server asks for this one with `resourceclaims/status`; nobody can write to it.
+            {("resource.k8s.io", "resourceclaims/driver")},
+            id="node-plugin",
+        ),
+        pytest.param(
+            "operator",
+            OPERATOR,
+            {
+                ("drakit.dev", "hostdevicepolicies/status"),  # the API server ignores other fields
+                ("coordination.k8s.io", "leases"),  # a name cannot limit `create`
+            },
+            id="operator",
+        ),
+    ],
+)
+def test_every_right_to_write_has_a_clause(render, component, policies, others):
+    """A new right needs a clause in an admission policy, or a reason in this test."""
     objects = render(CLAIM_STATUS)
-    rules = the(objects, "ClusterRole", "drakit-nodeplugin")["rules"]
+    roles = [
+        body["rules"]
+        for body in objects
+        if body["kind"] in ("ClusterRole", "Role")
+        and body["metadata"]["name"] == f"drakit-{component}"
+    ]
     written = {
         (group, resource)
+        for rules in roles
         for rule in rules
         if set(rule["verbs"]) - {"get", "list", "watch"}
-        for group in rule["apiGroups"]
+        for group in rule.get("apiGroups", [])
         for resource in rule["resources"]
     }
     covered = {
         (group, resource)
-        for name in (SLICES, EVENTS, REPORTS, CLAIMS)
+        for name in policies
         for rule in policy(objects, name)["matchConstraints"]["resourceRules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    # The API server asks for this one beside `resourceclaims/status`; nobody can write to it.
-    assert written == covered | {("resource.k8s.io", "resourceclaims/driver")}
+    assert written == covered | others
 
 
 def test_claim_status_is_off_by_default_and_names_the_drivers(render):
@@ -103,15 +136,10 @@ def test_claim_status_is_off_by_default_and_names_the_drivers(render):
     assert all("resourceclaims/driver" not in rule["resources"] for rule in rules_of_nothing)
 
 
-def test_claim_status_needs_the_names_of_all_drivers(helm):
-    drivers = [{"driver": "camera:Camera"}]
-    values = {
-        "image": {"repository": "registry.example.com/drakit"},
-        "nodeplugin": {"claimStatus": {"enabled": True}, "drivers": drivers},
-    }
-    done = helm("template", "drakit", str(CHART), values=values)
-    assert done.returncode != 0
-    assert "set `name` for each entry of nodeplugin.drivers" in done.stderr
+def test_claim_status_needs_the_names_of_all_drivers(refusal):
+    nodeplugin = {"claimStatus": {"enabled": True}, "drivers": [{"driver": "camera:Camera"}]}
+    values = {"image": {"repository": "registry.example.com/drakit"}, "nodeplugin": nodeplugin}
+    assert "set `name` for each entry of nodeplugin.drivers" in refusal(values)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from drakit_explain.model import PolicyFacts
 from drakit_operator.announcing import CONTROLLER
 from drakit_operator.policies.status import desired_class
 from tests.unit.chart.class_writes import EXTENDED, OTHER_FIELDS, PREFIX, WRITES, Write
-from tests.unit.chart.reading import AdmissionPolicy, pod_spec, the
+from tests.unit.chart.reading import AdmissionPolicy, the
 from tests.unit.docs.listings import listing
 
 NAME = "drakit-operator"
@@ -31,46 +31,6 @@ def class_with(resource: str) -> dict[str, Any]:
     made = desired_class(facts, api_version="resource.k8s.io/v1")
     assert made is not None
     return made
-
-
-@pytest.mark.parametrize("name", [NAME, EVENTS])
-def test_a_policy_binds_the_account_of_the_operator_and_fails_closed(render, name):
-    objects = render()
-    spec = the(objects, "ValidatingAdmissionPolicy", name)["spec"]
-    account = pod_spec(objects, "Deployment", NAME)["serviceAccountName"]
-    (condition,) = spec["matchConditions"]
-    assert f'"system:serviceaccount:drakit-system:{account}"' in condition["expression"]
-    assert spec["failurePolicy"] == "Fail"
-    (rule,) = spec["matchConstraints"]["resourceRules"]
-    assert rule["apiVersions"] == ["*"]
-    assert set(rule["operations"]) == {"CREATE", "UPDATE", "DELETE"}
-    binding = the(objects, "ValidatingAdmissionPolicyBinding", name)["spec"]
-    assert binding == {"policyName": name, "validationActions": ["Deny"]}
-
-
-def test_every_right_to_write_has_a_clause(render):
-    """A new right needs a clause in an admission policy, or a reason in this test."""
-    objects = render()
-    written = {
-        (group, resource)
-        for kind in ("ClusterRole", "Role")
-        for rule in the(objects, kind, NAME)["rules"]
-        if set(rule["verbs"]) - {"get", "list", "watch"} and not rule.get("resourceNames")
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
-    covered = {
-        (group, resource)
-        for name in (NAME, EVENTS)
-        for spec in [the(objects, "ValidatingAdmissionPolicy", name)["spec"]]
-        for rule in spec["matchConstraints"]["resourceRules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
-    assert written - covered == {
-        ("drakit.dev", "hostdevicepolicies/status"),  # the API server ignores other fields
-        ("coordination.k8s.io", "leases"),  # a name cannot limit `create`, but limits `update`
-    }
 
 
 @pytest.mark.parametrize("write", [pytest.param(each, id=each.name) for each in WRITES])
