@@ -52,3 +52,29 @@ def test_an_upgrade_shows_only_how_to_verify_it(notes):
     text = notes("--is-upgrade")
     assert "rollout status daemonset/drakit-nodeplugin" in text
     assert len(text.strip().splitlines()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("section", "entries"),
+    [
+        pytest.param("backends", '{"allowed": {"gpu": {"driver": "gpu.test"}}}', id="backends"),
+        pytest.param(
+            "devicePlugins",
+            '{"plugins": {"gpu": {"resources": ["a.test/b"]}}}',
+            id="device-plugins",
+        ),
+        pytest.param("hostdev", '{"policies": {"fuse": {"enabled": true}}}', id="policies"),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--is-upgrade"]], ids=["install", "upgrade"])
+def test_entries_without_their_switch_are_not_silent(notes, section, entries, options):
+    def warned(enabled: bool) -> bool:
+        switch = f"{section}.enabled={str(enabled).lower()}"
+        # Something must run.
+        rest = ("--set", "simulated.enabled=true", "--set", switch)
+        return f"because {section}.enabled is false" in notes(
+            *options, "--set-json", f"{section}={entries}", *rest
+        )
+
+    assert warned(enabled=False)
+    assert not warned(enabled=True)
