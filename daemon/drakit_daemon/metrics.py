@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
     from prometheus_client.samples import Sample
 
-__all__ = ("CONTENT_TYPE", "CollectorRegistry", "Counter", "Gauge", "Histogram", "text_of")
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+__all__ = ("CollectorRegistry", "Counter", "Gauge", "Histogram", "text_of")
 
 _PACKAGE = "prometheus_client"
 

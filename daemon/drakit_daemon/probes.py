@@ -4,8 +4,8 @@ Probes and metrics of a daemon: two HTTP servers, so that a flood on one does no
 The probes port serves ``/healthz`` and ``/readyz``, the metrics port ``/metrics``. Anyone on the
 pod network can read a probe's answer, so it is only a status; the log has the reasons.
 
-Connections and their limits belong to :mod:`.httpserver`. It must not know the checks or
-the metrics.
+Connections and their limits belong to :mod:`.httpserver`. Does not depend on the checks or the
+metrics.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import Protocol
 from drakit.settings import Listen
 from drakit_daemon.httpserver import Answer, HttpServer
 from drakit_daemon.logs import ProblemLog
-from drakit_daemon.metrics import CONTENT_TYPE, CollectorRegistry, text_of
 
 logger: logging.Logger = logging.getLogger(__name__)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The type of Prometheus' text format."""
 
 CHECK_SECONDS = 1.5
 """The time limit of a check: less than the deadline of its request."""
@@ -49,19 +51,20 @@ class Probed(Protocol):
 class StatusServers:
     """Serves a daemon's probes and metrics, each at its own address, from `start` to `stop`."""
 
-    def __init__(self, *, listen: Listen, probed: Probed, registry: CollectorRegistry) -> None:
-        healthz = _Probe("/healthz", probed.liveness_problems, failed=b"unhealthy\n")
-        readyz = _Probe("/readyz", probed.readiness_problems, failed=b"not ready\n")
+    def __init__(self, *, listen: Listen, probed: Probed, metrics: Callable[[], bytes]) -> None:
+        """`metrics` returns the metrics in Prometheus' text format."""
+        healthz = Probe("/healthz", probed.liveness_problems, failed=b"unhealthy\n")
+        readyz = Probe("/readyz", probed.readiness_problems, failed=b"not ready\n")
 
-        async def metrics() -> Answer:
+        async def measured() -> Answer:
             async with asyncio.timeout(CHECK_SECONDS):
                 await probed.measure()
-            return Answer(body=text_of(registry), content_type=CONTENT_TYPE)
+            return Answer(body=metrics(), content_type=CONTENT_TYPE)
 
         self.probes: HttpServer = HttpServer(
             listen=listen.probes, routes={probe.path: probe.answer for probe in (healthz, readyz)}
         )
-        self.metrics: HttpServer = HttpServer(listen=listen.metrics, routes={"/metrics": metrics})
+        self.metrics: HttpServer = HttpServer(listen=listen.metrics, routes={"/metrics": measured})
 
     async def start(self) -> None:
         """Listen; an OSError names the setting and the address that cannot be used."""
@@ -86,12 +89,13 @@ class StatusServers:
         await self.metrics.stop()
 
 
-class _Probe:
+class Probe:
     """One probe: its check, and the log of its result."""
 
     def __init__(
-        self, path: str, check: Callable[[], Awaitable[Sequence[str]]], *, failed: bytes
+        self, path: str, check: Callable[[], Awaitable[Sequence[str]]], *, failed: bytes = b""
     ) -> None:
+        """`failed` is the response while the check fails; by default, the reasons."""
         self.path = path
         self._check = check
         self._failed = failed
@@ -105,12 +109,15 @@ class _Probe:
         )
 
     async def answer(self) -> Answer:
+        """Return the result of the check."""
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 reasons = await self._check()
         except TimeoutError:
             reasons = [f"the check takes longer than {CHECK_SECONDS:g} s"]
-        self._log.report("; ".join(reasons) or None)
-        if reasons:
-            return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=self._failed)
+        text = "; ".join(reasons)
+        self._log.report(text or None)
+        if text:
+            body = self._failed or f"{text}\n".encode()
+            return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=body)
         return Answer(body=b"ok\n")

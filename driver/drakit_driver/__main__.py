@@ -62,7 +62,7 @@ def main() -> None:
             def make() -> Server:
                 return DriverServer(driver, node, path=path, peers=arguments.peer_uid)
 
-        event_loop.run(serve(make))
+        event_loop.run(serve(make, probe_port=arguments.probe_port))
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
@@ -94,6 +94,13 @@ def _positive(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 < port < 65536:
+        raise ValueError(text)
+    return port
 
 
 def _user(text: str) -> int:
@@ -168,6 +175,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="with --device-plugin: the kubelet's directory (default: "
         "/var/lib/kubelet/device-plugins)",
+    )
+    made.add_argument(
+        "--probe-port",
+        type=_port,
+        metavar="PORT",
+        help="port of /readyz, /livez and /metrics on all addresses of the pod (default: none)",
     )
     made.add_argument(
         "--config", type=Path, metavar="FILE", help="configuration of the driver (YAML)"

@@ -102,6 +102,7 @@ from drakit_driver.plugin_devices import (
     response_of,
     socket_path,
 )
+from drakit_driver.probes import MAX_STREAMS, Monitor
 from drakit_driver.runtime.contract import (
     CallError,
     CallOperation,
@@ -112,7 +113,7 @@ from drakit_driver.runtime.contract import (
 )
 from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_driver.runtime.loading import LoadedDriver
-from drakit_driver.server import DRAIN_SECONDS, CallQueue, start_driver
+from drakit_driver.server import DRAIN_SECONDS, MAX_CALLS, CallQueue, start_driver
 from drakit_driver.sockets import ServerSocket, socket_identity
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
@@ -160,7 +161,9 @@ class DeviceState:
         self._driver = driver
         self._options = options
         self._devices = PluginDevices()
-        self._stopped: str | None = None
+        self.stop_reason: str | None = None
+        """Why the driver is stopped; None while it runs."""
+
         self._unhealthy: dict[DeviceKey, str] = {}
 
     def devices(self, resource: str) -> Mapping[str, PluginDevice]:
@@ -182,7 +185,7 @@ class DeviceState:
 
     def _problem_of(self, each: PluginDevice) -> str | None:
         tainted = any(taint.effect in ("NoSchedule", "NoExecute") for taint in each.device.taints)
-        return self._stopped or self._unhealthy.get(each.key) or ("tainted" if tainted else None)
+        return self.stop_reason or self._unhealthy.get(each.key) or ("tainted" if tainted else None)
 
     def _notify(self) -> None:
         self.change.set()
@@ -198,9 +201,9 @@ class DeviceState:
             if problem not in before:
                 facts = {"driver": self._driver, "error": problem}
                 logger.error("device is not listed", extra=facts)
-        if self._stopped is not None:
+        if self.stop_reason is not None:
             logger.info("driver is available again", extra={"driver": self._driver})
-        self._stopped = None
+        self.stop_reason = None
         listed = {
             each.key: each.device.health
             for devices in self._devices.by_resource.values()
@@ -218,7 +221,7 @@ class DeviceState:
 
     def stopped(self, endpoint: str, reason: str) -> None:
         """See :meth:`.EndpointListener.stopped`."""
-        self._stopped = reason or "stopped"
+        self.stop_reason = reason or "stopped"
         self._notify()
 
     def _report(self, devices: Mapping[DeviceKey, Health]) -> None:
@@ -418,7 +421,10 @@ class ResourceServer:
     serves the resource, and this one waits for its end.
     """
 
-    def __init__(self, resource: str, path: Path, service: DevicePluginService) -> None:
+    def __init__(
+        self, resource: str, path: Path, service: DevicePluginService, monitor: Monitor
+    ) -> None:
+        self._monitor = monitor
         self._resource = resource
         self._path = path
         self._service = service
@@ -436,6 +442,12 @@ class ResourceServer:
 
         self._backoff = Backoff(*RETRY_SECONDS, jitter=0)
         self._problem: str | None = None
+
+    def unconnected(self) -> str | None:
+        """Return why the kubelet does not have the devices; None if it does."""
+        if self._service.streams:
+            return None
+        return self._problem or f"the kubelet has not listed the devices of {self._resource} yet"
 
     async def run(self) -> None:
         """Serve until canceled."""
@@ -484,8 +496,9 @@ class ResourceServer:
 
     async def _start(self) -> None:
         self._socket = ServerSocket(self._path)
-        self._server = grpc.aio.server()
-        pb_grpc.add_DevicePluginServicer_to_server(self._service, self._server)
+        self._server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS)
+        service = self._monitor.watch(self._service)
+        pb_grpc.add_DevicePluginServicer_to_server(service, self._server)
         try:
             self._server.add_insecure_port(f"unix:{self._socket.hidden}")
             await self._server.start()
@@ -537,6 +550,24 @@ class DevicePluginServer:
         self._state = DeviceState(driver.name, options)
         self._endpoint = driver.endpoint(EndpointContext(listener=self._state, node=node))
         self._calls = ContainerCalls(self._endpoint, driver.name)
+        self._servers: list[ResourceServer] = []
+        self.monitor = Monitor(max_streams=MAX_STREAMS * len(self._resources))
+
+    @property
+    def blocked(self) -> str | None:
+        """See :attr:`.Probed.blocked`."""
+        return self._endpoint.blocked
+
+    def unconnected(self) -> str | None:
+        """See :meth:`.Probed.unconnected`."""
+        if len(self._servers) < len(self._resources):
+            return "the driver has not listed its devices yet"
+        return next(filter(None, (each.unconnected() for each in self._servers)), None)
+
+    def unready(self) -> str | None:
+        """See :meth:`.Probed.unready`."""
+        stopped = self._state.stop_reason
+        return f"the driver is stopped: {stopped}" if stopped else self.unconnected()
 
     async def start(self) -> None:
         """Start the driver. Raises :class:`SettingsError` if it refuses its configuration."""
@@ -553,7 +584,9 @@ class DevicePluginServer:
         # Not before: a list without devices would be wrong.
         await self._state.listed.wait()
         service = DevicePluginService(resource, state=self._state, calls=self._calls)
-        await ResourceServer(resource, path, service).run()
+        server = ResourceServer(resource, path, service, self.monitor)
+        self._servers.append(server)
+        await server.run()
 
     async def drain(self) -> None:
         """Wait for the end of calls in flight, while :meth:`run` continues."""

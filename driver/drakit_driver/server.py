@@ -53,6 +53,7 @@ from drakit_driver.messages import (
     prepared_message,
     unprepared_message,
 )
+from drakit_driver.probes import MAX_STREAMS, DriverProbes, Monitor, Probed
 from drakit_driver.runtime.backend import REQUEST_ID
 from drakit_driver.runtime.contract import (
     CALL_SECONDS,
@@ -81,9 +82,6 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
 MAX_CALLS = 256
 """Calls in progress, with those that wait; a node has at most a few hundred pods."""
-
-MAX_STREAMS = 4
-"""Streams of each kind: those of two node plugins, and of their successors."""
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -483,6 +481,7 @@ class DriverServer:
         own user. Made in the loop that serves."""
         self._driver = driver
         self._reports = Reports()
+        self._is_stopping = False
         feed = None if driver.traits.policies is None else PolicyFeed()
         context = EndpointContext(listener=self._reports, node=node.name, policies=feed)
         self._endpoint = PythonEndpoint(driver, context)
@@ -491,8 +490,51 @@ class DriverServer:
         self._server = grpc.aio.server(
             options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS + 2 * MAX_STREAMS
         )
-        pb_grpc.add_BackendServicer_to_server(self._service, self._server)
+        self.monitor = Monitor()
+        pb_grpc.add_BackendServicer_to_server(self.monitor.watch(self._service), self._server)
         self._facts = {"driver": driver.name, "node": node.name, "socket": str(path)}
+
+    # ------------------------------------------------------------ probes
+
+    @property
+    def blocked(self) -> str | None:
+        """See :attr:`.Probed.blocked`."""
+        return self._endpoint.blocked
+
+    def unconnected(self) -> str | None:
+        """See :meth:`.Probed.unconnected`. The successor in an update needs no connection while its
+        predecessor serves."""
+        if self.monitor.streams["WatchDevices"]:
+            return None
+        if "GetInfo" not in self.monitor.called:
+            return (
+                f"no node plugin has connected to {self._socket.path}: add an entry for its "
+                f"directory, with driver {self._driver.name}, to backends.allowed in the values of "
+                "drakit's release, and check that the node plugin runs on this node"
+            )
+        if self._socket.predecessor_serves():
+            return None
+        return (
+            "a node plugin has requested the driver's name, but does not watch its devices: the "
+            "Event BackendRefused on the Node has the reason"
+        )
+
+    def unready(self) -> str | None:
+        """See :meth:`.Probed.unready`."""
+        reports, watching = self._reports, self.monitor.streams["WatchDevices"]
+        if self._is_stopping:
+            return "the driver is stopping"
+        if reports.message is None and reports.stop_reason:
+            return f"the driver is stopped: {reports.stop_reason}"
+        if (problem := self.unconnected()) is not None:
+            return problem
+        if reports.message is None and (watching or self._driver.traits.policies is None):
+            return "the driver has not listed its devices yet"
+        if watching and not self.monitor.listening["WatchDevices"]:
+            return "no node plugin has received the devices yet"
+        return None
+
+    # ------------------------------------------------------------ life cycle
 
     async def start(self) -> None:
         """Start the driver, and then create the socket. Raises :class:`SettingsError` if the driver
@@ -516,6 +558,7 @@ class DriverServer:
         """Prepare a stop, while :meth:`run` continues: the socket goes first, so that the node
         plugin finds the next instance, and calls in flight end before the streams do."""
         logger.info("driver is stopping", extra=self._facts)
+        self._is_stopping = True
         await asyncio.to_thread(self._socket.remove)
         await self._service.calls.drain(timeout_seconds=DRAIN_SECONDS)
 
@@ -527,7 +570,7 @@ class DriverServer:
         await self._endpoint.close()
 
 
-class Server(Protocol):
+class Server(Probed, Protocol):
     """A way to serve a driver: see :class:`DriverServer`."""
 
     async def start(self) -> None: ...
@@ -536,17 +579,21 @@ class Server(Protocol):
     async def stop(self) -> None: ...
 
 
-async def serve(make: Callable[[], Server]) -> None:
+async def serve(make: Callable[[], Server], *, probe_port: int | None = None) -> None:
     """Serve a driver until SIGTERM or SIGINT; raises what :meth:`DriverServer.start` does. `make`
-    is called in the loop that serves."""
+    is called in the loop that serves. Without a `probe_port`, there are no probes."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     server = make()
+    probes = DriverProbes(server)
     try:
+        if probe_port is not None:  # first: a driver may be slow to start, and is alive
+            await probes.start(probe_port)
         await server.start()
-        running = asyncio.create_task(tasks.until_stopped("driver", server.run))
+        parts = {"driver": server.run, "connection": probes.log_connection}
+        running = asyncio.create_task(tasks.run(parts))
         asked = asyncio.create_task(stopping.wait())
         await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
@@ -557,3 +604,4 @@ async def serve(make: Callable[[], Server]) -> None:
         await asyncio.wait({running})
     finally:
         await server.stop()
+        await probes.stop()

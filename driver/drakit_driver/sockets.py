@@ -26,6 +26,7 @@ from pathlib import Path
 
 from drakit.layout import MAX_SOCKET_PATH_BYTES, restricted_socket
 from drakit.settings import SettingsError
+from drakit_daemon.sockets import refuses_connections
 
 NAME = "driver.sock"
 """The name of the socket in a directory."""
@@ -68,6 +69,8 @@ class ServerSocket:
         # As long as the shortest name of a socket, so that the kernel accepts both or neither.
         self.hidden = path.with_name(f".{secrets.token_hex(2)}")
         self._own: tuple[int, ...] | None = None
+        self._predecessor: int | None = None
+        """A descriptor of the socket that was replaced."""
 
     def publish(self) -> None:
         """Put the socket in place, which listens under the hidden name; raises
@@ -76,6 +79,7 @@ class ServerSocket:
             with suppress(FileNotFoundError):
                 if not stat.S_ISSOCK(self.path.lstat().st_mode):
                     raise SettingsError(f"{self.path} exists and is not a socket; remove it")
+                self._predecessor = os.open(self.path, os.O_PATH | os.O_NOFOLLOW)
             with restricted_socket(self.hidden, 0o600) as opened:
                 self._admit_peers(opened)
                 self._own = _identity(os.fstat(opened))
@@ -99,12 +103,27 @@ class ServerSocket:
                 "directory on another file system"
             ) from error
 
+    def predecessor_serves(self) -> bool:
+        """Return whether the instance whose socket was replaced still serves. In an update, the
+        node plugin uses it until it ends."""
+        opened = self._predecessor
+        if opened is None or refuses_connections(Path(f"/proc/self/fd/{opened}")):
+            self._forget_predecessor()
+            return False
+        return True
+
+    def _forget_predecessor(self) -> None:
+        opened, self._predecessor = self._predecessor, None
+        if opened is not None:
+            os.close(opened)
+
     def is_in_place(self) -> bool:
         """Return whether the path still has this socket. Blocks."""
         return self._own is not None and socket_identity(self.path) == self._own
 
     def remove(self) -> None:
         """Remove the socket, unless another instance has replaced it. Blocks."""
+        self._forget_predecessor()
         with suppress(OSError):
             self.hidden.unlink()
         # Only once: another instance's socket can get the same inode number.

@@ -18,12 +18,14 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from drakit.layout import home_directory
 from drakit_daemon import tasks
 from drakit_daemon.kube import ConfigError as KubeConfigError
 from drakit_daemon.kube import Session, connect
+from drakit_daemon.metrics import text_of
 from drakit_daemon.probes import StatusServers
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.host.driver import HostedDriver, freeze_objects
@@ -75,7 +77,7 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
     )
     drivers = HostedDrivers(environment, config_file=launch.config_file)
     servers = StatusServers(
-        listen=config.listen, probed=_Probed(drivers), registry=metrics.registry
+        listen=config.listen, probed=_Probed(drivers), metrics=partial(text_of, metrics.registry)
     )
     try:
         await drivers.start()

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from drakit_daemon import tasks
@@ -29,6 +30,7 @@ from drakit_daemon.kube import ApiError, NotFoundError, Session, connect, resour
 from drakit_daemon.kube.discovery import minor_release
 from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.logs import ProblemLog
+from drakit_daemon.metrics import text_of
 from drakit_daemon.probes import StatusServers
 from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.gates import (
@@ -125,7 +127,7 @@ class App:
         self._answered_at: float | None = None
         self.stop = asyncio.Event()
         self.servers = StatusServers(
-            listen=config.listen, probed=self, registry=self._metrics.registry
+            listen=config.listen, probed=self, metrics=partial(text_of, self._metrics.registry)
         )
         self._health = _Health(at=time.monotonic())
         self._leadership = Leadership(

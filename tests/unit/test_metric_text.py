@@ -6,14 +6,8 @@ import sys
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from drakit_daemon.metrics import (
-    CONTENT_TYPE,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    text_of,
-)
+from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram, text_of
+from drakit_daemon.probes import CONTENT_TYPE
 
 
 def test_the_text_is_the_clients():

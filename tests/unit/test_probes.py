@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from drakit.testing.conformance.node import unready
 from drakit_daemon import httpserver, probes
 from drakit_daemon.httpserver import Answer, HttpServer
 from drakit_daemon.logs import TextFormatter
-from drakit_daemon.metrics import CollectorRegistry, Gauge
+from drakit_daemon.metrics import CollectorRegistry, Gauge, text_of
 from drakit_daemon.probes import StatusServers
 
 _INTERFACES = Path("/proc/net/if_inet6")
@@ -62,7 +63,7 @@ def no_log_pause(monkeypatch) -> None:
 @pytest.fixture
 async def servers(daemon, monkeypatch) -> AsyncIterator[StatusServers]:
     monkeypatch.setattr(httpserver, "SHARED_SECONDS", 0.0)
-    servers = StatusServers(listen=LOCAL, probed=daemon, registry=daemon.registry)
+    servers = StatusServers(listen=LOCAL, probed=daemon, metrics=partial(text_of, daemon.registry))
     await servers.start()
     yield servers
     await servers.stop()
@@ -243,7 +244,7 @@ async def test_an_address_in_use_is_named(servers, daemon):
     second = StatusServers(
         listen=Listen(probes="127.0.0.1:0", metrics=taken),
         probed=daemon,
-        registry=CollectorRegistry(),
+        metrics=bytes,
     )
     with pytest.raises(OSError, match=rf"listen\.metrics: {taken} cannot be used"):
         await second.start()
@@ -251,7 +252,9 @@ async def test_an_address_in_use_is_named(servers, daemon):
 
 async def test_without_a_host_both_families_are_served(daemon):
     servers = StatusServers(
-        listen=Listen(probes="[::]:0", metrics=":0"), probed=daemon, registry=daemon.registry
+        listen=Listen(probes="[::]:0", metrics=":0"),
+        probed=daemon,
+        metrics=partial(text_of, daemon.registry),
     )
     await servers.start()
     try:

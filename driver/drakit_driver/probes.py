@@ -1,0 +1,276 @@
+"""
+Probes and metrics of a driver's own process, on one port: the readiness probe succeeds while a node
+plugin, or the kubelet, has the driver's devices.
+
+:class:`Monitor` stands between gRPC and a service. It counts calls and streams, limits the streams,
+and so knows who is connected. The metrics have the names of those of the Go module. They are
+written here, because prometheus-client takes memory in every driver.
+
+Does not depend on the service, or on how a driver runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar, cast
+
+import grpc
+import grpc.aio
+
+from drakit.settings import SettingsError
+from drakit_daemon.httpserver import Answer, HttpServer
+from drakit_daemon.logs import ProblemLog
+from drakit_daemon.probes import CONTENT_TYPE, Probe
+from drakit_driver.runtime.contract import CALL_SECONDS
+
+logger = logging.getLogger(__name__)
+
+MAX_STREAMS = 4
+"""Streams of each method: those of two node plugins, and of their successors."""
+
+CONNECT_SECONDS = 10.0
+"""The time after which a missing connection is logged; a node plugin looks once a second."""
+
+POLL_SECONDS = 1.0
+
+BUCKETS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0)
+"""Upper bounds of the histogram of calls, in seconds."""
+
+ServiceT = TypeVar("ServiceT")
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Method = Callable[[Any, _Context], Any]
+
+
+class Monitor:
+    """The calls and streams of one service, or of several."""
+
+    def __init__(self, *, max_streams: int = MAX_STREAMS) -> None:
+        """`max_streams` is the limit of the open streams of each method."""
+        self._max_streams = max_streams
+        self.called: set[str] = set()
+        """The methods that a client has called since the last stream ended."""
+
+        self.streams: Counter[str] = Counter()
+        """The open streams of each method."""
+
+        self.listening: Counter[str] = Counter()
+        """The open streams of each method that have sent a message."""
+
+        self._results: Counter[tuple[str, str]] = Counter()
+        self._seconds: dict[str, list[float]] = {}
+        self._buckets: dict[str, list[int]] = {}
+
+    def watch(self, service: ServiceT) -> ServiceT:
+        """Return a service whose methods are monitored, for gRPC."""
+        return cast("ServiceT", _Monitored(service, self))
+
+    async def call(self, name: str, method: _Method, request: Any, context: _Context) -> Any:
+        """Count a call."""
+        clock = asyncio.get_running_loop().time
+        began, result = clock(), "error"
+        self.called.add(name)
+        try:
+            response = await method(request, context)
+            result = "error" if _has_error(response) else "success"
+            return response
+        finally:
+            # The node plugin finds out by a call that the driver does not have a method.
+            if context.code() not in _UNIMPLEMENTED:
+                self._observe(name, result, clock() - began)
+
+    def _observe(self, method: str, result: str, seconds: float) -> None:
+        self._results[method, result] += 1
+        buckets = self._buckets.setdefault(method, [0] * (len(BUCKETS) + 1))
+        buckets[bisect_left(BUCKETS, seconds)] += 1
+        self._seconds.setdefault(method, [0.0])[0] += seconds
+
+    async def stream(
+        self, name: str, method: _Method, request: Any, context: _Context
+    ) -> AsyncGenerator[Any]:
+        """Limit and count a stream."""
+        if self.streams[name] >= self._max_streams:
+            text = f"the driver already has {self._max_streams} streams of {name}"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        self.streams[name] += 1
+        sent = 0
+        try:
+            async with aclosing(method(request, context)) as messages:
+                async for message in messages:
+                    yield message
+                    self.listening[name] += 1 - sent
+                    sent = 1
+        finally:
+            self.streams[name] -= 1
+            self.listening[name] -= sent
+            if not self.streams.total():
+                self.called.clear()
+
+    def metrics(self) -> str:
+        """Return the metrics in Prometheus' text format."""
+        lines = _family(
+            "drakit_driver_calls_total",
+            "counter",
+            "Calls by method and result. A call with a claim that fails is an error.",
+            {
+                f'{{method="{method}",result="{result}"}}': count
+                for (method, result), count in sorted(self._results.items())
+            },
+        )
+        histogram: dict[str, float] = {}
+        for method, buckets in sorted(self._buckets.items()):
+            count = 0
+            for bound, each in zip((*map(str, BUCKETS), "+Inf"), buckets, strict=True):
+                count += each
+                histogram[f'_bucket{{method="{method}",le="{bound}"}}'] = count
+            histogram[f'_sum{{method="{method}"}}'] = self._seconds[method][0]
+            histogram[f'_count{{method="{method}"}}'] = count
+        lines += _family(
+            "drakit_driver_call_seconds",
+            "histogram",
+            "Duration of calls, with their wait for earlier calls.",
+            histogram,
+        )
+        lines += _family(
+            "drakit_driver_connected",
+            "gauge",
+            "Whether a node plugin, or the kubelet, watches the devices.",
+            {"": int(self.streams.total() > 0)},
+        )
+        return "".join(f"{line}\n" for line in lines)
+
+
+class _Monitored:
+    def __init__(self, service: object, monitor: Monitor) -> None:
+        self._service = service
+        self._monitor = monitor
+
+    def __getattr__(self, name: str) -> _Method:
+        method = cast("_Method", getattr(self._service, name))
+
+        async def call(request: Any, context: _Context) -> Any:
+            return await self._monitor.call(name, method, request, context)
+
+        async def stream(request: Any, context: _Context) -> AsyncGenerator[Any]:
+            async with aclosing(self._monitor.stream(name, method, request, context)) as messages:
+                async for message in messages:
+                    yield message
+
+        return stream if inspect.isasyncgenfunction(method) else call
+
+
+_UNIMPLEMENTED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNIMPLEMENTED.value[0])
+
+
+def _has_error(response: Any) -> bool:
+    """Return whether a response has an error, or a claim whose release is not only pending."""
+    failed = (
+        getattr(each, "error", "") and not getattr(each, "pending", False)
+        for each in getattr(response, "claims", ())
+    )
+    return bool(getattr(response, "error", "")) or any(failed)
+
+
+def _family(name: str, kind: str, text: str, samples: Mapping[str, float]) -> list[str]:
+    head = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+    return head + [f"{name}{label} {value:g}" for label, value in samples.items()]
+
+
+# ---------------------------------------------------------------- the port
+
+
+class Probed(Protocol):
+    """A server of a driver, as its probes see it."""
+
+    monitor: Monitor
+
+    @property
+    def blocked(self) -> str | None:
+        """The call that blocks the driver's event loop."""
+        ...
+
+    def unconnected(self) -> str | None:
+        """Return why nobody uses the driver; None if somebody is connected."""
+        ...
+
+    def unready(self) -> str | None:
+        """Return why pods cannot get the devices; None if they can."""
+        ...
+
+
+class DriverProbes:
+    """Serves ``/livez``, ``/readyz`` and ``/metrics``, and logs a missing connection."""
+
+    def __init__(self, probed: Probed) -> None:
+        self._probed = probed
+        self._blocked_since: float | None = None
+        self._server: HttpServer | None = None
+
+    async def start(self, port: int) -> None:
+        """Listen at a port of all addresses; raises :class:`SettingsError`."""
+        routes = {
+            "/livez": Probe("/livez", self._not_alive).answer,
+            "/readyz": Probe("/readyz", self._not_ready).answer,
+            "/metrics": self._metrics,
+        }
+        server = HttpServer(listen=f":{port}", routes=routes)
+        try:
+            await server.start()
+        except OSError as error:
+            raise SettingsError(
+                f"--probe-port: {port} cannot be used ({error}); choose another port"
+            ) from error
+        self._server = server
+        logger.info("probes and metrics served", extra={"port": self.port})
+
+    @property
+    def port(self) -> int:
+        """The port in use."""
+        assert self._server is not None
+        return self._server.port
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            await self._server.stop()
+
+    async def _not_ready(self) -> list[str]:
+        return _as_list(self._probed.unready())
+
+    async def _not_alive(self) -> list[str]:
+        """Return why only a restart helps: a call has its whole time limit to return."""
+        now = asyncio.get_running_loop().time()
+        blocked = self._probed.blocked
+        if blocked is None:
+            self._blocked_since = None
+            return []
+        self._blocked_since = now if self._blocked_since is None else self._blocked_since
+        return [blocked] if now - self._blocked_since >= CALL_SECONDS else []
+
+    async def _metrics(self) -> Answer:
+        body = self._probed.monitor.metrics().encode()
+        return Answer(body=body, content_type=CONTENT_TYPE)
+
+    async def log_connection(self) -> None:
+        """Log that nobody is connected for a while, until canceled."""
+        log = ProblemLog(
+            logger, "driver is not connected", recovered="driver is connected", fact="reason"
+        )
+        clock = asyncio.get_running_loop().time
+        since = clock()
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            if (problem := self._probed.unconnected()) is None:
+                since = clock()
+                log.report(None)
+            elif clock() - since >= CONNECT_SECONDS:
+                log.report(problem)
+
+
+def _as_list(problem: str | None) -> list[str]:
+    return [] if problem is None else [problem]
