@@ -4,8 +4,8 @@ The programs of a cluster, built from the Go modules in `binaries/` into a cache
 A local cluster needs :data:`LOCAL`; a kind cluster's node image is made of those and :data:`KIND`.
 Each minor release of Kubernetes has its own go.mod and go.sum in the module `kubernetes`.
 The cache's key is what the programs are made of: the modules' files, the Go version, and the way
-they are built. The first build takes about twelve minutes on two processors, so it always reports
-its progress; two clones that need the same programs build them once.
+they are built. The first build takes minutes, so it always reports its progress; two clones that
+need the same programs build them once.
 """
 
 import contextlib
@@ -180,7 +180,7 @@ def _build_all(folder: Path, modules: Sequence[str], minor: str) -> None:
     chosen = [module for module in _modules(minor, partial) if module.folder in modules]
     print(
         f"building {', '.join(module.title for module in chosen)} into {folder}: minutes the first "
-        "time (Kubernetes takes about ten on two processors), seconds ever after",
+        "time, seconds ever after",
         flush=True,
     )
     for module in chosen:
