@@ -642,8 +642,9 @@ class Inventory:
     withdrawn: Collection[str] = ()
     """Held devices that are still present, but that the driver no longer lists, for example because
     no policy matches them. They stay published with the taint ``drakit.dev/gone``, and their pods
-    are not evicted. ``pool/name`` is the device of one pool, and ``name`` those of all pools.
-    Repeat them in each inventory: a device that is neither listed nor named counts as unplugged."""
+    are not evicted. ``pool/name`` is the device of one pool (``/name`` without a pool), and
+    ``name`` those of all pools. Repeat them in each inventory: a device that is neither listed nor
+    named counts as unplugged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

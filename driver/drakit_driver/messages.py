@@ -1,8 +1,8 @@
 """
 Converts the library's plain values to the backend contract's messages, and claims back.
 
-It is the counterpart of :mod:`drakit_nodeplugin.endpoints.backend.convert`. A value of a wrong type
-fits into no message: :class:`UnsendableError` names its device, which alone is left out.
+It is the counterpart of :mod:`drakit_nodeplugin.endpoints.backend.convert`. Malformed devices are
+rejected, by the rules of the node plugin, before they become messages.
 
 It must not depend on gRPC, sockets, or how a driver runs.
 """
@@ -12,9 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar, cast
-
-from google.protobuf.message import Message
+from typing import Any, cast
 
 from drakit.device import (
     AllocatedClaim,
@@ -39,18 +37,12 @@ from drakit.device import (
     Taint,
 )
 from drakit.driver import DevicePolicy, Policy
-from drakit_driver.runtime.backend import (
-    MAX_DEVICE_BYTES,
-    TOO_LARGE,
-    attribute_message,
-)
+from drakit_driver.runtime.backend import attribute_message
 from drakit_driver.runtime.contract import CallError, DeviceKey, validated_health
 from drakit_driver.runtime.failures import DeviceFailedError, kind_of
 from drakit_driver.runtime.policies import HeldClaims, InvalidPolicyError, read_policy
-from drakit_formats.resource.nodes import device_place
+from drakit_formats.resource.inventory import place_problems, shown_place
 from drakit_proto.backend.v1 import backend_pb2 as pb
-
-MessageT = TypeVar("MessageT", bound=Message)
 
 _EFFECTS: Mapping[str, pb.TaintEffect.ValueType] = {
     "None": pb.TAINT_EFFECT_NONE,
@@ -64,7 +56,7 @@ _STATUSES: Mapping[str, pb.HealthStatus.ValueType] = {
 
 
 class UnsendableError(Exception):
-    """A device or edits have a value that no message can have."""
+    """Edits have a value that no message can have."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(f"it has a value of a wrong type: {error}")
@@ -74,85 +66,70 @@ class UnsendableError(Exception):
 
 
 def device_message(device: Device) -> pb.Device:
-    """Make the message of a device; raises :class:`UnsendableError`."""
-    try:
-        message = pb.Device(
-            name=device.name,
-            pool=device.pool,
-            attributes={
-                name: attribute_message(value) for name, value in device.attributes.items()
-            },
-            capacity={name: _capacity(amount) for name, amount in device.capacity.items()},
-            consumes=_amounts(device.consumes),
-            compatibility_groups={
-                name: pb.CompatibilityGroups(names=_tuple(groups))
-                for name, groups in device.compatibility_groups.items()
-            },
-            allow_multiple_allocations=device.allow_multiple_allocations,
-            binding_conditions=_tuple(device.binding_conditions),
-            binding_failure_conditions=_tuple(device.binding_failure_conditions),
-            binds_to_node=device.binds_to_node,
-            node_allocatable_resources={
-                name: _resource(each) for name, each in device.node_allocatable_resources.items()
-            },
-            extra=json.dumps(device.extra, allow_nan=False) if device.extra else "",
-            taints=[_taint(taint) for taint in device.taints],
-            health=None if device.health is None else health_message(device.health),
-            evict_if_gone=device.evict_if_gone,
-            prepare_again=device.prepare_again,
-        )
-        topology = device.topology
-        if (topology.numa_node, topology.pcie_root, topology.pci_bus_id) != (None, None, None):
-            message.topology.CopyFrom(
-                pb.Topology(
-                    numa_node=topology.numa_node,
-                    pcie_root=topology.pcie_root or "",
-                    pci_bus_id=topology.pci_bus_id or "",
-                )
-            )
-        return _of_size(message)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UnsendableError(error) from None
-
-
-def counter_set_message(counter_set: CounterSet) -> pb.CounterSet:
-    """Make the message of a counter set; raises :class:`UnsendableError`."""
-    try:
-        return _of_size(
-            pb.CounterSet(
-                name=counter_set.name, pool=counter_set.pool, counters=dict(counter_set.counters)
+    """Make the message of a device that is well-formed."""
+    message = pb.Device(
+        name=device.name,
+        pool=device.pool,
+        attributes={name: attribute_message(value) for name, value in device.attributes.items()},
+        capacity={name: _capacity(amount) for name, amount in device.capacity.items()},
+        consumes=_amounts(device.consumes),
+        compatibility_groups={
+            name: pb.CompatibilityGroups(names=groups)
+            for name, groups in device.compatibility_groups.items()
+        },
+        allow_multiple_allocations=device.allow_multiple_allocations,
+        binding_conditions=device.binding_conditions,
+        binding_failure_conditions=device.binding_failure_conditions,
+        binds_to_node=device.binds_to_node,
+        node_allocatable_resources={
+            name: _resource(each) for name, each in device.node_allocatable_resources.items()
+        },
+        extra=json.dumps(device.extra, allow_nan=False) if device.extra else "",
+        taints=[_taint(taint) for taint in device.taints],
+        health=None if device.health is None else health_message(device.health),
+        evict_if_gone=device.evict_if_gone,
+        prepare_again=device.prepare_again,
+    )
+    topology = device.topology
+    if (topology.numa_node, topology.pcie_root, topology.pci_bus_id) != (None, None, None):
+        message.topology.CopyFrom(
+            pb.Topology(
+                numa_node=topology.numa_node,
+                pcie_root=topology.pcie_root or "",
+                pci_bus_id=topology.pci_bus_id or "",
             )
         )
-    except (TypeError, ValueError, AttributeError) as error:
-        raise UnsendableError(error) from None
-
-
-def _of_size(message: MessageT) -> MessageT:
-    if message.ByteSize() > MAX_DEVICE_BYTES:
-        raise ValueError(TOO_LARGE)
     return message
 
 
-def add_unsendable(
-    message: pb.WatchDevicesResponse, thing: Device | CounterSet, error: UnsendableError
-) -> pb.RejectedDevice:
-    """Reject a device or counter set that no message can have, with the sentence of the node
-    plugin. Its values are malformed, but it is still there, so pods that use it stay."""
-    # Here: the checks take memory, and most drivers never need them in their own process.
-    from drakit_formats.resource.inventory import device_problems, set_problems
+def counter_set_message(counter_set: CounterSet) -> pb.CounterSet:
+    """Make the message of a counter set that is well-formed."""
+    return pb.CounterSet(
+        name=counter_set.name, pool=counter_set.pool, counters=dict(counter_set.counters)
+    )
 
-    problems = device_problems(thing) if isinstance(thing, Device) else set_problems(thing)
-    place = _text(device_place(str(thing.pool), str(thing.name)))
-    problem = _text("; ".join(problems) or str(error))
-    rejected = pb.RejectedDevice(device=place, reason="Invalid", message=problem)
+
+def add_malformed(
+    message: pb.WatchDevicesResponse, thing: Device | CounterSet, problems: Sequence[str]
+) -> pb.RejectedDevice:
+    """Reject a device or counter set. It is still there, so pods that use the device stay."""
+    rejected = pb.RejectedDevice(
+        device=_text(shown_place(thing.pool, thing.name)),
+        reason="Invalid",
+        message=_text("; ".join(problems)),
+    )
     message.rejected.append(rejected)
-    if isinstance(thing, Device):
-        message.withdrawn.append(rejected.device)
+    if isinstance(thing, Device) and isinstance(cast("object", thing.name), str):
+        # Of a malformed pool, the device can be that of any pool.
+        pool = "" if [*place_problems("a", thing.pool)] else f"{thing.pool}/"
+        message.withdrawn.append(_text(f"{pool}{thing.name}"))
     return rejected
 
 
 def add_reports(message: pb.WatchDevicesResponse, inventory: Inventory) -> None:
-    """Add rejected devices, results of policies and withdrawn devices to a message."""
+    """Add all but devices and counter sets to a message."""
+    message.ordered = inventory.ordered
+    message.partition_type_attribute = _text(inventory.partition_type_attribute)
     message.withdrawn.extend(map(_text, inventory.withdrawn))
     for each in inventory.rejected:
         message.rejected.append(
@@ -221,10 +198,10 @@ def _amounts(consumes: Mapping[str, Mapping[str, str]]) -> Mapping[str, pb.Count
     return {name: pb.CounterAmounts(counters=dict(counters)) for name, counters in consumes.items()}
 
 
-def _tuple(names: object) -> tuple[str, ...]:
-    if not isinstance(names, tuple | list):  # the letters of a text would be names
-        raise TypeError(f"a list of names is a {kind_of(names)}")
-    return tuple(cast("Sequence[str]", names))
+def _tuple(values: object) -> tuple[Any, ...]:
+    if not isinstance(values, tuple | list):  # the letters of a text would be values
+        raise TypeError(f"a list is a {kind_of(values)}")
+    return tuple(cast("Sequence[Any]", values))
 
 
 def _resource(resource: NodeAllocatableResource) -> pb.NodeAllocatableResource:
@@ -404,7 +381,7 @@ def _prepared_device(device: PreparedDevice) -> pb.PreparedDevice:
             if network is None
             else pb.NetworkData(
                 interface_name=network.interface_name,
-                ips=network.ips,
+                ips=_tuple(network.ips),
                 hardware_address=network.hardware_address,
             ),
             attributes={
@@ -436,7 +413,7 @@ def edits_message(edits: Edits) -> pb.Edits:
                 pb.Hook(
                     name=hook.name,
                     path=hook.path,
-                    args=hook.args,
+                    args=_tuple(hook.args),
                     env=dict(hook.env),
                     timeout_seconds=hook.timeout_seconds,
                 )
@@ -446,17 +423,17 @@ def edits_message(edits: Edits) -> pb.Edits:
                 pb.NetDevice(host_interface_name=each.host_interface_name, name=each.name)
                 for each in edits.net_devices
             ],
-            additional_gids=edits.additional_gids,
+            additional_gids=_tuple(edits.additional_gids),
             intel_rdt=None
             if rdt is None
             else pb.IntelRdt(
                 clos_id=rdt.clos_id or "",
                 l3_cache_schema=rdt.l3_cache_schema or "",
                 mem_bw_schema=rdt.mem_bw_schema or "",
-                schemata=rdt.schemata,
+                schemata=_tuple(rdt.schemata),
                 enable_monitoring=rdt.enable_monitoring,
             ),
-            cdi_devices=edits.cdi_devices,
+            cdi_devices=_tuple(edits.cdi_devices),
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise UnsendableError(error) from None
@@ -481,6 +458,6 @@ def _mount(mount: Mount) -> pb.Mount:
     return pb.Mount(
         host_path=mount.host_path,
         container_path=mount.container_path,
-        options=mount.options,
+        options=_tuple(mount.options),
         type=mount.type or "",
     )

@@ -41,9 +41,8 @@ from drakit.settings import SettingsError
 from drakit_daemon import tasks
 from drakit_daemon.logs import new_request_id, request_scope
 from drakit_driver.messages import (
-    UnsendableError,
+    add_malformed,
     add_reports,
-    add_unsendable,
     claims_of,
     counter_set_message,
     device_health_message,
@@ -66,6 +65,7 @@ from drakit_driver.runtime.failures import EndpointStoppedError, text_of
 from drakit_driver.runtime.loading import LoadedDriver, PythonEndpoint
 from drakit_driver.runtime.policies import PolicyFeed
 from drakit_driver.sockets import ServerSocket
+from drakit_formats.resource.inventory import device_problems, set_problems
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.backend.v1 import backend_pb2_grpc as pb_grpc
 
@@ -204,16 +204,13 @@ class Reports:
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
         """See :meth:`.EndpointListener.replaced`."""
         before, self._messages = self._messages, {}
-        message = pb.WatchDevicesResponse(
-            ordered=inventory.ordered,
-            partition_type_attribute=inventory.partition_type_attribute,
-        )
+        message = pb.WatchDevicesResponse()
         message.devices.extend(self._messages_of(inventory.devices, before, message))
         for counter_set in inventory.counter_sets:
-            try:
+            if problems := set_problems(counter_set):
+                _log_malformed(add_malformed(message, counter_set, problems))
+            else:
                 message.counter_sets.append(counter_set_message(counter_set))
-            except UnsendableError as error:
-                _log_unsendable(add_unsendable(message, counter_set, error))
         if inventory.fallback is not None:
             message.fallback.CopyFrom(
                 pb.Fallback(devices=self._messages_of(inventory.fallback, before, message))
@@ -233,15 +230,15 @@ class Reports:
         before: Mapping[int, tuple[Device, pb.Device]],
         inventory: pb.WatchDevicesResponse,
     ) -> list[pb.Device]:
-        """Return the messages of devices. Those that cannot be sent are rejected in `inventory`."""
+        """Return the messages of devices. Those that are malformed are rejected in `inventory`."""
         messages: list[pb.Device] = []
         for device in devices:
             known = before.get(id(device))
-            try:
-                message = device_message(device) if known is None else known[1]
-            except UnsendableError as error:
-                _log_unsendable(add_unsendable(inventory, device, error))
+            # Here, too: a message takes some wrong values for others, such as 1 for true.
+            if known is None and (problems := device_problems(device)):
+                _log_malformed(add_malformed(inventory, device, problems))
                 continue
+            message = device_message(device) if known is None else known[1]
             self._messages[id(device)] = (device, message)
             messages.append(message)
         return messages
@@ -298,7 +295,7 @@ class _HealthWatcher:
         return changed
 
 
-def _log_unsendable(rejected: pb.RejectedDevice) -> None:
+def _log_malformed(rejected: pb.RejectedDevice) -> None:
     facts = {"device": rejected.device, "error": rejected.message}
     logger.error("device is rejected", extra=facts)
 

@@ -55,7 +55,7 @@ func TestReadinessFollowsTheConnectionAndTheLogHasTheReason(t *testing.T) {
 	s.expect("/metrics", "\ndrakit_driver_connected 1")
 	// The stream ends, and the node plugin does not come back, for example because its entry was removed.
 	driver.lists <- nil
-	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
+	if _, err := stream.Recv(); status.Code(err) != codes.Aborted {
 		t.Error(err)
 	}
 	s.expect("/readyz", "503 the devices cannot be read: cannot read /dev/lamps")

@@ -167,7 +167,8 @@ func follow[R any, M message[R]](
 	for {
 		latest, known, err, changed := list.read()
 		if err != nil {
-			return status.Error(codes.Unavailable, sentence(err))
+			// Not Unavailable, which the node plugin takes for a lost connection.
+			return status.Error(codes.Aborted, sentence(err))
 		}
 		if known && latest != sent {
 			if message := changes(sent, latest); message != nil {

@@ -100,14 +100,12 @@ func sendableDevices(log *slog.Logger, given *backendv1.WatchDevicesResponse) *b
 		if problem == "" {
 			return false
 		}
-		if pool != "" {
-			name = pool + "/" + name
-		}
-		name = validText(name)
+		withdrawn := validText(pool + "/" + name)
+		name = strings.TrimPrefix(withdrawn, "/")
 		if _, ok := message.(*backendv1.CounterSet); ok {
 			problem = "as a counter set, " + problem
-		} else if !slices.Contains(list.GetWithdrawn(), name) {
-			list.Withdrawn = append(list.Withdrawn, name)
+		} else if !slices.Contains(list.GetWithdrawn(), withdrawn) {
+			list.Withdrawn = append(list.Withdrawn, withdrawn)
 		}
 		log.Error("device cannot be published", "device", name, "error", problem)
 		list.Rejected = append(list.Rejected,

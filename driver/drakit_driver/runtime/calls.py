@@ -296,14 +296,15 @@ def _copied(answer: PreparedDevice) -> tuple[PreparedDevice, str | None]:
     if not isinstance(cast("object", prepared.edits), Edits):
         return prepared, f"edits are {kind_of(answer.edits)}, which is not an Edits"
     # Here: most drivers return edits alone, and a driver's own process then does not load it.
-    from drakit_formats.resource.status import data_copy, prepared_problem
+    from drakit_formats.resource.status import data_copy, prepared_problem, shortened
 
     try:
         if data is not None:
             prepared = replace(prepared, data=data_copy(data))
     except ValueError as error:
         return prepared, str(error)
-    return prepared, prepared_problem(prepared)
+    problem = prepared_problem(prepared)
+    return (prepared if problem else shortened(prepared)), problem
 
 
 async def _settle(

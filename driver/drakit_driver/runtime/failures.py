@@ -15,7 +15,7 @@ from drakit.driver import DriverError, ReleasePendingError
 
 logger = logging.getLogger(__name__)
 
-MAX_TEXT = 2000
+MAX_TEXT = 1000
 """Characters of an exception's text in an error; an Event's message has 1,024."""
 
 MAX_TRACEBACK = 20_000
@@ -123,9 +123,19 @@ def kind_and_text(error: BaseException) -> str:
 
 def _text(error: BaseException) -> str:
     try:
-        return str.__str__(str(error))[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()
+        text = str.__str__(str(error))[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()
     except Exception:
         return ""
+    return printable(text) if text.strip() else ""
+
+
+def printable(text: str) -> str:
+    """Format the text of a driver for an error, wherever the driver runs: one line, not too long,
+    and never empty."""
+    words = " ".join(text[:MAX_TEXT].split())
+    if not words.isprintable():
+        words = "".join(each if each.isprintable() else "?" for each in words)
+    return words or "it gave no reason"
 
 
 def traceback_of(error: BaseException) -> str:

@@ -345,12 +345,15 @@ def is_unchanged(new: ThingT, old: ThingT) -> bool:
         return False
 
 
+_FLAGS = ("allow_multiple_allocations", "binds_to_node", "evict_if_gone", "prepare_again")
+
+
 def _same_types(new: Device, old: Device) -> bool:
     """Return whether equal values have equal types: Python treats 1, 1.0 and True as equal, but the
     API does not."""
     if type(new.topology.numa_node) is not type(old.topology.numa_node):
         return False
-    if type(new.allow_multiple_allocations) is not type(old.allow_multiple_allocations):
+    if any(type(getattr(new, name)) is not type(getattr(old, name)) for name in _FLAGS):
         return False
     if new.extra and _text_of(new.extra) != _text_of(old.extra):
         return False

@@ -663,7 +663,8 @@ def _admitted(inventory: Inventory, before: Collection[str]) -> Collection[str]:
     return frozenset(sorted(pools, key=lambda pool: pool not in before)[:MAX_POOLS])
 
 
-def _place(pool: object, name: object) -> str:
+def shown_place(pool: object, name: object) -> str:
+    """Return the name of a device for sentences, whatever its values are."""
     words = [_word(name)] if pool == "" else [_word(pool), _word(name)]
     return "/".join(words)
 
@@ -697,7 +698,7 @@ class _Check:
         self.count += 1
         if len(self.reasons) < MAX_REJECTED:
             # Of two with one name the first was kept, or its reason is as good.
-            self.reasons.setdefault(_place(pool, name), "; ".join(problems))
+            self.reasons.setdefault(shown_place(pool, name), "; ".join(problems))
 
     def devices(
         self, given: Collection[object], *, known: _Pools, prefix: str = ""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from ipaddress import ip_interface
 from math import isfinite
 from typing import Any, cast, get_args
@@ -45,6 +46,16 @@ def prepared_problem(prepared: PreparedDevice) -> str | None:
     """Return why the API server would reject a result, as a clause that begins with the field; None
     if it is valid. Edits and data are checked elsewhere."""
     return next(_problems(prepared), None)
+
+
+def shortened(prepared: PreparedDevice) -> PreparedDevice:
+    """Truncate the messages of the conditions of a valid result."""
+    if all(len(each.message) <= MAX_CONDITION_MESSAGE for each in prepared.conditions):
+        return prepared
+    conditions = [
+        replace(each, message=each.message[:MAX_CONDITION_MESSAGE]) for each in prepared.conditions
+    ]
+    return replace(prepared, conditions=tuple(conditions))
 
 
 def data_copy(data: object) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from google.protobuf.message import DecodeError, Message
 
 from drakit_daemon.rate_limiter import RateLimiter
 from drakit_daemon.tasks import cancelled_by_owner
+from drakit_driver.runtime.failures import MAX_TEXT, printable
 from drakit_nodeplugin.endpoints.host_paths import OpenSocket
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -49,8 +50,8 @@ MIN_FIELD_BYTES = 2
 MAX_PART_BYTES = 64 * 1024
 """Bytes of a device, counter set or health: four times the largest that the API accepts."""
 
-MAX_TEXT = 1000
-"""Characters of a process's text in an error; an Event's message has 1,024."""
+MAX_DETAILS = MAX_TEXT - 100
+"""Characters of a status message, so that its sentence is not too long."""
 
 MAX_QUOTED = 100
 """Characters of a name in an error."""
@@ -179,7 +180,7 @@ def _failed(error: BaseException, method: str) -> CallFailedError:
             )
         case _:
             word = code.name.lower().replace("_", " ")
-            text = f"failed in {method}: {printable(details)} ({word})"
+            text = f"failed in {method}: {printable(details[:MAX_DETAILS])} ({word})"
     return CallFailedError(text, code=code)
 
 
@@ -304,14 +305,6 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 def _too_many_fields() -> GarbageError:
     return GarbageError(f"a message with more than {MAX_FIELDS:,} fields")
-
-
-def printable(text: str) -> str:
-    """Format a process's text for an error: one line, not too long, and never empty."""
-    words = " ".join(text[:MAX_TEXT].split())
-    if not words.isprintable():
-        words = "".join(each if each.isprintable() else "?" for each in words)
-    return words or "it gave no reason"
 
 
 def quoted(text: str) -> str:

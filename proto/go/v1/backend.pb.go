@@ -487,8 +487,9 @@ type WatchDevicesResponse struct {
 	Policies []*PolicyOutcome `protobuf:"bytes,7,rep,name=policies,proto3" json:"policies,omitempty"`
 	// Held devices that are still present, but that the backend no longer lists, for example because
 	// no policy matches them. They stay published with the taint drakit.dev/gone, and their pods are
-	// not evicted. "pool/name" is the device of one pool, and "name" those of all pools. Repeat them
-	// in each message: a device that is neither listed nor named counts as unplugged.
+	// not evicted. "pool/name" is the device of one pool ("/name" without a pool), and "name" those of
+	// all pools. Repeat them in each message: a device that is neither listed nor named counts as
+	// unplugged.
 	Withdrawn     []string `protobuf:"bytes,8,rep,name=withdrawn,proto3" json:"withdrawn,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -25,7 +25,6 @@ OURS = (
     "drakit_driver.device_plugin",
     "drakit_driver.plugin_devices",
     "drakit_explain",
-    "drakit_formats.resource.inventory",
     "drakit_nodeplugin",
     "drakit_operator",
     "drakit_proto.kubelet",

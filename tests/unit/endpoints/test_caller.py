@@ -238,27 +238,6 @@ async def test_a_pool_is_named_in_the_drivers_words():
 # ------------------------------------------------------------ what a driver does wrong
 
 
-@pytest.mark.parametrize(
-    ("raised", "text"),
-    [
-        pytest.param(DriverError("clean it"), "clean it", id="its-own-words"),
-        pytest.param(
-            ValueError("a bug"),
-            "driver camera.example.com failed in prepare: ValueError: a bug",
-            id="a-bug",
-        ),
-        pytest.param(DriverError(), "DriverError (no message)", id="an-empty-text"),
-        pytest.param(DriverError("x" * 1_000_000), "x" * 2000, id="a-text-without-end"),
-        pytest.param(DriverError("/dev/\udcff"), "/dev/\\udcff", id="a-text-that-is-no-utf-8"),
-    ],
-)
-async def test_an_exception_becomes_a_sentence(raised, text):
-    driver, _, calls = reach(PerDevice)
-    driver.failing["cam-0"] = raised
-    error = await failure(calls.prepare(A, [device("cam-0")]))
-    assert (str(error), error.index) == (text, 0)
-
-
 def ours(caplog) -> list[logging.LogRecord]:
     """Return only our log records: asyncio also logs here when it collects tasks of other tests."""
     return [record for record in caplog.records if record.name.startswith("drakit")]

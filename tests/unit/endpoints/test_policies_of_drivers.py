@@ -48,7 +48,7 @@ def ref(name: str) -> ClaimReference:
 
 
 def claim(name: str) -> AllocatedClaim:
-    device = AllocatedDevice(name=name, pool="node-1", request="main")
+    device = AllocatedDevice(name=name, pool="", request="main")
     return AllocatedClaim(claim=ref(name), devices=(device,))
 
 

@@ -130,29 +130,6 @@ async def test_plain_values_stay_unchanged():
     assert given.devices[0].topology is FULL.topology
 
 
-@pytest.mark.parametrize(
-    ("device", "sentence"),
-    [
-        pytest.param(replace(FULL, attributes={"n": Odd()}), "'n' is of type Odd, which", id="odd"),
-        pytest.param(replace(FULL, attributes={"n": [1]}), "is given as a tuple", id="list"),
-        pytest.param(
-            replace(FULL, attributes=Odd()), "not a mapping, but of type Odd", id="mapping"
-        ),
-        pytest.param(replace(FULL, attributes={Odd(): 1}), "<Odd> has a name that", id="odd-key"),
-        pytest.param(replace(FULL, topology=Odd()), "its topology is of type Odd", id="topology"),
-        pytest.param(replace(FULL, health=Odd()), "its health is of type Odd", id="health"),
-        pytest.param(replace(FULL, taints=(Odd(),)), "taints is of type Odd", id="taint"),
-        pytest.param(replace(FULL, consumes={"c": Odd()}), "but of type Odd", id="consumed"),
-    ],
-)
-async def test_the_check_names_values_of_a_wrong_type(device, sentence):
-    given = await taken(device)
-    assert_plain(given)
-    checked = check_inventory(given)
-    assert checked.devices == ()
-    assert sentence in str(checked.rejected)
-
-
 async def test_changes_after_the_yield_do_not_affect_the_snapshot():
     amounts = {"memory": "8Gi"}
     counters = {"memory": "8Gi"}

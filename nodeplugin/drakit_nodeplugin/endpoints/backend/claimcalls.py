@@ -32,7 +32,7 @@ from drakit.driver import DriverError, ReleasePendingError
 from drakit_daemon.logs import request_id
 from drakit_driver.runtime.backend import REQUEST_ID, attribute_message
 from drakit_driver.runtime.contract import CALL_SECONDS, ConnectionEndedError
-from drakit_driver.runtime.failures import CallOverdueError, DeviceFailedError
+from drakit_driver.runtime.failures import CallOverdueError, DeviceFailedError, printable
 from drakit_driver.runtime.latest_value import LatestValue
 from drakit_driver.runtime.parameters import merged
 from drakit_driver.runtime.policies import PolicyFeed
@@ -52,7 +52,6 @@ from drakit_nodeplugin.endpoints.wire import (
     Turns,
     parse,
     parts,
-    printable,
     split,
     to_its_end,
 )

@@ -39,7 +39,7 @@ from drakit_driver.runtime.contract import (
     Update,
 )
 from drakit_driver.runtime.endpoint import Endpoint, follow_policies
-from drakit_driver.runtime.failures import DeviceFailedError
+from drakit_driver.runtime.failures import DeviceFailedError, printable
 from drakit_driver.runtime.latest_value import LatestValue, pause_after
 from drakit_driver.runtime.policies import (
     MAX_PROBLEM,
@@ -65,7 +65,6 @@ from drakit_nodeplugin.endpoints.wire import (
     Turns,
     parse,
     parts,
-    printable,
 )
 from drakit_proto.backend.v1 import backend_pb2 as pb
 

@@ -439,12 +439,14 @@ class InventoryReader:
         def refuse(part: bytes, kind: type[Message], error: GarbageError) -> None:
             numbers = [kind.DESCRIPTOR.fields_by_name[each].number for each in ("pool", "name")]
             texts = dict(parts(part, frozenset(numbers), limit=len(part)))
-            place = device_place(*(_name(texts.get(each, b"")) for each in numbers))
+            pool, name = (_name(texts.get(each, b"")) for each in numbers)
             prefix = "it" if kind is pb.Device else "as a counter set, it"
-            report = RejectedDevice(device=place, reason="Invalid", message=f"{prefix} is {error}")
+            report = RejectedDevice(
+                device=device_place(pool, name), reason="Invalid", message=f"{prefix} is {error}"
+            )
             _add(rejected, report, "rejected devices")
             if kind is pb.Device:
-                _add(withdrawn, place, "withdrawn devices")
+                _add(withdrawn, f"{pool}/{name}", "withdrawn devices")
 
         devices = _Collection("devices", self._devices, pb.Device, device_of, refuse)
         fallback = _Collection("devices", self._devices, pb.Device, device_of, refuse)

@@ -31,6 +31,7 @@ import grpc
 
 from drakit.driver import Node, PolicyResource
 from drakit_daemon.backoff import Backoff
+from drakit_driver.runtime.failures import printable
 from drakit_formats.resource.limits import MAX_DRIVER_NAME, is_driver_name
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.host_paths import (
@@ -48,7 +49,6 @@ from drakit_nodeplugin.endpoints.wire import (
     Client,
     GarbageError,
     parse,
-    printable,
     shown,
 )
 from drakit_nodeplugin.reasons import NodeReason

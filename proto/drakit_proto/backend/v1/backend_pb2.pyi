@@ -332,8 +332,9 @@ class WatchDevicesResponse(_message.Message):
     def withdrawn(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Held devices that are still present, but that the backend no longer lists, for example because
         no policy matches them. They stay published with the taint drakit.dev/gone, and their pods are
-        not evicted. "pool/name" is the device of one pool, and "name" those of all pools. Repeat them
-        in each message: a device that is neither listed nor named counts as unplugged.
+        not evicted. "pool/name" is the device of one pool ("/name" without a pool), and "name" those of
+        all pools. Repeat them in each message: a device that is neither listed nor named counts as
+        unplugged.
         """
 
     def __init__(

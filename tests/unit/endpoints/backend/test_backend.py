@@ -14,14 +14,11 @@ from drakit.device import (
     ClaimConsumer,
     ClaimData,
     ClaimOwner,
-    Condition,
     Device,
     Health,
     Inventory,
-    NetworkData,
     OtherDevice,
     PreparedDevice,
-    Version,
 )
 from drakit_daemon.logs import request_scope
 from drakit_driver.runtime.contract import DeviceKey, HealthReport
@@ -79,60 +76,15 @@ async def test_the_claims_of_a_pod_are_one_call_with_an_answer_each(served, back
     assert backend.metadata[-1]["drakit-request-id"] == "k7f3"
 
 
-async def test_a_backend_returns_more_than_edits(served, backend):
-    async def prepare(request):
-        device = pb.PreparedDevice(
-            conditions=[pb.Condition(type="Ready", status="True", reason="Up", message="m" * 2000)],
-            data='{"vf": 3}',
-            network_data=pb.NetworkData(interface_name="net1", ips=["192.0.2.5/24"]),
-            attributes={"firmware": pb.Attribute(version="1.2.3")},
-        )
-        first, second = request.claims
-        return pb.PrepareClaimsResponse(
-            claims=[
-                pb.PreparedClaim(uid=first.uid, edits=[pb.Edits()], devices=[device]),
-                pb.PreparedClaim(uid=second.uid, edits=[pb.Edits()]),
-            ]
-        )
-
-    backend.prepare = prepare
-    first, second = await call_both(served.prepare, (CLAIM, GPU), (OTHER, SECOND))
-    assert first == [
-        PreparedDevice(
-            conditions=(Condition(type="Ready", status="True", reason="Up", message="m" * 1024),),
-            data={"vf": 3},
-            network_data=NetworkData(interface_name="net1", ips=("192.0.2.5/24",)),
-            attributes={"firmware": Version("1.2.3")},
-        )
-    ]
-    assert second == [PreparedDevice()]
-
-
 @pytest.mark.parametrize(
     ("device", "problem"),
     [
         pytest.param({"data": "[1]"}, "data is not a JSON object", id="data-is-a-list"),
         pytest.param({"data": "[" * 9000}, "data is not valid JSON", id="data-without-end"),
-        pytest.param({"data": "x" * 10241}, "data is larger than 10 KiB", id="data-of-11-kib"),
-        pytest.param(
-            {"conditions": [pb.Condition(type="Ready", reason="Up")]},
-            "condition 'Ready' has status '', not True, False or Unknown",
-            id="no-status",
-        ),
         pytest.param(
             {"conditions": [pb.Condition()] * 10_000},
             "conditions have 10,000 entries, more than 8",
             id="conditions-without-end",
-        ),
-        pytest.param(
-            {"network_data": pb.NetworkData(ips=["10.0.0.1/8"] * 17)},
-            "network_data.ips have 17 entries, more than 16",
-            id="addresses-without-end",
-        ),
-        pytest.param(
-            {"attributes": {f"a{n}": pb.Attribute(int=n) for n in range(33)}},
-            "attributes have 33 entries, more than 32",
-            id="attributes-without-end",
         ),
     ],
 )
@@ -222,52 +174,12 @@ async def test_a_backend_that_does_not_ask_gets_the_claim_as_before(served, back
     assert not asked.HasField("data")
 
 
-async def test_one_claim_that_fails_does_not_fail_the_others(served, backend):
-    async def prepare(request):
-        good, bad = request.claims
-        return pb.PrepareClaimsResponse(
-            claims=[
-                pb.PreparedClaim(uid=bad.uid, error="the fan\nis \x1bstuck"),
-                pb.PreparedClaim(uid=good.uid, edits=[pb.Edits()]),
-            ]
-        )
-
-    backend.prepare = prepare
-    first, other = await call_both(served.prepare, (CLAIM, GPU), (OTHER, SECOND))
-    assert len(first) == 1
-    assert isinstance(other, DeviceFailedError)
-    assert str(other) == "driver gpu.example.com: the fan is ?stuck"
-
-
 async def test_methods_that_a_backend_lacks_are_asked_for_once_and_are_success(served, backend):
     backend.unprepare = backend.check = None
     for _ in range(2):
         await call(served.unprepare, CLAIM, [GPU])
         assert await call(served.check, CLAIM, [GPU]) is True
     assert len(backend.called("unprepare")) == len(backend.called("check")) == 1
-
-
-async def test_checks_of_several_claims_are_one_call(served, backend):
-    async def check(request):
-        claims = [
-            pb.CheckedClaim(uid=each.uid, prepared=each.uid == "uid-a") for each in request.claims
-        ]
-        return pb.CheckClaimsResponse(claims=claims)
-
-    backend.check = check
-    answers = await call_both(served.check, (CLAIM, GPU), (OTHER, SECOND))
-    assert answers == [True, False]
-    assert len(backend.called("check")) == 1
-
-
-async def test_unprepare_fails_with_the_reason_of_the_backend(served, backend):
-    async def unprepare(request):
-        claims = [pb.UnpreparedClaim(uid=each.uid, error="busy") for each in request.claims]
-        return pb.UnprepareClaimsResponse(claims=claims)
-
-    backend.unprepare = unprepare
-    with pytest.raises(DeviceFailedError, match=r"driver gpu.example.com: busy"):
-        await call(served.unprepare, CLAIM, [GPU])
 
 
 def hot(name, status=pb.HEALTH_STATUS_UNHEALTHY, *, pool="") -> pb.DeviceHealth:

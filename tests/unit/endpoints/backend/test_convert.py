@@ -7,140 +7,22 @@ from typing import Any
 import pytest
 
 from drakit.device import (
-    AllocatedClaim,
-    AllocatedDevice,
-    Capacity,
-    CapacityRange,
-    ClaimReference,
-    CounterSet,
     Device,
-    DeviceNode,
-    Edits,
     Health,
-    Hook,
-    IntelRdt,
     Inventory,
-    Mount,
-    NetDevice,
-    NodeAllocatableResource,
-    Taint,
-    Topology,
-    Version,
 )
 from drakit_driver.runtime.contract import DeviceKey
-from drakit_formats.resource.inventory import check_inventory, device_problems
-from drakit_nodeplugin.endpoints.backend.claimcalls import claim_message
+from drakit_formats.resource.inventory import device_problems
 from drakit_nodeplugin.endpoints.backend.convert import (
     MAX_EARLY,
     EarlyHealth,
     InventoryReader,
-    counter_set_of,
     device_of,
     edits_of,
-    entries_of,
     health_of,
 )
 from drakit_nodeplugin.endpoints.wire import Turns
 from drakit_proto.backend.v1 import backend_pb2 as pb
-
-
-def test_a_device_has_every_field_of_its_message():
-    message = pb.Device(
-        name="gpu-0",
-        pool="gpus",
-        attributes={
-            "string": pb.Attribute(string="a"),
-            "int": pb.Attribute(int=0),
-            "bool": pb.Attribute(bool=False),
-            "version": pb.Attribute(version="1.2.3"),
-            "strings": pb.Attribute(strings=pb.StringList(values=["a", "b"])),
-            "ints": pb.Attribute(ints=pb.IntList(values=[1, 2])),
-            "bools": pb.Attribute(bools=pb.BoolList(values=[True])),
-            "versions": pb.Attribute(versions=pb.StringList(values=["1.0.0"])),
-        },
-        capacity={
-            "memory": pb.Capacity(value="8Gi"),
-            "cores": pb.Capacity(value="8", default="1", valid_values=["1", "2"]),
-            "bandwidth": pb.Capacity(
-                value="10", default="1", valid_range=pb.CapacityRange(min="1", step="1")
-            ),
-        },
-        topology=pb.Topology(numa_node=0, pcie_root="pci0000:00"),
-        consumes={"memory": pb.CounterAmounts(counters={"slices": "1"})},
-        allow_multiple_allocations=True,
-        taints=[pb.Taint(key="a.example.com/x", value="y", effect=pb.TAINT_EFFECT_NO_EXECUTE)],
-        health=pb.Health(status=pb.HEALTH_STATUS_UNHEALTHY, message="hot", broken=True),
-        evict_if_gone=True,
-        prepare_again=True,
-        binding_conditions=["a.example.com/attached"],
-        binding_failure_conditions=["a.example.com/failed", "Lost"],
-        binds_to_node=True,
-        node_allocatable_resources={
-            "cpu": pb.NodeAllocatableResource(device_multiplier="8"),
-            "memory": pb.NodeAllocatableResource(
-                capacity_key="memory",
-                capacity_multiplier="1",
-                overhead_per_pod="1Gi",
-                overhead_per_container="1Mi",
-            ),
-        },
-        compatibility_groups={"memory": pb.CompatibilityGroups(names=["mig", "vgpu"])},
-        extra='{"newField": [1, {"a": true}]}',
-    )
-    assert {field.name for field, _ in message.ListFields()} == {
-        *pb.Device.DESCRIPTOR.fields_by_name
-    }
-    device = device_of(message)
-    assert device == Device(
-        name="gpu-0",
-        pool="gpus",
-        attributes={
-            "string": "a",
-            "int": 0,
-            "bool": False,
-            "version": Version("1.2.3"),
-            "strings": ("a", "b"),
-            "ints": (1, 2),
-            "bools": (True,),
-            "versions": (Version("1.0.0"),),
-        },
-        capacity={
-            "memory": "8Gi",
-            "cores": Capacity(value="8", default="1", valid_values=("1", "2")),
-            "bandwidth": Capacity(
-                value="10", default="1", valid_range=CapacityRange(min="1", step="1")
-            ),
-        },
-        topology=Topology(numa_node=0, pcie_root="pci0000:00"),
-        consumes={"memory": {"slices": "1"}},
-        allow_multiple_allocations=True,
-        taints=(Taint(key="a.example.com/x", value="y", effect="NoExecute"),),
-        health=Health.unhealthy("hot", evict_pods=True),
-        evict_if_gone=True,
-        prepare_again=True,
-        binding_conditions=("a.example.com/attached",),
-        binding_failure_conditions=("a.example.com/failed", "Lost"),
-        binds_to_node=True,
-        node_allocatable_resources={
-            "cpu": NodeAllocatableResource(device_multiplier="8"),
-            "memory": NodeAllocatableResource(
-                capacity_key="memory",
-                capacity_multiplier="1",
-                overhead_per_pod="1Gi",
-                overhead_per_container="1Mi",
-            ),
-        },
-        compatibility_groups={"memory": ("mig", "vgpu")},
-        extra={"newField": [1, {"a": True}]},
-    )
-    assert type(device.attributes["bool"]) is bool
-    sets = (counter_set_of(pb.CounterSet(name="memory", pool="gpus", counters={"slices": "7"})),)
-    assert sets == (CounterSet(name="memory", pool="gpus", counters={"slices": "7"}),)
-    assert check_inventory(Inventory(devices=(device,), counter_sets=sets)).rejected == {}
-
-
-def test_a_device_of_a_name_alone_is_one_with_all_defaults():
-    assert device_of(pb.Device(name="gpu-0")) == Device(name="gpu-0")
 
 
 @pytest.mark.parametrize(
@@ -159,42 +41,6 @@ def test_a_device_of_a_name_alone_is_one_with_all_defaults():
 )
 def test_health(message, health):
     assert health_of(message) == health
-
-
-def test_edits_have_every_field_of_their_message():
-    nodes = [
-        {"path": "/dev/a"},
-        {"path": "/dev/b", "host_path": "/dev/c", "type": "c", "major": 0, "minor": 3}
-        | {"permissions": "rw", "file_mode": 0o600, "uid": 0, "gid": 5, "identity": "usb:a"},
-    ]
-    mount = {"host_path": "/a", "container_path": "/b"}
-    mounts = [mount, mount | {"options": ("rw",), "type": "tmpfs"}]
-    hook = {"name": "prestart", "path": "/h", "args": ("h",), "env": {"X": "y"}}
-    hook["timeout_seconds"] = 0
-    interface = {"host_interface_name": "eth1", "name": "net1"}
-    rdt = {"clos_id": "a", "schemata": ("L3:0=f",), "enable_monitoring": True}
-    message = pb.Edits(
-        env={"A": "1"},
-        device_nodes=[pb.DeviceNode(**each) for each in nodes],
-        mounts=[pb.Mount(**each) for each in mounts],
-        hooks=[pb.Hook(**hook)],
-        net_devices=[pb.NetDevice(**interface)],
-        additional_gids=[44],
-        intel_rdt=pb.IntelRdt(**rdt),
-        cdi_devices=["vendor.example/gpu=0"],
-    )
-    assert edits_of(message) == Edits(
-        env={"A": "1"},
-        device_nodes=tuple(DeviceNode(**each) for each in nodes),
-        mounts=tuple(Mount(**each) for each in mounts),
-        hooks=(Hook(**hook),),
-        net_devices=(NetDevice(**interface),),
-        additional_gids=(44,),
-        intel_rdt=IntelRdt(**rdt),
-        cdi_devices=("vendor.example/gpu=0",),
-    )
-    assert entries_of(message) == 13
-    assert edits_of(pb.Edits()) == Edits()
 
 
 def test_variables_have_an_order_that_no_message_has():
@@ -299,23 +145,6 @@ async def test_a_device_with_too_many_attributes_is_not_taken_for_one_without():
     inventories = await read_all(*[each.SerializeToString() for each in messages])
     sizes = [len(each.devices[0].attributes) for each in inventories if each is not None]
     assert sizes == [0, 100, 0]
-
-
-def test_a_claim_is_written_with_all_that_its_devices_have():
-    reference = {"namespace": "lab", "name": "train", "uid": "uid-a"}
-    facts = {"name": "gpu-0", "pool": "gpus", "request": "main/small", "share_id": "s1"}
-    facts |= {"admin_access": True, "consumed_capacity": {"memory": "1Gi"}}
-    device = AllocatedDevice(**facts, configs=({"a": 1}, {"a": None}))
-    plain = AllocatedDevice(name="gpu-1", pool="", request="main")
-    claim = AllocatedClaim(claim=ClaimReference(**reference), devices=(device, plain))
-    written = {"configs": ['{"a":1}', '{"a":null}'], "parameters": '{"a":null}'}
-    assert claim_message(claim) == pb.Claim(
-        **reference,
-        devices=[
-            pb.AllocatedDevice(**facts, **written),
-            pb.AllocatedDevice(name="gpu-1", request="main", parameters="{}"),
-        ],
-    )
 
 
 def test_health_of_devices_that_are_never_listed_is_not_kept_without_end():

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -283,34 +281,6 @@ async def test_an_unusable_answer_fails_all_claims(served, backend, answer, erro
         assert str(failed).startswith(DRIVER)
         assert error in str(failed)
     assert served.unavailable() is None
-
-
-@pytest.mark.parametrize("claims", [1, 3], ids=["one-claim", "more-than-a-message-can-have"])
-async def test_claims_within_the_limits_of_each_device_are_prepared(served, backend, claims):
-    """The limits of a device add up to more than 2 MiB for a claim."""
-    beside = pb.PreparedDevice(
-        conditions=[
-            pb.Condition(
-                type=f"T{n}", status="True", reason="R" * 1024, message="\U0001f4a1" * 1024
-            )
-            for n in range(8)
-        ],
-        data=json.dumps({"k": "x" * 10_000}),
-    )
-
-    async def prepare(request):
-        return prepared(
-            *(
-                pb.PreparedClaim(uid=each.uid, edits=[MOST] * 32, devices=[beside] * 32)
-                for each in request.claims
-            )
-        )
-
-    backend.prepare = prepare
-    devices = [replace(GPU, name=f"gpu-{n}") for n in range(32)]
-    items = [(replace(CLAIM, uid=f"uid-{n}"), *devices) for n in range(claims)]
-    results = await call_both(served.prepare, *items)
-    assert [len(each) for each in results] == [32] * claims
 
 
 async def test_as_many_edits_as_can_be_are_taken(served, backend):
