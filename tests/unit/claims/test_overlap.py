@@ -386,9 +386,7 @@ def test_the_cost_of_a_prepare_hardly_grows_with_holds_on_other_hardware(device,
     assert steps(3000) < most * steps(600)
 
 
-async def test_a_device_that_leaves_the_inventory_during_the_call_is_counted_all_the_same(
-    plugin, devices
-):
+async def test_a_device_whose_driver_stops_during_the_call_is_counted_all_the_same(plugin, devices):
     """Without side effects there is no intent: the only check is that of the result."""
     devices.traits = replace(devices.traits, side_effects=False)
     await allocated(plugin, a=share("nic", 1, bandwidth="80G"), b=share("nic", 2, bandwidth="80G"))
@@ -397,6 +395,7 @@ async def test_a_device_that_leaves_the_inventory_during_the_call_is_counted_all
         both = [group.create_task(errors(plugin, uid)) for uid in (A, B)]
         await asyncio.sleep(0.1)
         plugin.inventories.list(DEVICES[-1])
+        devices.reason_away = stopped
         gate.set()
     found = [error for task in both for error in task.result()]
     assert found.count(None) == 1
