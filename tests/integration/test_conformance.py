@@ -37,6 +37,11 @@ FAULTS = [
     ("publishing:OneList", "stream-stays-open", "its stream ended"),
     ("publishing:SilentHealth", "health", "no health of any device"),
     ("publishing:HalfHealth", "health", "no health for 4 of 5 devices, such as lamp-1"),
+    (
+        "publishing:BlockingHealth",
+        "claim-metadata",
+        r"a method blocks the driver's event loop, .*BlockingHealth\.health .*asyncio\.to_thread",
+    ),
     ("preparing:Refuses", "prepare", "the lamp is not plugged in"),
     ("preparing:Misnamed", "prepare", "containers get nothing: .*defines none of prepare"),
     ("preparing:RelativePath", "cdi-valid", "cannot write a CDI file for device lamp-0"),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -41,6 +42,9 @@ from drakit.testing.kubelet import FakeKubelet
 from drakit_formats.resource.metadata import CONTAINER_DIRECTORY
 
 NODE = "node-1"
+
+BLOCKED = "driver blocks its event loop"
+"""The message that the runtime of drivers logs after 2, 10 and 60 s."""
 
 ValueT = TypeVar("ValueT")
 
@@ -411,6 +415,16 @@ class Kit:
     def target_log(self) -> str:
         """Return the output of the target's own process."""
         return "" if self._node.program is None else self._node.program.text()
+
+    def blocked(self, *, least: int = 2) -> str | None:
+        """Return the call that has blocked the driver's event loop this often, or for long; None if
+        there is none. A single pause can be that of a busy machine, or of an import."""
+        calls: list[str] = []
+        for line in f"{self.log()}\n{self.target_log()}".splitlines():
+            if BLOCKED in line:
+                found = re.search(r'"where": "([^"]*)|where=(.*)$', line)
+                calls.append((found[1] or found[2]) if found else "a call that its log names")
+        return calls[-1] if len(calls) >= least else None
 
     # ------------------------------------------------------------ the end of a rule
 

@@ -18,6 +18,9 @@ from drakit.testing.conformance.kit import Kit, open_kit
 from drakit.testing.conformance.rules import Rule, rules
 from drakit.testing.conformance.targets import Target
 
+BLOCKED_POLL_SECONDS = 1.0
+"""Time between two looks at the logs for a driver that blocks."""
+
 EXCERPT_LINES = 12
 """Log lines that are shown with a failure."""
 
@@ -53,7 +56,7 @@ class RuleResult:
     seconds: float = 0.0
 
     unusable: bool = False
-    """Whether the driver did not even start, which no other rule would change."""
+    """Whether the driver did not even start, or blocked: no other rule would change that."""
 
     @property
     def good(self) -> bool:
@@ -91,6 +94,7 @@ async def run(
     limit.
 
     A driver that does not even start is tried once: the other rules are broken for the same reason.
+    So are those that have not begun when the driver has blocked its event loop.
     """
     chosen = rules() if only is None else only
     ended: dict[str, RuleResult] = {}
@@ -104,16 +108,16 @@ async def run(
     # The first one alone shows whether there is anything to be tested.
     if waiting:
         async with shared:
-            end(first := await check_rule(target, waiting.pop(0)))
-        if first.unusable:
-            for rule in waiting:
-                end(replace(first, rule=rule, log="", seconds=0.0))
-            waiting.clear()
+            end(await check_rule(target, waiting.pop(0)))
     own = asyncio.Semaphore(target.jobs)
 
     async def take_turn(rule: Rule) -> None:
         async with own, shared:
-            end(await check_rule(target, rule))
+            stuck = next((each for each in ended.values() if each.unusable), None)
+            if stuck is None:
+                end(await check_rule(target, rule))
+            else:
+                end(replace(stuck, rule=rule, outcome=Outcome.BROKEN, log="", seconds=0.0))
 
     async with asyncio.TaskGroup() as group:
         for rule in waiting:
@@ -137,6 +141,10 @@ async def check_rule(target: Target, rule: Rule) -> RuleResult:
             outcome, text, unusable = Outcome.BROKEN, str(error), True
         else:
             outcome, text = await _checked(kit, rule)
+            if (call := kit.blocked()) is not None:
+                outcome, text, unusable = Outcome.FAILED, _BLOCKS.format(call), True
+            elif outcome is Outcome.FAILED and (call := kit.blocked(least=1)) is not None:
+                text = f"{text}; before, {_BLOCKS.format(call)}"
         if outcome in (Outcome.FAILED, Outcome.BROKEN):
             log = _excerpt(kit)
     return RuleResult(
@@ -149,11 +157,28 @@ async def check_rule(target: Target, rule: Rule) -> RuleResult:
     )
 
 
+_BLOCKS = (
+    "a method blocks the driver's event loop, which delays all other calls: {}; hand calls that "
+    "block to asyncio.to_thread"
+)
+
+
+async def _watch(kit: Kit, check: asyncio.Future[None]) -> None:
+    """End a check once the driver has blocked its event loop: it would wait for its timeouts."""
+    while kit.blocked() is None:
+        await asyncio.sleep(BLOCKED_POLL_SECONDS)
+    check.cancel()
+
+
 async def _checked(kit: Kit, rule: Rule) -> tuple[Outcome, str]:
     limit = asyncio.timeout(rule.seconds)
+    check = asyncio.ensure_future(rule.check(kit))
+    watch = asyncio.create_task(_watch(kit, check))
     try:
         async with limit:
-            await rule.check(kit)
+            await asyncio.wait({check})
+        if not check.cancelled():
+            check.result()
     except RuleSkippedError as error:
         return Outcome.SKIPPED, str(error)
     except ConformanceError as error:
@@ -163,6 +188,10 @@ async def _checked(kit: Kit, rule: Rule) -> tuple[Outcome, str]:
             return Outcome.FAILED, f"it had not ended after {rule.seconds:g} s"
         where = "".join(traceback.format_exception(error, limit=-3)).strip()
         return Outcome.BROKEN, f"the rule itself failed:\n{where}"
+    finally:
+        watch.cancel()
+        check.cancel()
+        await asyncio.wait({watch, check})
     return Outcome.PASSED, ""
 
 

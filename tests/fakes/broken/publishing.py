@@ -101,3 +101,11 @@ class WrongCapacity(Tidy):
 
     def listed(self):
         return [Device(name="lamp-0", capacity={"light": "2 GB"})]
+
+
+class BlockingHealth(Tidy):
+    """Each query of a device's health blocks, as an SDK does."""
+
+    def health(self, device):
+        time.sleep(3)
+        return Health.healthy()
