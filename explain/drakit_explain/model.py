@@ -549,6 +549,9 @@ class ReportFacts:
     registration: str = ""
     """The state of a driver that is not registered with the kubelet, and the kubelet's message."""
 
+    stopped: str = ""
+    """Why its endpoint does not run."""
+
     unhealthy: tuple[DeviceWords, ...] = ()
     """The first of the unhealthy devices."""
 

@@ -73,6 +73,14 @@ def project_report(body: Object) -> ReportFacts:
         policies_omitted=bool(status.get("policiesOmitted")),
         refused=text(status, "policiesRefused"),
         registration=_registration(children(status, "conditions")),
+        stopped=next(
+            (
+                words(each, "message")
+                for each in children(status, "endpoints")
+                if text(each, "state") != "Running"
+            ),
+            "",
+        ),
         unhealthy=tuple(
             DeviceWords(
                 intern(text(each, "pool")),

@@ -131,7 +131,7 @@ def _pools(rows: Iterable[PoolRow], found: Gathered) -> Iterator[Finding]:
             )
         for key, state, fix in (
             (UNHEALTHY, "unhealthy", f"check the device, and {log} on node {row.node}"),
-            (STOPPED, "unavailable, because the driver has stopped", f"{log} on node {row.node}"),
+            (STOPPED, "unavailable, because the driver has stopped", _stopped_fix(row, found, log)),
         ):
             names = [each.name for each in row.devices if key in each.taints]
             if key == UNHEALTHY:
@@ -144,6 +144,18 @@ def _pools(rows: Iterable[PoolRow], found: Gathered) -> Iterator[Finding]:
                     f"{shortened(names)}",
                     fix=fix,
                 )
+
+
+def _stopped_fix(row: PoolRow, found: Gathered, log: str) -> str:
+    """Return the remedy for a stopped driver, with the reason that its node's report has."""
+    fix = f"{log} on node {row.node}"
+    reasons = (
+        each.stopped
+        for each in found.world.of(ReportFacts).values()
+        if (each.node, each.driver) == (row.node, row.identity.driver)
+    )
+    reason = next(filter(None, reasons), "")
+    return f"remove the cause, then {fix} if it persists: {reason}" if reason else fix
 
 
 def _with_words(pool: PoolID, name: str, found: Gathered) -> str:

@@ -108,6 +108,16 @@ def unhealthy(site):
     site.report("n1", a="no link", b="fine")
 
 
+def stopped(site):
+    taint = {"key": "drakit.dev/stopped", "effect": "NoSchedule"}
+    site.slice("s1", devices=[{"name": "a", "taints": [taint]}])
+    site.report("n1")
+    message = "backends.allowed has no entry for it any more; add it"
+    endpoints = [{"name": DRIVER, "state": "Stopped", "message": message}]
+    path = f"/apis/{crds.API_VERSION}/nodedevicereports/n1.{DRIVER}"
+    site.change(path, {"status": {"endpoints": endpoints}})
+
+
 def rejected(site):
     site.report("n1", state="Rejected")
     site.report("n2")
@@ -151,6 +161,13 @@ POOL = f"Pool {DRIVER}/n1"
             POOL,
             f"1 device of pool n1 of driver {DRIVER} is unhealthy: a (no link)",
             "check the device",
+        ),
+        pytest.param(
+            stopped,
+            POOL,
+            "is unavailable, because the driver has stopped: a",
+            f"remove the cause, then read the log of {DRIVER} on node n1 if it persists: "
+            "backends.allowed has no entry for it any more; add it",
         ),
         pytest.param(
             rejected,

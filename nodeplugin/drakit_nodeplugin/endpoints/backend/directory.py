@@ -31,6 +31,7 @@ import grpc
 
 from drakit.driver import Node, PolicyResource
 from drakit_daemon.backoff import Backoff
+from drakit_daemon.sockets import refuses_connections
 from drakit_driver.runtime.failures import printable
 from drakit_formats.resource.limits import MAX_DRIVER_NAME, is_driver_name
 from drakit_nodeplugin.endpoints.allowlist import Rights
@@ -69,6 +70,9 @@ MAX_SOCKETS = 8
 later."""
 
 SCAN_SECONDS = 1.0
+UNLISTED_SECONDS = 10.0
+"""Time between two searches for backends without an entry; each search connects to them."""
+
 AGAIN_SECONDS = (1.0, 60.0)
 """First and longest delay before a socket that failed, or was refused, is asked again."""
 
@@ -186,6 +190,28 @@ def _scan_all(parent: Path, entries: Collection[str], *, known: Collection[_Key]
     return _Scanned(sockets=sockets, problems=problems, unreadable=frozenset(unreadable))
 
 
+def _unlisted(parent: Path, entries: Collection[str]) -> set[str]:
+    """Return the directories in which a backend listens, but that have no entry. Blocks."""
+    found: set[str] = set()
+    with suppress(OSError), os.scandir(parent) as directories:
+        for each in islice(directories, MAX_ENTRIES):
+            if each.name in entries or not each.is_dir(follow_symlinks=False):
+                continue
+            with suppress(OSError), open_directory(parent / each.name) as descriptor:
+                for name in islice(_sockets_in(descriptor, known=()), MAX_SOCKETS):
+                    if _listens(parent / each.name / name):
+                        found.add(each.name)
+    return found
+
+
+def _listens(path: Path) -> bool:
+    opened = open_socket(path)
+    try:
+        return opened.file.is_socket and not refuses_connections(Path(opened.path))
+    finally:
+        opened.close()
+
+
 class _RefusedError(Exception):
     """A backend cannot be used; the text is the end of a sentence."""
 
@@ -259,6 +285,9 @@ class BackendDirectory:
         self._scanning = asyncio.Lock()
         self._problems: Mapping[str, str] = {}
         """The last problems of directories that were reported, by entry."""
+        self._without_entry: set[str] = set()
+        """The directories of backends without an entry that were reported."""
+        self._search_at = 0.0
         self._hurry = asyncio.Event()
         self._news = asyncio.Event()
 
@@ -268,7 +297,10 @@ class BackendDirectory:
         """Return where a driver's backend registers, as the end of a sentence."""
         entry = self._entries.get(driver)
         if entry is None:
-            return "backends.allowed has no entry for it any more"
+            return (
+                "backends.allowed has no entry for it any more; add it to the values of drakit's "
+                "release, or uninstall the backend"
+            )
         return f"no backend has registered in {shown(self.path / entry)} yet"
 
     def policies(self, driver: str) -> PolicyResource | None:
@@ -340,6 +372,9 @@ class BackendDirectory:
         self._report_problems(scanned.problems)
         self._compare(scanned)
         now = asyncio.get_running_loop().time()
+        if now >= self._search_at:
+            self._search_at = now + UNLISTED_SECONDS
+            self._report_unlisted(await asyncio.to_thread(_unlisted, self.path, self._drivers))
         for candidate in self._candidates.values():
             if candidate.driver is None and candidate.task is None and candidate.due_at <= now:
                 candidate.due_at = now + candidate.backoff.next_seconds()
@@ -357,6 +392,17 @@ class BackendDirectory:
                     reason="BackendDirectory", note=note + problem, source=self._drivers[entry]
                 )
                 self._report(diagnostic)
+
+    def _report_unlisted(self, found: set[str]) -> None:
+        """Report backends without an entry that are new: their own log cannot name the cause."""
+        for name in sorted(found - self._without_entry):
+            note = (
+                f"a backend listens in {shown(self.path / name)}, but backends.allowed has no "
+                f"entry {name}; add the entry to the values of drakit's release, or uninstall the "
+                "backend"
+            )
+            self._report(Diagnostic(reason="BackendRefused", note=note, source=name))
+        self._without_entry = found
 
     def _compare(self, scanned: _Scanned) -> None:
         for key in [key for key in self._candidates if key not in scanned.sockets]:

@@ -103,6 +103,30 @@ async def test_a_name_that_is_announced_from_the_directory_of_another_entry_is_r
     assert len(watched.diagnostics) == 1, "reported once"
 
 
+async def test_a_backend_without_an_entry_is_reported_until_it_has_one(sockets, quick, monkeypatch):
+    monkeypatch.setattr("drakit_nodeplugin.endpoints.backend.directory.UNLISTED_SECONDS", 0.02)
+    found = Found(sockets / "x")
+    thermo = found.parent / "thermo"
+    (found.parent / "empty").mkdir(parents=True)
+    thermo.mkdir()
+    (found.parent / "link").symlink_to("thermo")
+    async with found.watched():
+        async with FakeBackend(thermo / "thermo.sock") as backend:
+            await until(lambda: found.diagnostics)
+            await asyncio.sleep(0.1)
+        assert [(each.reason, each.note) for each in found.diagnostics] == [
+            (
+                "BackendRefused",
+                f"a backend listens in {thermo}, but backends.allowed has no entry thermo; add the "
+                "entry to the values of drakit's release, or uninstall the backend",
+            )
+        ]
+        assert backend.calls == [], "it gets no calls"
+        await until(lambda: not found.directory._without_entry)
+        async with FakeBackend(thermo / "again.sock"):
+            await until(lambda: len(found.diagnostics) == 2)
+
+
 async def test_a_link_to_the_socket_of_another_backend_is_not_followed(watched):
     async with FakeBackend(watched.path / "gpu.sock") as own:
         await until(lambda: watched.appeared == [DRIVER])
