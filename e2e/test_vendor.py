@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,26 +201,16 @@ TORCH_RELEASE = Release(name="torches-drakit", namespace="torches-system")
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("go") is None, reason="the project is built with Go")
-def test_a_new_project_in_go_ends_with_a_pod_that_uses_a_device(
-    room, cluster, images, tmp_path, capsys
-):
+def test_a_new_project_in_go_ends_with_a_pod_that_uses_a_device(room, cluster, images, tmp_path):
     """On the second node, whose directory of backends no other release uses."""
     node = cluster.nodes[-1]
-    began, times = time.monotonic(), {}
-
-    def done(step: str) -> None:
-        times[step] = time.monotonic() - began
-
     image, project = "localhost/torches:0.1.0", tmp_path / "torches"
     new = [sys.executable, "-m", "drakit_cli.main", "new", "torches", "--language", "go"]
     paths = [f"--checkout={ROOT}", "--image=localhost/torches", f"--directory={project}"]
     subprocess.run([*new, *paths], check=True, timeout=60)
-    done("drakit new")
     build = ["go", "build", LINKED, "-o", "build/torches", "."]
     run(build, what="building the project", timeout_seconds=600, cwd=project, env=ENVIRONMENT)
-    done("go build")
     cluster.load_image(driver_image(image, project, nodeplugin=images[0]))
-    done("image")
     template = project / "chart" / "templates" / "daemonset.yaml"
     template.write_text(template.read_text().replace("busybox:1.37", TEST_IMAGE))
     values = yaml.safe_load((project / "drakit-values.yaml").read_text())
@@ -239,21 +228,14 @@ def test_a_new_project_in_go_ends_with_a_pod_that_uses_a_device(
             lambda: "to backends.allowed" in cluster.kubectl("logs", *torches, check=False).stdout,
         )
         assert not cluster.get(*torches)["status"]["numberReady"]
-        done("waiting backend")
         install(cluster, TORCH_RELEASE, values=values, build=images[0].parent.name)
-        done("drakit's release")
         cluster.kubectl("rollout", "status", *torches, "--timeout=60s", timeout=90)
-        done("ready backend")
         # In an update, the new process is ready while the node plugin uses the old one.
         cluster.kubectl("rollout", "restart", *torches)
         cluster.kubectl("rollout", "status", *torches, "--timeout=90s", timeout=120)
-        done("updated backend")
         cluster.kubectl("apply", "-f", str(project / "deviceclass.yaml"))
         room.apply(*objects_of((project / "pod.yaml").read_text()))
         room.wait_phase("torches", "Running")
-        done("running pod")
-        with capsys.disabled():
-            print("".join(f"\n{step} after {seconds:.1f} s" for step, seconds in times.items()))
         wait_for("the pod to log its device", lambda: "first\n" in room.logs("torches"))
         assert sorted(room.logs("torches").splitlines()) == [
             "TORCHES_LEVEL_MAIN__FIRST=80",

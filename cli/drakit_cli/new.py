@@ -205,14 +205,6 @@ def _plugin_note(project: Project) -> str:
     )
 
 
-def _go_note(project: Project) -> str:
-    return (
-        f"The driver is a backend: drakit's release must allow it. drakit-values.yaml has the\n"
-        f"entry:\n"
-        f"\n{_backend_entry(project)}"
-    )
-
-
 def _container_note(project: Project) -> str:
     return (
         f"This driver runs in a container of its own. Add this entry to drakit's values, so that\n"
@@ -239,6 +231,13 @@ _MANIFESTS: Mapping[str, str] = {
     "pod.yaml": "pod.yaml.in",
 }
 """Files that are the same in all forms."""
+
+_OWN_PROCESS: Mapping[str, str] = {
+    "drakit-values.yaml": "drakit-values.yaml.in",
+    "chart/Chart.yaml": "chart/Chart.yaml.in",
+    "chart/templates/NOTES.txt": "chart/NOTES.txt.in",
+}
+"""Files that are the same for all drivers in a container of their own."""
 
 _PYTHON: Mapping[str, str] = {
     **_MANIFESTS,
@@ -278,6 +277,7 @@ PLUGIN = Form(
 GO = Form(
     files={
         **_MANIFESTS,
+        **_OWN_PROCESS,
         "go.mod": "go/go.mod.in",
         "go.sum": "go/go.sum.in",
         "main.go": "go/main.go.in",
@@ -287,11 +287,8 @@ GO = Form(
         "README.md": "go/readme.md.in",
         "Dockerfile": "go/dockerfile.in",
         ".dockerignore": "go/dockerignore.in",
-        "drakit-values.yaml": "drakit-values.yaml.in",
-        "chart/Chart.yaml": "chart/Chart.yaml.in",
         "chart/values.yaml": "go/chart/values.yaml.in",
         "chart/templates/daemonset.yaml": "go/chart/daemonset.yaml.in",
-        "chart/templates/NOTES.txt": "chart/NOTES.txt.in",
         ".github/workflows/ci.yaml": "go/ci.yaml.in",
         ".gitignore": "go/gitignore.in",
     },
@@ -304,7 +301,7 @@ GO = Form(
         'pip install "$DRAKIT[testing]"',
         "bash conformance.sh",
     ),
-    note=_go_note,
+    note=_container_note,
     values="conformance.sh, the files in chart, drakit-values.yaml, deviceclass.yaml, pod.yaml",
 )
 """A driver in Go that runs as its own process, on the module of a clone of drakit."""
@@ -312,14 +309,12 @@ GO = Form(
 CONTAINER = Form(
     files={
         **_PYTHON,
+        **_OWN_PROCESS,
         "README.md": "readme-container.md.in",
-        "drakit-values.yaml": "drakit-values.yaml.in",
         "device-plugin-pod.yaml": "device-plugin-pod.yaml.in",
-        "chart/Chart.yaml": "chart/Chart.yaml.in",
         "chart/values.yaml": "chart/values.yaml.in",
         "chart/templates/config.yaml": "chart/config.yaml.in",
         "chart/templates/daemonset.yaml": "chart/daemonset.yaml.in",
-        "chart/templates/NOTES.txt": "chart/NOTES.txt.in",
     },
     source="src/{package}/driver.py",
     tests="tests/test_driver.py",

@@ -130,6 +130,9 @@ def test_its_chart_runs_the_image_that_the_readme_builds_and_waits_for_the_node_
     given = commands(readme(lamps))
     assert f"docker build -t {container['image']} ." in given
     assert f"docker push {container['image']}" in given
+    (copied,) = re.findall(r"^COPY (\S+)", (lamps / "Dockerfile").read_text(), re.M)
+    assert f"CGO_ENABLED=0 go build -trimpath -o {copied} ." in given
+    assert (lamps / ".dockerignore").read_text().splitlines() == ["*", f"!{copied}"]
     values = yaml.safe_load((lamps / "drakit-values.yaml").read_text())
     ((name, entry),) = NodePluginConfig.model_validate(values).backends.allowed.items()
     parent = NodePluginConfig.model_validate({"backends": {"enabled": True}}).backends_directory
@@ -144,12 +147,6 @@ def test_its_chart_runs_the_image_that_the_readme_builds_and_waits_for_the_node_
     assert port == {"name": "probes", "containerPort": 8082}
     for probe, path in (("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
         assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
-
-
-def test_its_readme_builds_the_program_that_its_dockerfile_copies(lamps):
-    (copied,) = re.findall(r"^COPY (\S+)", (lamps / "Dockerfile").read_text(), re.M)
-    assert f"CGO_ENABLED=0 go build -trimpath -o {copied} ." in commands(readme(lamps))
-    assert (lamps / ".dockerignore").read_text().splitlines() == ["*", f"!{copied}"]
 
 
 def test_the_commands_that_are_printed_are_those_of_the_readme(tmp_path, capsys):
