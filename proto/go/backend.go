@@ -158,9 +158,9 @@ type Options struct {
 	StopTimeout time.Duration
 
 	// ProbePort is the port of the probes and metrics, on all addresses of the pod. With 0, there are
-	// none. /readyz succeeds when the node plugin has received the devices, and otherwise returns the
-	// reason. During an update, it also succeeds while the node plugin uses the previous process at the
-	// same Socket. /livez fails if a call does not return. /metrics has the calls by method and result, their duration, and
+	// none. /readyz succeeds when the node plugin has received the devices. During an update, it also
+	// succeeds while the node plugin uses the previous process at the same Socket. /livez fails if a
+	// call does not return. The log has the reason of a failure. /metrics has the calls by method and result, their duration, and
 	// whether a node plugin is connected, in the text format of Prometheus.
 	ProbePort int
 }

@@ -252,7 +252,25 @@ func (s *server) get(path string) string {
 	return fmt.Sprintf("%d %s", response.StatusCode, strings.TrimSpace(string(body)))
 }
 
-// expect waits for the response of a probe.
+// expectProbe waits until a probe fails with this reason, or succeeds if it is empty. Only the log has the
+// reason.
+func (s *server) expectProbe(path, reason string) {
+	s.Helper()
+	eventually(s.T, func() string {
+		switch got := s.get(path); got {
+		case "200 ok":
+			return "success"
+		case "503 unhealthy", "503 not ready":
+			lines := s.log.lines(s.T, "probe fails")
+			last := lines[len(lines)-1]
+			return fmt.Sprintf("failure of %s: %s", last["probe"], last["reason"])
+		default:
+			return got
+		}
+	}, map[bool]string{true: "success", false: fmt.Sprintf("failure of %s: %s", path, reason)}[reason == ""])
+}
+
+// expect waits for the response of a path.
 func (s *server) expect(path, expected string) {
 	s.Helper()
 	eventually(s.T, func() string { return s.get(path) }, expected)
@@ -607,11 +625,11 @@ func TestACallThatNeverReturnsMakesTheBackendNotAlive(t *testing.T) {
 		return errors.New("the lamp did not answer")
 	}
 	s := serve(t, driver, 0)
-	s.expect("/livez", "200 ok")
+	s.expectProbe("/livez", "")
 	go s.client().PrepareClaims(t.Context(), &backendv1.PrepareClaimsRequest{Claims: claims("a")})
-	s.expect("/livez", "503 the driver has not returned from a call 20ms after its time limit")
+	s.expectProbe("/livez", "the driver has not returned from a call 20ms after its time limit")
 	close(release)
-	s.expect("/livez", "200 ok")
+	s.expectProbe("/livez", "")
 }
 
 func TestTheLogNamesTheRequest(t *testing.T) {
@@ -683,7 +701,7 @@ func TestAShutdownWaitsForCallsAndThenEndsTheStreams(t *testing.T) {
 			if step.returns {
 				// The node plugin finds the next process, and still uses this one.
 				eventually(t, func() string { _, err := os.Lstat(s.socket); return fmt.Sprint(err) }, "no such file")
-				s.expect("/readyz", "503 the backend is stopping")
+				s.expectProbe("/readyz", "the backend is stopping")
 				select {
 				case err := <-ended:
 					t.Errorf("the stream ended before the call: %v", err)

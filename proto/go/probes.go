@@ -136,8 +136,8 @@ func (s *service) serveProbes(port int) (io.Closer, error) {
 		return nil, fmt.Errorf("cannot listen on the probe port: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", answer(s.calls.notAlive))
-	mux.HandleFunc("GET /readyz", answer(s.notReady))
+	mux.HandleFunc("GET /livez", s.probe("unhealthy", s.calls.notAlive))
+	mux.HandleFunc("GET /readyz", s.probe("not ready", s.notReady))
 	mux.HandleFunc("GET /metrics", func(response http.ResponseWriter, _ *http.Request) {
 		connected := 0
 		if _, watching, _ := s.status.read(); watching > 0 {
@@ -155,11 +155,24 @@ func (s *service) serveProbes(port int) (io.Closer, error) {
 	return server, nil
 }
 
-// answer serves a probe that returns a problem, or an empty string.
-func answer(problem func() string) http.HandlerFunc {
-	return func(response http.ResponseWriter, _ *http.Request) {
-		if reason := problem(); reason != "" {
-			http.Error(response, reason, http.StatusServiceUnavailable)
+// probe serves a probe whose check returns a problem, or an empty string. Any pod can read the response,
+// so it is only a status. The log has the reason.
+func (s *service) probe(failed string, check func() string) http.HandlerFunc {
+	var mutex sync.Mutex
+	logged := ""
+	return func(response http.ResponseWriter, request *http.Request) {
+		mutex.Lock()
+		problem := check()
+		if before := logged; problem != before {
+			if logged = problem; problem == "" {
+				s.log.Info("probe succeeds again", "probe", request.URL.Path)
+			} else {
+				s.log.Warn("probe fails", "probe", request.URL.Path, "reason", problem)
+			}
+		}
+		mutex.Unlock()
+		if problem != "" {
+			http.Error(response, failed, http.StatusServiceUnavailable)
 			return
 		}
 		io.WriteString(response, "ok\n")
