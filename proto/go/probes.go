@@ -103,7 +103,7 @@ func (s *service) notReady() string {
 	case !known && (watching > 0 || !hasPolicies):
 		return "the driver has not listed its devices yet"
 	case watching > 0 && listed == 0:
-		return "the node plugin has not received the devices yet"
+		return "no node plugin has received the devices yet"
 	}
 	return ""
 }
@@ -123,7 +123,7 @@ func (s *service) logConnection(ctx context.Context, timeout time.Duration) {
 		if problem == "" {
 			since, logged = time.Now(), false
 		} else if !logged && time.Since(since) >= timeout {
-			s.log.Warn("no node plugin is connected", "reason", problem)
+			s.log.Warn("driver is not connected", "reason", problem)
 			logged = true
 		}
 	}

@@ -34,7 +34,7 @@ func TestReadinessFollowsTheConnectionAndTheLogHasTheReason(t *testing.T) {
 		t.Helper()
 		eventually(t, func() string {
 			count := 0
-			for _, line := range s.log.lines(t, "no node plugin is connected") {
+			for _, line := range s.log.lines(t, "driver is not connected") {
 				if line["reason"] == reason && line["level"] == "WARN" {
 					count++
 				}
