@@ -104,6 +104,7 @@ from drakit_driver.plugin_devices import (
 )
 from drakit_driver.probes import MAX_STREAMS, Monitor
 from drakit_driver.runtime.contract import (
+    CALL_SECONDS,
     CallError,
     CallOperation,
     DeviceKey,
@@ -113,7 +114,8 @@ from drakit_driver.runtime.contract import (
 )
 from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_driver.runtime.loading import LoadedDriver
-from drakit_driver.server import DRAIN_SECONDS, MAX_CALLS, CallQueue, start_driver
+from drakit_driver.runtime.order import CallQueue
+from drakit_driver.server import DRAIN_SECONDS, MAX_CALLS, start_driver
 from drakit_driver.sockets import ServerSocket, socket_identity
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as pb_grpc
@@ -347,7 +349,7 @@ class ContainerCalls:
     """Calls the driver for the devices of containers."""
 
     def __init__(self, endpoint: HostedEndpoint, driver: str) -> None:
-        self.queue = CallQueue()
+        self.queue = CallQueue(limit_seconds=CALL_SECONDS)
         self._endpoint = endpoint
         self._driver = driver
 

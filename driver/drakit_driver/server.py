@@ -6,9 +6,8 @@ its checks, its polling of health, and its restarts after a failure. This module
 reports to each node plugin that is connected, of which a rolling update has two, and orders the
 calls for claims. Devices of a driver that stops end all streams, with the reason.
 
-gRPC cancels a handler as soon as its client stops waiting, but the work of the driver continues. So
-each call is a task of its own (:class:`CallQueue`), and the next call for the same hardware waits
-for its end.
+gRPC cancels a handler as soon as its client stops waiting, but the work of the driver continues
+(:class:`.CallQueue`).
 
 It must not know how a driver's methods are called, or how a socket gets its place.
 """
@@ -63,6 +62,7 @@ from drakit_driver.runtime.contract import (
 )
 from drakit_driver.runtime.failures import EndpointStoppedError, text_of
 from drakit_driver.runtime.loading import LoadedDriver, PythonEndpoint
+from drakit_driver.runtime.order import CallQueue
 from drakit_driver.runtime.policies import PolicyFeed
 from drakit_driver.sockets import ServerSocket
 from drakit_formats.resource.inventory import device_problems, set_problems
@@ -105,79 +105,6 @@ class ServerNode:
     def name(self) -> str:
         """``metadata.name``."""
         return self._name
-
-
-# ---------------------------------------------------------------- the order of calls
-
-
-class CallQueue:
-    """Calls for claims, as tasks: those for the same claim or hardware follow each other."""
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[str, ...], asyncio.Task[Any]] = {}
-        """The latest call for a claim, device or counter set."""
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    async def call(
-        self, batch: Sequence[AllocatedClaim], function: Callable[[], Awaitable[ResultT]]
-    ) -> ResultT:
-        """
-        Call for a batch, once earlier calls for its hardware have ended.
-
-        A caller that stops waiting ends only a call that has not begun. After its time limit, a
-        call is canceled; it ends when the driver has cleaned up.
-        """
-        keys = [*dict.fromkeys(key for item in batch for key in _keys(item))]
-        earlier = {self._last[key] for key in keys if key in self._last}
-        begun = asyncio.Event()
-        task = asyncio.create_task(_run(function, earlier, begun))
-        self._tasks.add(task)
-        self._last.update(dict.fromkeys(keys, task))
-
-        def forget(done: asyncio.Task[Any]) -> None:
-            self._tasks.discard(done)
-            for key in keys:
-                if self._last.get(key) is done:
-                    del self._last[key]
-
-        task.add_done_callback(forget)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not begun.is_set():
-                task.cancel()
-            elif not task.done():
-                logger.warning("caller no longer waits for a call that continues")
-            raise
-
-    async def drain(self, *, timeout_seconds: float) -> None:
-        """Wait until no call is in flight, at most this long; then cancel the rest."""
-        deadline = asyncio.get_running_loop().time() + timeout_seconds
-        while self._tasks and (left := deadline - asyncio.get_running_loop().time()) > 0:
-            await asyncio.wait({*self._tasks}, timeout=left)
-        for task in self._tasks:
-            task.cancel()
-
-
-def _keys(item: AllocatedClaim) -> list[tuple[str, ...]]:
-    keys: list[tuple[str, ...]] = [("claim", item.claim.uid)]
-    for device in item.devices:
-        keys.append(("device", device.pool, device.name))
-        keys += [("counter set", device.pool, name) for name in device.consumes]
-    return keys
-
-
-async def _run(
-    function: Callable[[], Awaitable[ResultT]],
-    earlier: Collection[asyncio.Task[Any]],
-    begun: asyncio.Event,
-) -> ResultT:
-    # Their ends do not end: this call may be canceled while it waits, and a later one waits for it.
-    while waiting := [task for task in earlier if not task.done()]:
-        await asyncio.wait(waiting)
-    begun.set()
-    async with asyncio.timeout(CALL_SECONDS):
-        return await function()
 
 
 # ---------------------------------------------------------------- reports of the driver
@@ -314,7 +241,7 @@ class DriverService(pb_grpc.BackendServicer):
         node: ServerNode,
         feed: PolicyFeed | None,
     ) -> None:
-        self.calls = CallQueue()
+        self.calls = CallQueue(limit_seconds=CALL_SECONDS)
         self._driver = driver
         self._endpoint = endpoint
         self._reports = reports

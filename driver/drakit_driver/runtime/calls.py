@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -34,6 +34,7 @@ from drakit_driver.runtime.failures import (
     kind_of,
     unusable_answer,
 )
+from drakit_driver.runtime.order import Order, hardware_keys
 from drakit_driver.runtime.parameters import with_parameters
 from drakit_driver.runtime.policies import AnyPolicies
 from drakit_driver.runtime.snapshot import by_key, snapshot_of
@@ -264,17 +265,14 @@ class DriverCalls:
             for i, device in enumerate(item.devices)
         ]
         if len(begun) == 1:  # without a task of its own
-            outcomes = iter([await _settle((), begun[0][1])])
+            outcomes = iter([await _settle(begun[0][1])])
         else:
-            last: dict[tuple[str, ...], asyncio.Task[Any]] = {}
-            tasks: list[asyncio.Task[ValueT | DeviceFailedError]] = []
+            order = Order()
             async with asyncio.TaskGroup() as group:
-                for device, each in begun:
-                    keys = [(device.pool, device.name)]
-                    keys += [(device.pool, "counter set", name) for name in device.consumes]
-                    others = {last[key] for key in keys if key in last}
-                    tasks.append(group.create_task(_settle(others, each)))
-                    last.update(dict.fromkeys(keys, tasks[-1]))
+                tasks = [
+                    group.create_task(order.run(hardware_keys([device]), partial(_settle, each)))
+                    for device, each in begun
+                ]
             outcomes = iter([task.result() for task in tasks])
         results: dict[str, Sequence[ValueT] | DeviceFailedError] = {}
         for item in batch:
@@ -308,11 +306,8 @@ def _copied(answer: PreparedDevice) -> tuple[PreparedDevice, str | None]:
 
 
 async def _settle(
-    others: Collection[asyncio.Task[Any]], call: Callable[[], Coroutine[Any, Any, ValueT]]
+    call: Callable[[], Coroutine[Any, Any, ValueT]],
 ) -> ValueT | DeviceFailedError:
-    """Make a call once others have ended."""
-    if others:
-        await asyncio.wait(others)
     try:
         return await call()
     except DeviceFailedError as error:

@@ -65,7 +65,6 @@ from drakit_nodeplugin.claims.work import (
     prepared_devices,
     refused,
     run_concurrently,
-    with_hardware,
 )
 from drakit_nodeplugin.state.checkpoint import CheckpointError, Outcome
 from drakit_nodeplugin.state.device_numbers import with_former_nodes
@@ -260,15 +259,6 @@ class Preparing(Unpreparing):
             await self._confirm(current)
             return
         entries = {each.old.uid: each for each in current}
-        works = {uid: each.work for uid, each in entries.items()}
-
-        async def check(uids: Sequence[str]) -> None:
-            wanted = [uid for uid in uids if not self._is_abandoned(works[uid], entries[uid].old)]
-            if wanted:
-                claims = [entries[uid].old for uid in wanted]
-                call = self._parts.devices.check
-                await call_driver(self._parts, "check", call, claims, answered, works=works)
-
         async with asyncio.TaskGroup() as group:
 
             async def answered(results: Mapping[str, bool | CallError]) -> None:
@@ -289,16 +279,20 @@ class Preparing(Unpreparing):
                             "driver cannot check a claim",
                             extra=facts | {"driver": self._parts.driver},
                         )
-                    # The second prepare may need other counter sets.
-                    self._parts.scheduler.free_hardware(uid)
                     broken.append(self._again(each.work, each.old, each.new))
                 if fine:
                     group.create_task(self._confirm(fine))
                 if broken:
                     group.create_task(self._work(broken))
 
-            olds = {uid: each.old for uid, each in entries.items()}
-            await with_hardware(self._parts, olds, check, works=works)
+            await call_driver(
+                self._parts,
+                "check",
+                self._parts.devices.check,
+                [each.old for each in current],
+                answered,
+                works={uid: each.work for uid, each in entries.items()},
+            )
 
     async def _confirm(self, current: Sequence[_Wanted]) -> None:
         """Verify entries and CDI files, and answer."""
@@ -322,7 +316,6 @@ class Preparing(Unpreparing):
         """Release the devices of a claim's earlier allocation, then prepare it."""
         undone = await self.undo_one(wanted.old)
         if undone.error is None:
-            self._parts.scheduler.free_hardware(wanted.old.uid)
             await self._work([_Due(work=wanted.work, claim=wanted.new)])
         elif undone.waiting:
             cause = "its previous devices are not released yet, because their driver is unavailable"
@@ -349,20 +342,6 @@ class Preparing(Unpreparing):
         if self._parts.devices.traits.side_effects:
             # Before the wait: a claim whose device another one holds gets its error now.
             await self._store_intents(due, hardware)
-        if not due:
-            return
-        await with_hardware(
-            self._parts,
-            {uid: each.claim for uid, each in due.items()},
-            lambda uids: self._call({uid: due[uid] for uid in uids}, hardware),
-            works={uid: each.work for uid, each in due.items()},
-        )
-
-    async def _call(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
-        """Prepare claims that have their hardware."""
-        for uid, each in [*due.items()]:
-            if self._is_abandoned(each.work, each.claim):
-                del due[uid]
         if not due:
             return
         # No claim waits for the rollback of another one: the driver may take long for it.
@@ -605,8 +584,6 @@ class Preparing(Unpreparing):
         """
         stored = due.claim.generation > 0 and not due.in_use
         if stored and not isinstance(error, AbandonedError):
-            # Claims of its batch may have some of its hardware: their rollbacks must not overlap.
-            self._parts.scheduler.free_hardware(due.claim.uid)
             await self.undo_one(due.claim)
         self._refuse(due.work, error)
 

@@ -7,9 +7,9 @@ an unprepare abandons the prepares before it. Recovery, second prepares, the res
 and the collector of stale claims take turns in the same queue. Claims of one call share a batch,
 but each has its own answer: a slow claim delays the others only until the call's timeout.
 
-:mod:`.scheduler` has the order. :mod:`.prepare` and :mod:`.unprepare` do the work on a claim, and
-ask for its hardware. :mod:`drakit_nodeplugin.kubelet.dra` handles malformed claims and the
-kubelet's messages.
+:mod:`drakit_driver.runtime.order` has the order. :mod:`.prepare` and :mod:`.unprepare` do the work
+on a claim, and make driver calls in the order of its hardware.
+:mod:`drakit_nodeplugin.kubelet.dra` handles malformed claims and the kubelet's messages.
 
 It must not know gRPC, sockets, or how a claim is prepared.
 """
@@ -26,10 +26,16 @@ from typing import Any, Protocol, TypeVar
 
 from drakit.device import ClaimReference
 from drakit_daemon import logs
+from drakit_driver.runtime.order import Order, Place, claim_key
 from drakit_nodeplugin.claims.errors import FaultError
-from drakit_nodeplugin.claims.scheduler import Scheduler, Turn
 from drakit_nodeplugin.claims.unprepare import Undone
-from drakit_nodeplugin.claims.work import GERUND, ClaimAnswer, ClaimWork, Operation
+from drakit_nodeplugin.claims.work import (
+    GERUND,
+    ClaimAnswer,
+    ClaimWork,
+    Operation,
+    waits_for_hardware,
+)
 from drakit_nodeplugin.state.records import State, StoredClaim
 
 logger = logging.getLogger(__name__)
@@ -95,7 +101,7 @@ class ClaimObserver(Protocol):
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class _WorkTurn(Turn):
+class _WorkTurn(Place):
     """A turn for the work of a call, or of a second prepare."""
 
     work: ClaimWork
@@ -116,13 +122,13 @@ class ClaimQueue:
         driver: str,
         engine: ClaimOperations,
         *,
-        scheduler: Scheduler,
+        order: Order,
         observers: Sequence[ClaimObserver] = (),
     ) -> None:
-        """The engine asks the same scheduler for the hardware of claims."""
+        """The engine has the same order for the hardware of claims."""
         self._driver = driver
         self._engine = engine
-        self._scheduler = scheduler
+        self._order = order
         self._observers = observers
         self._tasks: set[asyncio.Task[Any]] = set()
         self._draining = False
@@ -156,9 +162,9 @@ class ClaimQueue:
         self._draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
-                while not self._scheduler.idle.is_set():
-                    await self._scheduler.idle.wait()
-        return self._scheduler.idle.is_set()
+                while not self._order.idle.is_set():
+                    await self._order.idle.wait()
+        return self._order.idle.is_set()
 
     async def cancel(self) -> None:
         """Cancel the work in flight. The checkpoint contains what it began, and the next active
@@ -170,7 +176,7 @@ class ClaimQueue:
         logger.warning("work in flight canceled by the shutdown", extra=facts)
         for turn in left:
             # One that waits must not begin when the owner of its claim ends.
-            if self._scheduler.turns(turn.uid)[0] is not turn:
+            if turn.behind:
                 self._interrupt(turn.work)
         tasks = set(self._tasks)
         for task in tasks:
@@ -182,7 +188,7 @@ class ClaimQueue:
 
     def _work_turns(self) -> list[_WorkTurn]:
         """Return the turns of works, none of which has an answer yet."""
-        return [turn for turn in self._scheduler.turns() if isinstance(turn, _WorkTurn)]
+        return [turn for turn in self._order.places() if isinstance(turn, _WorkTurn)]
 
     # ------------------------------------------------------------ work without a call
 
@@ -239,7 +245,7 @@ class ClaimQueue:
         if self._draining:
             return _not_done(claim, "its driver is about to stop")
         turn = self._new("prepare", claim, again=True)
-        if self._scheduler.add(turn):
+        if self._order.enter(turn):
             self._begin([turn])
         await asyncio.wait([turn.work.answered])
         assert turn.work.answer is not None
@@ -256,17 +262,17 @@ class ClaimQueue:
 
     def held(self, uid: str) -> bool:
         """Return whether work on a claim is in flight."""
-        return bool(self._scheduler.turns(uid))
+        return not self._order.is_free([claim_key(uid)])
 
     def take(self, uid: str) -> bool:
         """Take the turn of a claim if no work on it is in flight; :meth:`release` ends it."""
         if self._draining or self.held(uid):
             return False
-        return self._scheduler.add(Turn(uid=uid, begin=lambda: None))
+        return self._order.enter(Place(keys=[claim_key(uid)]))
 
     def release(self, uid: str) -> None:
         """End a turn that was taken."""
-        self._scheduler.leave(self._scheduler.turns(uid)[0])
+        self._order.leave(self._order.line(claim_key(uid))[0])
 
     # ------------------------------------------------------------ work
 
@@ -278,7 +284,7 @@ class ClaimQueue:
         free: list[_WorkTurn] = []
         joined: set[str] = set()
         for claim in claims:
-            before = self._scheduler.turns(claim.uid)
+            before = self._order.line(claim_key(claim.uid))
             last = before[-1] if before else None
             # A prepared claim stays usable if its second prepare fails: that one answers no call.
             if (
@@ -296,7 +302,7 @@ class ClaimQueue:
                     if isinstance(turn, _WorkTurn) and turn.work.operation == "prepare":
                         turn.work.abandon()
             turn = turns[claim.uid] = self._new(operation, claim)
-            if self._scheduler.add(turn):
+            if self._order.enter(turn):
                 free.append(turn)
         for request_id in sorted(joined):
             facts = {"driver": self._driver, "began_by": request_id}
@@ -309,8 +315,8 @@ class ClaimQueue:
         self, operation: Operation, claim: ClaimReference, *, again: bool = False
     ) -> _WorkTurn:
         turn = _WorkTurn(
-            uid=claim.uid,
-            begin=lambda: self._begin([turn]),
+            keys=[claim_key(claim.uid)],
+            on_turn=lambda: self._begin([turn]),
             work=ClaimWork(operation=operation, claim=claim, again=again),
             asked_at=asyncio.get_running_loop().time(),
             request_id=logs.request_id.get(),
@@ -383,7 +389,7 @@ class ClaimQueue:
 
     def _finished(self, turn: _WorkTurn, answer: ClaimAnswer) -> None:
         work = turn.work
-        self._scheduler.leave(turn)
+        self._order.leave(turn)
         seconds = asyncio.get_running_loop().time() - turn.asked_at
         if turn.late:
             logger.info(
@@ -392,7 +398,7 @@ class ClaimQueue:
                     "driver": self._driver,
                     "operation": work.operation,
                     "claim": str(work.claim),
-                    "claim_uid": turn.uid,
+                    "claim_uid": work.claim.uid,
                     "seconds": round(seconds, 3),
                 },
             )
@@ -415,7 +421,7 @@ class ClaimQueue:
             return _not_done(claim, text + self._driver)
         turn.late = True
         text = f"driver {self._driver} is still {GERUND[operation]} this claim"
-        if turn.ready is not None:
+        if waits_for_hardware(self._order, claim.uid):
             text += ", which waits for a device that the driver is working on for another claim"
         text += "; the work continues, and the kubelet retries"
         if asyncio.get_running_loop().time() - turn.asked_at > SLOW_SECONDS:

@@ -32,7 +32,6 @@ from drakit_nodeplugin.claims.work import (
     driver_failed,
     facts_of,
     not_stored,
-    with_hardware,
 )
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.records import State, StoredClaim
@@ -160,16 +159,9 @@ class Unpreparing:
             settled(failed)
         if free := [claim for claim in begun.values() if not self._needs_driver(claim)]:
             settled(await self._settle(free, {}, rolled_back))
-        due = {
-            uid: self._with_consumption(claim)
-            for uid, claim in begun.items()
-            if self._needs_driver(claim)
-        }
-
-        async def call(uids: Sequence[str]) -> None:
-            unprepare = self._parts.devices.unprepare
-            wanted = [due[uid] for uid in uids]
-            await call_driver(self._parts, "unprepare", unprepare, wanted, answered)
+        due = [
+            self._with_consumption(claim) for claim in begun.values() if self._needs_driver(claim)
+        ]
 
         async def answered(results: Mapping[str, CallError | None]) -> None:
             errors = {
@@ -180,7 +172,8 @@ class Unpreparing:
             settled(await self._settle([begun[uid] for uid in results], errors, rolled_back))
 
         if due:
-            await with_hardware(self._parts, due, call)
+            call = self._parts.devices.unprepare
+            await call_driver(self._parts, "unprepare", call, due, answered)
 
     async def undo_one(self, claim: StoredClaim) -> Undone:
         """Undo one claim."""

@@ -36,6 +36,7 @@ from drakit_driver.runtime.failures import (
     BadParametersError,
     DeviceFailedError,
 )
+from drakit_driver.runtime.order import Order, Place, hardware_keys
 from drakit_formats.resource.claim import base_request
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.claims.allocation import ParameterLimits, allocated_claim
@@ -50,7 +51,6 @@ from drakit_nodeplugin.claims.errors import (
     OverAllocatedError,
     SpecFailedError,
 )
-from drakit_nodeplugin.claims.scheduler import HardwareKey, Scheduler
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, Outcome
@@ -147,12 +147,6 @@ class ClaimWork:
     )
     """Resolved with the answer. Several calls may wait for it, so a wait must not cancel it."""
 
-    def when_abandoned(self, end: Callable[[], object]) -> None:
-        """Let `end` end what the work waits for, at once if the work is abandoned already."""
-        self.on_abandon = end
-        if self.abandoned:
-            end()
-
     def abandon(self) -> None:
         """Abandon the work, whether it has begun or not."""
         self.abandoned = True
@@ -208,7 +202,7 @@ class ClaimDependencies:
     checkpoint: Checkpoint
     source: ApiClaims
     devices: CallableEndpoint
-    scheduler: Scheduler
+    order: Order
     inventories: Inventories
     specs: ClaimSpecs
     metadata: MetadataFiles
@@ -238,47 +232,21 @@ async def workers(
             group.create_task(work())
 
 
-async def with_hardware(
-    parts: ClaimDependencies,
-    claims: Mapping[str, StoredClaim],
-    run: Callable[[Sequence[str]], Coroutine[Any, Any, None]],
-    *,
-    works: Mapping[str, ClaimWork] = MappingProxyType({}),
-) -> None:
-    """
-    Run claims, by UID, when they have their hardware: those that need not wait together, and each
-    other one alone.
+@dataclass(eq=False, kw_only=True, slots=True)
+class _CallPlace(Place):
+    """The place of a driver call, by its hardware."""
 
-    A claim with a work can be abandoned while it waits; then it is run without its hardware.
-    """
-    waiting = parts.scheduler.take_hardware(
-        {uid: _hardware_of(claim) for uid, claim in claims.items()}
+    batch: Sequence[AllocatedClaim]
+
+
+def waits_for_hardware(order: Order, uid: str) -> bool:
+    """Return whether a driver call for a claim waits for another one."""
+    return any(
+        isinstance(place, _CallPlace)
+        and place.behind > 0
+        and any(item.claim.uid == uid for item in place.batch)
+        for place in order.places()
     )
-    if not waiting:
-        await run([*claims])
-        return
-
-    async def run_later(uid: str, ready: asyncio.Future[None]) -> None:
-        work = works.get(uid)
-        if work is not None:
-            work.when_abandoned(lambda: None if ready.done() else ready.set_result(None))
-        await ready
-        if work is not None:
-            work.on_abandon = None
-        await run([uid])
-
-    async with asyncio.TaskGroup() as group:
-        if free := [uid for uid in claims if uid not in waiting]:
-            group.create_task(run(free))
-        for uid, ready in waiting.items():
-            group.create_task(run_later(uid, ready))
-
-
-def _hardware_of(claim: StoredClaim) -> frozenset[HardwareKey]:
-    keys: set[HardwareKey] = {("device", device.pool, device.device) for device in claim.devices}
-    for device in claim.devices:
-        keys.update([("counter set", device.pool, name) for name in device.consumes or ()])
-    return frozenset(keys)
 
 
 async def call_driver(
@@ -291,42 +259,43 @@ async def call_driver(
     works: Mapping[str, ClaimWork] = MappingProxyType({}),
 ) -> None:
     """
-    Call the driver for claims that have their hardware: once for all if it takes batches, otherwise
-    once for each; then the calls of claims with common hardware follow each other.
+    Call the driver for claims, each in its turn among the calls for its hardware.
+
+    If the driver takes batches, the claims that need not wait are one call, which has one place for
+    all of their hardware. Each other claim is a call of its own.
 
     `answered` gets the results by UID, in groups of those that have ended: calls that end at the
     same time, as those of a batch mostly do, come as one group, so that one transaction stores
     them. A slow one delays the others by a moment, not by its length.
     """
-    wanted = [*claims]
-    batch = [allocated_claim(claim) for claim in wanted]
-    if len(batch) == 1 or operation in parts.devices.traits.batches:
-        await answered(await _call(parts, operation, call, batch, works))
+    places: list[_CallPlace] = []
+    free: list[_CallPlace] = []
+    for claim in claims:
+        item = allocated_claim(claim)
+        place = _CallPlace(keys=hardware_keys(item.devices), batch=(item,))
+        (free if parts.order.is_free(place.keys) else places).append(place)
+    if len(free) > 1 and operation in parts.devices.traits.batches:
+        free = [
+            _CallPlace(
+                keys={key for place in free for key in place.keys},
+                batch=[item for place in free for item in place.batch],
+            )
+        ]
+    places = [*free, *places]  # those that wait may need hardware of the others
+    for place in places:
+        parts.order.enter(place)
+    if len(places) == 1:  # without a task of its own
+        try:
+            results = await _call(parts, operation, call, places[0], works)
+        finally:
+            parts.order.leave(places[0])
+        await answered(results)
         return
-
-    skipped: dict[asyncio.Task[Any] | None, Collection[asyncio.Task[Any]]] = {}
-    """Tasks of claims that were abandoned while they waited, with what they waited for."""
-
-    async def call_after(others: Collection[asyncio.Task[Any]], item: AllocatedClaim) -> Any:
-        while others:
-            ended = asyncio.ensure_future(asyncio.wait(others))
-            if (work := works.get(item.claim.uid)) is not None:
-                work.when_abandoned(ended.cancel)
-            await asyncio.wait({ended})
-            if ended.cancelled():
-                skipped[asyncio.current_task()] = others
-                break
-            others = {each for task in others for each in skipped.get(task, ())}
-        return await _call(parts, operation, call, [item], works)
-
     async with asyncio.TaskGroup() as group:
-        calls: list[asyncio.Task[Any]] = []
-        last: dict[HardwareKey, asyncio.Task[Any]] = {}
-        for claim, item in zip(wanted, batch, strict=True):
-            keys = _hardware_of(claim)
-            others = {last[key] for key in keys if key in last}
-            calls.append(group.create_task(call_after(others, item)))
-            last.update(dict.fromkeys(keys, calls[-1]))
+        calls: list[asyncio.Task[Mapping[str, ResultT | DeviceFailedError]]] = []
+        for place in places:
+            calls.append(group.create_task(_call(parts, operation, call, place, works)))
+            calls[-1].add_done_callback(lambda _, place=place: parts.order.leave(place))
         running: Collection[asyncio.Task[Any]] = calls
         wait_seconds = FIRST_GROUP_SECONDS
         while running:
@@ -342,17 +311,19 @@ async def _call(
     parts: ClaimDependencies,
     operation: CallOperation,
     call: Callable[[Sequence[AllocatedClaim]], Coroutine[Any, Any, Mapping[str, ResultT]]],
-    batch: Sequence[AllocatedClaim],
+    place: _CallPlace,
     works: Mapping[str, ClaimWork],
 ) -> Mapping[str, ResultT | DeviceFailedError]:
     """
-    Make one call. It is canceled when its time is over, or when all its claims are abandoned.
+    Make one call in its turn. Its wait, or the call, is canceled when all its claims are abandoned,
+    the call also when its time is over.
 
-    A call that is canceled has its claims and their hardware until it has ended, because its
-    clean-up may undo something that the next call must find undone.
+    A call that is canceled keeps its place until it has ended, because its clean-up may undo
+    something that the next call must find undone.
     """
     loop = asyncio.get_running_loop()
-    limit = asyncio.timeout(CALL_SECONDS)
+    limit = asyncio.timeout(None if place.behind else CALL_SECONDS)
+    batch = place.batch
     own = [work for item in batch if (work := works.get(item.claim.uid)) is not None]
 
     def abandon() -> None:
@@ -363,6 +334,11 @@ async def _call(
         async with limit:
             for work in own:
                 work.on_abandon = abandon
+            if place.behind:
+                if own:
+                    abandon()
+                await place.turn()
+                limit.reschedule(loop.time() + CALL_SECONDS)
             if own and all(work.abandoned for work in own):  # a moment ago
                 raise TimeoutError
             return await call(batch)

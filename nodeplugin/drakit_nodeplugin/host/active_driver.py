@@ -22,6 +22,7 @@ from contextlib import suppress
 from functools import partial
 
 from drakit.driver import DriverError
+from drakit_driver.runtime.order import Order
 from drakit_driver.runtime.policies import PolicyFeed
 from drakit_nodeplugin.changes import FileWatch
 from drakit_nodeplugin.claims.allocation import ParameterLimits
@@ -38,7 +39,6 @@ from drakit_nodeplugin.claims.recovery import (
     Recovery,
     SpecRestorer,
 )
-from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
 from drakit_nodeplugin.claims.work import ClaimDependencies
@@ -269,7 +269,7 @@ class ActiveDriver:
             checkpoint=self._checkpoint,
             source=ApiClaims(environment.session, observe=self._metrics.fetched),
             devices=self._endpoint,
-            scheduler=Scheduler(),
+            order=Order(),
             inventories=self._devices.manager,
             specs=specs,
             metadata=metadata,
@@ -292,7 +292,7 @@ class ActiveDriver:
         self.queue = ClaimQueue(
             driver.name,
             engine,
-            scheduler=parts.scheduler,
+            order=parts.order,
             observers=(
                 self._metrics,
                 claim_events,

@@ -15,13 +15,13 @@ import pytest
 from drakit import Driver
 from drakit.driver import DriverConfig
 from drakit_driver.runtime.failures import EndpointStoppedError
+from drakit_driver.runtime.order import Order, claim_key
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.kubelet_claims import KubeletClaims
 from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import Recovery, SpecRestorer
-from drakit_nodeplugin.claims.scheduler import Scheduler
-from drakit_nodeplugin.claims.work import ClaimAnswer, ClaimDependencies
+from drakit_nodeplugin.claims.work import ClaimAnswer, ClaimDependencies, waits_for_hardware
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.device_numbers import HeldNumbers
@@ -70,7 +70,7 @@ class Plugin:
             checkpoint=self.checkpoint,
             source=claims,
             devices=devices,
-            scheduler=Scheduler(),
+            order=Order(),
             inventories=self.inventories,
             specs=self.specs,
             metadata=self.metadata,
@@ -79,9 +79,7 @@ class Plugin:
         self.engine = Preparing(self.parts)
         self.answers: dict[str, ClaimAnswer] = {}
         """The answers so far, by UID."""
-        self.queue = ClaimQueue(
-            DRIVER, self.engine, scheduler=self.parts.scheduler, observers=[self]
-        )
+        self.queue = ClaimQueue(DRIVER, self.engine, order=self.parts.order, observers=[self])
         self.recovery = Recovery(checkpoint=self.checkpoint, queue=self.queue)
         self.restorer = SpecRestorer(self.parts, directory=self.cdi, queue=self.queue)
 
@@ -99,13 +97,13 @@ class Plugin:
 
     def abandon(self, uid: str) -> None:
         """Abandon a prepare, as an unprepare that waits does."""
-        for turn in self.parts.scheduler.turns(uid):
+        for turn in self.parts.order.line(claim_key(uid)):
             if (work := getattr(turn, "work", None)) is not None:
                 work.abandon()
 
     def is_waiting(self, uid: str) -> bool:
         """Return whether a claim waits for hardware that another one has."""
-        return any(turn.ready is not None for turn in self.parts.scheduler.turns(uid))
+        return waits_for_hardware(self.parts.order, uid)
 
     def files(self) -> set[str]:
         return {path.name for path in self.cdi.iterdir()} if self.cdi.exists() else set()

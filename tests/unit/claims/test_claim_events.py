@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from drakit_driver.runtime.order import Order
 from drakit_nodeplugin.claims import events as announcing
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from tests.fakes.claims import DRIVER, reference
 
@@ -53,7 +53,7 @@ class Lab:
         self.engine = Engine()
         self.recorder = Recorder()
         self.events = ClaimEvents(DRIVER, node="node-1")
-        self.queue = ClaimQueue(DRIVER, self.engine, scheduler=Scheduler(), observers=[self.events])
+        self.queue = ClaimQueue(DRIVER, self.engine, order=Order(), observers=[self.events])
 
     async def attempt(
         self, *claims, operation: str = "prepare", error: str | None = None, reason: str = "Other"

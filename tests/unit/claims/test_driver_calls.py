@@ -18,8 +18,8 @@ from drakit import AllocatedClaim
 from drakit_daemon import logs
 from drakit_driver.runtime.contract import DriverTraits
 from drakit_driver.runtime.failures import DeviceFailedError
-from drakit_nodeplugin.claims.scheduler import Scheduler, Turn
-from drakit_nodeplugin.claims.work import ClaimWork, call_driver, with_hardware
+from drakit_driver.runtime.order import Order, Place, claim_key
+from drakit_nodeplugin.claims.work import ClaimWork, call_driver
 from drakit_nodeplugin.state.records import StoredClaim
 from tests.fakes.checkpoints import stored_claim, stored_device
 from tests.fakes.claims import DRIVER, NODE, reference
@@ -75,12 +75,12 @@ class Claim:
         self.stored: StoredClaim = stored_claim(uid, devices=tuple(made))
         self.uid = self.stored.uid
         self.work = ClaimWork(operation="prepare", claim=reference(self.uid))
-        self.turn = Turn(uid=self.uid, begin=lambda: None)
+        self.turn = Place(keys=[claim_key(self.uid)])
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
 
 class Lab:
-    """The steps that preparing and unpreparing share, with their scheduler and an endpoint."""
+    """Driver calls in their order, with an endpoint."""
 
     def __init__(
         self,
@@ -95,10 +95,8 @@ class Lab:
         self.endpoint.clean_up_seconds = {
             f"uid-{name}": each for name, each in clean_up_seconds.items()
         }
-        self.scheduler = Scheduler()
-        self.parts: Any = SimpleNamespace(
-            driver=DRIVER, devices=self.endpoint, scheduler=self.scheduler
-        )
+        self.order = Order()
+        self.parts: Any = SimpleNamespace(driver=DRIVER, devices=self.endpoint, order=self.order)
         self.groups: list[list[str]] = []
         """The UIDs of each group of results."""
         self.tasks: list[asyncio.Task[None]] = []
@@ -107,39 +105,29 @@ class Lab:
         """Begin the work of one batch: claims with their devices."""
         batch = {claim.uid: claim for claim in itertools.starmap(Claim, claims.items())}
         for claim in batch.values():
-            assert self.scheduler.add(claim.turn)
+            assert self.order.enter(claim.turn)
         self.tasks.append(asyncio.create_task(self._run(batch)))
         return [*batch.values()]
 
     async def _run(self, batch: Mapping[str, Claim]) -> None:
         works = {uid: claim.work for uid, claim in batch.items()}
 
-        async def call(uids: Sequence[str]) -> None:
-            for uid in uids:
-                if batch[uid].work.abandoned:
-                    self._finish(batch[uid], "abandoned")
-            if wanted := [batch[uid].stored for uid in uids if not batch[uid].work.abandoned]:
-                endpoint = self.endpoint
-                await call_driver(
-                    self.parts, "prepare", endpoint.prepare, wanted, answered, works=works
-                )
-
         async def answered(results: Mapping[str, Any]) -> None:
             self.groups.append([*results])
             for uid, result in results.items():
                 self._finish(batch[uid], "abandoned" if batch[uid].work.abandoned else result)
 
-        stored = {uid: claim.stored for uid, claim in batch.items()}
-        await with_hardware(self.parts, stored, call, works=works)
+        claims = [claim.stored for claim in batch.values()]
+        call = self.endpoint.prepare
+        await call_driver(self.parts, "prepare", call, claims, answered, works=works)
 
     def _finish(self, claim: Claim, result: Any) -> None:
         claim.result.set_result(result)
-        self.scheduler.leave(claim.turn)
+        self.order.leave(claim.turn)
 
     async def all_done(self) -> None:
         await asyncio.gather(*self.tasks)
-        assert self.scheduler.idle.is_set()
-        assert not self.scheduler._hardware
+        assert self.order.idle.is_set()
 
 
 # ------------------------------------------------------------ batches

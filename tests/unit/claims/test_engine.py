@@ -147,7 +147,7 @@ async def test_a_holder_in_another_namespace_is_named_where_that_is_allowed(
 ):
     caplog.set_level("INFO")
     engine = Preparing(replace(plugin.parts, name_all_holders=all_named))
-    plugin.queue = ClaimQueue(DRIVER, engine, scheduler=plugin.parts.scheduler)
+    plugin.queue = ClaimQueue(DRIVER, engine, order=plugin.parts.order)
     body = claim_body(A, "cam-0", name="secret")
     body["metadata"]["namespace"] = "other"
     claims.store(body, claim_body(B, "cam-0"))

@@ -10,8 +10,8 @@ import pytest
 
 from drakit import ClaimReference
 from drakit_daemon import logs
+from drakit_driver.runtime.order import Order, claim_key
 from drakit_nodeplugin.claims.queue import NOT_DONE, ClaimQueue
-from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.unprepare import Undone
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from drakit_nodeplugin.kubelet.dra import ClaimCalls
@@ -43,8 +43,8 @@ class Calls(ClaimCalls):
     """Makes the kubelet's calls to a queue."""
 
     def __init__(self, claims: HeldClaims) -> None:
-        self.scheduler = Scheduler()
-        self.queue = ClaimQueue("camera.example.com", claims, scheduler=self.scheduler)
+        self.order = Order()
+        self.queue = ClaimQueue("camera.example.com", claims, order=self.order)
         super().__init__("camera.example.com", answer_seconds=40)
         self.serve(self.queue)
 
@@ -164,7 +164,7 @@ async def test_a_blocked_queue_is_bounded():
     for _ in range(4):
         answers += [(await prepare(calls, A))["a"].error, (await unprepare(calls, A))["a"]]
     assert "too many calls for this claim are in flight" in answers[-1]
-    assert len(calls.scheduler.turns("a")) == 5
+    assert len(calls.order.line(claim_key("a"))) == 5
     await calls.queue.cancel()
 
 
@@ -226,7 +226,7 @@ async def test_a_drain_waits_for_work_and_a_cancel_cuts_what_is_left(looptime):
 
 async def test_a_drain_waits_for_work_without_a_call(looptime):
     """A recovery, a restorer or the collector may be calling the driver."""
-    queue = ClaimQueue("camera.example.com", SlowClaims(), scheduler=Scheduler())
+    queue = ClaimQueue("camera.example.com", SlowClaims(), order=Order())
     assert queue.take("a")
 
     assert queue.take("b")

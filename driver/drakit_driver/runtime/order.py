@@ -1,0 +1,189 @@
+"""
+The order of calls: calls that share a key run one after the other, in the order of their arrival;
+calls without a common key run side by side.
+
+A key is a claim (by UID), a device or a counter set (both by pool and name). A call enters the
+lines of all its keys at once, and runs when it is the first in each of them. A call that holds keys
+and enters further lines does so only for hardware, after its claim. So the earliest of all calls is
+never behind another one, and none waits forever.
+
+A caller that leaves (deadline, closed connection, cancellation) ends neither a running call nor the
+order: a running call keeps its place until its work has ended. A waiting call gives up its place,
+and those behind it still wait for the running one.
+
+All calls for claims use this module. The Go module for backends follows the same rule; both read
+``proto/go/testdata/call_order.json``.
+
+Does not depend on drivers, or on the work of a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from drakit.device import AllocatedClaim, AllocatedDevice
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, ...]
+"""The kind of a key, and its names."""
+
+ResultT = TypeVar("ResultT")
+
+
+def claim_key(uid: str) -> Key:
+    """Return the key of a claim."""
+    return "claim", uid
+
+
+def hardware_keys(devices: Iterable[AllocatedDevice]) -> frozenset[Key]:
+    """Return the keys of devices and of the counter sets from which they consume."""
+    keys: set[Key] = set()
+    for device in devices:
+        keys.add(("device", device.pool, device.name))
+        for name in device.consumes:
+            keys.add(("counter set", device.pool, name))
+    return frozenset(keys)
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Place:
+    """The place of a call that waits or runs."""
+
+    keys: Collection[Key]
+    """Its keys, each once."""
+
+    on_turn: Callable[[], None] | None = None
+    """Called when its turn comes, if it had to wait; returns at once."""
+
+    behind: int = 0
+    """The number of its lines in which others are before it; 0 if it is its turn."""
+
+    async def turn(self) -> None:
+        """Wait for its turn."""
+        if self.behind:
+            turn = asyncio.get_running_loop().create_future()
+            self.on_turn = lambda: None if turn.done() else turn.set_result(None)
+            await turn
+
+
+class Order:
+    """The calls for one driver. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Key, deque[Place]] = {}
+        """Places by key, the running one first. No line is ever empty."""
+        self.idle = asyncio.Event()
+        """Set while there is no call."""
+        self.idle.set()
+
+    def line(self, key: Key) -> Sequence[Place]:
+        """Return the places of a key in their order."""
+        return tuple(self._lines.get(key, ()))
+
+    def places(self) -> Collection[Place]:
+        """Return all places."""
+        return {place for line in self._lines.values() for place in line}
+
+    def is_free(self, keys: Collection[Key]) -> bool:
+        """Return whether a call with these keys could run at once."""
+        return self._lines.keys().isdisjoint(keys)
+
+    def enter(self, place: Place) -> bool:
+        """Enter the lines of a call, behind all others; return whether it is its turn."""
+        for key in place.keys:
+            line = self._lines.get(key)
+            if line is None:
+                self._lines[key] = deque((place,))
+            else:
+                line.append(place)
+                place.behind += 1
+        self.idle.clear()
+        return not place.behind
+
+    def leave(self, place: Place) -> None:
+        """Leave the lines: the call has ended, or will not begin."""
+        due: list[Place] = []
+        for key in place.keys:
+            line = self._lines[key]
+            was_first = line[0] is place
+            line.remove(place)
+            if not line:
+                del self._lines[key]
+            elif was_first:
+                line[0].behind -= 1
+                if not line[0].behind:
+                    due.append(line[0])
+        if not self._lines:
+            self.idle.set()
+        for each in due:
+            if each.on_turn is not None:
+                each.on_turn()
+
+    async def run(self, keys: Collection[Key], call: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Make a call in its turn. To cancel it is to end its work: see :class:`CallQueue`."""
+        place = Place(keys=keys)
+        self.enter(place)
+        try:
+            await place.turn()
+            return await call()
+        finally:
+            self.leave(place)
+
+
+class CallQueue:
+    """Makes calls in their order, each as a task that its caller can leave."""
+
+    def __init__(self, *, limit_seconds: float) -> None:
+        """`limit_seconds` is the time limit of a call, from its start."""
+        self._order = Order()
+        self._limit_seconds = limit_seconds
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def call(
+        self, batch: Sequence[AllocatedClaim], function: Callable[[], Awaitable[ResultT]]
+    ) -> ResultT:
+        """
+        Make a call for a batch in its turn, which is that of all its claims and hardware.
+
+        A caller that leaves ends only a call that still waits. After its time limit, a call is
+        canceled; it ends when the driver has cleaned up.
+        """
+        keys = {claim_key(item.claim.uid) for item in batch}
+        place = Place(keys=keys.union(*(hardware_keys(item.devices) for item in batch)))
+        self._order.enter(place)
+        task = asyncio.create_task(self._run(place, function))
+        self._tasks.add(task)
+        # A callback, because a task that is canceled before its first step runs no `finally`.
+        task.add_done_callback(partial(self._ended, place))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if place.behind:
+                task.cancel()
+            elif not task.done():
+                logger.warning("caller no longer waits for a call that continues")
+            raise
+
+    async def _run(self, place: Place, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        await place.turn()
+        async with asyncio.timeout(self._limit_seconds):
+            return await function()
+
+    def _ended(self, place: Place, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._order.leave(place)
+
+    async def drain(self, *, timeout_seconds: float) -> None:
+        """Wait until no call is in flight, at most this long; then cancel the rest."""
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        while self._tasks and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait({*self._tasks}, timeout=left)
+        for task in self._tasks:
+            task.cancel()
