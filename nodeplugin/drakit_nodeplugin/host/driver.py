@@ -50,7 +50,9 @@ UNREGISTERED_SECONDS = 10.0
 driver: until then, calls still go to the other one."""
 
 HAND_OVER_SECONDS = CALL_SECONDS + 30.0
-"""The time for which a hand-over waits for calls in flight; then they are canceled."""
+"""The time for which a hand-over waits for calls in flight; then they are canceled. If the driver
+has not ended by then, either, the process must restart: nothing else ends a thread, and the other
+instance waits for the lock."""
 
 ENDED_SECONDS = 0.1
 """The time that a closed driver has to end before the lock is left to the end of the process."""
@@ -92,6 +94,8 @@ class HostedDriver:
         self._backoff = Backoff(*RESTART_SECONDS)
         self._has_ended = True
         """Whether no part of a driver that was closed runs any more."""
+        self._stuck: str | None = None
+        """Why a hand-over cannot end without a restart."""
 
     async def start(self) -> None:
         """Serve the kubelet, and activate the driver unless another instance is active. Raises
@@ -245,6 +249,7 @@ class HostedDriver:
             else:
                 logger.info("another instance asks for the driver", extra=facts)
             self._server.serve(None)
+            deadline = asyncio.get_running_loop().time() + HAND_OVER_SECONDS
             message = "driver is not handed over yet: calls are in flight"
             async with _reported(logging.WARNING, message, facts):
                 if not await active.queue.drain(timeout_seconds=HAND_OVER_SECONDS):
@@ -254,8 +259,13 @@ class HostedDriver:
         await active.close()
         message = "driver is not handed over yet: its thread has not ended"
         async with _reported(logging.WARNING, message, facts):
-            await active.ended()
-        self._active = None
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await active.ended()
+            except TimeoutError:
+                self._stuck = f"the thread of driver {self.name} does not end"
+                await active.ended()
+        self._active = self._stuck = None
         self._environment.metrics.forget(self.name)
         await self._lock.release()
         logger.info("driver handed over", extra=facts)
@@ -289,8 +299,9 @@ class HostedDriver:
     # ------------------------------------------------------------ probes and metrics
 
     async def liveness_problem(self) -> str | None:
-        """Return the reason why the process must restart: its own sockets do not answer."""
-        return await self._server.probe()
+        """Return the reason why the process must restart: its own sockets do not answer, or a
+        driver that another instance waits for does not end."""
+        return self._stuck or await self._server.probe()
 
     def readiness_problem(self) -> str | None:
         """Return the problem that prevents pods from getting devices; None if there is none. An

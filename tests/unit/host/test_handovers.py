@@ -304,7 +304,9 @@ async def test_a_call_that_does_not_end_delays_a_hand_over_for_a_while_only(
 async def test_a_driver_that_is_slow_to_close_is_not_handed_over_before_it_has(
     site, old, new, block, monkeypatch
 ):
+    """After the limit, only a restart can end its thread: the process is not alive any more."""
     monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(hosting, "HAND_OVER_SECONDS", 0.3)
     closes = Camera.close
 
     def close(self) -> None:
@@ -317,12 +319,16 @@ async def test_a_driver_that_is_slow_to_close_is_not_handed_over_before_it_has(
         dra = await second.register()
         await until(block.begun.is_set)
         waiting = asyncio.create_task(site.kubelet.unprepare(dra, A))
+        assert await first.hosted.liveness_problem() is None
         await still(lambda: new.made == 0)
         assert not waiting.done()
+        assert "does not end" in await first.hosted.liveness_problem()
+        assert await second.hosted.liveness_problem() is None
         block.let_go()
         assert await waiting == {"uid-a": ""}
         assert (old.closed, new.made) == (1, 1)
         assert not first.is_active
+        assert await first.hosted.liveness_problem() is None
 
 
 async def test_an_instance_whose_driver_does_not_end_keeps_the_lock_when_it_stops(
