@@ -29,8 +29,8 @@ class DirectEndpoint(Caller):
     def unavailable(self) -> EndpointStoppedError | None:
         return self.stopped
 
-    def _connection(self) -> _Calls | EndpointStoppedError:
-        return self.unavailable() or _Calls(self)
+    async def _connection(self, ended: Any = None) -> _Calls | EndpointStoppedError:
+        return self.unavailable() or ended or _Calls(self)
 
 
 def result_of(results: Mapping[str, Any]) -> Any:

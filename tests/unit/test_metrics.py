@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from drakit_nodeplugin.claims.scheduler import Scheduler
 
 from drakit_daemon.kube import NotFoundError
 from drakit_daemon.metrics import text_of
@@ -12,7 +13,6 @@ from drakit_nodeplugin.app import _Probed
 from drakit_nodeplugin.claims import errors
 from drakit_nodeplugin.claims.errors import ClaimError
 from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from drakit_nodeplugin.devices.counts import DEVICE_STATES, DeviceCounts

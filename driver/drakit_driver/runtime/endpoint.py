@@ -67,8 +67,9 @@ class Caller(ABC):
         self._node = node
 
     @abstractmethod
-    def _connection(self) -> Calls | EndpointStoppedError:
-        """Return the connection to call, or the reason why there is none."""
+    async def _connection(self, ended: object = None) -> Calls | EndpointStoppedError:
+        """Return the connection to call, or the reason why there is none. After one has `ended`
+        during a call, wait for the one that replaces it, if there is one."""
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
@@ -88,10 +89,6 @@ class Caller(ABC):
         self, operation: CallOperation, batch: Sequence[AllocatedClaim]
     ) -> dict[str, Any]:
         try:
-            connection = self._connection()
-            if isinstance(connection, EndpointStoppedError):
-                raise connection
-            call = getattr(connection, operation)
             items = [
                 replace(
                     item,
@@ -101,7 +98,17 @@ class Caller(ABC):
                 )
                 for item in batch
             ]
-            answers: dict[str, Any] = dict(await call(items))
+            connection = await self._connection()
+            if isinstance(connection, EndpointStoppedError):
+                raise connection
+            try:
+                answers: dict[str, Any] = dict(await getattr(connection, operation)(items))
+            except ConnectionEndedError:
+                # Calls are idempotent. The kubelet would repeat this one after 10 s or more.
+                successor = await self._connection(connection)
+                if successor is connection or isinstance(successor, EndpointStoppedError):
+                    raise
+                answers = dict(await getattr(successor, operation)(items))
         except asyncio.CancelledError:
             if cancelled_by_owner():
                 raise
@@ -229,6 +236,10 @@ STEADY_SECONDS = 60.0
 """The age at which a connection resets the delay to its minimum. A connection that lists its
 devices and ends at once counts as a failed one."""
 
+HAND_OVER_SECONDS = 2.0
+"""The time that the successor of an ended connection has to list its devices: calls wait for it,
+and no stop is reported. An update of a backend takes a tenth of it."""
+
 SILENT_SECONDS = 10.0
 """The time that a new connection has to list its devices before its silence is reported."""
 
@@ -245,13 +256,22 @@ class Lifecycle(Generic[ConnectionT]):
         *,
         listener: EndpointListener,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        has_successor: Callable[[], bool] = lambda: False,
     ) -> None:
         """`connect` makes the next connection; it raises if there is none now. `pause` is called
-        before each reconnect: it waits this many seconds, or less if waiting is useless."""
+        before each reconnect: it waits this many seconds, or less if waiting is useless.
+        `has_successor` returns whether the other side of the connection is being replaced."""
         self._endpoint = endpoint
         self._connect = connect
         self._listener = listener
         self._pause = pause
+        self._has_successor = has_successor
+        self._hand_over: asyncio.TimerHandle | None = None
+        """Its end, while the successor of a connection is awaited."""
+        self._news = asyncio.Event()
+        """Set, and replaced, when a connection or a hand-over ends."""
+        self._closing: set[asyncio.Task[None]] = set()
+        """Connections that were handed over, and end."""
         self._backoff = Backoff(*RECONNECT_SECONDS, jitter=0)
         self._reason: str | None = "it has not started yet"
         self._previous: str | None = None
@@ -264,7 +284,10 @@ class Lifecycle(Generic[ConnectionT]):
 
     @property
     def stop_reason(self) -> str | None:
-        """The reason why the endpoint cannot be called now; None if it can."""
+        """The reason why the endpoint cannot be called now; None if it can, or if calls wait for
+        the next connection."""
+        if self._hand_over is not None:
+            return None
         if self._reason is not None or self.connection is None:
             return self._reason
         reason = self.connection.unavailable
@@ -299,14 +322,17 @@ class Lifecycle(Generic[ConnectionT]):
                     self._stopped(text_of(error))
             if self.connection is not None:
                 await self._follow(self.connection)
-                self.connection = None
 
     async def close(self) -> None:
         """End the connection."""
         self._reason = "the node plugin is stopping"
+        self._end_hand_over()
         if self.connection is not None:
             await self.connection.close()
             self.connection = None
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     async def _make_connection(self) -> None:
         try:
@@ -331,6 +357,7 @@ class Lifecycle(Generic[ConnectionT]):
                     listed_at = loop.time() if listed_at is None else listed_at
                     self._previous = self._reported = None
                 self._pass_on(update)
+                self._end_hand_over()
         except asyncio.CancelledError:
             if cancelled_by_owner():
                 raise
@@ -345,8 +372,20 @@ class Lifecycle(Generic[ConnectionT]):
         steady = listed_at is not None and loop.time() - listed_at >= STEADY_SECONDS
         if steady and not ended.disorderly:
             self._backoff.succeeded()
-        self._stopped(ended.reason)
-        await connection.close()
+        self.connection = None
+        if self._hand_over is None and not ended.disorderly and self._has_successor():
+            facts = {"endpoint": self._endpoint, "reason": ended.reason}
+            logger.info("endpoint is handed over", extra=facts)
+            self._reason = self._previous = ended.reason
+            self._hand_over = loop.call_later(HAND_OVER_SECONDS, self._stopped, ended.reason)
+            closing = loop.create_task(self._retire(connection))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            self._notify()
+        else:
+            self._stopped(ended.reason)
+            self._notify()
+            await connection.close()
 
     def _pass_on(self, update: Update) -> None:
         """Pass an update to the listener. If that fails, the update is the cause: it ends this
@@ -363,7 +402,30 @@ class Lifecycle(Generic[ConnectionT]):
                 f"node plugin's log on this node"
             ) from error
 
+    async def _retire(self, connection: ConnectionT) -> None:
+        """Close a connection that was handed over."""
+        await connection.close()
+
+    def _notify(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _end_hand_over(self) -> None:
+        if self._hand_over is not None:
+            self._hand_over.cancel()
+            self._hand_over = None
+            self._notify()
+
+    async def _until_replaced(self, ended: object) -> None:
+        """Wait for the end of a hand-over. `ended` is a connection that has ended, even if
+        :meth:`run` has not noticed it yet."""
+        while self._hand_over is not None or (
+            ended is not None and ended is self.connection and self._has_successor()
+        ):
+            await self._news.wait()
+
     def _stopped(self, reason: str) -> None:
+        self._end_hand_over()
         self._reason = self._previous = reason
         logger.error("endpoint stopped", extra={"endpoint": self._endpoint, "reason": reason})
         self._report_stop(reason)
@@ -405,14 +467,14 @@ class Endpoint(Lifecycle[Connection], Caller):
         listener: EndpointListener,
         node: str,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        has_successor: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         `connect` makes the next connection. It may wait for one to appear, and raises if there is
-        none now. `node` is the node's name. `pause` is called before each reconnect: it waits this
-        many seconds, or less if waiting is useless.
+        none now. `node` is the node's name. See :class:`Lifecycle` for the rest.
         """
         Caller.__init__(self, name, traits=traits, node=node)
-        super().__init__(name, connect, listener=listener, pause=pause)
+        super().__init__(name, connect, listener=listener, pause=pause, has_successor=has_successor)
         self.name = name
 
     async def ended(self) -> None:
@@ -428,7 +490,9 @@ class Endpoint(Lifecycle[Connection], Caller):
         reason = self.stop_reason
         return None if reason is None else EndpointStoppedError(driver=self.name, reason=reason)
 
-    def _connection(self) -> Connection | EndpointStoppedError:
+    async def _connection(self, ended: object = None) -> Connection | EndpointStoppedError:
+        if ended is not None or self._hand_over is not None:
+            await self._until_replaced(ended)
         if (stopped := self.unavailable()) is not None:
             return stopped
         assert self.connection is not None

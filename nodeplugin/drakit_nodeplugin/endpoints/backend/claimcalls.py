@@ -108,6 +108,10 @@ class BackendClaims:
         """Whether it needs more of a claim than its devices, as it reported."""
         self._listed: Inventory | None = None
         self._by_key: Published | None = None
+        self._running = 0
+        self.idle = asyncio.Event()
+        """Set while no call is in flight."""
+        self.idle.set()
         self._lacks: set[str] = set()
         """Optional methods that the backend does not implement."""
 
@@ -180,6 +184,8 @@ class BackendClaims:
 
     async def _call(self, method: str, request: bytes) -> bytes:
         metadata = ((REQUEST_ID, request_id.get()),)
+        self._running += 1
+        self.idle.clear()
         calling = self._client.call(
             method, request, timeout_seconds=DEADLINE_SECONDS, metadata=metadata
         )
@@ -197,6 +203,10 @@ class BackendClaims:
             if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise _TooLargeError(f"its backend {error}") from None
             raise DriverError(f"its backend {error}") from None
+        finally:
+            self._running -= 1
+            if not self._running:
+                self.idle.set()
 
     async def _sort(
         self, raw: bytes, read: _Reader[ResultT], *, method: str, counts: Mapping[str, int]

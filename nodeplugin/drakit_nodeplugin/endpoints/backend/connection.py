@@ -30,6 +30,7 @@ from drakit_daemon.logs import ProblemLog
 from drakit_daemon.rate_limiter import RateLimiter
 from drakit_driver.runtime.contract import (
     MAX_DEVICES,
+    Connection,
     ConnectionEndedError,
     DeviceKey,
     DriverTraits,
@@ -75,6 +76,9 @@ HEALTH_AGAIN_SECONDS = (1.0, 60.0)
 
 STEADY_SECONDS = 60.0
 CLOSE_SECONDS = 3.0
+ANSWER_SECONDS = 30.0
+"""The time that calls in flight have to end on a connection that was handed over."""
+
 LOST = "the connection to its backend was lost"
 
 LABELS_SECONDS = 5.0
@@ -477,6 +481,7 @@ class BackendEndpoint(Endpoint):
             listener=context.listener,
             node=context.node,
             pause=self._await_socket,
+            has_successor=self._is_replaced,
         )
         self._directory = directory
         self._policies = context.policies
@@ -525,6 +530,20 @@ class BackendEndpoint(Endpoint):
             metadata_files=connection.has_metadata_files,
         )
         return connection
+
+    def _is_replaced(self) -> bool:
+        return self._socket is not None and self._directory.has_successor(self._socket)
+
+    async def _retire(self, connection: Connection) -> None:
+        """Close a connection, after the calls that its process still answers: no other process
+        works on their claims meanwhile."""
+        assert isinstance(connection, BackendConnection)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await connection.idle.wait()
+        finally:
+            await connection.close()
 
     async def _await_socket(self, seconds: float) -> None:
         """Wait before the next connection, but not if there is a new socket."""

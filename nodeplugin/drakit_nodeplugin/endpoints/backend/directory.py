@@ -312,6 +312,16 @@ class BackendDirectory:
         holder = self._holders.get(driver)
         return None if holder is None else holder.socket
 
+    def has_successor(self, socket: BackendSocket) -> bool:
+        """Return whether another backend of the entry serves its driver, wants to, or is being
+        asked: an update, of which `socket` is the previous one."""
+        entry = socket.path.parent.name
+        return any(
+            each.driver or each.wanted or each.task
+            for (place, _), each in self._candidates.items()
+            if place == entry and each.socket != socket
+        )
+
     async def wait(self, driver: str, *, other_than: BackendSocket | None = None) -> BackendSocket:
         """Wait for a driver's socket that is not this one."""
         while (socket := self.socket(driver)) is None or socket == other_than:

@@ -346,7 +346,7 @@ class DevicePlugins(Caller):
         )
         return EndpointStoppedError(driver=self._driver, reason=text)
 
-    def _connection(self) -> ClaimRouter:
+    async def _connection(self, ended: object = None) -> ClaimRouter:
         return self._calls
 
     # ------------------------------------------------------------ registration
