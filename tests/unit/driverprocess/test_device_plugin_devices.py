@@ -16,7 +16,6 @@ from drakit import (
     Inventory,
     Mount,
     NetDevice,
-    Topology,
     Version,
 )
 from drakit.settings import SettingsError
@@ -161,18 +160,6 @@ def test_a_share_consumes_the_default_amounts():
             ),
             "85,899,345,920 shares, and the limit is 16,384; set --shares",
             id="too-many-shares",
-        ),
-        pytest.param(
-            Device(name="x", capacity={"m": "much"}, allow_multiple_allocations=True),
-            "is invalid: capacity 'm': 'much' is not a quantity",
-            id="no-quantity",
-        ),
-        pytest.param(Device(name="X"), "not a DNS label", id="name"),
-        pytest.param(Device(name="x", pool="a/b"), "its pool is not a DNS label", id="pool"),
-        pytest.param(
-            Device(name="x", topology=Topology(numa_node=-1)),
-            "its numa_node -1 is not the number",
-            id="numa-node",
         ),
         pytest.param(
             Device(name="x", consumes={"gpu": {"memory": "1Gi"}}),

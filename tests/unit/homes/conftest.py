@@ -26,7 +26,9 @@ Start = Callable[[Inventory], AbstractAsyncContextManager[Home]]
 def program(tmp_path_factory) -> Path:
     """The Go driver of the suite."""
     if not go_is_there():
-        pytest.skip("the driver of the Go module needs Go: `make go` says how to get it")
+        pytest.skip(
+            "the driver of the Go module needs Go: install it as https://go.dev/doc/install says"
+        )
     built = tmp_path_factory.mktemp("go") / "scripted"
     build = ["go", "build", "-trimpath", "-o", built, "./testdata/scripted"]
     subprocess.run(build, cwd=MODULE, check=True, timeout=600)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from drakit import CounterSet, Device, Health, Inventory, PreparedDevice
+from drakit import AllocatedDevice, CounterSet, Device, Health, Inventory, PreparedDevice
+from drakit_driver.plugin_devices import DevicePluginOptions, plugin_devices, resource_of
 from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_formats.cdi import InvalidEditsError, container_edits
 from drakit_formats.resource.inventory import shown_place
+from tests.unit.endpoints.camera import NODE
 from tests.unit.homes.cases import (
     CALLS,
     HEALTH,
@@ -30,10 +33,12 @@ from tests.unit.homes.cases import (
     given,
 )
 from tests.unit.homes.homes import (
+    DRIVER,
     GO,
     PLUGIN,
     Does,
     Home,
+    allocated,
     instance,
     seen,
     sendable,
@@ -117,6 +122,17 @@ def _named(name: str, device: object) -> object:
     """Give a device a name of its own, unless its name is what the table is about."""
     is_plain = isinstance(device, Device) and device.name == "c"
     return replace(device, name=name) if is_plain else device
+
+
+def test_a_device_plugin_lists_a_device_beyond_its_limits_as_little():
+    options = DevicePluginOptions(resources=(resource_of("gpu.example.com/gpu"),))
+    for device, problem in (*BAD.values(), *SHARED):
+        if problem == "too long":
+            continue  # the kubelet's IDs have no node's name before the pool
+        listed = Inventory(devices=(device, MARK))
+        found = plugin_devices(listed, driver=DRIVER, options=options)
+        assert [*found.by_resource["gpu.example.com/gpu"]] == ["mark"]
+        assert problem in found.problems[0]
 
 
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case.id)
@@ -214,31 +230,6 @@ async def test_claims_without_hardware_in_common_do_not_wait_for_each_other(home
     assert [as_a_pod_sees(each) for each in await slow] == [[given("a")]]
 
 
-async def test_a_call_whose_caller_left_ends_before_the_next_one_for_its_device(home: Home):
-    await home.does(a=Does(waits=True))
-    left = asyncio.create_task(home.call("prepare", [ONE]))
-    await until(lambda: "prepare a" in home.log)
-    left.cancel()
-    if home.kind != PLUGIN:  # its claims engine is what waits there
-        await home.endpoint.connection.close()
-        await until(lambda: home.endpoint.unavailable() is None)
-        undo = asyncio.create_task(home.call("unprepare", [ONE]))
-        await asyncio.sleep(0.1)
-        assert home.log[-1] == "prepare a"
-        await home.does()
-        await home.let()
-        assert await undo == [None]
-    else:
-        await asyncio.sleep(0.05)
-        assert not left.done()
-        await home.does()
-        await home.let()
-        await asyncio.wait({left})
-        assert await home.call("unprepare", [ONE]) == [None]
-    ends = [each for each in home.log if not each.startswith("parameters")]
-    assert ends == ["prepare a", "prepare a ends", "unprepare a", "unprepare a ends"]
-
-
 # ------------------------------------------------------------ with a socket
 
 
@@ -246,6 +237,44 @@ async def test_a_call_whose_caller_left_ends_before_the_next_one_for_its_device(
 def remote(kind):
     if kind == PLUGIN:
         pytest.skip("a class in the node plugin has no socket, and no process of its own")
+
+
+CARD = {"card": {"slots": "1"}}
+FIRST = replace(ONE, consumes=CARD)
+
+
+@pytest.mark.parametrize(
+    ("first", "device"),
+    [
+        pytest.param(0, FIRST, id="one-claim"),
+        pytest.param(1, ONE, id="one-device"),
+        pytest.param(1, replace(TWO, consumes=CARD), id="one-counter-set"),
+    ],
+)
+async def test_a_call_whose_caller_left_ends_before_the_next_one(
+    remote, home: Home, first: int, device: AllocatedDevice
+):
+    async def leave(call: Awaitable[Any]) -> None:
+        await home.endpoint.connection.close()
+        await call
+        await until(lambda: home.endpoint.unavailable() is None)
+
+    await home.does(a=Does(waits=True))
+    left = asyncio.create_task(home.call("prepare", [FIRST]))
+    await until(lambda: "prepare a" in home.log)
+    await leave(left)
+    waiting = asyncio.create_task(home.call("check", [device], first=first))
+    await asyncio.sleep(0.05)
+    await leave(waiting)
+    undo = asyncio.create_task(home.call("unprepare", [device], first=first))
+    other = allocated("c", pool=f"{NODE}/usb", consumes=CARD)
+    assert await home.call("check", [other], first=2) == [True]
+    await home.does()
+    await home.let()
+    assert await undo == [None]
+    name = device.name
+    ends = [each for each in home.log if not each.startswith("parameters") and " c" not in each]
+    assert ends == ["prepare a", "prepare a ends", f"unprepare {name}", f"unprepare {name} ends"]
 
 
 async def test_a_driver_whose_socket_was_removed_is_called_until_it_ends(remote, home, found):
