@@ -48,6 +48,7 @@ _GAUGES = {
     "driver_registered": "1 if the kubelet has accepted the driver's registration",
     "driver_running": "1 if the driver is running",
     "driver_blocked": "1 if the event loop of the driver is blocked",
+    "driver_slow_calls": "Calls that the driver has not answered for 5 s",
     "slices_failing": "1 if the last attempt to publish ResourceSlices failed",
     "slice_fields_dropped": "1 if the API server drops fields that devices use",
 }

@@ -58,6 +58,7 @@ NODE_PLUGIN: Mapping[str, Collection[str]] = {
         "drakit_driver_registered",
         "drakit_driver_running",
         "drakit_driver_blocked",
+        "drakit_driver_slow_calls",
         "drakit_endpoint_diagnostics_total",
     ),
 }

@@ -340,6 +340,11 @@ class HostedEndpoint(CallableEndpoint, Protocol):
         of its own."""
         ...
 
+    @property
+    def slow_calls(self) -> Sequence[str]:
+        """A sentence on each call in flight that takes long."""
+        ...
+
     async def start(self) -> None:
         """Connect for the first time, before any call; returns within seconds. Raises
         :class:`drakit.driver.DriverError` if a configuration is refused, and nothing else."""

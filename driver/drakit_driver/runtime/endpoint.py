@@ -57,6 +57,10 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- calls
 
 
+SLOW_CALL_SECONDS = 5.0
+"""The time after which a call in flight is logged and reported."""
+
+
 class Caller(ABC):
     """The calls of one driver, for a :class:`.CallableEndpoint`."""
 
@@ -65,6 +69,12 @@ class Caller(ABC):
         self.traits = traits
         self._driver = driver
         self._node = node
+        self._slow_calls: dict[object, str] = {}
+
+    @property
+    def slow_calls(self) -> Sequence[str]:
+        """See :attr:`.HostedEndpoint.slow_calls`."""
+        return [*self._slow_calls.values()]
 
     @abstractmethod
     async def _connection(self, ended: object = None) -> Calls | EndpointStoppedError:
@@ -75,15 +85,15 @@ class Caller(ABC):
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[PreparedDevice] | CallError]:
         """See :meth:`.CallableEndpoint.prepare`."""
-        return await self._call("prepare", batch)
+        return await self._watched("prepare", batch)
 
     async def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, CallError | None]:
         """See :meth:`.CallableEndpoint.unprepare`."""
-        return await self._call("unprepare", batch)
+        return await self._watched("unprepare", batch)
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool | CallError]:
         """See :meth:`.CallableEndpoint.check`."""
-        return await self._call("check", batch)
+        return await self._watched("check", batch)
 
     async def _call(
         self, operation: CallOperation, batch: Sequence[AllocatedClaim]
@@ -126,6 +136,27 @@ class Caller(ABC):
         else:
             return self._results(operation, batch, answers)
         return dict.fromkeys([item.claim.uid for item in batch], failure)
+
+    async def _watched(
+        self, operation: CallOperation, batch: Sequence[AllocatedClaim]
+    ) -> dict[str, Any]:
+        """Call, and report the call while it takes long."""
+        call = object()
+
+        def report() -> None:
+            what = self.traits.method(operation)
+            claims = ", ".join(str(item.claim) for item in batch[:3])
+            text = f"it has not answered {what} for {SLOW_CALL_SECONDS:.0f} s (claim {claims})"
+            self._slow_calls[call] = text
+            facts = {"driver": self._driver, "call": what, "claims": claims}
+            logger.warning("driver has not answered a call yet", extra=facts)
+
+        timer = asyncio.get_running_loop().call_later(SLOW_CALL_SECONDS, report)
+        try:
+            return await self._call(operation, batch)
+        finally:
+            timer.cancel()
+            self._slow_calls.pop(call, None)
 
     # ------------------------------------------------------------ results
 

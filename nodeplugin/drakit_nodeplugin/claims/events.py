@@ -29,7 +29,7 @@ from drakit_nodeplugin.claims.errors import (
     ClaimGoneError,
     ClaimReplacedError,
 )
-from drakit_nodeplugin.claims.queue import SLOW_SECONDS
+from drakit_nodeplugin.claims.queue import RESTART, SLOW_SECONDS
 from drakit_nodeplugin.claims.work import GERUND, ClaimAnswer, Operation
 from drakit_nodeplugin.reasons import ClaimReason
 
@@ -137,7 +137,7 @@ class ClaimEvents:
         text = (
             f"claim {claim}: driver {self._driver} has been {GERUND[operation]} it for more than "
             f"{SLOW_SECONDS:.0f} s; check the driver's log on this node, and if this persists, "
-            "restart the node plugin there"
+            f"{RESTART}"
         )
         self._warn(claim, operation, self._failure(claim, operation), text)
 

@@ -49,6 +49,11 @@ prepare, unprepare, prepare. A queue only grows longer if a driver hangs."""
 SLOW_SECONDS = 180.0
 """The time after which work is reported as slow: two of the kubelet's attempts, 90 s apart."""
 
+RESTART = (
+    "restart the driver's pod on this node, which is the node plugin's if the driver runs in it"
+)
+"""The remedy for a driver that hangs."""
+
 NOT_DONE = "NotDone"
 """The reason of an answer that proves nothing about the claim: its work continues, or was
 canceled."""
@@ -425,7 +430,7 @@ class ClaimQueue:
             text += ", which waits for a device that the driver is working on for another claim"
         text += "; the work continues, and the kubelet retries"
         if asyncio.get_running_loop().time() - turn.asked_at > SLOW_SECONDS:
-            text += "; if this persists, restart the node plugin on this node"
+            text += f"; if this persists, {RESTART}"
         return _not_done(claim, text)
 
 

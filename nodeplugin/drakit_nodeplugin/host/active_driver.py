@@ -249,6 +249,7 @@ class ActiveDriver:
                 counts=self._devices.counts,
                 registration=registration,
                 policies=self._policies,
+                slow_calls=lambda: self._endpoint.slow_calls,
             ),
             node=environment.node,
             session=environment.session,
@@ -414,6 +415,7 @@ class ActiveDriver:
             driver_registered=self._registration.status.readiness_problem() is None,
             driver_running=manager.stop_reason is None and manager.waiting is None,
             driver_blocked=self._endpoint.blocked is not None,
+            driver_slow_calls=len(self._endpoint.slow_calls),
             checkpoint_damaged=self._maintenance.damaged,
             checkpoint_unusable=self._checkpoint.unusable is not None,
         )

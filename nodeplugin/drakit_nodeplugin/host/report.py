@@ -120,6 +120,9 @@ class ReportFacts:
     stuck_count: int
     """The number in total, including those that are not listed."""
 
+    slow_calls: Sequence[str] = ()
+    """A sentence on each call that the driver has not answered for long."""
+
     policies: Sequence[PolicyState] = ()
     outcomes: Collection[PolicyOutcome] = ()
     refusal: str | None = None
@@ -222,6 +225,9 @@ def _conditions(facts: ReportFacts) -> list[dict[str, Any]]:
         if names:
             message += f", such as {', '.join(names)}"
         progressing = ("False", "Stuck", message)
+    elif facts.slow_calls:
+        message = f"{facts.slow_calls[0]}; if this persists, restart the pod in which it runs"
+        progressing = ("False", "Slow", f"{len(facts.slow_calls)} slow calls: {message}")
     found = {
         "Registered": (registered, facts.registration, facts.registration_message),
         "EndpointsRunning": running,
@@ -376,6 +382,8 @@ class ReportSources:
     """Returns the numbers of devices by pool. Raises CheckpointError."""
     registration: Registration
     policies: PolicyWatch | None
+    slow_calls: Callable[[], Sequence[str]] = tuple
+    """Returns a sentence on each call that the driver has not answered for long."""
 
 
 class DriverReport:
@@ -541,6 +549,7 @@ class DriverReport:
             claims=states,
             stuck=await self._named(stuck),
             stuck_count=len(stuck),
+            slow_calls=sources.slow_calls(),
             policies=() if policies is None else policies.states(),
             outcomes=sources.manager.policy_outcomes,
             refusal=None if policies is None else policies.refusal,

@@ -155,7 +155,7 @@ async def test_work_that_does_not_end_is_reported_after_three_minutes(lab):
     assert await lab.news() == [
         f"Warning PrepareFailed claim-uid-a: claim {A}: driver {DRIVER} has been preparing it for "
         f"more than 180 s; check the driver's log on this node, and if this persists, restart the "
-        "node plugin there"
+        "driver's pod on this node, which is the node plugin's if the driver runs in it"
     ]
     await work
     assert [event.split(":")[0] for event in await lab.news()] == ["Normal Prepared claim-uid-a"]

@@ -558,3 +558,19 @@ async def test_a_claim_of_a_batch_that_cannot_be_checked_fails_alone(monkeypatch
     assert (first, second) == (False, True)
     (record,) = caplog.records
     assert (record.claim_uid, record.error) == (A.uid, "the bus is gone")
+
+
+@pytest.mark.looptime
+async def test_a_call_is_reported_while_it_takes_longer_than_five_seconds(caplog):
+    driver = PerDevice()
+    driver.seconds = 7
+    endpoint = DirectEndpoint(driver, node=NODE)
+    batch = [AllocatedClaim(claim=A, devices=(device("cam-0"),))]
+    call = asyncio.create_task(endpoint.prepare(batch))
+    await asyncio.sleep(4.9)
+    assert endpoint.slow_calls == []
+    await asyncio.sleep(0.2)
+    assert endpoint.slow_calls == [f"it has not answered prepare for 5 s (claim {A})"]
+    assert caplog.messages == ["driver has not answered a call yet"]
+    await call
+    assert endpoint.slow_calls == []
