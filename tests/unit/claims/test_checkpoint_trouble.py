@@ -266,7 +266,7 @@ async def test_a_database_that_another_program_holds_is_reported_as_such(path, m
 @pytest.mark.looptime
 async def test_a_database_of_a_later_version_is_used_once_its_schema_is_an_older_one_again(path):
     stored = await fill(path, count=2)
-    later = schema.READABLE_FROM + 1
+    later = schema.VERSION + 1
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {later}")
     checkpoint = Checkpoint(path)

@@ -15,7 +15,7 @@ from drakit_formats.resource import limits, metadata
 from drakit_nodeplugin import allowed, config
 from drakit_nodeplugin.claims import allocation
 from drakit_nodeplugin.endpoints import host_paths, wire
-from drakit_nodeplugin.endpoints.backend import claimcalls, convert, directory
+from drakit_nodeplugin.endpoints.backend import convert, directory
 from drakit_nodeplugin.endpoints.deviceplugin import messages, plugin_registration
 from drakit_nodeplugin.host import policies, report
 from drakit_nodeplugin.kubelet import health, server
@@ -103,7 +103,6 @@ EXPECTED = [
     kibibytes(wire.MAX_MESSAGE_BYTES),
     kibibytes(wire.MAX_PART_BYTES),
     f"{wire.MESSAGES_PER_SECOND:.0f} per second, with bursts of up to {wire.MESSAGES_AT_ONCE:.0f}",
-    kibibytes(claimcalls.MAX_CLAIM_BYTES),
     f"{convert.MAX_EDITS:,}",
     f"{directory.INFO_SECONDS:.0f} s",
     # Device plugins
