@@ -561,3 +561,6 @@ class ReportFacts:
 
     rejected_example: str = ""
     """One of them, and the reason."""
+
+    faulty_example: str = ""
+    """One of those that violate a rule of the API, and the reason; empty if there is none."""

@@ -94,14 +94,24 @@ def project_report(body: Object) -> ReportFacts:
             for each in children(status, "droppedFields")[:MAX_DROPPED]
         ),
         rejected=int(child(status, "devices").get("rejected") or 0),
-        rejected_example=next(
+        rejected_example=next(map(_rejected, children(status, "rejectedDevices")), ""),
+        faulty_example=next(
             (
-                f"{words(each, 'device')}: {words(each, 'message') or text(each, 'reason')}"
+                _rejected(each)
                 for each in children(status, "rejectedDevices")
+                if text(each, "reason") in _FAULTS
             ),
             "",
         ),
     )
+
+
+_FAULTS = ("Invalid", "Refused")
+"""Reasons of rejected devices that are nobody's intention."""
+
+
+def _rejected(body: Object) -> str:
+    return f"{words(body, 'device')}: {words(body, 'message') or text(body, 'reason')}"
 
 
 def _registration(conditions: Iterable[Object]) -> str:

@@ -68,6 +68,7 @@ def check_cluster(found: Gathered, rows: Iterable[PoolRow]) -> list[Finding]:
         *_evaluator(),
         *_pools(pools, found),
         *_not_registered(found),
+        *_rejected(found),
         *_twins(pools),
         *_nodes(pools, found),
         *_missing_classes(found),
@@ -106,6 +107,20 @@ def _not_registered(found: Gathered) -> Iterator[Finding]:
                 f"{report.node} ({report.registration}): pods that use its devices there cannot "
                 "start",
                 fix=f"read the log of the node plugin on node {report.node}",
+            )
+
+
+def _rejected(found: Gathered) -> Iterator[Finding]:
+    for report in sorted(found.world.of(ReportFacts).values(), key=lambda each: each.name):
+        if report.rejected:
+            number = plural(report.rejected, "device")
+            yield Finding(
+                object=f"NodeDeviceReport {report.name}",
+                what=f"driver {report.driver} does not publish {number} of node {report.node}, "
+                f"such as {report.faulty_example or report.rejected_example}",
+                fix=f"kubectl describe nodedevicereport {report.name}: it lists the devices and "
+                "reasons; correct the policy, or report it to the driver's vendor",
+                problem=bool(report.faulty_example),
             )
 
 

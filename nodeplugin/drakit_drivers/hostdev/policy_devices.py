@@ -426,7 +426,8 @@ def capacity(published: Published, *, is_copy: bool = False) -> dict[str, str | 
         users = Capacity(
             value=str(sharing.users), default="1", valid_range=CapacityRange(min="1", step="1")
         )
-        found["users"] = "1" if is_copy else users
+        # The API server rejects a range whose first step exceeds the capacity.
+        found["users"] = "1" if is_copy or sharing.users == 1 else users
     return found
 
 

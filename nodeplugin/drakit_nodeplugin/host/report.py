@@ -21,7 +21,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
 from drakit_daemon.logs import ProblemLog
 from drakit_formats import crds
 from drakit_formats.crds import API_VERSION
+from drakit_formats.resource.nodes import pool_name
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.devices.counts import DEVICE_STATES, DeviceCounts, total
 from drakit_nodeplugin.devices.manager import DeviceManager
@@ -523,13 +524,17 @@ class DriverReport:
         registration = sources.registration.status
         states = await sources.checkpoint.states()
         by_drivers = sources.manager.rejected_by_drivers
+        refused = [
+            replace(each, policy=self._policy_of(each.device))
+            for each in _as_rejected(sources.publisher.rejected, "Refused")
+        ]
         rejected = [
             *by_drivers,
             *_as_rejected(sources.manager.rejected, "Invalid"),
-            *_as_rejected(sources.publisher.rejected, "Refused"),
+            *refused,
         ]
         stuck = await self._stuck(states)
-        counted = len(by_drivers) + len(sources.publisher.rejected)
+        counted = len(by_drivers) + len(refused)
         policies = sources.policies
         return ReportFacts(
             registration=_STATES[registration.state],
@@ -551,9 +556,18 @@ class DriverReport:
             stuck_count=len(stuck),
             slow_calls=sources.slow_calls(),
             policies=() if policies is None else policies.states(),
-            outcomes=sources.manager.policy_outcomes,
+            outcomes=_without_refused(sources.manager.policy_outcomes, refused),
             refusal=None if policies is None else policies.refusal,
         )
+
+    def _policy_of(self, name: str) -> str:
+        """Return the policy of a device, as the publisher names it; empty if it has none."""
+        if self._sources.policies is None:
+            return ""
+        pool, _, device = name.rpartition("/")
+        found = self._sources.manager.device(pool_name(self._node.name, pool), device)
+        policy = None if found is None else found.attributes.get("policy")
+        return policy if isinstance(policy, str) else ""
 
     async def _stuck(self, states: Mapping[str, int]) -> Sequence[str]:
         """Return the UIDs of stuck claims."""
@@ -584,6 +598,30 @@ def _as_rejected(rejected: Mapping[str, str], reason: Any) -> list[RejectedDevic
         RejectedDevice(device=name, reason=reason, message=message)
         for name, message in rejected.items()
     ]
+
+
+def _without_refused(
+    outcomes: Iterable[PolicyOutcome], refused: Iterable[RejectedDevice]
+) -> list[PolicyOutcome]:
+    """Return the outcomes of policies without the devices that the API server refuses."""
+    of_policy: dict[str, list[RejectedDevice]] = {}
+    for each in refused:
+        of_policy.setdefault(each.policy, []).append(each)
+    found: list[PolicyOutcome] = []
+    for outcome in outcomes:
+        if lost := of_policy.get(outcome.policy):
+            first = min(lost, key=lambda each: each.device)
+            problem = (
+                f"{len(lost)} of its devices cannot be published, such as {first.device}: "
+                f"{first.message}"
+            )
+            outcome = replace(
+                outcome,
+                published=max(0, outcome.published - len(lost)),
+                problem=outcome.problem or problem,
+            )
+        found.append(outcome)
+    return found
 
 
 async def remove_report(session: Session, *, node: str, driver: str) -> bool:

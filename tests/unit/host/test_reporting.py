@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from drakit import Device, Health, RejectedDevice
-from drakit.device import Inventory
+from drakit.device import Inventory, PolicyOutcome
 from drakit_daemon.kube import NotFoundError, UnavailableError
 from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.devices.counts import DeviceCounts
@@ -20,6 +20,7 @@ from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import EndpointStatus
 from drakit_nodeplugin.host import report
 from drakit_nodeplugin.host.node import PluginNode
+from drakit_nodeplugin.host.policies import PolicyState
 from drakit_nodeplugin.host.report import (
     DriverReport,
     ReportSources,
@@ -201,6 +202,29 @@ async def test_reports_other_than_devices_are_written_within_seconds(rig):
     rig.sources.policies.revision.advance()
     await asyncio.sleep(2)
     assert rig.api.applied[-1][1]["status"]["policiesRefused"] == "it is too old"
+
+
+@pytest.mark.looptime
+async def test_devices_that_the_api_server_refuses_are_a_problem_of_their_policy(rig):
+    """The driver has applied the policy, and counts them as published."""
+    sources = rig.sources
+    sources.manager.device = lambda pool, name: Device(name=name, attributes={"policy": name[:3]})
+    sources.manager.policy_outcomes = [
+        PolicyOutcome(policy="kvm", matched=2, published=2),
+        PolicyOutcome(policy="tty", matched=1, published=1),
+    ]
+    sources.policies.states = lambda: [
+        PolicyState(name=name, uid=name, observed_generation=1, generation=1)
+        for name in ("kvm", "tty")
+    ]
+    sources.publisher.rejected = {"kvm-1": "no", "usb/kvm-0": "the step is too large"}
+    await asyncio.sleep(33)
+    status = rig.api.applied[-1][1]["status"]
+    kvm, tty = status["policies"]
+    assert (kvm["published"], tty["published"]) == (0, 1)
+    assert kvm["problem"] == "2 of its devices cannot be published, such as kvm-1: no"
+    assert "problem" not in tty
+    assert {each["policy"] for each in status["rejectedDevices"]} == {"kvm"}
 
 
 @pytest.mark.looptime

@@ -526,6 +526,15 @@ async def test_an_identity_has_at_most_256_printable_characters_and_tells_long_o
     assert all(each.startswith("tty ") for each in identities)
 
 
+async def test_the_capacity_of_one_user_has_no_steps(host):
+    """The API server rejects a range of which one step exceeds the capacity."""
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    one = policy("misc", "/dev/kvm", sharing={"mode": "Capacity", "users": 1})
+    (device,) = (await Rig(host, {"kvm": one}).scan()).devices
+    assert device.capacity == {"users": "1"}
+    assert device.allow_multiple_allocations
+
+
 @pytest.mark.looptime
 @pytest.mark.parametrize(
     "after",

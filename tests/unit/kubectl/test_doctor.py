@@ -123,6 +123,16 @@ def rejected(site):
     site.report("n2")
 
 
+def refused(site):
+    body = {"device": "kvm", "reason": "Refused", "message": "the step is too large"}
+    ignored = {"device": "/dev/sda", "reason": "Dangerous"}
+    status = {"devices": {"rejected": 2}, "rejectedDevices": [ignored, body]}
+    site.store(
+        f"/apis/{crds.API_VERSION}/nodedevicereports/n1.{DRIVER}",
+        {"spec": {"nodeName": "n1", "driver": DRIVER}, "status": status},
+    )
+
+
 def twins(site):
     site.node("n2")
     pool = {"name": "shared", "generation": 1, "resourceSliceCount": 1}
@@ -174,6 +184,12 @@ POOL = f"Pool {DRIVER}/n1"
             f"NodeDeviceReport n1.{DRIVER}",
             f"driver {DRIVER} is not registered with the kubelet of node n1 (Rejected)",
             "read the log of the node plugin on node n1",
+        ),
+        pytest.param(
+            refused,
+            f"NodeDeviceReport n1.{DRIVER}",
+            f"driver {DRIVER} does not publish 2 devices of node n1, such as kvm: the step is",
+            f"kubectl describe nodedevicereport n1.{DRIVER}",
         ),
         pytest.param(
             twins,
