@@ -30,7 +30,8 @@ from drakit_daemon.probes import StatusServers
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.host.driver import HostedDriver, freeze_objects
 from drakit_nodeplugin.host.drivers import HostedDrivers
-from drakit_nodeplugin.host.node import Environment, PluginNode, read_boot_id
+from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode, read_boot_id
+from drakit_nodeplugin.host.restarts import ProcessNote
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.state.podresources import PodName, PodResources
 
@@ -58,14 +59,14 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    node = PluginNode(launch.node_name, file=home_directory(config.kubelet_root) / "node.json")
+    home = home_directory(config.kubelet_root)
+    node = PluginNode(launch.node_name, file=home / "node.json")
     await node.restore()
     try:
         boot_id = read_boot_id(config.boot_id_file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{launch.config_file}: bootIDFile: {error}") from error
     session: asyncio.Future[Session] = loop.create_future()
-    metrics = Metrics()
     environment = Environment(
         config=config,
         node=node,
@@ -73,11 +74,33 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         instance_uid=launch.instance_uid,
         session=session,
         podresources=PodResources(config.podresources, own_pod=launch.pod),
-        metrics=metrics,
+        metrics=Metrics(),
     )
+    note = ProcessNote(home / "process.json", instance_uid=launch.instance_uid, boot_id=boot_id)
+    events = NodeEvents(node.name, session)
+    if (reason := await asyncio.to_thread(note.begin)) is not None:
+        events.emit(
+            reason="NodePluginRestarted",
+            action="Restart",
+            note=f"the node plugin on this node was restarted: {reason}",
+        )
+    try:
+        await _serve(environment, launch, events=events, stopping=stopping)
+    except BaseException as error:
+        await asyncio.to_thread(note.end, error)
+        raise
+    await asyncio.to_thread(note.end, None)
+
+
+async def _serve(
+    environment: Environment, launch: Launch, *, events: NodeEvents, stopping: asyncio.Event
+) -> None:
+    config, node, session = environment.config, environment.node, environment.session
     drivers = HostedDrivers(environment, config_file=launch.config_file)
     servers = StatusServers(
-        listen=config.listen, probed=_Probed(drivers), metrics=partial(text_of, metrics.registry)
+        listen=config.listen,
+        probed=_Probed(drivers),
+        metrics=partial(text_of, environment.metrics.registry),
     )
     try:
         await drivers.start()
@@ -92,6 +115,7 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
             "node labels": lambda: node.run(session),
             "file poller": environment.file_poller.run,
             "CDI file poller": environment.cdi_poller.run,
+            "Events of the process": events.run,
             **drivers.parts(),
         }
         await _run_until(stopping, parts)

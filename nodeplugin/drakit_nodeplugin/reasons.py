@@ -25,6 +25,7 @@ NodeReason = Literal[
     "EndpointStopped",
     "FieldsDropped",
     "KubeletResourcesUnknown",
+    "NodePluginRestarted",
     "RegistrationRefused",
     "ResourceServedByKubelet",
     "SliceNameTaken",

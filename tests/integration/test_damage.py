@@ -78,3 +78,20 @@ async def test_devices_of_a_lost_checkpoint_are_not_given_to_others(rig, harm): 
         assert await kubelet.unprepare(dra, reference("uid-a")) == {"uid-a": ""}
         assert (await kubelet.prepare(dra, reference("uid-b")))["uid-b"].error == ""
         await stop(process)
+
+
+async def test_a_container_that_was_killed_and_restarted_is_an_event_of_the_node(rig):  # noqa: F811
+    async with FakeKubelet(rig.root) as kubelet:
+        async with rig.plugin("pod-1"):
+            await rig.until(kubelet.sockets)
+        assert not restarts(rig)
+        async with rig.plugin("pod-1") as process:
+            await rig.until(lambda: restarts(rig))
+            await stop(process)
+    (note,) = restarts(rig)
+    assert note.startswith("the node plugin on this node was restarted: it was killed")
+
+
+def restarts(rig) -> list[str]:  # noqa: F811
+    events = rig.api_server.objects(EVENTS)
+    return [each["note"] for each in events if each["reason"] == "NodePluginRestarted"]

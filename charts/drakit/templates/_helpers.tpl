@@ -427,8 +427,9 @@ drivers:
 listen: {probes: ":8081", metrics: ":8080"}
 {{- end }}
 
-{{/* drakit.probes: the startup, liveness and readiness probes of both components. */}}
+{{/* drakit.probes: the startup, liveness and readiness probes of both components, and what their status says after an error. */}}
 {{- define "drakit.probes" -}}
+terminationMessagePolicy: FallbackToLogsOnError
 # Without the delay, the kubelet probes before the process listens, and writes a Warning at each start.
 startupProbe:
   httpGet: {path: /healthz, port: probes}

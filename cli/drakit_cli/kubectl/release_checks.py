@@ -104,6 +104,7 @@ def check_releases(
         findings += [
             *_images(each),
             *_pods(each),
+            *_restarted(each),
             *_versions(each),
             *_kubernetes(each, capabilities),
             *_gates(each, capabilities),
@@ -173,6 +174,21 @@ def _images(release: Release) -> Iterator[Finding]:
             "imagePullSecrets has the registry's credentials. To use another image: "
             + _upgrade(release, "--set image.repository=REPOSITORY", "--set image.tag=TAG")
             + ". If helm install still waits, stop it first with Ctrl+C",
+        )
+
+
+def _restarted(release: Release) -> Iterator[Finding]:
+    """Find containers that ended, although they may be ready again."""
+    for each in release.restarted:
+        where = f"container {each.container} of pod {each.pod} on node {each.node}"
+        times = "once" if each.count == 1 else f"{each.count} times"
+        yield Finding(
+            object=f"Pod {release.namespace}/{each.pod}",
+            what=f"{where} was restarted {times}; it ended last with {each.ended[:MAX_MESSAGE]}",
+            fix=f"kubectl -n {release.namespace} logs {each.pod} -c {each.container} --previous: "
+            "report the error, or for OOMKilled raise the memory limit; without an error, the "
+            "liveness probe may have failed, or the node was rebooted",
+            problem=False,
         )
 
 

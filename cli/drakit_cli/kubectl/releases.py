@@ -183,6 +183,18 @@ class PluginPod:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RestartedContainer:
+    """A container of drakit that ended and was started again."""
+
+    pod: str
+    node: str
+    container: str
+    count: int
+    ended: str
+    """How and when it ended last."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
     """One release: what is known of it."""
 
@@ -191,6 +203,7 @@ class Release:
     workloads: tuple[Workload, ...] = ()
     pods: tuple[PluginPod, ...] = ()
     unpulled: tuple[UnpulledImage, ...] = ()
+    restarted: tuple[RestartedContainer, ...] = ()
     values: Values = field(default_factory=Values)
     """The node plugin's values; empty if they are unknown."""
 
@@ -239,6 +252,7 @@ class _Pod:
     release: str
     plugin: PluginPod | None
     unpulled: tuple[UnpulledImage, ...]
+    restarted: tuple[RestartedContainer, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,6 +323,7 @@ def _releases(
             workloads=tuple(mine),
             pods=tuple(sorted(plugins, key=lambda pod: (pod.node, pod.name))),
             unpulled=tuple(image for each in own for image in each.unpulled),
+            restarted=tuple(container for each in own for container in each.restarted),
             values=next((each.values for each in known if each.values != Values()), Values()),
             lease=next((each.lease for each in known if each.lease), ""),
         )
@@ -410,7 +425,25 @@ def _pod(body: Object) -> _Pod:
             for container in children(body, "status", "containerStatuses")
             if text(waiting := child(container, "state", "waiting"), "reason") in _PULL_REASONS
         ),
+        restarted=tuple(
+            RestartedContainer(
+                pod=name,
+                node=node,
+                container=text(container, "name"),
+                count=int(container.get("restartCount") or 0),
+                ended=_ended(child(container, "lastState", "terminated")),
+            )
+            for container in children(body, "status", "containerStatuses")
+            if container.get("restartCount") and child(container, "lastState", "terminated")
+        ),
     )
+
+
+def _ended(state: Object) -> str:
+    lines = text(state, "message").strip().splitlines()
+    ended = f"{text(state, 'reason')}, exit code {state.get('exitCode')}"
+    at = f" at {finished}" if (finished := text(state, "finishedAt")) else ""
+    return f"{ended}{at}" + (f": {lines[-1]}" if lines else "")
 
 
 def _configuration(body: Object) -> _Configuration | None:

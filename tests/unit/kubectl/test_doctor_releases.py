@@ -292,9 +292,31 @@ def silent_backends(site):
     site.release("drakit", "n2", backends={"enabled": True, "directory": "/b"})
 
 
+def restarted(site):
+    site.release("drakit", "n1", drivers=DRIVERS)
+    ended = {
+        "exitCode": 1,
+        "reason": "Error",
+        "finishedAt": "2026-03-01T09:30:00Z",
+        "message": "Traceback\n  ...\nKeyError: 'cap-1'\n",
+    }
+    status = {"name": "nodeplugin", "restartCount": 3, "lastState": {"terminated": ended}}
+    fresh = {"name": "sidecar", "restartCount": 0, "lastState": {}}
+    site.change(
+        "/api/v1/namespaces/drakit-system/pods/drakit-n1",
+        {"status": {"containerStatuses": [status, fresh]}},
+    )
+
+
 @pytest.mark.parametrize(
     ("spoil", "text", "fix"),
     [
+        pytest.param(
+            restarted,
+            "container nodeplugin of pod drakit-n1 on node n1 was restarted 3 times; it ended last "
+            "with Error, exit code 1 at 2026-03-01T09:30:00Z: KeyError: 'cap-1'",
+            "kubectl -n drakit-system logs drakit-n1 -c nodeplugin --previous",
+        ),
         pytest.param(two_operators, "both run an operator", "--set operator.enabled=false"),
         pytest.param(
             other_kubelet,

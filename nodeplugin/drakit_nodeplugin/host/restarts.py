@@ -1,0 +1,68 @@
+"""
+How the process before this one ended, if the container was restarted.
+
+A process notes in a file that it runs, in which pod and which boot, and in the end why it ended.
+The next process of the same pod and boot finds the note; one that was killed has left no reason.
+
+Functions block. Does not depend on drivers, or on how the reason is reported.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from drakit.layout import private_directory, write_private
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON = 500
+"""Characters of a reason: it becomes part of an Event's note."""
+
+KILLED = (
+    "it was killed, for example because it exceeded its memory limit: see Last State in "
+    "'kubectl describe pod'"
+)
+STOPPED = "it was asked to stop, for example because its liveness probe failed"
+
+
+class ProcessNote:
+    """The note of this process."""
+
+    def __init__(self, file: Path, *, instance_uid: str, boot_id: str) -> None:
+        self._file = file
+        self._process = {"instance": instance_uid, "boot": boot_id}
+
+    def begin(self) -> str | None:
+        """Note that this process runs; return why the one before ended, if this pod had one."""
+        reason: str | None = None
+        try:
+            before: Any = orjson.loads(self._file.read_bytes())
+            if {key: before.get(key) for key in self._process} == self._process:
+                reason = str(before.get("end") or KILLED)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, AttributeError) as error:
+            logger.warning("note of the former process cannot be read", extra=self._facts(error))
+        self._write("")
+        return reason
+
+    def end(self, error: BaseException | None) -> None:
+        """Note why this process ends; None if it was asked to stop."""
+        while isinstance(error, BaseExceptionGroup):
+            error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+        reason = STOPPED if error is None else f"it failed with {error!r}"
+        self._write(reason[:MAX_REASON])
+
+    def _write(self, end: str) -> None:
+        try:
+            private_directory(self._file.parent)
+            write_private(self._file, orjson.dumps(self._process | {"end": end}))
+        except OSError as error:
+            logger.warning("note of this process cannot be written", extra=self._facts(error))
+
+    def _facts(self, error: Exception) -> dict[str, str]:
+        return {"file": str(self._file), "error": str(error)}
