@@ -67,6 +67,15 @@ def rendered(container, helm):
     return render
 
 
+@pytest.mark.parametrize("enabled", [False, True], ids=["backend", "device-plugin"])
+def test_a_rollout_waits_until_the_devices_are_known(rendered, enabled):
+    (only,) = rendered(devicePlugin={"enabled": enabled})[0]["containers"]
+    port = parser().parse_args(only["args"]).probe_port
+    assert only["ports"] == [{"name": "probes", "containerPort": port}]
+    for probe, path in (("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
+        assert only[probe]["httpGet"] == {"path": path, "port": "probes"}
+
+
 def test_the_chart_serves_drakit_from_the_directory_of_the_entry(rendered, container):
     pod, config = rendered()
     (only,) = pod["containers"]
