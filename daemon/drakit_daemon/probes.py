@@ -93,9 +93,8 @@ class Probe:
     """One probe: its check, and the log of its result."""
 
     def __init__(
-        self, path: str, check: Callable[[], Awaitable[Sequence[str]]], *, failed: bytes = b""
+        self, path: str, check: Callable[[], Awaitable[Sequence[str]]], *, failed: bytes
     ) -> None:
-        """`failed` is the response while the check fails; by default, the reasons."""
         self.path = path
         self._check = check
         self._failed = failed
@@ -115,9 +114,7 @@ class Probe:
                 reasons = await self._check()
         except TimeoutError:
             reasons = [f"the check takes longer than {CHECK_SECONDS:g} s"]
-        text = "; ".join(reasons)
-        self._log.report(text or None)
-        if text:
-            body = self._failed or f"{text}\n".encode()
-            return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=body)
+        self._log.report("; ".join(reasons) or None)
+        if reasons:
+            return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=self._failed)
         return Answer(body=b"ok\n")

@@ -98,7 +98,7 @@ async def test_the_port_has_the_probes_and_the_metrics(server, stub, caplog):
     await probes.start(0)
     try:
         assert await get(probes.port, "/livez") == (200, "ok\n")
-        assert await get(probes.port, "/readyz") == (503, f"{server.unready()}\n")
+        assert await get(probes.port, "/readyz") == (503, "not ready\n")
         assert caplog.records[-1].reason == server.unready()
         claims = [pb.Claim(uid="u", devices=[pb.AllocatedDevice(name="lamp-0", request="r")])]
         await stub.PrepareClaims(pb.PrepareClaimsRequest(claims=claims))
