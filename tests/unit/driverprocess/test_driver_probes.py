@@ -11,20 +11,22 @@ import grpc
 import grpc.aio
 import pytest
 
+from drakit.device import Inventory
 from drakit.settings import SettingsError
 from drakit_driver.probes import MAX_STREAMS, DriverProbes, Monitor
 from drakit_driver.runtime.contract import CALL_SECONDS
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from drakit_proto.backend.v1 import backend_pb2_grpc as pb_grpc
 from tests.unit.driverprocess.conftest import loaded, serving
-from tests.unit.driverprocess.lamps import Behaviour, Lamps
 from tests.unit.endpoints.camera import until
+from tests.unit.homes.homes import Script, Scripted
 
 
 @pytest.fixture
 async def server(monkeypatch, sockets):
-    monkeypatch.setattr(Lamps, "behaviour", Behaviour(), raising=False)
-    async with serving(*loaded(Lamps), sockets / "driver.sock") as server:
+    script = Script(listed=Inventory(devices=()))
+    monkeypatch.setattr(Scripted, "script", script, raising=False)
+    async with serving(*loaded(Scripted), sockets / "driver.sock") as server:
         yield server
 
 
@@ -60,7 +62,7 @@ async def test_the_successor_in_an_update_is_ready_while_the_predecessor_serves(
 ):
     path = sockets / "driver.sock"
     async with (
-        serving(*loaded(Lamps), path) as second,
+        serving(*loaded(Scripted), path) as second,
         grpc.aio.insecure_channel(f"unix:{path}", options=[("test.second", 1)]) as channel,
     ):
         assert "no node plugin has connected" in second.unready()
@@ -102,7 +104,7 @@ async def test_the_port_has_the_probes_and_the_metrics(server, stub, caplog):
         assert caplog.records[-1].reason == server.unready()
         claims = [pb.Claim(uid="u", devices=[pb.AllocatedDevice(name="lamp-0", request="r")])]
         await stub.PrepareClaims(pb.PrepareClaimsRequest(claims=claims))
-        claims[0].devices[0].configs.append('{"color": "black"}')
+        claims[0].devices[0].configs.append('{"watts": 0.5}')
         await stub.PrepareClaims(pb.PrepareClaimsRequest(claims=claims))
         await stub.WatchDevices(pb.WatchDevicesRequest()).read()
         status, text = await get(probes.port, "/metrics")

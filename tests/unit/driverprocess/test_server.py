@@ -3,7 +3,6 @@ passes on."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -37,9 +36,8 @@ from drakit_nodeplugin.endpoints.backend.claimcalls import claim_message
 from drakit_nodeplugin.endpoints.backend.convert import device_of, edits_of
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.unit.driverprocess.conftest import loaded, serving
-from tests.unit.driverprocess.lamps import LAMPS, Behaviour, Lamps
-from tests.unit.endpoints.backend.conftest import Listener, call, new_endpoint
-from tests.unit.endpoints.camera import NODE, running
+from tests.unit.endpoints.camera import NODE
+from tests.unit.homes.homes import Script, Scripted
 
 CLAIM = ClaimReference(namespace="lab", name="desk", uid="uid-a")
 OTHER = ClaimReference(namespace="lab", name="hot", uid="uid-b")
@@ -47,71 +45,20 @@ LAMP = AllocatedDevice(name="lamp-0", pool=NODE, request="main")
 ROOF = AllocatedDevice(name="lamp-1", pool=f"{NODE}/roof", request="main")
 
 
-@pytest.fixture
-async def behaviour(monkeypatch):
-    behaviour = Behaviour()
-    monkeypatch.setattr(Lamps, "behaviour", behaviour, raising=False)
-    return behaviour
+@pytest.fixture(autouse=True)
+def script(monkeypatch) -> None:
+    monkeypatch.setattr(Scripted, "script", Script(listed=Inventory(devices=())), raising=False)
 
 
-@pytest.fixture
-async def server(behaviour, sockets):
-    async with serving(*loaded(Lamps, {"watts": 7}), sockets / "driver.sock") as server:
-        yield server
-
-
-@pytest.fixture
-async def served(server, endpoint, listener):
-    await names(listener)
-    return endpoint
-
-
-async def inventory(listener: Listener) -> Inventory:
-    """Wait for the next inventory."""
-    while not isinstance(heard := await listener.hear(), Inventory):
-        pass
-    return heard
-
-
-async def names(listener: Listener) -> list[str]:
-    """Wait for the next inventory, and return the names of its devices."""
-    return [device.name for device in (await inventory(listener)).devices]
-
-
-async def test_two_node_plugins_are_served_at_once_and_their_calls_do_not_overlap(
-    served, behaviour, found
-):
-    running_now, most = 0, 0
-
-    async def during(what: str) -> None:
-        nonlocal running_now, most
-        running_now += 1
-        most = max(most, running_now)
-        await asyncio.sleep(0.05)
-        running_now -= 1
-
-    behaviour.during = during
-    listener = Listener()
-    async with running(new_endpoint(found, listener)) as other:
-        assert await names(listener) == ["lamp-0", "lamp-1"]
-        one, two = await asyncio.gather(
-            call(served.prepare, CLAIM, [LAMP]), call(other.prepare, CLAIM, [LAMP])
-        )
-        assert one == two
-        assert most == 1
-        behaviour.listed = Inventory(devices=LAMPS[:1])
-        assert await names(listener) == ["lamp-0"]
-    assert served.unavailable() is None
-
-
-async def test_a_second_instance_takes_the_path_and_the_first_leaves_it(server, behaviour, sockets):
+async def test_a_second_instance_takes_the_path_and_the_first_leaves_it(sockets):
     path = sockets / "driver.sock"
-    first = path.stat().st_ino
-    async with serving(*loaded(Lamps), path):
-        assert path.stat().st_ino != first
-        await server.drain()
-        assert path.exists()
-        assert oct(path.stat().st_mode & 0o777) == "0o600"
+    async with serving(*loaded(Scripted), path) as server:
+        first = path.stat().st_ino
+        async with serving(*loaded(Scripted), path):
+            assert path.stat().st_ino != first
+            await server.drain()
+            assert path.exists()
+            assert oct(path.stat().st_mode & 0o777) == "0o600"
     assert list(sockets.iterdir()) == []
 
 
@@ -226,11 +173,11 @@ def test_the_rest_of_a_claim_is_the_same_on_the_other_side():
 
 @pytest.mark.parametrize("trait", ["claim_data", "metadata_files"])
 async def test_a_driver_that_needs_more_asks_for_it(
-    behaviour, sockets, endpoint, listener, monkeypatch, trait
+    sockets, endpoint, listener, monkeypatch, trait
 ):
-    monkeypatch.setattr(Lamps, trait, True)
-    async with serving(*loaded(Lamps), sockets / "driver.sock"):
-        await names(listener)
+    monkeypatch.setattr(Scripted, trait, True)
+    async with serving(*loaded(Scripted), sockets / "driver.sock"):
+        await listener.names()
         assert getattr(endpoint.traits, trait)
 
 

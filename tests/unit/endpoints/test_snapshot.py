@@ -175,11 +175,6 @@ async def test_extra_fields_are_copied_and_their_types_count():
     assert seen[0] is seen[1] is not seen[2]
 
 
-async def test_an_order_and_the_type_of_partitions_are_copied():
-    found = await taken(ordered=True, partition_type_attribute="a.example.com/profile")
-    assert (found.ordered, found.partition_type_attribute) == (True, "a.example.com/profile")
-
-
 @pytest.mark.parametrize("fields", [{"ordered": 1}, {"partition_type_attribute": None}])
 def test_an_inventory_with_a_field_of_a_wrong_type_names_it(fields):
     (name,) = fields

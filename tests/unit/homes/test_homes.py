@@ -10,12 +10,21 @@ from typing import Any
 
 import pytest
 
-from drakit import AllocatedDevice, CounterSet, Device, Health, Inventory, PreparedDevice
+from drakit import (
+    AllocatedClaim,
+    AllocatedDevice,
+    CounterSet,
+    Device,
+    Health,
+    Inventory,
+    PreparedDevice,
+)
 from drakit_driver.plugin_devices import DevicePluginOptions, plugin_devices, resource_of
 from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_formats.cdi import InvalidEditsError, container_edits
 from drakit_formats.resource.inventory import shown_place
-from tests.unit.endpoints.camera import NODE
+from tests.unit.endpoints.backend.conftest import Listener, new_endpoint
+from tests.unit.endpoints.camera import NODE, running
 from tests.unit.homes.cases import (
     CALLS,
     HEALTH,
@@ -39,6 +48,7 @@ from tests.unit.homes.homes import (
     Does,
     Home,
     allocated,
+    claim,
     instance,
     seen,
     sendable,
@@ -281,6 +291,32 @@ async def test_a_driver_whose_socket_was_removed_is_called_until_it_ends(remote,
     (found.path / "driver.sock").unlink()
     await asyncio.sleep(0.1)
     assert as_a_pod_sees((await home.call("prepare", [ONE]))[0]) == [given("a")]
+
+
+async def test_two_node_plugins_are_served_at_once_and_their_calls_do_not_overlap(
+    remote, home: Home, found
+):
+    listener = Listener()
+    async with running(new_endpoint(found, listener)) as other:
+        second = Home(home.script, listener)
+        assert len((await second.inventory()).devices) == len(HELD)
+        await home.does(a=Does(waits=True))
+        item = AllocatedClaim(claim=claim(0), devices=(ONE,))
+        calls = [
+            asyncio.create_task(home.call("prepare", [ONE])),
+            asyncio.create_task(other.prepare([item])),
+        ]
+        await until(lambda: "prepare a" in home.log)
+        await asyncio.sleep(0.05)
+        await home.does()
+        await home.let()
+        (one,), two = await asyncio.gather(*calls)
+        assert [*one] == [*two["uid-0"]] == [given("a")]
+        calls_ = [each for each in home.log if not each.startswith("parameters")]
+        assert calls_ == ["prepare a", "prepare a ends"] * 2
+        await home.list(Inventory(devices=(MARK,)))
+        assert (await second.inventory()).devices == (MARK,)
+    assert home.endpoint.unavailable() is None
 
 
 async def test_an_update_ends_calls_in_flight_and_goes_on_in_the_next_process(

@@ -51,13 +51,6 @@ async def test_a_backend_that_appears_is_reported_once_with_its_devices(
     assert (info.node_name, bool(info.plugin_version)) == (NODE, True)
 
 
-async def test_an_inventory_that_equals_the_one_before_is_not_reported(served, backend, listener):
-    backend.send_devices(device("gpu-0"))
-    await asyncio.sleep(0.1)
-    backend.send_devices(device("gpu-1"))
-    assert await listener.names() == ["gpu-1"]
-
-
 async def test_the_claims_of_a_pod_are_one_call_with_an_answer_each(served, backend):
     with request_scope("k7f3"):
         first, other = await call_both(served.prepare, (CLAIM, GPU), (OTHER, SECOND))
