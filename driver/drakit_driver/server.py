@@ -61,6 +61,7 @@ from drakit_driver.runtime.contract import (
     HostedEndpoint,
 )
 from drakit_driver.runtime.failures import EndpointStoppedError, text_of
+from drakit_driver.runtime.latest_value import LatestValue
 from drakit_driver.runtime.loading import LoadedDriver, PythonEndpoint
 from drakit_driver.runtime.order import CallQueue
 from drakit_driver.runtime.policies import PolicyFeed
@@ -123,7 +124,7 @@ class Reports:
         self._messages: dict[int, tuple[Device, pb.Device]] = {}
         """The messages of the present devices, by identity: unchanged devices keep it."""
         self._health: dict[DeviceKey, Health] = {}
-        self._watchers: set[_HealthWatcher] = set()
+        self._watchers: set[LatestValue[Any]] = set()
         self.ended = False
         self.news = asyncio.Event()
         """Set, and replaced, when the fields above change."""
@@ -174,7 +175,8 @@ class Reports:
         """See :meth:`.EndpointListener.reported`."""
         self._health.update(report.devices)
         for watcher in self._watchers:
-            watcher.add(report.devices)
+            for each in report.devices.items():
+                watcher.report(*each)
 
     def stopped(self, endpoint: str, reason: str) -> None:
         """See :meth:`.EndpointListener.stopped`."""
@@ -187,39 +189,23 @@ class Reports:
         self.ended = True
         self._notify()
         for watcher in self._watchers:
-            watcher.add({})
+            watcher.wake()
 
     def _notify(self) -> None:
         news, self.news = self.news, asyncio.Event()
         news.set()
 
     @contextmanager
-    def watch_health(self) -> Generator[_HealthWatcher]:
+    def watch_health(self) -> Generator[LatestValue[Any]]:
         """Watch the health of devices: first that of all, then each change."""
-        watcher = _HealthWatcher(self._health)
+        watcher = LatestValue[Any](pace_seconds=0)
+        for each in self._health.items():
+            watcher.report(*each)
         self._watchers.add(watcher)
         try:
             yield watcher
         finally:
             self._watchers.discard(watcher)
-
-
-class _HealthWatcher:
-    def __init__(self, health: Mapping[DeviceKey, Health]) -> None:
-        self._changed = dict(health)
-        self._news = asyncio.Event()
-        if health:
-            self._news.set()
-
-    def add(self, health: Mapping[DeviceKey, Health]) -> None:
-        self._changed.update(health)
-        self._news.set()
-
-    async def next(self) -> Mapping[DeviceKey, Health]:
-        await self._news.wait()
-        self._news.clear()
-        changed, self._changed = self._changed, {}
-        return changed
 
 
 def _log_malformed(rejected: pb.RejectedDevice) -> None:
@@ -292,7 +278,8 @@ class DriverService(pb_grpc.BackendServicer):
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the driver has no method health")
         with self._reports.watch_health() as watcher:
             while not self._reports.ended:
-                if changed := await watcher.next():
+                _, changed = await watcher.next()
+                if changed:
                     yield pb.WatchHealthResponse(
                         devices=[device_health_message(*each) for each in changed.items()]
                     )
