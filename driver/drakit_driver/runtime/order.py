@@ -169,6 +169,7 @@ class CallQueue:
                 task.cancel()
             elif not task.done():
                 logger.warning("caller no longer waits for a call that continues")
+                task.add_done_callback(_log_failure)
             raise
 
     async def _run(self, place: Place, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
@@ -187,3 +188,9 @@ class CallQueue:
             await asyncio.wait({*self._tasks}, timeout=left)
         for task in self._tasks:
             task.cancel()
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    """Log the failure of a call that has no caller any more."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("call without a caller failed", extra={"error": repr(error)})

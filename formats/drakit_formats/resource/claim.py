@@ -13,8 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drakit_formats.resource.metadata import pod_claim_name
+from drakit_formats.resource.limits import is_dns_label
 from drakit_formats.resource.objects import Object, child, children, text
+
+POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
+"""The annotation of a claim from a template with the name of the pod's entry: a DNS label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,12 +99,15 @@ def parse_claim(body: Object) -> Claim:
     """Project a ResourceClaim of ``resource.k8s.io/v1``; unknown fields are ignored."""
     metadata = body["metadata"]
     allocation = child(body, "status").get("allocation")
+    # Any user can set the annotation, and its value becomes a part of a path.
+    pod_claim = child(metadata, "annotations").get(POD_CLAIM_NAME)
+    is_label = isinstance(pod_claim, str) and is_dns_label(pod_claim)
     return Claim(
         namespace=text(metadata, "namespace"),
         name=metadata["name"],
         uid=metadata["uid"],
         allocation=None if allocation is None else _parse_allocation(allocation),
-        pod_claim_name=pod_claim_name(metadata),
+        pod_claim_name=pod_claim if is_label else None,
         body=body,
     )
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drakit.device import ClaimReference
-from drakit_formats.resource.limits import is_dns_label
-from drakit_formats.resource.objects import Object, child
+from drakit_formats.resource.objects import Object
 
 CONTAINER_DIRECTORY = "/var/run/kubernetes.io/dra-device-attributes"
 
@@ -34,9 +33,6 @@ MAX_ATTRIBUTES = 32
 MAX_BYTES = 128 * 1024
 """Bytes of JSON for all requests of a claim: 4 KiB for each of 32 devices. The checkpoint keeps
 them."""
-
-POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
-"""The annotation of a claim from a template with the name of the pod's entry."""
 
 
 class InvalidMetadataError(ValueError):
@@ -58,17 +54,6 @@ class DeviceMetadata:
 
     network_data: Object | None = None
     """As in ``ResourceClaim.status.devices[].networkData``."""
-
-
-def pod_claim_name(metadata: Object) -> str | None:
-    """
-    Return the name of the pod's entry for a claim from a template; None for other claims.
-
-    Any user can set the annotation. Kubernetes sets it to a DNS label; another value is ignored,
-    because it becomes a part of a path.
-    """
-    value = child(metadata, "annotations").get(POD_CLAIM_NAME)
-    return value if isinstance(value, str) and is_dns_label(value) else None
 
 
 def container_path(

@@ -269,19 +269,17 @@ async def call_driver(
     them. A slow one delays the others by a moment, not by its length.
     """
     places: list[_CallPlace] = []
-    free: list[_CallPlace] = []
     for claim in claims:
         item = allocated_claim(claim)
-        place = _CallPlace(keys=hardware_keys(item.devices), batch=(item,))
-        (free if parts.order.is_free(place.keys) else places).append(place)
-    if len(free) > 1 and operation in parts.devices.traits.batches:
-        free = [
-            _CallPlace(
-                keys={key for place in free for key in place.keys},
-                batch=[item for place in free for item in place.batch],
-            )
-        ]
-    places = [*free, *places]  # those that wait may need hardware of the others
+        places.append(_CallPlace(keys=hardware_keys(item.devices), batch=(item,)))
+    if len(places) > 1 and operation in parts.devices.traits.batches:
+        free = [place for place in places if parts.order.is_free(place.keys)]
+        together = _CallPlace(
+            keys={key for place in free for key in place.keys},
+            batch=[item for place in free for item in place.batch],
+        )
+        # First, because those that wait may need hardware of the others.
+        places = [*([together] if free else ()), *(each for each in places if each not in free)]
     for place in places:
         parts.order.enter(place)
     if len(places) == 1:  # without a task of its own
