@@ -22,7 +22,7 @@ from drakit_driver.runtime.order import Order, Place, claim_key
 from drakit_nodeplugin.claims.work import ClaimWork, call_driver
 from drakit_nodeplugin.state.records import StoredClaim
 from tests.fakes.checkpoints import stored_claim, stored_device
-from tests.fakes.claims import DRIVER, NODE, reference
+from tests.fakes.claims import DRIVER, reference
 
 pytestmark = pytest.mark.looptime
 
@@ -162,34 +162,6 @@ async def test_a_claim_that_has_to_wait_does_not_delay_the_rest_of_its_batch(tra
 
 
 # ------------------------------------------------------------ order
-
-
-async def test_a_call_for_several_devices_waits_for_each_and_holds_up_those_after_it(looptime):
-    lab = Lab(PER_CLAIM, seconds={"a": 10, "b": 20, "c": 5, "d": 1})
-    for uid, devices in {"a": ["x"], "b": ["y"], "c": ["x", "y"], "d": ["x"], "e": ["y"]}.items():
-        claims = lab.begin(**{uid: devices})
-    await claims[0].result
-    assert looptime == 25
-    await lab.all_done()
-    assert lab.endpoint.calls[:3] == [["uid-a"], ["uid-b"], ["uid-c"]]
-
-
-async def test_a_partition_waits_for_the_whole_device():
-    """Calls also overlap if a device and a counter set of another pool have the same name."""
-    lab = Lab(PER_CLAIM, seconds={"whole": 100})
-    lab.begin(whole=[stored_device("gpu-0", consumes={"card-0": {"memory": "40Gi"}})])
-    (part,) = lab.begin(part=[stored_device("half", consumes={"card-0": {"memory": "20Gi"}})])
-    others = {
-        "b": stored_device("gpu-1-half", consumes={"card-1": {"memory": "20Gi"}}),
-        "c": stored_device("gpu-2", consumes={"card-0": {"m": "1"}}, pool=f"{NODE}/more"),
-        "d": stored_device("card-0"),
-    }
-    for uid, device in others.items():
-        lab.begin(**{uid: [device]})
-    await asyncio.sleep(1)
-    assert lab.endpoint.ended == [["uid-b"], ["uid-c"], ["uid-d"]]
-    assert not part.result.done()
-    await lab.all_done()
 
 
 async def test_a_call_has_the_request_id_of_its_work_even_if_it_had_to_wait():

@@ -13,7 +13,7 @@ import pytest
 
 from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
 from drakit_driver.runtime.contract import DriverTraits
-from drakit_driver.runtime.order import CallQueue, Order, Place, claim_key, hardware_keys
+from drakit_driver.runtime.order import CallQueue, Order, Place, claim_key
 from drakit_nodeplugin.claims.work import call_driver
 from tests.fakes.checkpoints import stored_claim, stored_device
 
@@ -151,27 +151,6 @@ async def test_the_order_of_calls(kind, case):
     assert [isinstance(each, RuntimeError) for each in results] == [
         fails and not leaves for fails, leaves in zip(failed, left, strict=True)
     ]
-
-
-async def test_devices_of_one_claim_follow_each_other_on_a_counter_set():
-    order, log = Order(), []
-    card = {"card": {"memory": "1Gi"}}
-    devices = [
-        AllocatedDevice(pool="p", name=name, request="main", consumes=consumes)
-        for name, consumes in {"half-0": card, "half-1": card, "other": {}}.items()
-    ]
-
-    async def work(name: str) -> None:
-        log.append(f"{name} begins")
-        await asyncio.sleep(0)
-        log.append(f"{name} ends")
-
-    async with asyncio.TaskGroup() as group:
-        for each in devices:
-            group.create_task(order.run(hardware_keys([each]), lambda each=each: work(each.name)))
-    assert log.index("half-0 ends") < log.index("half-1 begins")
-    assert log.index("other begins") < log.index("half-0 ends")
-    assert order.idle.is_set()
 
 
 async def test_a_call_that_is_canceled_when_its_turn_has_just_come_lets_the_next_one_run():
