@@ -75,6 +75,7 @@ ALL = Device(
     pool="usb",
     attributes={
         "text": "a",
+        "gpu.example.com/profile": "small",
         "int": -(2**63),
         "flag": False,
         "version": Version("1.0.0"),
@@ -157,6 +158,7 @@ LISTS: Sequence[Listed] = (
             counter_sets=(FUSE,),
             fallback=(*HELD, Device(name="whole", pool="usb")),
             ordered=True,
+            partition_type_attribute="gpu.example.com/profile",
         ),
     ),
     Listed(

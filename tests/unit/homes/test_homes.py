@@ -92,6 +92,7 @@ async def test_a_list(kind: str, start, case: Listed):
         assert after.counter_sets == tuple(case.inventory.counter_sets)
         assert after.fallback == case.inventory.fallback
         assert after.ordered
+        assert after.partition_type_attribute == case.inventory.partition_type_attribute
         kinds = {name: type(value) for name, value in found.published["usb/all"].attributes.items()}
         assert (kinds["int"], kinds["flag"]) == (int, bool)
 
