@@ -6,12 +6,16 @@ import time
 
 import pytest
 
+from drakit_nodeplugin.host.driver_devices import UNPREPARING_SECONDS
 from e2e.cluster.api import Capability, Component
+from e2e.fixtures import HOTPLUGGED
 from e2e.kit import (
     DRIVER,
     cdi_files,
+    devices,
     devices_of,
     from_template,
+    hotplugged_loop,
     plugin_pod,
     pod,
     ready,
@@ -183,3 +187,31 @@ def test_after_a_reboot_the_pod_comes_up_with_its_device_again(space, release, n
     wait_for("the pod to be ready", lambda: ready(space.get("pod", "holder")), seconds=120)
     assert cdi_file(release, node, claim).exists()
     assert space.logs("holder").strip().endswith("ok")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.needs(Capability.REBOOT)
+def test_a_held_device_that_is_absent_after_a_reboot_breaks_no_selector(space, release, zram):
+    """Only the checkpoint has its attributes then. The class of the other node reads one without
+    testing for it, and its pod takes all devices, so the allocator looks at all of them."""
+    first, second = release.nodes[:2]
+    name = f"hotplug-loop{HOTPLUGGED}"
+    with hotplugged_loop(HOTPLUGGED):
+        space.apply(template("plugged", ("disk", "hotplug.drakit.dev")))
+        space.apply(pod("holder", ("disk", from_template("plugged")), restart="Always"))
+        space.wait_phase("holder", "Running")
+        before = devices(release, first)[name]
+        time.sleep(UNPREPARING_SECONDS + 2)  # until the checkpoint has it
+    wait_for("the device to be gone", lambda: devices(release, first)[name].get("taints"))
+    release.reboot_node(first)
+    wait_for(
+        "the device to be published as it was",
+        lambda: devices(release, first).get(name, {}).get("attributes") == before["attributes"],
+        seconds=150,
+    )
+    every = {"deviceClassName": "zram-second.test", "allocationMode": "All"}
+    space.apply(template("every", {"name": "disk", "exactly": every}))
+    space.apply(pod("every", ("disk", from_template("every"))))
+    space.wait_phase("every", "Running")
+    assert len(devices_of(space.claim_of("every", "disk"))) == len(zram.second)
+    assert space.get("pod", "every")["spec"]["nodeName"] == second
