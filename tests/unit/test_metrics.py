@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from drakit_nodeplugin.claims.scheduler import Scheduler
 
 from drakit_daemon.kube import NotFoundError
 from drakit_daemon.metrics import text_of
+from drakit_driver.runtime.order import Order
 from drakit_nodeplugin.app import _Probed
 from drakit_nodeplugin.claims import errors
 from drakit_nodeplugin.claims.errors import ClaimError
@@ -64,9 +64,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 async def test_each_claim_of_a_call_is_measured_when_it_is_answered(metrics, operation):
     engine = Engine()
     engine.answers[1] = ClaimAnswer(error="cam-0 is taken", reason="DeviceTaken")
-    queue = ClaimQueue(
-        DRIVER, engine, scheduler=Scheduler(), observers=[metrics.for_driver(DRIVER)]
-    )
+    queue = ClaimQueue(DRIVER, engine, order=Order(), observers=[metrics.for_driver(DRIVER)])
 
     answers = await queue.ask(operation, [A, B], timeout_seconds=40)
 
@@ -85,9 +83,7 @@ async def test_claims_that_a_fault_of_the_engine_left_unanswered_are_counted(met
     engine = Engine()
     engine.answers.pop()
     engine.failure = RuntimeError("a bug")
-    queue = ClaimQueue(
-        DRIVER, engine, scheduler=Scheduler(), observers=[metrics.for_driver(DRIVER)]
-    )
+    queue = ClaimQueue(DRIVER, engine, order=Order(), observers=[metrics.for_driver(DRIVER)])
 
     answers = await queue.ask("prepare", [A, B], timeout_seconds=40)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from drakit_driver.runtime.order import Order
 from drakit_nodeplugin.claims.queue import ClaimQueue
-from drakit_nodeplugin.claims.scheduler import Scheduler
 from drakit_nodeplugin.kubelet.server import DriverServer
 from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.fakes.kubelet import FakeKubelet, HeldClaims
@@ -40,7 +40,7 @@ def claims() -> HeldClaims:
 @pytest.fixture
 def queue(claims) -> ClaimQueue:
     """The queue of the active instance."""
-    return ClaimQueue(DRIVER, claims, scheduler=Scheduler())
+    return ClaimQueue(DRIVER, claims, order=Order())
 
 
 @pytest.fixture
