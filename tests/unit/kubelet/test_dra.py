@@ -61,7 +61,7 @@ async def test_a_call_that_waits_too_long_is_asked_again(calls, queue, claims, l
     call = await begin(calls, A, B)
     assert {uid: answer.error for uid, answer in (await call).items()} == {
         uid: f"claim lab/claim-{uid}: another instance of the node plugin is active for driver "
-        f"{DRIVER}; the kubelet retries"
+        f"{DRIVER}, or the driver is being restarted; the kubelet retries"
         for uid in "ab"
     }
     assert looptime == 40
