@@ -161,6 +161,8 @@ class HostedDriver:
                     await self._server.forget_ended()
                     freeze_objects()
                 await self._work()
+            except ConfigError:  # the process ends, and the other instance gets the driver back
+                raise
             except Exception as error:
                 self._report_failure(error)
                 await self._end_failed()
