@@ -39,8 +39,8 @@ class Rude(Driver[RudeConfig]):
             elif word == "nonsense":
                 yield [42]
             elif word == "pools":
-                now = time.monotonic_ns()  # other names each time
-                many = [Device(name="a", pool=f"p{now + n}") for n in range(2500)]
+                second = int(time.monotonic())  # other names each second
+                many = [Device(name="a", pool=f"p{second}-{n}") for n in range(2500)]
                 bad = (Device(name="bad", consumes=1), Device(name="c", edits=Edits(mounts=1)))
                 yield [Device(name="boor"), *bad, *many]
                 await asyncio.sleep(0.2)
