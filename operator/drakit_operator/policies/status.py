@@ -72,7 +72,8 @@ def desired_class(policy: PolicyFacts, *, api_version: str) -> Object | None:
         return None
     expression = (
         f'device.driver == "{DRIVER}" && '
-        f'device.attributes["{DRIVER}"].?policy.orValue("") == "{policy.name}"'
+        f'"policy" in device.attributes["{DRIVER}"] && '
+        f'device.attributes["{DRIVER}"].policy == "{policy.name}"'
     )
     spec: Object = {"selectors": [{"cel": {"expression": expression}}]}
     if policy.extended_resource:

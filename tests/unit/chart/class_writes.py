@@ -106,8 +106,11 @@ def _cel(*expressions: str) -> Edit:
 
 
 def _of_policy(name: str) -> str:
-    of_policy = f'device.attributes["{DRIVER}"].?policy.orValue("") == "{name}"'
-    return f'device.driver == "{DRIVER}" && {of_policy}'
+    attributes = f'device.attributes["{DRIVER}"]'
+    return (
+        f'device.driver == "{DRIVER}" && "policy" in {attributes} && '
+        f'{attributes}.policy == "{name}"'
+    )
 
 
 def _both(*edits: Edit) -> Edit:

@@ -170,7 +170,8 @@ def test_each_resource_has_a_class(render, tmp_path):
     (selector,) = found["fpga"]["selectors"]
     assert selector["cel"]["expression"] == (
         'device.driver == "dp.x" && '
-        'device.attributes["dp.x"].?resource.orValue("") == "other.example/fpga"'
+        '"resource" in device.attributes["dp.x"] && '
+        'device.attributes["dp.x"].resource == "other.example/fpga"'
     )
 
 

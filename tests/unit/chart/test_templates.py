@@ -270,7 +270,8 @@ def test_each_kind_of_simulated_device_has_its_class(render):
     assert classes == {
         f"{kind}.fpga.test": (
             f'device.driver == "fpga.test" && '
-            f'device.attributes["fpga.test"].?type.orValue("") == "{kind}"'
+            f'"type" in device.attributes["fpga.test"] && '
+            f'device.attributes["fpga.test"].type == "{kind}"'
         )
         for kind in ("gpu", "partition", "nic", "cpu")
     }
