@@ -240,9 +240,14 @@ class DriverCalls:
         self, what: str, claims: Sequence[AllocatedClaim]
     ) -> Mapping[str, object]:
         answer = await self._call(what, claims)
-        if not isinstance(answer, Mapping):
-            raise self._unusable(f"{kind_of(answer)}, which is not a mapping of claims", what=what)
-        return dict(cast("Mapping[str, object]", answer))
+        try:
+            if isinstance(answer, Mapping):
+                return dict(cast("Mapping[str, object]", answer))
+            text = f"{kind_of(answer)}, which is not a mapping of claims"
+            failure = self._unusable(text, what=what)
+        except Exception as error:  # a mapping of the vendor's own
+            failure = self._failure(error, what=what)
+        raise failure
 
     def _failure(
         self, error: BaseException, *, what: str, index: int | None = None

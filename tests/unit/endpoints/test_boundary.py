@@ -65,6 +65,27 @@ class PerBatch(Camera):
         return results
 
 
+class Unreadable(Mapping[str, Any]):
+    """Results of claims that fail when they are read."""
+
+    def __init__(self, fail: Callable[[], Any]) -> None:
+        self._fail = fail
+
+    def __getitem__(self, uid: str) -> Any:
+        return self._fail()
+
+    def __iter__(self) -> Iterator[str]:
+        return self._fail()
+
+    def __len__(self) -> int:
+        return 1
+
+
+class PerMapping(Camera):
+    async def prepare_claims(self, claims):
+        return Unreadable(self.behaviour.prepare)
+
+
 @pytest.fixture
 def written() -> Iterator[list[str]]:
     """Lines of the log as a daemon writes them."""
@@ -88,7 +109,7 @@ def raising(error: Exception) -> Callable[[], Any]:
     return fail
 
 
-@pytest.mark.parametrize("kind", [Camera, PerBatch])
+@pytest.mark.parametrize("kind", [Camera, PerBatch, PerMapping])
 @pytest.mark.parametrize("raised", [Refusal, Bug])
 async def test_the_text_of_what_a_driver_raises_is_made_in_its_thread(
     kind, raised, behaviour, listener, written

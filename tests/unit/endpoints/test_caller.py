@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -396,6 +397,41 @@ async def test_an_error_of_the_batch_fails_all_of_its_claims(operation, raised, 
         driver.failing["cam-0"] = raised
     errors = await calls.results(operation, (A, [device("cam-0")]), (B, [device("cam-1")]))
     assert [text in str(error) for error in errors] == [True, True]
+
+
+class OddAnswers(DirectEndpoint):
+    """Its connection answers as no driver of ours may."""
+
+    answer: Any = None
+
+    async def _connection(self, ended: object = None) -> Any:
+        async def answers(batch: Sequence[AllocatedClaim]) -> Mapping[str, Any]:
+            return {batch[0].claim.uid: self.answer, batch[1].claim.uid: [prepared("cam-1")]}
+
+        return SimpleNamespace(prepare=answers)
+
+
+class BrokenLength(Broken):
+    def __len__(self) -> int:
+        raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        pytest.param(None, "in prepare_claims: TypeError: object of type 'NoneType'", id="none"),
+        pytest.param(BrokenLength(), "in prepare_claims: RuntimeError: a bug", id="unreadable"),
+    ],
+)
+async def test_an_odd_answer_of_a_connection_fails_its_claim_alone(answer, text):
+    endpoint = OddAnswers(PerBatch(), node=NODE)
+    endpoint.answer = answer
+    failed, fine = await Calls(endpoint).results(
+        "prepare", (A, [device("cam-0")]), (B, [device("cam-1")])
+    )
+    assert fine == [prepared("cam-1")]
+    assert isinstance(failed, DeviceFailedError)
+    assert text in str(failed)
 
 
 async def test_an_answer_for_a_claim_that_was_not_asked_for_is_logged(caplog):

@@ -48,9 +48,15 @@ from drakit_driver.runtime.policies import (
     HeldClaims,
     PolicyFeed,
 )
+from drakit_formats.resource.nodes import device_place
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.claimcalls import LOST_SECONDS, BackendClaims
-from drakit_nodeplugin.endpoints.backend.convert import EarlyHealth, InventoryReader, health_of
+from drakit_nodeplugin.endpoints.backend.convert import (
+    EarlyHealth,
+    InventoryReader,
+    health_of,
+    place_in,
+)
 from drakit_nodeplugin.endpoints.backend.directory import (
     SERVICE,
     BackendDirectory,
@@ -60,6 +66,7 @@ from drakit_nodeplugin.endpoints.backend.directory import (
 from drakit_nodeplugin.endpoints.sources import HostContext
 from drakit_nodeplugin.endpoints.wire import (
     MAX_MESSAGE_BYTES,
+    MAX_PART_BYTES,
     CallFailedError,
     Client,
     GarbageError,
@@ -73,6 +80,9 @@ logger = logging.getLogger(__name__)
 
 HEALTH_AGAIN_SECONDS = (1.0, 60.0)
 """First and longest delay before an ended stream of health is called again."""
+
+IGNORED_SECONDS = 60.0
+"""Minimum time between two lines on health that cannot be parsed."""
 
 STEADY_SECONDS = 60.0
 CLOSE_SECONDS = 3.0
@@ -107,6 +117,12 @@ class BackendConnection(BackendClaims):
         """Whether it has sent its first message of devices."""
         self._reader = InventoryReader()
         self._early = EarlyHealth()
+        self._ignored = ProblemLog(
+            logger,
+            "health that the backend reported is ignored",
+            facts={"driver": driver},
+            pause_seconds=IGNORED_SECONDS,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------ life cycle
@@ -255,7 +271,10 @@ class BackendConnection(BackendClaims):
             async with aclosing(self._client.stream("WatchHealth", skips=False)) as messages:
                 async for raw in messages:
                     turns = Turns()
-                    await self._take_health(raw, turns)
+                    try:
+                        await self._take_health(raw, turns)
+                    except GarbageError as error:  # the next message does not depend on it
+                        self._ignored.report(f"an invalid health message: {error}")
                     await asyncio.sleep(pause_after(turns.worked_seconds))
         except CallFailedError as error:
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
@@ -269,16 +288,30 @@ class BackendConnection(BackendClaims):
         return "its backend ended it"
 
     async def _take_health(self, raw: bytes, turns: Turns) -> None:
-        for number, (_, part) in enumerate(parts(raw, _HEALTH)):
+        for number, (_, part) in enumerate(parts(raw, _HEALTH, limit=len(raw))):
             if number == MAX_DEVICES:
                 raise GarbageError(f"more than {MAX_DEVICES:,} devices")
-            message = parse(pb.DeviceHealth, part)
+            try:
+                if len(part) > MAX_PART_BYTES:
+                    raise GarbageError(f"a message of more than {MAX_PART_BYTES // 1024} KiB")
+                message = parse(pb.DeviceHealth, part)
+            except GarbageError as error:  # that of one device
+                self._ignored.report(f"the health of {_device_in(part)}: {error}")
+                continue
             key, health = DeviceKey(message.pool, message.name), health_of(message.health)
             if self._early.keep(key, health):
                 self._latest.wake()
             else:
                 self._latest.report(key, health)
             await turns.give_way()
+
+
+def _device_in(part: bytes) -> str:
+    """Return the name of the device in a health message that cannot be parsed."""
+    try:
+        return device_place(*place_in(part, pb.DeviceHealth))
+    except GarbageError:
+        return "an unknown device"
 
 
 def _disorder(text: str) -> ConnectionEndedError:

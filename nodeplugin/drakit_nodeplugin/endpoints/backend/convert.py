@@ -437,9 +437,7 @@ class InventoryReader:
         withdrawn: list[str] = []
 
         def refuse(part: bytes, kind: type[Message], error: GarbageError) -> None:
-            numbers = [kind.DESCRIPTOR.fields_by_name[each].number for each in ("pool", "name")]
-            texts = dict(parts(part, frozenset(numbers), limit=len(part)))
-            pool, name = (_name(texts.get(each, b"")) for each in numbers)
+            pool, name = place_in(part, kind)
             prefix = "it" if kind is pb.Device else "as a counter set, it"
             report = RejectedDevice(
                 device=device_place(pool, name), reason="Invalid", message=f"{prefix} is {error}"
@@ -536,6 +534,15 @@ class _Collection(Generic[MessageT, ThingT]):
             self._by_name = {(each.pool, each.name): each for each in self._before.values()}
         old = self._by_name.get((thing.pool, thing.name))
         return thing if old is None or not is_unchanged(thing, old) else old
+
+
+def place_in(part: bytes, kind: type[Message]) -> tuple[str, str]:
+    """Return the pool and the name in a message that cannot be parsed as a whole; raises
+    :class:`GarbageError`."""
+    numbers = [kind.DESCRIPTOR.fields_by_name[each].number for each in ("pool", "name")]
+    texts = dict(parts(part, frozenset(numbers), limit=len(part)))
+    pool, name = (_name(texts.get(each, b"")) for each in numbers)
+    return pool, name
 
 
 def _add(listed: list[ReportT], report: ReportT, plural: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
 from drakit_driver.runtime import endpoint as lifecycle
+from drakit_driver.runtime.contract import HealthReport
 from drakit_nodeplugin.allowed import AllowedBackend
 from drakit_nodeplugin.config import Backends
 from drakit_nodeplugin.endpoints.backend import connection
@@ -68,6 +69,13 @@ class Listener(camera.Listener):
         while isinstance(report := await self.hear(), str):
             pass
         return [each.name for each in report.devices]
+
+    async def unhealthy(self) -> list[str]:
+        """Wait for the next report of health, and return the names of its unhealthy devices."""
+        while not isinstance(report := await self.hear(), HealthReport):
+            pass
+        reported = report.devices.items()
+        return sorted([key.name for key, each in reported if each.status == "unhealthy"])
 
     async def reason(self) -> str:
         while not isinstance(report := await self.hear(), str):

@@ -146,6 +146,46 @@ async def test_garbage_of_health_leaves_the_devices_alone(
     backend.send_devices(device("gpu-1"))
     assert await listener.names() == ["gpu-1"]
     assert served.unavailable() is None
+    backend.send_health(pb.WatchHealthResponse(devices=[hot("gpu-1")]))
+    assert await listener.unhealthy() == ["gpu-1"]
+    assert len(backend.called("WatchHealth")) == 1, "the stream stays"
+
+
+def hot(name: str) -> pb.DeviceHealth:
+    health = pb.Health(status=pb.HEALTH_STATUS_UNHEALTHY, message="hot")
+    return pb.DeviceHealth(name=name, health=health)
+
+
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        pytest.param(
+            b"\x0a\x05gpu-0\x1a\x01\x12",
+            "the health of gpu-0: a malformed protobuf message",
+            id="cut-off",
+        ),
+        pytest.param(
+            b"\x0a\x05gpu-0" + b"\x12\x00" * 33_000,
+            "the health of gpu-0: a message of more than 64 KiB",
+            id="too-large",
+        ),
+        pytest.param(
+            b"\x0a\x05", "the health of an unknown device: a malformed protobuf", id="no-name"
+        ),
+    ],
+)
+async def test_the_malformed_health_of_a_device_is_ignored_alone(
+    served, backend, listener, caplog, sent, problem
+):
+    await until(lambda: backend.healths)
+    backend.send_devices(*map(device, ("gpu-0", "gpu-1", "gpu-2")))
+    while await listener.names() != ["gpu-0", "gpu-1", "gpu-2"]:
+        pass
+    healths = [part(hot(name).SerializeToString()) for name in ("gpu-1", "gpu-2")]
+    backend.send_health(part(sent).join(healths))
+    assert await listener.unhealthy() == ["gpu-1", "gpu-2"]
+    assert problem in problems(caplog)
+    assert len(backend.called("WatchHealth")) == 1, "the stream stays"
 
 
 async def test_health_that_cannot_be_read_is_asked_for_again(
