@@ -115,11 +115,10 @@ check-proto: venv ## check that drakit.backend.v1 has only additions since the l
 	git archive "$$baseline" proto/drakit_proto/backend | tar -x -C "$$old"; \
 	$(BIN)/buf breaking proto --against "$$old/proto"
 
-# The environment of e2e/images/go.py, so that Go compiles each package only once.
+# The flags of e2e/images/go.py, so that Go compiles each package only once.
 .PHONY: check-go
 check-go: export CGO_ENABLED := 0
 check-go: export GOFLAGS := -mod=readonly -buildvcs=false -trimpath -gcflags=all=-dwarf=false
-check-go: export GOGC := 400
 check-go: ## check the Go modules (backend contract, example backend, helper of each release, the reader of metadata files, the tests' scheduler): format, vet, unit tests
 	@if ! command -v go > /dev/null; then echo "Go is not installed: the programs in Go are not checked"; exit 0; fi; \
 	for folder in proto/go examples/backend operator/cel e2e/metadata; do \
