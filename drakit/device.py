@@ -16,46 +16,6 @@ from typing import Any, Generic, Literal
 
 from typing_extensions import TypeVar
 
-__all__ = (
-    "AllocatedClaim",
-    "AllocatedDevice",
-    "AttributeValue",
-    "Capacity",
-    "CapacityRange",
-    "ClaimConfig",
-    "ClaimConsumer",
-    "ClaimData",
-    "ClaimOwner",
-    "ClaimReference",
-    "Condition",
-    "ConditionStatus",
-    "CounterSet",
-    "Device",
-    "DeviceNode",
-    "Edits",
-    "Health",
-    "HeldDevice",
-    "HeldNode",
-    "Hook",
-    "IntelRdt",
-    "Inventory",
-    "Mount",
-    "NetDevice",
-    "NetworkData",
-    "NodeAllocatableResource",
-    "OtherDevice",
-    "PolicyConflict",
-    "PolicyOutcome",
-    "PreparedDevice",
-    "RejectedDevice",
-    "RejectionReason",
-    "Taint",
-    "TaintEffect",
-    "Topology",
-    "Version",
-)
-
-
 ParametersT_co = TypeVar("ParametersT_co", covariant=True, default=Any)
 """The type of `AllocatedDevice.parameters`: the driver's parameters, checked."""
 

@@ -35,23 +35,6 @@ from drakit.device import (
 )
 from drakit.settings import Settings
 
-__all__ = (
-    "PREPARE_METHODS",
-    "UNDO_METHODS",
-    "DeviceParameters",
-    "DevicePolicy",
-    "Driver",
-    "DriverConfig",
-    "DriverError",
-    "NoParameters",
-    "Node",
-    "ParameterVersion",
-    "Policy",
-    "PolicyResource",
-    "ReleasePendingError",
-    "overrides",
-)
-
 
 class DriverConfig(Settings):
     """

@@ -23,19 +23,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = (
-    "MAX_SOCKET_PATH_BYTES",
-    "backends_directory",
-    "device_plugins_directory",
-    "driver_directory",
-    "drivers_directory",
-    "home_directory",
-    "private_directory",
-    "private_file",
-    "restricted_socket",
-    "write_private",
-)
-
 MAX_SOCKET_PATH_BYTES = 107
 """Bytes, not characters, of a unix socket's path on Linux: 108 with the closing NUL."""
 

@@ -27,21 +27,6 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-__all__ = (
-    "AbsolutePath",
-    "Address",
-    "Duration",
-    "Listen",
-    "Logging",
-    "Seconds",
-    "Settings",
-    "SettingsError",
-    "describe",
-    "normalised",
-    "parse_address",
-    "read_file",
-)
-
 _DURATION = re.compile(
     r"(?=\d)(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?(?:(?P<ms>\d+)ms)?"
 )

@@ -249,9 +249,8 @@ def _refuse_used(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry) 
         unknown = podresources.incomplete(listed)
     if listed is not None and kubelet_claims(driver, listed.devices, pods=listed.pods).holds(claim):
         raise CommandError(
-            f"claim {claim} ({claim.uid}) is prepared, and the kubelet lists a container that "
-            "uses it; delete its pod to unprepare it; nothing was changed; --force forgets it "
-            "anyway"
+            f"claim {claim} ({claim.uid}) is prepared, and the kubelet lists a container that uses "
+            "it; delete its pod to unprepare it; nothing was changed; --force forgets it anyway"
         )
     if unknown is not None:
         raise CommandError(

@@ -276,9 +276,8 @@ def _add_host_devices(group: _Group) -> None:
         "devices",
         help="list the device nodes that policies can publish",
         description="Lists the device nodes on this node. For each one, prints the policy that "
-        "matches it, or the reason why hostdev does not publish it. "
-        "Uses the policies in the configuration file, and this node's copy of the cluster's "
-        "policies. Writes nothing.",
+        "matches it, or the reason why hostdev does not publish it. Uses the policies in the "
+        "configuration file, and this node's copy of the cluster's policies. Writes nothing.",
     )
     devices.add_argument(
         "paths",

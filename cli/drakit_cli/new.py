@@ -392,8 +392,7 @@ def _driver_problem(driver: str) -> str | None:
     if not is_dns_subdomain(driver, max_length=MAX_DRIVER) or not driver[0].isalpha():
         return (
             f"must be a DNS name of at most {MAX_DRIVER} lower-case letters, digits, dashes and "
-            "dots "
-            f"that begins with a letter; for example lamps.example.com"
+            "dots that begins with a letter; for example lamps.example.com"
         )
     if "." not in driver:
         return f"has no domain; append a domain that you own, as in {driver}.example.com"

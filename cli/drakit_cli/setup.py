@@ -14,15 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -33,13 +25,7 @@ import yaml
 
 from drakit_cli.answers import CommandError, UsageError
 from drakit_cli.connection import fetch
-from drakit_daemon.kube import (
-    ApiError,
-    ConflictError,
-    NotFoundError,
-    Session,
-    resource_path,
-)
+from drakit_daemon.kube import ApiError, ConflictError, NotFoundError, Session, resource_path
 from drakit_formats.crds import API_VERSION
 from drakit_formats.crds import POLICIES as POLICIES_PLURAL
 from drakit_formats.crds import REPORTS as REPORTS_PLURAL

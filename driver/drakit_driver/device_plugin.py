@@ -81,12 +81,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from drakit.device import (
-    AllocatedClaim,
-    Edits,
-    Health,
-    Inventory,
-)
+from drakit.device import AllocatedClaim, Edits, Health, Inventory
 from drakit.settings import SettingsError
 from drakit_daemon import tasks
 from drakit_daemon.backoff import Backoff

@@ -18,24 +18,10 @@ from drakit_explain.allocation import tolerates
 from drakit_explain.causes import cause_at_node
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.devices import DeviceFacts
-from drakit_explain.model import (
-    ClaimFacts,
-    DeviceID,
-    NodeFacts,
-    PodClaim,
-    PodFacts,
-    PoolID,
-    Result,
-)
+from drakit_explain.model import ClaimFacts, DeviceID, NodeFacts, PodClaim, PodFacts, PoolID, Result
 from drakit_explain.pending_claims import of_other_pod
 from drakit_explain.pools import NodeView, is_complete, newest, place_includes
-from drakit_explain.reports import (
-    HOSTDEV,
-    UNHEALTHY,
-    not_registered,
-    share_not_offered,
-    words_of,
-)
+from drakit_explain.reports import HOSTDEV, UNHEALTHY, not_registered, share_not_offered, words_of
 from drakit_explain.world import World
 from drakit_formats.resource.objects import children
 
@@ -305,9 +291,8 @@ def _binding(claim: ClaimFacts) -> Iterator[Finding]:
             yield Finding(
                 code=Code.BINDING_FAILED,
                 what=f"{device_of_result(result, claim)} failed its binding condition "
-                f"{', '.join(result.failed)}; the scheduler deallocates the "
-                f"claim and retries; check the "
-                f"controller of driver {result.device.driver} that sets the condition",
+                f"{', '.join(result.failed)}; the scheduler deallocates the claim and retries; "
+                f"check the controller of driver {result.device.driver} that sets the condition",
             )
         elif result.outstanding:
             yield Finding(

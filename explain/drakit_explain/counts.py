@@ -16,13 +16,7 @@ from dataclasses import dataclass, field
 
 from drakit_explain.counting import Hardware
 from drakit_explain.devices import bits, unpacked
-from drakit_explain.model import (
-    ClaimFacts,
-    ClassFacts,
-    DeviceID,
-    SliceFacts,
-    TaintRuleFacts,
-)
+from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, SliceFacts, TaintRuleFacts
 from drakit_explain.pools import NodePool, newest
 from drakit_explain.reports import HOSTDEV, UNHEALTHY
 from drakit_explain.world import World

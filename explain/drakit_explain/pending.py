@@ -23,23 +23,10 @@ from functools import cache
 
 from drakit_explain.allocation import NotEvaluatedError, Outcome
 from drakit_explain.availability import Analysis, Counted, analyze, budget_of, count_ahead
-from drakit_explain.broken import (
-    broken_pod,
-    has_others,
-    is_placed,
-    node_of_claim,
-    not_bindable,
-)
+from drakit_explain.broken import broken_pod, has_others, is_placed, node_of_claim, not_bindable
 from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.causes import cause_at_node
-from drakit_explain.codes import (
-    Cause,
-    Code,
-    Finding,
-    Reason,
-    no_confirmation,
-    no_remedy,
-)
+from drakit_explain.codes import Cause, Code, Finding, Reason, no_confirmation, no_remedy
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.deletion import pod_stays
 from drakit_explain.fold import Judged, judge

@@ -179,8 +179,7 @@ def _not_created(
         code=Code.RESOURCE_CLAIM_NOT_CREATED,
         what=f'no ResourceClaim has been created from claim template "{template.name}" '
         f"{_for(each)}; the Event FailedResourceClaimCreation of the pod has the cause, such as "
-        f"{cause}; if there is no such Event, check that the kube-controller-manager is "
-        f"running",
+        f"{cause}; if there is no such Event, check that the kube-controller-manager is running",
     )
 
 

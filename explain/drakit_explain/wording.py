@@ -158,9 +158,8 @@ def _left(found: Availability) -> str:
     several = found.used_up.devices > 1
     parts = [
         f"{'at most ' if several else ''}{quantity_text(left.amount)} of "
-        f"{quantity_text(left.total)}"
-        f"{f' {name}' if len(found.left) > 1 else ''}, and the request takes "
-        f"{quantity_text(left.needed)}"
+        f"{quantity_text(left.total)}{f' {name}' if len(found.left) > 1 else ''}, and the request "
+        f"takes {quantity_text(left.needed)}"
         for name, left in sorted(found.left.items())
     ]
     return cut(parts, NAMED_WORDS)

@@ -30,21 +30,6 @@ from drakit.settings import (
 )
 from drakit.settings import SettingsError as ConfigError
 
-__all__ = (
-    "MAX_BACKENDS",
-    "MAX_RESOURCES",
-    "Backends",
-    "ConfigError",
-    "DeviceHealthSettings",
-    "DevicePlugins",
-    "Devices",
-    "DriverEntry",
-    "NodePluginConfig",
-    "OpaqueParameters",
-    "StaleClaims",
-    "load_config",
-)
-
 SOCKET_NAME_BYTES = 24
 """Bytes that the path of an entry's directory leaves for the name of a socket. The node plugin does
 not need them, but a program that has the directory at the path of the host does."""

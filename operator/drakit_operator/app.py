@@ -33,12 +33,7 @@ from drakit_daemon.logs import ProblemLog
 from drakit_daemon.metrics import text_of
 from drakit_daemon.probes import StatusServers
 from drakit_explain.cel.allocator import Allocator
-from drakit_explain.cel.gates import (
-    GatesUnknownError,
-    allocator_gates,
-    gates_of,
-    read_all_gates,
-)
+from drakit_explain.cel.gates import GatesUnknownError, allocator_gates, gates_of, read_all_gates
 from drakit_explain.selectors import Selectors
 from drakit_operator.announcing import Announcer, EventWriter, Timing
 from drakit_operator.config import Config

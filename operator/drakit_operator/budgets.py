@@ -24,13 +24,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from drakit_explain.model import (
-    ClaimFacts,
-    Placement,
-    PodFacts,
-    TemplateFacts,
-    without_content,
-)
+from drakit_explain.model import ClaimFacts, Placement, PodFacts, TemplateFacts, without_content
 from drakit_explain.world import Fact
 
 logger = logging.getLogger(__name__)

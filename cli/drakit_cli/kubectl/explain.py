@@ -24,14 +24,7 @@ from drakit_explain.codes import Code, Reason, certain, no_remedy
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.counting import Availability
 from drakit_explain.deletion import claim_stays
-from drakit_explain.model import (
-    ClaimFacts,
-    PodClaim,
-    PodFacts,
-    Request,
-    SliceFacts,
-    TemplateFacts,
-)
+from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request, SliceFacts, TemplateFacts
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
 from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of

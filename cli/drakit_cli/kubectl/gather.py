@@ -55,13 +55,7 @@ from drakit_explain.reports import project_policy, project_report
 from drakit_explain.selectors import FeatureGates
 from drakit_explain.world import Fact, World
 from drakit_formats import crds
-from drakit_formats.resource.objects import (
-    GROUP,
-    RULE_VERSIONS,
-    VERSIONS,
-    Object,
-    child,
-)
+from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object, child
 
 # ---------------------------------------------------------------- kinds
 

@@ -16,14 +16,7 @@ from itertools import product
 from typing import Any
 
 from drakit_cli.kubectl.gather import REPORTS, Gap
-from drakit_cli.kubectl.releases import (
-    NODEPLUGIN,
-    OPERATOR,
-    PART_OF,
-    Release,
-    Releases,
-    Workload,
-)
+from drakit_cli.kubectl.releases import NODEPLUGIN, OPERATOR, PART_OF, Release, Releases, Workload
 from drakit_daemon.kube import ApiError, ForbiddenError, Session, resource_path
 from drakit_formats.resource.objects import child
 

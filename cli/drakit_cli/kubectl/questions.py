@@ -42,13 +42,7 @@ from drakit_cli.kubectl.gather import (
 )
 from drakit_cli.kubectl.manifests import PlannedPod, read_manifest
 from drakit_cli.kubectl.objects import PoolReport
-from drakit_cli.kubectl.pods import (
-    SeenPod,
-    list_pods,
-    read_pod,
-    with_events,
-    with_loads,
-)
+from drakit_cli.kubectl.pods import SeenPod, list_pods, read_pod, with_events, with_loads
 from drakit_cli.kubectl.replicas import placed
 from drakit_cli.kubectl.targets import CLASS, DAEMON_SET, NODE, POD, ObjectKind, Target
 from drakit_cli.kubectl.workloads import WorkloadReport, find_workload

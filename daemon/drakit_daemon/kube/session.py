@@ -35,25 +35,8 @@ from drakit_daemon.kube.client_library import (
     load_in_cluster,
     load_kubeconfig,
 )
-from drakit_daemon.kube.listing import (
-    MAX_PAGE_BYTES,
-    Listing,
-    WatchEvent,
-    read_events,
-    read_list,
-)
+from drakit_daemon.kube.listing import MAX_PAGE_BYTES, Listing, WatchEvent, read_events, read_list
 from drakit_daemon.kube.request import Answer, UnavailableError, error_of_response, read_answer
-
-__all__ = (
-    "ConfigError",
-    "Credentials",
-    "Overrides",
-    "ServiceAccount",
-    "Session",
-    "Timeouts",
-    "connect",
-    "find_cluster",
-)
 
 logger: logging.Logger = logging.getLogger(__name__)
 

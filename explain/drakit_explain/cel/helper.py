@@ -28,12 +28,7 @@ import orjson
 from drakit_daemon.backoff import Backoff
 from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.selectors import FeatureGates, Outcome, Reads
-from drakit_explain.verdicts import (
-    MAX_BYTES,
-    Verdict,
-    VerdictQuestion,
-    parse_verdicts,
-)
+from drakit_explain.verdicts import MAX_BYTES, Verdict, VerdictQuestion, parse_verdicts
 
 NAME = "drakit-cel"
 

@@ -29,19 +29,10 @@ from drakit_driver.runtime.contract import CallError
 from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_formats.cdi import InvalidEditsError
 from drakit_formats.resource.device import attributes_body, published_attributes
-from drakit_formats.resource.metadata import (
-    DeviceMetadata,
-    InvalidMetadataError,
-    request_bodies,
-)
+from drakit_formats.resource.metadata import DeviceMetadata, InvalidMetadataError, request_bodies
 from drakit_formats.resource.objects import children
 from drakit_formats.resource.status import has_status, network_data_body
-from drakit_nodeplugin.claims.allocation import (
-    Step,
-    next_step,
-    wanted_claim,
-    with_consumption,
-)
+from drakit_nodeplugin.claims.allocation import Step, next_step, wanted_claim, with_consumption
 from drakit_nodeplugin.claims.errors import (
     AbandonedError,
     ClaimError,

@@ -11,14 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import (
-    Callable,
-    Collection,
-    Coroutine,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar
@@ -32,10 +25,7 @@ from drakit_driver.runtime.contract import (
     CallOperation,
     overdue,
 )
-from drakit_driver.runtime.failures import (
-    BadParametersError,
-    DeviceFailedError,
-)
+from drakit_driver.runtime.failures import BadParametersError, DeviceFailedError
 from drakit_driver.runtime.order import Order, Place, hardware_keys
 from drakit_formats.resource.claim import base_request
 from drakit_nodeplugin.changes import Revision

@@ -31,22 +31,11 @@ import orjson
 
 from drakit.driver import DevicePolicy, Policy
 from drakit.layout import write_private
-from drakit_daemon.kube import (
-    ApiError,
-    ForbiddenError,
-    NotFoundError,
-    Session,
-    resource_path,
-)
+from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, Session, resource_path
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit_daemon.logs import ProblemLog
 from drakit_driver.runtime.contract import PolicyTraits
-from drakit_driver.runtime.policies import (
-    AnyPolicies,
-    InvalidPolicyError,
-    PolicyFeed,
-    read_policy,
-)
+from drakit_driver.runtime.policies import AnyPolicies, InvalidPolicyError, PolicyFeed, read_policy
 from drakit_nodeplugin.changes import Revision
 
 logger = logging.getLogger(__name__)

@@ -36,12 +36,7 @@ from drakit_daemon.kube import (
     resource_path,
 )
 from drakit_daemon.kube.discovery import VersionNotServedError, served_version
-from drakit_formats.resource.device import (
-    Feature,
-    dropped_from_slice,
-    forbidden_features,
-    refusal,
-)
+from drakit_formats.resource.device import Feature, dropped_from_slice, forbidden_features, refusal
 from drakit_formats.resource.objects import GROUP, VERSIONS, Object, from_version, text, to_version
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import DesiredDevice

@@ -25,12 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drakit.device import CounterSet
-from drakit_formats.resource.device import (
-    Feature,
-    extra_fields,
-    needed_features,
-    used_features,
-)
+from drakit_formats.resource.device import Feature, extra_fields, needed_features, used_features
 from drakit_formats.resource.objects import children, text
 from drakit_nodeplugin.devices.model import DesiredDevice, DesiredPool
 from drakit_nodeplugin.slices.contents import (

@@ -44,14 +44,7 @@ from drakit_nodeplugin.state.holds import Hardware, HeldDevice
 from drakit_nodeplugin.state.metadata_files import MetadataFiles
 from drakit_nodeplugin.state.quarantine import CheckpointError
 from drakit_nodeplugin.state.records import State, StoredClaim, StoredEndpoint, StoredNode
-from drakit_nodeplugin.state.rows import Held, Outcome
-
-__all__ = (
-    "Checkpoint",
-    "CheckpointError",
-    "Held",
-    "Outcome",
-)
+from drakit_nodeplugin.state.rows import Outcome
 
 logger = logging.getLogger(__name__)
 

@@ -229,11 +229,10 @@ _CHUNK = 500
 
 # A partial index applies only if the query repeats its condition literally.
 _HELD = (
-    "WITH wanted (pool, device) AS (VALUES {}) SELECT * FROM wanted WHERE EXISTS "
-    "(SELECT 1 FROM devices AS held WHERE held.pool = wanted.pool "
-    "AND held.device = wanted.device AND held.hold = 'exclusive') OR EXISTS "
-    "(SELECT 1 FROM devices AS held WHERE held.pool = wanted.pool "
-    "AND held.device = wanted.device AND held.hold = 'share')"
+    "WITH wanted (pool, device) AS (VALUES {}) SELECT * FROM wanted WHERE EXISTS (SELECT 1 FROM "
+    "devices AS held WHERE held.pool = wanted.pool AND held.device = wanted.device AND held.hold = "
+    "'exclusive') OR EXISTS (SELECT 1 FROM devices AS held WHERE held.pool = wanted.pool AND "
+    "held.device = wanted.device AND held.hold = 'share')"
 )
 
 _HOLDER = (

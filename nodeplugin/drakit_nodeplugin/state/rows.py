@@ -43,29 +43,6 @@ from drakit_nodeplugin.state.records import (
     load_endpoint,
 )
 
-__all__ = (
-    "Admit",
-    "Held",
-    "Outcome",
-    "adopt",
-    "all_generations",
-    "claims_in_state",
-    "claims_of",
-    "damaged_endpoints",
-    "delete",
-    "endpoints",
-    "forget_endpoints",
-    "generations",
-    "identified",
-    "next_generations",
-    "page",
-    "states",
-    "transaction",
-    "uids",
-    "write",
-    "write_endpoints",
-)
-
 _SELECT = "SELECT id, uid, generation, body, checksum FROM claims JOIN bodies USING (id)"
 
 

@@ -52,9 +52,8 @@ async def prepare_canceled(kit: Kit) -> None:
     "pod-deleted-during-prepare",
     "a prepare call whose pod is deleted leaves no side effects",
     why=(
-        "A pod can be deleted while its claim is being prepared. The kubelet then calls "
-        "unprepare. Side effects of the prepare call must not prevent other claims from "
-        "using the device."
+        "A pod can be deleted while its claim is being prepared. The kubelet then calls unprepare. "
+        "Side effects of the prepare call must not prevent other claims from using the device."
     ),
 )
 async def pod_deleted_during_prepare(kit: Kit) -> None:
@@ -69,8 +68,7 @@ async def pod_deleted_during_prepare(kit: Kit) -> None:
             if (took := time.monotonic() - began) > UNPREPARE_SECONDS + seconds:
                 kit.fail(
                     f"unprepare took {took:.0f} s during a prepare; the pod stays in Terminating "
-                    f"for "
-                    f"that time"
+                    "for that time"
                 )
             await asked
         await steps.free_again(kit, device, when="after a pod was deleted during a prepare")
@@ -137,9 +135,8 @@ async def graceful_stop(kit: Kit) -> None:
     "process-killed",
     "a driver whose process was killed recovers, and can unprepare earlier claims",
     why=(
-        "Programs can crash or be updated while pods run. The driver must publish the "
-        "devices again under the same names, and must be able to unprepare earlier "
-        "claims."
+        "Programs can crash or be updated while pods run. The driver must publish the devices "
+        "again under the same names, and must be able to unprepare earlier claims."
     ),
     kinds=("backend", "device-plugin"),
 )

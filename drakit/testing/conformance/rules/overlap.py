@@ -121,9 +121,8 @@ async def prepare_not_serialized(kit: Kit) -> None:
     if together > 0.75 * count * alone:
         kit.fail(
             f"one prepare takes {alone:.1f} s, but {count} concurrent prepares of different "
-            f"devices "
-            f"take {together:.1f} s, so each waits for the previous one; they must take little "
-            f"longer than one"
+            f"devices take {together:.1f} s, so each waits for the previous one; they must take "
+            "little longer than one"
         )
 
 

@@ -57,9 +57,8 @@ def hostile(own: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, A
     "hostile-parameters",
     "the driver accepts or rejects a claim's opaque parameters without an effect on other claims",
     why=(
-        "Any user who can create a claim can write opaque parameters, which neither the "
-        "API server nor the scheduler checks. If they stop the driver, all users lose its "
-        "devices."
+        "Any user who can create a claim can write opaque parameters, which neither the API server "
+        "nor the scheduler checks. If they stop the driver, all users lose its devices."
     ),
     seconds=120,
 )

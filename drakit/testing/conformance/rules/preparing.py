@@ -154,8 +154,7 @@ async def host_paths(kit: Kit) -> None:
     "prepare-again",
     "a claim that is prepared again gets the same result",
     why="After a restart or a reboot, the kubelet prepares the same claim again, and the "
-    "containers must get the same result. Side effects that are already in place are not an "
-    "error.",
+    "containers must get the same result. Side effects that are already in place are not an error.",
 )
 async def prepare_again(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -187,8 +186,7 @@ def _same(
         key = next(k for k in sorted(edits.keys() | now.keys()) if edits.get(k) != now.get(k))
         kit.fail(
             f"{when} containers get a different {key} for the same claim: first "
-            f"{edits.get(key)!r}, then "
-            f"{now.get(key)!r}"
+            f"{edits.get(key)!r}, then {now.get(key)!r}"
         )
 
 

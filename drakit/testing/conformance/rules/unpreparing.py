@@ -179,8 +179,7 @@ async def unprepare_after_reboot(kit: Kit) -> None:
     "unprepare-without-parameters",
     "a claim can be unprepared without its opaque parameters",
     why="For an unprepare, the kubelet knows only a claim's name and UID. If the claim's object "
-    "and "
-    "the node plugin's checkpoint no longer exist, the parameters are unknown.",
+    "and the node plugin's checkpoint no longer exist, the parameters are unknown.",
 )
 async def unprepare_without_parameters(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)

@@ -46,11 +46,7 @@ from drakit.device import (
 from drakit_driver.runtime.contract import MAX_DEVICES
 from drakit_driver.runtime.failures import DeviceFailedError
 from drakit_formats.cdi import InvalidEditsError, container_edits
-from drakit_formats.resource.limits import (
-    MAX_STRING_BYTES,
-    extended_resource_problem,
-    is_dns_label,
-)
+from drakit_formats.resource.limits import MAX_STRING_BYTES, extended_resource_problem, is_dns_label
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes, TooManyNodesError
 from drakit_nodeplugin.endpoints.wire import GarbageError, parse, parts, quoted
