@@ -10,13 +10,13 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drakit_nodeplugin.state import quarantine, schema
+from drakit_nodeplugin.state import quarantine, rows, schema
 from drakit_nodeplugin.state.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -399,6 +399,31 @@ async def test_damage_is_reported_until_it_is_repaired(path):
 
         assert checkpoint.damage is None
     assert (await reopen(path))[1] is None
+
+
+def test_one_of_two_claims_with_the_same_device_is_kept(path, caplog):
+    path.parent.mkdir()
+    with closing(schema.connect(path)) as connection, rows.transaction(connection):
+        schema.create(connection)
+        connection.execute("DROP INDEX exclusive_device")
+        for name in ("a", "b"):
+            rows.write(connection, [stored_claim(name, devices=(stored_device("cam-0"),))])
+            connection.execute("UPDATE devices SET hold = 'admin'")
+    assert asyncio.run(reopen(path))[0].keys() == {"uid-a"}
+    (record,) = [r for r in caplog.records if "quarantined" in r.message]
+    assert (record.kept, record.lost_claims) == (1, "uid-b")
+
+
+async def test_new_generations_are_above_all_that_were_copied(path):
+    await fill(path)
+    sql(path, "UPDATE meta SET value = 1 << 60 WHERE name = 'generation'")
+    async with opened(path) as checkpoint:
+        await checkpoint.write([stored_claim("a")])
+    sql(path, "DROP INDEX exclusive_device")
+    async with opened(path) as checkpoint:
+        assert checkpoint.damage is not None
+        written = (await checkpoint.write([stored_claim("b")])).written
+        assert written["uid-b"].generation > 2**60
 
 
 async def test_five_damaged_files_are_kept_and_the_newest_of_them(path, monkeypatch):

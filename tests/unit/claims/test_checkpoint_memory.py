@@ -76,15 +76,6 @@ async def test_a_forgotten_row_is_written_no_more_and_its_device_is_free(checkpo
     assert again.generation > known.generation
 
 
-async def test_a_row_that_has_changed_since_the_request_is_not_forgotten(checkpoint):
-    (known,) = (await checkpoint.write([A])).written.values()
-    changed = (await checkpoint.write([replace(known, state="prepared")])).written
-    assert not await checkpoint.forget("uid-a", known.generation)
-    assert not await checkpoint.forget("uid-b", known.generation)
-    assert await checkpoint.find(["uid-a"]) == changed
-    assert await checkpoint.uids() == {"uid-a"}
-
-
 async def test_files_follow_their_rows_in_both_directions(checkpoint, specs):
     written = (await checkpoint.write([A], files=True)).written
     assert await checkpoint.clear(["uid-a", "uid-b"]) == (written, {}), "it has a row"

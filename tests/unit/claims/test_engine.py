@@ -59,17 +59,6 @@ async def test_a_repeat_is_answered_without_the_driver_and_writes_a_lost_file(
     assert plugin.files() == {f"{DRIVER}-claim_{A}.json"}
 
 
-async def test_a_known_claim_is_answered_from_the_checkpoint_while_the_api_server_is_unavailable(
-    plugin, claims
-):
-    claims.store(claim_body(A, "cam-0"))
-    first = await plugin.prepare(reference(A))
-    claims.answers = False
-
-    assert await plugin.prepare(reference(A)) == first
-    assert "does not respond" in (await plugin.prepare(reference(B)))[B].error
-
-
 @pytest.mark.parametrize(
     ("status", "reason", "told"),
     [

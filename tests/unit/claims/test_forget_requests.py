@@ -121,18 +121,6 @@ async def test_requests_for_several_claims_are_answered_together(plugin):
     assert await plugin.states() == {}
 
 
-async def test_without_an_answer_nothing_is_changed_and_the_command_says_so(
-    plugin, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(inspection, "FORGET_SECONDS", 0.2)
-    with pytest.raises(
-        InspectionError, match=r"the node plugin did not answer within 0\.2 s; check its log"
-    ):
-        await asyncio.to_thread(forget, plugin.checkpoint.path, await row(plugin))
-    assert await plugin.states() == {A: "prepared", B: "prepared"}
-    assert request_files(tmp_path) == [], "a request is not answered after its command has failed"
-
-
 async def test_a_checkpoint_that_cannot_be_written_answers_nothing(plugin, caplog, monkeypatch):
     caplog.set_level(logging.ERROR)
     monkeypatch.setattr(inspection, "FORGET_SECONDS", 0.2)

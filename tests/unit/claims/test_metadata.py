@@ -13,8 +13,6 @@ import pytest
 from drakit import Device, NetworkData, PreparedDevice, Topology
 from drakit_nodeplugin.claims.recovery import Rebuilder
 from drakit_nodeplugin.state.holds import PoolContent
-from drakit_nodeplugin.state.records import checksum, dump, load
-from tests.fakes.checkpoints import stored_claim
 from tests.fakes.claims import DRIVER, NODE, FakeDevices, claim_body, reference
 from tests.unit.claims.conftest import Plugin
 from tests.unit.claims.test_rebuild import Kubelet
@@ -277,15 +275,6 @@ async def test_a_file_that_cannot_be_written_fails_its_claim_alone(plugin):
     obstacle.rmdir()
     await prepare(plugin, A)
     assert f"{A}_main.json" in names(plugin)
-
-
-def test_rows_of_earlier_versions_have_no_metadata():
-    stored = stored_claim("a", metadata={"front": "{}"}, metadata_generation=4, pod_claim_name="x")
-    fields = json.loads(dump(stored))
-    for name in ("metadata", "metadata_generation", "pod_claim_name"):
-        del fields[name]
-    earlier = json.dumps(fields).encode()
-    assert load(earlier, expected=checksum(earlier)) == stored_claim("a")
 
 
 async def test_a_driver_without_metadata_has_no_files(plugin, devices, tmp_path: Path):

@@ -347,15 +347,16 @@ async def test_an_unavailable_api_server_is_not_asked_for_every_claim(site):
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(
-    "pods",
+    ("listed", "pods"),
     [
-        pytest.param(PodView.COMPLETE, id="by-podresources"),
-        pytest.param(PodView.UNKNOWN, id="by-the-state-file-alone"),
+        pytest.param("a", PodView.COMPLETE, id="by-podresources"),
+        pytest.param("a", PodView.UNKNOWN, id="by-the-state-file-alone"),
+        pytest.param("", PodView.PARTIAL, id="perhaps-by-a-kubelet-that-has-not-read-its-pods"),
     ],
 )
-async def test_a_claim_that_the_kubelet_lists_is_never_collected(site, pods):
+async def test_a_claim_that_the_kubelet_lists_is_never_collected(site, listed, pods):
     site.entries.store(entry("a", "cam-0"))
-    site.kubelet.lists("a", pods=pods)
+    site.kubelet.lists(*listed, pods=pods)
     await site.polls(200)
     assert site.unprepared == []
     assert site.asked == []
@@ -403,14 +404,6 @@ async def test_the_check_that_collects_a_claim_depends_on_the_kubelets_list(
         if site.unprepared:
             break
     assert (number if site.unprepared else None) == number_of_polls
-
-
-@pytest.mark.looptime
-async def test_a_kubelet_that_has_not_read_its_pods_costs_the_api_server_nothing(site):
-    site.entries.store(entry("a", "cam-0"))
-    site.kubelet.lists(pods=PodView.PARTIAL)
-    await site.polls(10)
-    assert site.asked == []
 
 
 @pytest.mark.looptime

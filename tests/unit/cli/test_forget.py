@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
-from asyncio import to_thread
 from contextlib import closing
 from dataclasses import replace
 
@@ -12,7 +10,6 @@ import pytest
 
 from drakit_nodeplugin.state import inspection
 from drakit_nodeplugin.state.checkpoint import Checkpoint
-from drakit_nodeplugin.state.inspection import InspectionError, forget
 from drakit_nodeplugin.state.lock import DriverLock
 from tests.fakes.checkpoints import DRIVER, stored_claim, stored_device
 from tests.fakes.checkpoints import prepared_claim as prepared
@@ -131,70 +128,29 @@ async def test_what_was_prepared_before_a_reboot_needs_no_force(site):
     assert await uids(site) == set()
 
 
-class RunningPlugin:
-    """The active instance of a driver; it answers requests while it runs."""
-
-    def __init__(self, path):
-        self.checkpoint = Checkpoint(path)
-        self._folder = path.parent
-
-    async def run(self):
-        while True:
-            for uid, generation in (await to_thread(inspection.requests, self._folder)).items():
-                await self.checkpoint.forget(uid, generation)
-                await to_thread(inspection.answer, self._folder, uid)
-            await asyncio.sleep(0.01)
-
-
 @pytest.fixture
 async def plugin(site):
+    """The checkpoint of an active instance that answers no request."""
     path = site.path()
     lock = DriverLock(DRIVER, path.parent, instance_uid="pod-1")
     assert await lock.try_acquire()
-    plugin = RunningPlugin(path)
-    await plugin.checkpoint.open()
+    plugin = Checkpoint(path)
+    await plugin.open()
     yield plugin
-    await plugin.checkpoint.close()
+    await plugin.close()
     await lock.release()
-
-
-async def test_a_running_plugin_forgets_the_claim_and_its_late_work_stores_nothing(
-    site, kubelet, plugin
-):
-    running = asyncio.create_task(plugin.run())
-    begun = (await plugin.checkpoint.write([stored_claim("a")])).written["uid-a"]
-
-    code, out, error = await site.run_beside(*FORGET, "uid-a")
-
-    assert (code, error) == (0, "")
-    assert out.startswith("forgot claim lab/a (uid-a), which was being prepared\n")
-    assert not list(site.path().parent.glob("forget-*"))
-    outcome = await plugin.checkpoint.write([replace(begun, state="prepared")])
-    assert outcome.changed == {"uid-a"}
-    other = stored_claim("b", devices=begun.devices)
-    assert set((await plugin.checkpoint.write([other])).written) == {"uid-b"}
-    running.cancel()
 
 
 async def test_a_plugin_that_does_not_answer_is_reported_and_the_request_withdrawn(
     site, plugin, monkeypatch
 ):
     monkeypatch.setattr(inspection, "FORGET_SECONDS", 0.3)
-    await plugin.checkpoint.write([stored_claim("a")])
+    await plugin.write([stored_claim("a")])
     code, out, error = await site.run_beside(*FORGET, "uid-a")
     assert (code, out) == (1, "")
     assert error == "the node plugin did not answer within 0.3 s; check its log\n"
-    assert await plugin.checkpoint.uids() == {"uid-a"}
+    assert await plugin.uids() == {"uid-a"}
     assert not list(site.path().parent.glob("forget-*"))
-
-
-async def test_an_entry_that_changes_meanwhile_is_kept(site):
-    await site.store(stored_claim("a"))
-    with pytest.raises(
-        InspectionError, match=r"claim lab/a has changed .* since this command read it"
-    ):
-        await asyncio.to_thread(forget, site.path(), replace(stored_claim("a"), generation=1))
-    assert await uids(site) == {"uid-a"}
 
 
 async def test_the_file_of_an_unknown_claim_is_removed(site):

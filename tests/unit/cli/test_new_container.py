@@ -205,16 +205,6 @@ def test_another_answer_is_refused_and_nothing_is_written(tmp_path, monkeypatch,
     assert not files_of(tmp_path)
 
 
-def test_without_a_terminal_it_never_asks(tmp_path, monkeypatch):
-    def fail(question: str) -> str:
-        raise AssertionError(question)
-
-    monkeypatch.setattr("builtins.input", fail)
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
-    assert main(["new", "lamps", "--directory", str(tmp_path)]) == 0
-    assert "values.yaml" in files_of(tmp_path)
-
-
 def test_for_go_it_does_not_ask_and_refuses_the_node_plugin(tmp_path, monkeypatch, capsys):
     def fail(question: str) -> str:
         raise AssertionError(question)

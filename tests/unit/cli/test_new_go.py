@@ -21,7 +21,7 @@ from drakit_nodeplugin.config import NodePluginConfig
 from e2e.images.go import ENVIRONMENT
 from tests.programs import needs_go
 from tests.unit.chart.conftest import helm
-from tests.unit.cli.projects import PROJECTS, commands, files_of, readme, run, write
+from tests.unit.cli.projects import PROJECTS, commands, readme, run, write
 from tests.unit.docs.listings import ROOT, validated
 from tests.unit.docs.listings import commands as page_commands
 from tools.go_proxy import write_proxy
@@ -97,11 +97,6 @@ def test_the_clone_is_the_one_from_which_pip_installed(tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------ the files
-
-
-def test_every_template_is_a_file_of_the_project(lamps):
-    assert files_of(lamps) == set(new.GO.files)
-    assert not [name for name in files_of(lamps) if "@@" in (lamps / name).read_text()]
 
 
 def test_its_values_are_the_entry_that_is_printed_and_the_kit_gets(tmp_path, capsys):

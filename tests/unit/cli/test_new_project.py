@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from drakit_cli.new import CONTAINER, FORMS, PLUGIN
+from drakit_cli.new import CONTAINER, FORMS, GO, PLUGIN
 from tests.unit.cli.projects import (
     CONTAINERS,
     PROJECTS,
@@ -24,15 +24,14 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def test_every_template_is_a_file_of_the_project(tmp_path):
-    project = write(tmp_path / "lamps")
-    assert files_of(project) == {path.format(package="lamps") for path in PLUGIN.files}
-    project = write(tmp_path / "container", "--container")
-    assert files_of(project) == {path.format(package="lamps") for path in CONTAINER.files}
+    for form, arguments in ((PLUGIN, ""), (CONTAINER, "--container"), (GO, "--language go")):
+        project = write(tmp_path / f"lamps{arguments}", *arguments.split())
+        assert files_of(project) == {path.format(package="lamps") for path in form.files}
+        assert not [name for name in files_of(project) if "@@" in (project / name).read_text()]
     templates = ROOT / "cli" / "drakit_cli" / "templates"
     assert {name for form in FORMS for name in form.files.values()} == {
         str(path.relative_to(templates)) for path in templates.rglob("*.in")
     }
-    assert not [name for name in files_of(project) if "@@" in (project / name).read_text()]
 
 
 @pytest.mark.parametrize("arguments", [*PROJECTS, *CONTAINERS])

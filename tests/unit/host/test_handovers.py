@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import shutil
-import socket
 import tempfile
 import threading
 from collections.abc import AsyncIterator
@@ -28,7 +27,7 @@ from drakit_nodeplugin.host.driver import HostedDriver
 from drakit_nodeplugin.kubelet.sockets import SocketPaths, socket_paths
 from drakit_nodeplugin.state import lock
 from drakit_nodeplugin.state.checkpoint import Checkpoint
-from drakit_nodeplugin.state.inspection import forget, inspect
+from drakit_nodeplugin.state.inspection import forget
 from drakit_nodeplugin.state.lock import is_locked
 from drakit_nodeplugin.state.records import StoredClaim
 from tests.fakes.checkpoints import prepared_claim, reopen, stored_claim
@@ -378,15 +377,6 @@ async def test_runs_of_a_driver_never_overlap_when_it_is_active_again(site, old,
 # ------------------------------------------------------------ the request
 
 
-async def test_a_new_instance_asks_once_the_kubelet_has_registered_it(site, old, new):
-    async with site.instance(OLD, old) as first, site.instance(NEW, new) as second:
-        dra = await first.register()
-        await still(lambda: first.is_active and not (site.data / "waiting.lock").exists())
-        assert await site.kubelet.unprepare(dra, A) == {"uid-a": ""}
-        await second.register()
-        await until(lambda: second.is_active)
-
-
 async def test_a_new_instance_that_is_never_registered_asks_after_a_while(
     site, old, new, monkeypatch
 ):
@@ -400,20 +390,6 @@ async def test_a_new_instance_that_is_never_registered_asks_after_a_while(
 
 
 # ------------------------------------------------------------ instances that crash
-
-
-async def test_the_former_instance_removes_the_sockets_of_one_that_was_killed(site, old, new):
-    async with site.instance(OLD, old) as first:
-        async with site.instance(NEW, new) as second:
-            await second.register()
-            await until(lambda: second.is_active)
-            paths = second.paths.sockets
-        for path in paths:  # as a killed process leaves them
-            with socket.socket(socket.AF_UNIX) as left:
-                left.bind(str(path))
-        await until(lambda: first.is_active)
-        await until(lambda: not any(path.exists() for path in paths))
-        assert site.kubelet.sockets() == [first.paths.registration]
 
 
 async def test_an_active_instance_registers_again_when_it_ignores_another(
@@ -441,24 +417,6 @@ async def test_an_active_instance_registers_again_when_it_ignores_another(
             dra = await first.register()
             assert await site.kubelet.unprepare(dra, A) == {"uid-a": ""}
             assert (first.is_active, second.is_active) == (True, False)
-
-
-# ------------------------------------------------------------ data directory
-
-
-async def test_a_data_directory_that_was_removed_is_restored_with_its_claims(site, old):
-    stored = await site.fill(prepared_claim("a"), prepared_claim("b"))
-    async with site.instance(OLD, old) as first:
-        await first.register()
-        await asyncio.to_thread(shutil.rmtree, site.data)
-        await until(lambda: is_locked(site.data) and site.checkpoint.exists())
-        await until(lambda: old.made == 2 and first.is_active)
-        found = await asyncio.to_thread(inspect, site.checkpoint)
-        assert sorted(claim.uid for claim in found.claims) == [each.uid for each in stored]
-        await until(first.paths.dra.exists)
-        dra = await first.register()
-        assert await site.kubelet.unprepare(dra, A) == {"uid-a": ""}
-    assert (await reopen(site.checkpoint))[0].keys() == {"uid-b"}
 
 
 # ------------------------------------------------------------ requests of admins

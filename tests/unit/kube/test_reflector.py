@@ -126,14 +126,6 @@ async def test_a_watch_without_events_is_resumed_and_counts_as_heard():
     assert reflector.silent_seconds() == 600 - 560 - HEALTHY_SECONDS
 
 
-async def test_a_version_that_is_too_old_begins_with_a_new_list():
-    session = Scripted(10, [event("ADDED", "b", 11), gone()], 20)
-    _, seen = await follow(session, 3)
-    assert seen[-1] == Replaced(items=[slice_("a", 20)])
-    assert calls(session) == ["list", "10", "list", "20"]
-    assert session.calls[2][1] < 2
-
-
 async def test_a_broken_connection_is_resumed_without_a_list():
     session = Scripted(10, [event("ADDED", "b", 11), lost()])
     reflector, _ = await follow(session, 2)
@@ -142,10 +134,10 @@ async def test_a_broken_connection_is_resumed_without_a_list():
     assert reflector.last_error is not None or reflector.synced
 
 
-@pytest.mark.parametrize("status", [403, 404])
-async def test_a_watch_that_was_denied_begins_with_a_new_list(status):
+@pytest.mark.parametrize("error", [gone(), denied(403), denied(404)], ids=str)
+async def test_a_watch_that_was_too_old_or_denied_begins_with_a_new_list(error):
     # The consumer may have dropped what it was denied.
-    session = Scripted(10, [event("ADDED", "b", 11), denied(status)], 20)
+    session = Scripted(10, [event("ADDED", "b", 11), error], 20)
     _, seen = await follow(session, 3)
     assert seen[-1] == Replaced(items=[slice_("a", 20)])
     assert calls(session) == ["list", "10", "list", "20"]

@@ -332,10 +332,10 @@ async def test_an_allocated_claim_has_a_state(stuck, run):
 
 
 async def test_a_pod_that_does_not_wait_is_described(stuck, run):
-    stuck.pod("other", "mine", schedulingGates=[{"name": "g"}])
+    stuck.pod("other", "mine", schedulingGates=[{"name": "example.com/quota"}, {"name": "b"}])
     code, body = await run.json("explain", "pod/other")
     assert (code, body["verdict"]) == (0, "not pending")
-    assert "has the scheduling gates g: " in body["message"]
+    assert "has the scheduling gates example.com/quota, b: the scheduler ignores" in body["message"]
 
 
 async def test_a_pod_that_cannot_start_on_its_node_is_explained(stuck, run):
@@ -421,31 +421,26 @@ def free(site):
 
 
 @pytest.mark.parametrize(
-    ("pods", "verdict"),
+    ("other", "policy", "verdict"),
     [
-        pytest.param([], "fits", id="an-empty-node"),
-        pytest.param([{}], "blocked", id="a-pod-takes-the-cpus"),
-        pytest.param([{"phase": "Succeeded"}], "fits", id="a-pod-that-has-ended"),
-        pytest.param([{"node": "n2"}], "fits", id="on-another-node"),
-        pytest.param([{"priority": -1}], "fits", id="a-pod-that-can-be-preempted"),
+        pytest.param(None, None, "fits", id="an-empty-node"),
+        pytest.param({}, None, "blocked", id="a-pod-takes-the-cpus"),
+        pytest.param({"phase": "Succeeded"}, None, "fits", id="a-pod-that-has-ended"),
+        pytest.param({"node": "n2"}, None, "fits", id="on-another-node"),
+        pytest.param({"priority": -1}, None, "fits", id="a-pod-that-can-be-preempted"),
+        pytest.param({"priority": -1}, "Never", "blocked", id="for-a-pod-that-never-preempts"),
     ],
 )
-async def test_the_pods_of_a_node_take_its_resources(free, run, pods, verdict):
-    for number, facts in enumerate(pods):
-        running(free, f"other-{number}", **facts)
+async def test_the_pods_of_a_node_take_its_resources(free, run, other, policy, verdict):
+    if other is not None:
+        running(free, "other", **other)
+    free.pod("waiting", "mine", containers=ONE_CPU, preemptionPolicy=policy)
     _, body = await run.json("explain", "pod/waiting")
     assert body["verdict"] == verdict
     if verdict == "blocked":
         assert [each["code"] for each in body["reasons"]] == ["DevicesOnOtherNodes"]
         assert "too little cpu left" in body["message"]
         assert body["unusableNodes"] == {"too little cpu left": ["n1"]}
-
-
-async def test_a_pod_that_never_preempts_finds_only_what_is_left(free, run):
-    running(free, "other", priority=-1)
-    free.pod("waiting", "mine", containers=ONE_CPU, preemptionPolicy="Never")
-    _, body = await run.json("explain", "pod/waiting")
-    assert (body["verdict"], "too little cpu left" in body["message"]) == ("blocked", True)
 
 
 async def test_only_the_pods_of_nodes_with_matching_devices_are_read(free, run):
@@ -481,19 +476,6 @@ async def test_an_error_on_a_node_of_which_too_little_is_known_needs_the_word_of
     assert (unknown in body["notEvaluated"]) is (verdict == "undecided")
 
 
-@pytest.mark.parametrize(
-    ("cpu", "verdict"),
-    [pytest.param("2", "blocked", id="room"), pytest.param("3", "fits", id="no-room")],
-)
-async def test_an_error_counts_only_on_a_node_with_room_for_the_pod(failing, run, cpu, verdict):
-    for name in ("n1", "n2"):
-        room(failing, name, cpu="4")
-    running(failing, "other", cpu=cpu)
-    failing.pod("waiting", "mine", containers=ONE_CPU)
-    _, body = await run.json("explain", "pod/waiting")
-    assert (body["verdict"], body["fitsOn"]) == (verdict, "n2")
-
-
 async def test_pods_that_may_not_be_listed_are_named(free, run):
     running(free, "other")
     free.forbid("/api/v1/pods")
@@ -503,12 +485,6 @@ async def test_pods_that_may_not_be_listed_are_named(free, run):
         "no permission to list pods of all namespaces: what they leave of CPU, memory and the "
         "number of pods of a node is unknown"
     ]
-
-
-async def test_scheduling_gates_are_named(stuck, run):
-    stuck.pod("other", "mine", schedulingGates=[{"name": "example.com/quota"}, {"name": "b"}])
-    _, body = await run.json("explain", "pod/other")
-    assert "has the scheduling gates example.com/quota, b: the scheduler ignores" in body["message"]
 
 
 @pytest.mark.parametrize(

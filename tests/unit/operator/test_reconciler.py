@@ -45,13 +45,6 @@ async def test_a_template_that_comes_before_its_class_gets_no_event():
     assert bench.told == [(11.5, "tpl", "DeviceClassMissing")]
 
 
-async def test_an_event_that_fails_is_tried_again():
-    async with Bench(failures=3).running() as bench:
-        bench.see(PODS, pod())
-        await asyncio.sleep(20)
-    assert [told[1:] for told in bench.told] == [("train", "ResourceClaimMissing")]
-
-
 async def test_many_changes_at_once_cost_one_look_at_all_pods():
     class CountingWorld(World):
         looks = 0

@@ -243,7 +243,8 @@ async def test_fifty_pods_for_taken_devices_give_one_event_about_the_class():
     )
 
 
-async def test_fifty_claims_of_a_node_that_is_gone_give_one_event_about_the_node():
+@pytest.mark.parametrize("gone", [True, False], ids=["that-is-gone", "with-unhealthy-devices"])
+async def test_fifty_claims_of_a_node_give_one_event_about_the_node(gone):
     devices = [f"g{number}" for number in range(50)]
     async with Bench().running() as bench:
         for kind, body in ((CLASSES, GPU), (NODES, READY), (SLICES, pool("s", *devices))):
@@ -260,30 +261,17 @@ async def test_fifty_claims_of_a_node_that_is_gone_give_one_event_about_the_node
             bench.see(CLAIMS, made)
         await asyncio.sleep(10)
         assert bench.told == []
-        bench.see(NODES, NODE, gone=True)
+        if gone:
+            bench.see(NODES, NODE, gone=True)
+        else:
+            unhealthy = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
+            bench.see(SLICES, pool("s", *devices, taints=[unhealthy]))
         await asyncio.sleep(400)
-    assert [told[1:] for told in bench.told if told[1] != "s"] == [("n1", "NodeGone")]
-    assert bench.notes["n1"].startswith("the node no longer exists; this affects 50 ResourceClaims")
-
-
-async def test_fifty_claims_with_unhealthy_devices_give_one_event_about_the_node():
-    devices = [f"g{number}" for number in range(50)]
-    unhealthy = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
-    async with Bench().running() as bench:
-        for kind, body in ((CLASSES, GPU), (NODES, READY), (SLICES, pool("s", *devices))):
-            bench.see(kind, body)
-        for name in devices:
-            made = claim(f"claim-{name}", devices=[name])
-            made["status"]["allocation"]["nodeSelector"] = {
-                "nodeSelectorTerms": [
-                    {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
-                ]
-            }
-            bench.see(CLAIMS, made)
-        await asyncio.sleep(10)
-        bench.see(SLICES, pool("s", *devices, taints=[unhealthy]))
-        await asyncio.sleep(400)
-    assert [told[1:] for told in bench.told] == [("n1", "DeviceUnhealthy")]
+    told = [("n1", "NodeGone" if gone else "DeviceUnhealthy")]
+    assert [each[1:] for each in bench.told if each[1] != "s"] == told
+    if gone:
+        words = "the node no longer exists; this affects 50 ResourceClaims"
+        assert bench.notes["n1"].startswith(words)
 
 
 async def test_fifty_pods_of_a_template_without_its_class_give_one_event_about_the_template():
