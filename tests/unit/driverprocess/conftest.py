@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from drakit import Driver
 from drakit_driver.runtime.loading import LoadedDriver, load_driver
 from drakit_driver.server import DriverServer, ServerNode
-from tests.unit.endpoints.backend.conftest import (
-    found,
-    listener,
-    new_endpoint,
-    quick,
-    sockets,
-)
-from tests.unit.endpoints.camera import NODE, running
+from tests.unit.endpoints.backend.conftest import endpoint, found, listener, quick, sockets
+from tests.unit.endpoints.camera import NODE
 
-__all__ = ("found", "listener", "quick", "sockets")
+__all__ = ("endpoint", "found", "listener", "quick", "sockets")
 
 
 def loaded(
@@ -48,11 +40,3 @@ async def serving(
         task.cancel()
         await asyncio.wait({task})
         await server.stop()
-
-
-@pytest.fixture
-async def endpoint(found, listener):
-    """The running endpoint of the node plugin, with or without its backend."""
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(found.watched())
-        yield await stack.enter_async_context(running(new_endpoint(found, listener)))

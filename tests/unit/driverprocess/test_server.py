@@ -12,19 +12,11 @@ import pytest
 from drakit.device import (
     AllocatedClaim,
     AllocatedDevice,
-    ClaimConfig,
-    ClaimConsumer,
-    ClaimData,
-    ClaimOwner,
     ClaimReference,
-    DeviceNode,
     Edits,
     Hook,
-    IntelRdt,
     Inventory,
     Mount,
-    NetDevice,
-    OtherDevice,
 )
 from drakit_driver.messages import (
     claims_of,
@@ -94,32 +86,10 @@ def test_an_instance_that_is_replaced_while_it_stops_leaves_the_new_socket(socke
 # ---------------------------------------------------------------- messages
 
 
-def test_edits_are_the_same_on_the_other_side():
+def test_edits_that_no_entry_permits_are_the_same_on_the_other_side():
     edits = Edits(
-        env={"A": "b"},
-        device_nodes=(
-            DeviceNode(
-                path="/dev/a",
-                host_path="/dev/b",
-                type="c",
-                major=1,
-                minor=0,
-                permissions="r",
-                file_mode=0o600,
-                uid=0,
-                gid=0,
-                identity="x",
-            ),
-            DeviceNode(path="/dev/c"),
-        ),
-        mounts=(Mount(host_path="/a", container_path="/b", options=("rw",), type="tmpfs"),),
-        hooks=(
-            Hook(name="prestart", path="/a", args=("a", "b"), env={"A": "b"}, timeout_seconds=0),
-        ),
-        net_devices=(NetDevice(host_interface_name="eth1", name="net"),),
-        additional_gids=(44,),
-        intel_rdt=IntelRdt(clos_id="a", schemata=("L3:0=f",), enable_monitoring=True),
-        cdi_devices=("vendor.example/class=name",),
+        mounts=(Mount(host_path="/a", container_path="/b", type="tmpfs"),),
+        hooks=(Hook(name="prestart", path="/a", env={"A": "b"}, timeout_seconds=0),),
     )
     assert edits_of(pb.Edits.FromString(edits_message(edits).SerializeToString())) == edits
 
@@ -135,40 +105,6 @@ def test_a_claim_is_the_same_on_the_other_side():
     )
     claim = AllocatedClaim(claim=CLAIM, devices=(share, ROOF))
     assert claims_of([claim_message(claim)]) == [claim]
-
-
-def test_the_rest_of_a_claim_is_the_same_on_the_other_side():
-    data = ClaimData(
-        labels={"team": "vision"},
-        annotations={"note": "\u00e9"},
-        owners=(ClaimOwner(api_version="v1", kind="Pod", name="p", uid="u", controller=True),),
-        reserved_for=(
-            ClaimConsumer(resource="pods", name="p", uid="u"),
-            ClaimConsumer(api_group="batch.example.com", resource="trains", name="t", uid="v"),
-        ),
-        configs=(
-            ClaimConfig(source="FromClass", parameters={"color": "red"}),
-            ClaimConfig(source="FromClaim", requests=("main",), parameters={"a": [None]}),
-        ),
-        other_devices=(
-            OtherDevice(driver="nic", pool="f", name="nic-0", request="r"),
-            OtherDevice(
-                driver="nic",
-                pool="f",
-                name="nic-1",
-                request="r",
-                share_id="s",
-                admin_access=True,
-                consumed_capacity={"bandwidth": "1G"},
-            ),
-        ),
-    )
-    devices = tuple(replace(device, claim_data=data) for device in (LAMP, ROOF))
-    claim = AllocatedClaim(claim=CLAIM, devices=devices)
-    (found,) = claims_of([claim_message(claim, {})])
-    assert [device.claim_data for device in found.devices] == [data, data]
-    (without,) = claims_of([claim_message(claim)])
-    assert [device.claim_data for device in without.devices] == [None, None]
 
 
 @pytest.mark.parametrize("trait", ["claim_data", "metadata_files"])

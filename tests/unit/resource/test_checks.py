@@ -80,6 +80,7 @@ GOOD = {
         ),
     ),
     "counters": cam(consumes={"s": amounts(32), "t": amounts(1)}),
+    "capacity-of-0": cam(capacity={"m": "0"}),
     "first-numa-node": cam(topology=Topology(numa_node=0)),
     "root-behind-a-bridge": cam(topology=Topology(pcie_root="pci10000:e1")),
     "health": cam(health=Health.unhealthy("lens is loose")),
@@ -181,7 +182,8 @@ BAD = {
         for index, version in enumerate(NO_VERSIONS)
     },
     "capacity-name": (cam(capacity={"a-b": "1"}), "C identifier"),
-    "amount-number": (cam(capacity={"size": 8}), "as text"),
+    "amount-number": (cam(capacity={"size": 8}), "of type int, not a quantity as text"),
+    "amount-bytes": (cam(capacity={"size": b"8"}), "of type bytes"),
     "quantity": (cam(capacity={"size": "8 GB"}), "not a Kub"),
     "negative": (cam(capacity={"size": "-8"}), "negative"),
     "amount-huge": (cam(capacity={"m": "1e9999999"}), "not a Kub"),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from drakit.quantity import (
     parse_quantity,
-    quantity_problem,
     quantity_units,
     same_quantity,
 )
@@ -46,23 +45,6 @@ def test_quantities(text, value):
 def test_no_quantities(text):
     with pytest.raises(ValueError, match="is not a Kubernetes quantity"):
         parse_quantity(text)
-
-
-@pytest.mark.parametrize(
-    ("given_", "problem"),
-    [
-        ("8Gi", None),
-        ("0", None),
-        ("-1", "negative"),
-        ("8 GB", "not a Kubernetes quantity"),
-        (8, "of type int"),
-        (None, "of type NoneType"),
-        (b"8", "of type bytes"),
-    ],
-)
-def test_amounts_of_something(given_, problem):
-    found = quantity_problem(given_)
-    assert (found is None) if problem is None else (problem in str(found))
 
 
 @settings(derandomize=True, database=None)

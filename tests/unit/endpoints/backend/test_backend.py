@@ -21,6 +21,7 @@ from drakit.device import (
     PreparedDevice,
 )
 from drakit_daemon.logs import request_scope
+from drakit_driver.messages import claims_of
 from drakit_driver.runtime.contract import DeviceKey, HealthReport
 from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
@@ -134,9 +135,26 @@ async def test_a_backend_that_asks_for_it_gets_the_rest_of_a_claim(found, backen
         labels={"team": "vision"},
         annotations={"note": "\u00e9"},
         owners=(ClaimOwner(api_version="v1", kind="Pod", name="p", uid="u", controller=True),),
-        reserved_for=(ClaimConsumer(resource="pods", name="p", uid="u"),),
-        configs=(ClaimConfig(source="FromClass", requests=("main",), parameters={"mode": "a"}),),
-        other_devices=(OtherDevice(driver="nic", pool="f", name="nic-0", request="r"),),
+        reserved_for=(
+            ClaimConsumer(resource="pods", name="p", uid="u"),
+            ClaimConsumer(api_group="batch.example.com", resource="trains", name="t", uid="v"),
+        ),
+        configs=(
+            ClaimConfig(source="FromClass", requests=("main",), parameters={"mode": "a"}),
+            ClaimConfig(source="FromClaim", parameters={"a": [None]}),
+        ),
+        other_devices=(
+            OtherDevice(driver="nic", pool="f", name="nic-0", request="r"),
+            OtherDevice(
+                driver="nic",
+                pool="f",
+                name="nic-1",
+                request="r",
+                share_id="s",
+                admin_access=True,
+                consumed_capacity={"bandwidth": "1G"},
+            ),
+        ),
     )
     gone = AllocatedDevice(name="gpu-7", pool=NODE, request="main")
     async with found.watched(), running(new_endpoint(found, listener)) as endpoint:
@@ -148,14 +166,9 @@ async def test_a_backend_that_asks_for_it_gets_the_rest_of_a_claim(found, backen
     assert dict(asked.devices[0].attributes) == attributes
     assert dict(asked.devices[0].capacity) == {"memory": "8Gi", "slots": "4"}
     assert not asked.devices[1].attributes, "it is not listed any more"
-    assert asked.data == pb.ClaimData(
-        labels={"team": "vision"},
-        annotations={"note": "\u00e9"},
-        owners=[pb.ClaimOwner(api_version="v1", kind="Pod", name="p", uid="u", controller=True)],
-        reserved_for=[pb.ClaimConsumer(resource="pods", name="p", uid="u")],
-        configs=[pb.ClaimConfig(from_class=True, requests=["main"], parameters='{"mode":"a"}')],
-        other_devices=[pb.OtherDevice(driver="nic", pool="f", name="nic-0", request="r")],
-    )
+    assert [each.from_class for each in asked.data.configs] == [True, False]
+    (read,) = claims_of([asked])
+    assert [each.claim_data for each in read.devices] == [data, data]
 
 
 async def test_a_backend_that_does_not_ask_gets_the_claim_as_before(served, backend):
