@@ -330,24 +330,6 @@ async def test_edits_and_more_can_be_mixed():
         pytest.param([edits("b")] * 3, "3 Edits for 2 devices", None, id="too-many"),
         pytest.param([edits("b"), None], "NoneType, which is neither an Edits", 1, id="a-gap"),
         pytest.param("ab", "str, which is neither an Edits", 0, id="text"),
-        pytest.param(
-            [prepared("b"), PreparedDevice(edits=None)],
-            "a PreparedDevice whose edits are NoneType, which is not an Edits",
-            1,
-            id="no-edits",
-        ),
-        pytest.param(
-            [PreparedDevice(data={"a": {1, 2}}), edits("b")],
-            "a PreparedDevice whose data cannot be written as JSON",
-            0,
-            id="data-of-a-set",
-        ),
-        pytest.param(
-            [PreparedDevice(conditions=(Condition(type="Ready", status="yes", reason="R"),))] * 2,
-            "a PreparedDevice whose condition 'Ready' has status 'yes', not True, False or",
-            0,
-            id="status-of-a-condition",
-        ),
         pytest.param(Broken(), "in prepare_claims: RuntimeError: a bug", None, id="unreadable"),
     ],
 )

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from drakit import AllocatedDevice, DeviceParameters, NoParameters
 from drakit_driver.runtime.failures import BadParametersError
-from drakit_driver.runtime.parameters import merged, with_parameters
+from drakit_driver.runtime.parameters import with_parameters
 
 DRIVER = "camera.example.com"
 
@@ -61,25 +61,9 @@ def refusal(kind, *configs) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("configs", "together"),
-    [
-        pytest.param([], {}, id="no-configs-are-empty"),
-        pytest.param([{"a": 1}, {"b": 2}], {"a": 1, "b": 2}, id="keys-come-together"),
-        pytest.param([{"a": 1}, {"a": 2}], {"a": 2}, id="a-later-config-wins"),
-        pytest.param(
-            [{"a": {"x": 1}}, {"a": {"y": 2}}],
-            {"a": {"y": 2}},
-            id="nothing-is-merged-below-the-top",
-        ),
-    ],
-)
-def test_configs_together(configs, together):
-    assert merged(configs) == together
-
-
-def test_without_configs_the_parameters_are_the_defaults():
-    assert checked(Parameters).parameters == Parameters()
+def test_nothing_is_merged_below_the_top():
+    known = checked(Greedy, {"options": {"x": 1}}, {"options": {"y": 2}})
+    assert known.parameters.options == {"y": 2}
 
 
 def test_a_field_has_one_name_in_class_and_claim_so_that_the_last_word_can_be_had():

@@ -343,6 +343,7 @@ def beside(**fields: Any) -> PreparedDevice:
 
 BUG = "driver gpu.example.com failed in "
 BLANK = "driver gpu.example.com"
+BEFORE = BLANK + " answered prepare with a PreparedDevice whose "
 
 CALLS: Sequence[Called] = (
     Called(id="edits", does={}, answers=([given("a")], [given("b")])),
@@ -421,8 +422,9 @@ CALLS: Sequence[Called] = (
         answers=([],),
     ),
     refuses("nothing", 5, BLANK + " answered prepare with int, which is neither an Edits"),
-    refuses("data-of-a-set", beside(data={"a": {1}}), BLANK + " answered prepare with a Prep"),
-    refuses("data-text", beside(data="text"), BLANK + " answered prepare with a PreparedDevice"),
+    refuses("no-edits", beside(edits=None), BEFORE + "edits are NoneType, which is not an Edits"),
+    refuses("data-of-a-set", beside(data={"a": {1}}), BEFORE + "data cannot be written as JSON"),
+    refuses("data-text", beside(data="text"), BEFORE),
     refuses("status", beside(conditions=(replace(READY, status="yes"),)), BLANK, sendable=True),  # type: ignore[arg-type]
     refuses("conditions", beside(conditions=(READY,) * 9), BLANK, sendable=True),
     refuses("twice", beside(conditions=(READY, READY)), BLANK, sendable=True),

@@ -67,22 +67,16 @@ def gives(**edits: Any):
 
 
 @pytest.mark.parametrize(
-    ("entries", "problem"),
+    ("owner", "problem"),
     [
         pytest.param(
-            {"gpu": {**OWN, "driver": "tpu.example.com"}},
-            "it reports the name gpu.example.com, but only tpu.example.com can register in the "
-            f"directory of {ENTRY}; correct the entry, or remove the backend",
-            id="another-driver",
-        ),
-        pytest.param(
-            {"gpu": {"owner": {"uid": os.getuid() + 1}}},
+            {"uid": os.getuid() + 1},
             f"it belongs to user {os.getuid()} and group {os.getgid()}, not to user "
             f"{os.getuid() + 1}; change the socket's owner, or correct owner in {ENTRY}",
             id="another-user",
         ),
         pytest.param(
-            {"gpu": {"owner": {"uid": os.getuid(), "gid": os.getgid() + 1}}},
+            {"uid": os.getuid(), "gid": os.getgid() + 1},
             f"it belongs to user {os.getuid()} and group {os.getgid()}, not to user "
             f"{os.getuid()} and group {os.getgid() + 1}; change the socket's owner, or correct "
             f"owner in {ENTRY}",
@@ -90,29 +84,15 @@ def gives(**edits: Any):
         ),
     ],
 )
-async def test_a_backend_that_no_entry_allows_is_refused(sockets, quick, entries, problem):
-    found = Found(sockets.parent, allowed_backends(**entries))
+async def test_a_backend_of_another_owner_is_refused(sockets, quick, owner, problem):
+    found = Found(sockets.parent, allowed_backends(gpu={"owner": owner}))
     async with FakeBackend(sockets / "gpu.sock") as backend, found.watched():
         await until(lambda: found.diagnostics)
         await asyncio.sleep(0.1)
     assert found.notes == [f"the backend at DIR/gpu.sock is refused: {problem}"]
     assert found.diagnostics[0].reason == "BackendRefused"
     assert found.appeared == []
-    owned = "owner" not in entries["gpu"] or entries["gpu"]["owner"] == OWN["owner"]
-    assert {name for name, _ in backend.calls} == ({"GetInfo"} if owned else set())
-
-
-async def test_without_an_entry_no_socket_is_called(sockets, quick):
-    found = Found(sockets.parent, allowed_backends(tpu=OWN))
-    async with (
-        FakeBackend(sockets / "gpu.sock") as backend,
-        FakeBackend(sockets.parent / "tpu" / "tpu.sock", driver="tpu.example.com"),
-        FakeBackend(sockets.parent / "gpu.sock") as beside,
-        found.watched(),
-    ):
-        await until(lambda: found.appeared == ["tpu.example.com"])
-        await asyncio.sleep(0.1)
-    assert backend.calls == beside.calls == []
+    assert backend.calls == []
 
 
 async def test_a_socket_that_is_replaced_while_it_gives_its_name_is_not_admitted(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from drakit.device import Health, Topology
@@ -101,11 +99,6 @@ def test_devices_that_did_not_change_are_the_same_objects():
     )
     old, new = before.inventory.devices, after.inventory.devices
     assert [a is b for a, b in zip(old, new, strict=True)] == [True, False]
-
-
-def test_too_many_devices_are_an_error():
-    with pytest.raises(TooManyDevicesError, match=r"more than 16,384 devices"):
-        list_devices(itertools.repeat(plugin_device()), resource=THING, before=None)
 
 
 @pytest.mark.looptime

@@ -351,9 +351,6 @@ async def test_a_registration_socket_that_was_removed_is_created_again(world, pl
     [
         pytest.param({"version": "v1"}, "Supported version is \\['v1beta1'\\]", id="version"),
         pytest.param({"resource_name": "thing"}, "must begin with a domain", id="no-domain"),
-        pytest.param(
-            {"resource_name": "kubernetes.io/cpu"}, "reserved for Kubernetes", id="native"
-        ),
         pytest.param({"endpoint": "../x.sock"}, "without '/'", id="other-directory"),
         pytest.param({"endpoint": "kubelet.sock"}, "is the registration socket", id="our-own"),
         pytest.param({"endpoint": "x" * 256}, "exceeds 255 bytes, the maximum length", id="long"),
