@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from drakit import Driver, PreparedDevice
-from drakit.device import AllocatedClaim
+from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
 from drakit_driver.runtime.calls import DriverCalls
 from drakit_driver.runtime.contract import DriverTraits, traits_of
 from drakit_driver.runtime.endpoint import Caller
@@ -31,6 +31,24 @@ class DirectEndpoint(Caller):
 
     async def _connection(self, ended: Any = None) -> _Calls | EndpointStoppedError:
         return self.unavailable() or ended or _Calls(self)
+
+
+Work = Callable[[Sequence[AllocatedClaim]], Awaitable[Mapping[str, Any]]]
+"""A method of an endpoint."""
+
+
+async def call_batch(
+    work: Work, *items: tuple[ClaimReference, Sequence[AllocatedDevice[Any]]]
+) -> list[Any]:
+    """Call for a batch of claims; return the results in its order, errors as well."""
+    batch = [AllocatedClaim(claim=claim, devices=tuple(devices)) for claim, devices in items]
+    results = await work(batch)
+    return [results[item.claim.uid] for item in batch]
+
+
+async def call(work: Work, claim: ClaimReference, devices: Sequence[AllocatedDevice[Any]]) -> Any:
+    """Call for one claim, and raise its error."""
+    return result_of(await work([AllocatedClaim(claim=claim, devices=tuple(devices))]))
 
 
 def result_of(results: Mapping[str, Any]) -> Any:

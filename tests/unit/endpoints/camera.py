@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from drakit import (
-    AllocatedClaim,
     AllocatedDevice,
     ClaimReference,
     Device,
@@ -23,7 +22,7 @@ from drakit.driver import DriverConfig
 from drakit_driver.runtime.contract import traits_of
 from drakit_driver.runtime.endpoint import Endpoint
 from drakit_driver.runtime.thread import PythonConnector
-from tests.fakes.direct import result_of
+from tests.fakes.direct import call
 from tests.fakes.node import StaticNode
 
 NODE = "node-1"
@@ -129,10 +128,7 @@ class OneByOne(Endpoint):
     def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
         for operation in ("prepare", "unprepare", "check"):
-            setattr(self, operation, partial(self._only, getattr(self, operation)))
-
-    async def _only(self, call, claim, devices):
-        return result_of(await call([AllocatedClaim(claim=claim, devices=tuple(devices))]))
+            setattr(self, operation, partial(call, getattr(self, operation)))
 
 
 def listing(*inventories: object) -> Callable[[Driver], AsyncIterator]:

@@ -28,7 +28,7 @@ from drakit_driver.runtime.failures import (
     EndpointStoppedError,
 )
 from tests.fakes.claims import NODE, reference
-from tests.fakes.direct import DirectEndpoint
+from tests.fakes.direct import DirectEndpoint, call, call_batch
 from tests.fakes.node import StaticNode
 
 A, B, C, D = map(reference, ("uid-a", "uid-b", "uid-c", "uid-d"))
@@ -137,38 +137,9 @@ class ResetsPerBatch(Resets, PerBatch):
     pass
 
 
-class Calls:
-    """Calls an endpoint."""
-
-    def __init__(self, endpoint: DirectEndpoint) -> None:
-        self.endpoint = endpoint
-
-    async def prepare(self, claim, devices):
-        return await self._one("prepare", claim, devices)
-
-    async def unprepare(self, claim, devices):
-        return await self._one("unprepare", claim, devices)
-
-    async def check(self, claim, devices):
-        return await self._one("check", claim, devices)
-
-    async def results(self, operation: str, *claims: Any) -> list[Any]:
-        """Call for a batch; give the results in its order."""
-        batch = [AllocatedClaim(claim=claim, devices=tuple(devices)) for claim, devices in claims]
-        results = await getattr(self.endpoint, operation)(batch)
-        return [results[claim.uid] for claim, _ in claims]
-
-    async def _one(self, operation: str, claim, devices):
-        (result,) = await self.results(operation, (claim, devices))
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-
-def reach(kind: type[Camera]) -> tuple[Any, DirectEndpoint, Calls]:
+def reach(kind: type[Camera]) -> tuple[Any, DirectEndpoint]:
     driver = kind()
-    endpoint = DirectEndpoint(driver, node=NODE)
-    return driver, endpoint, Calls(endpoint)
+    return driver, DirectEndpoint(driver, node=NODE)
 
 
 async def turns(number: int = 5) -> None:
@@ -187,11 +158,11 @@ async def failure(work) -> DeviceFailedError:
 
 @pytest.mark.parametrize("operation", ["prepare", "unprepare"])
 async def test_the_first_failure_is_raised_once_nothing_works_on_the_claim_any_more(operation):
-    driver, _, calls = reach(PerDevice)
+    driver, caller = reach(PerDevice)
     driver.failing = {name: DriverError(f"{name} is dirty") for name in ("cam-1", "cam-2")}
     driver.held["cam-0"] = asyncio.Event()
     devices = [device(f"cam-{number}") for number in range(3)]
-    work = asyncio.create_task(getattr(calls, operation)(A, devices))
+    work = asyncio.create_task(call(getattr(caller, operation), A, devices))
     await turns()
     assert (sorted(driver.ended), work.done()) == (["cam-1", "cam-2"], False)
     driver.held["cam-0"].set()
@@ -200,9 +171,9 @@ async def test_the_first_failure_is_raised_once_nothing_works_on_the_claim_any_m
 
 
 async def test_devices_are_prepared_side_by_side_each_with_a_call_of_its_own():
-    driver, caller, calls = reach(PerDevice)
+    driver, caller = reach(PerDevice)
     driver.held["cam-0"] = driver.held["cam-1"] = asyncio.Event()
-    work = asyncio.create_task(calls.prepare(A, [device("cam-0"), device("cam-1")]))
+    work = asyncio.create_task(call(caller.prepare, A, [device("cam-0"), device("cam-1")]))
     await turns()
     assert driver.asked == ["cam-0", "cam-1"]
     driver.held["cam-0"].set()
@@ -211,9 +182,9 @@ async def test_devices_are_prepared_side_by_side_each_with_a_call_of_its_own():
 
 
 async def test_a_claim_that_is_given_up_gives_up_all_of_its_devices():
-    driver, _, calls = reach(PerDevice)
+    driver, caller = reach(PerDevice)
     driver.held["cam-0"] = driver.held["cam-1"] = asyncio.Event()
-    work = asyncio.create_task(calls.prepare(A, [device("cam-0"), device("cam-1")]))
+    work = asyncio.create_task(call(caller.prepare, A, [device("cam-0"), device("cam-1")]))
     await turns()
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -223,16 +194,16 @@ async def test_a_claim_that_is_given_up_gives_up_all_of_its_devices():
 
 
 async def test_a_cancellation_that_the_driver_makes_itself_is_no_cancellation_of_its_caller():
-    driver, _, calls = reach(PerDevice)
+    driver, caller = reach(PerDevice)
     driver.failing["cam-0"] = asyncio.CancelledError()
-    error = await failure(calls.prepare(A, [device("cam-0")]))
+    error = await failure(call(caller.prepare, A, [device("cam-0")]))
     assert str(error).endswith("it was canceled, but not by its caller")
 
 
 async def test_a_pool_is_named_in_the_drivers_words():
-    driver, _, calls = reach(PerDevice)
+    driver, caller = reach(PerDevice)
     pools = [NODE, f"{NODE}/gpus", "other"]
-    await calls.prepare(A, [device("cam-0", pool=pool) for pool in pools])
+    await call(caller.prepare, A, [device("cam-0", pool=pool) for pool in pools])
     assert [seen.pool for seen in driver.seen] == ["", "gpus", "other"]
 
 
@@ -245,12 +216,12 @@ def ours(caplog) -> list[logging.LogRecord]:
 
 
 async def test_only_what_a_driver_did_not_mean_to_raise_is_logged(caplog):
-    driver, _, calls = reach(PerDevice)
+    driver, caller = reach(PerDevice)
     driver.failing["cam-0"] = DriverError("clean it")
-    await failure(calls.prepare(A, [device("cam-0")]))
+    await failure(call(caller.prepare, A, [device("cam-0")]))
     assert ours(caplog) == []
     driver.failing["cam-0"] = KeyError("a bug")
-    await failure(calls.prepare(A, [device("cam-0")]))
+    await failure(call(caller.prepare, A, [device("cam-0")]))
     (record,) = ours(caplog)
     assert record.exc_info is None
     assert record.exception.endswith("KeyError: 'a bug'\n")
@@ -259,13 +230,13 @@ async def test_only_what_a_driver_did_not_mean_to_raise_is_logged(caplog):
 @pytest.mark.parametrize("kind", [PerDevice, PerBatch])
 @pytest.mark.parametrize("operation", ["prepare", "unprepare", "check"])
 async def test_a_driver_that_is_stopped_or_ends_meanwhile_is_reported_as_stopped(kind, operation):
-    _, caller, calls = reach(kind)
+    _, caller = reach(kind)
     caller.failure = ConnectionEndedError("it ended in the meantime")
     with pytest.raises(EndpointStoppedError, match="is stopped: it ended in the meantime"):
-        await getattr(calls, operation)(A, [device("cam-0")])
+        await call(getattr(caller, operation), A, [device("cam-0")])
     caller.stopped = EndpointStoppedError(driver=Camera.name, reason="its stream ended")
     with pytest.raises(EndpointStoppedError, match="is stopped: its stream ended"):
-        await getattr(calls, operation)(A, [device("cam-0")])
+        await call(getattr(caller, operation), A, [device("cam-0")])
 
 
 class Broken(Sequence):
@@ -277,10 +248,10 @@ class Broken(Sequence):
 
 
 async def test_a_failure_that_is_about_no_device_names_the_driver():
-    driver, _, calls = reach(PerBatch)
+    driver, caller = reach(PerBatch)
     driver.failing["cam-1"] = DriverError("the bus is gone")
-    for operation in (calls.prepare, calls.unprepare):
-        error = await failure(operation(A, [device("cam-0"), device("cam-1")]))
+    for operation in (caller.prepare, caller.unprepare):
+        error = await failure(call(operation, A, [device("cam-0"), device("cam-1")]))
         assert (str(error), error.index) == (f"driver {Camera.name}: the bus is gone", None)
 
 
@@ -289,11 +260,11 @@ async def test_a_failure_that_is_about_no_device_names_the_driver():
 
 @pytest.mark.parametrize("operation", ["prepare", "unprepare"])
 async def test_a_batch_is_one_call_if_the_driver_takes_batches(operation):
-    driver, caller, calls = reach(PerBatch)
-    first, second = await calls.results(
-        operation, (A, [device("cam-0"), device("cam-1")]), (B, [device("cam-2")])
+    driver, caller = reach(PerBatch)
+    first, second = await call_batch(
+        getattr(caller, operation), (A, [device("cam-0"), device("cam-1")]), (B, [device("cam-2")])
     )
-    await getattr(calls, operation)(C, [device("cam-3")])
+    await call(getattr(caller, operation), C, [device("cam-3")])
     assert driver.asked == [["uid-a", "uid-b"], ["uid-c"]]
     assert caller.calls == [(operation, ["uid-a", "uid-b"]), (operation, ["uid-c"])]
     if operation == "prepare":
@@ -304,12 +275,12 @@ async def test_a_batch_is_one_call_if_the_driver_takes_batches(operation):
 
 
 async def test_edits_and_more_can_be_mixed():
-    driver, _, calls = reach(PerBatch)
+    driver, caller = reach(PerBatch)
     data = {"channels": [1, 2]}
     ready = Condition(type="Ready", status="True", reason="Configured")
     more = PreparedDevice(edits=edits("cam-1"), conditions=(ready,), data=data)
     driver.changes = {"uid-a": [edits("cam-0"), more]}
-    results = await calls.prepare(A, [device("cam-0"), device("cam-1")])
+    results = await call(caller.prepare, A, [device("cam-0"), device("cam-1")])
     data["channels"].append(3)  # the driver changes its own object later
     assert list(results) == [
         prepared("cam-0"),
@@ -334,10 +305,10 @@ async def test_edits_and_more_can_be_mixed():
     ],
 )
 async def test_a_claim_of_a_batch_fails_alone(answer, text, index):
-    driver, _, calls = reach(PerBatch)
+    driver, caller = reach(PerBatch)
     driver.changes = {"uid-b": answer}
-    fine, failed = await calls.results(
-        "prepare", (A, [device("cam-0")]), (B, [device("cam-1"), device("cam-2")])
+    fine, failed = await call_batch(
+        caller.prepare, (A, [device("cam-0")]), (B, [device("cam-1"), device("cam-2")])
     )
     assert list(fine) == [prepared("cam-0")]
     assert isinstance(failed, DeviceFailedError)
@@ -355,9 +326,11 @@ async def test_a_claim_of_a_batch_fails_alone(answer, text, index):
     ],
 )
 async def test_a_claim_of_a_batch_stays_to_be_undone_alone(answer, text):
-    driver, _, calls = reach(ResetsPerBatch)
+    driver, caller = reach(ResetsPerBatch)
     driver.changes = {"uid-b": answer}
-    fine, failed = await calls.results("unprepare", (A, [device("cam-0")]), (B, [device("cam-1")]))
+    fine, failed = await call_batch(
+        caller.unprepare, (A, [device("cam-0")]), (B, [device("cam-1")])
+    )
     assert fine is None
     assert text in str(failed)
     assert driver.ended == ["cam-0", "cam-1", "reset cam-0"]
@@ -372,12 +345,14 @@ async def test_a_claim_of_a_batch_stays_to_be_undone_alone(answer, text):
     ],
 )
 async def test_an_error_of_the_batch_fails_all_of_its_claims(operation, raised, text, monkeypatch):
-    driver, _, calls = reach(PerBatch)
+    driver, caller = reach(PerBatch)
     if raised is None:
         monkeypatch.setattr(PerBatch, f"{operation}_claims", lambda *_: None)
     else:
         driver.failing["cam-0"] = raised
-    errors = await calls.results(operation, (A, [device("cam-0")]), (B, [device("cam-1")]))
+    errors = await call_batch(
+        getattr(caller, operation), (A, [device("cam-0")]), (B, [device("cam-1")])
+    )
     assert [text in str(error) for error in errors] == [True, True]
 
 
@@ -417,9 +392,9 @@ async def test_an_odd_answer_of_a_connection_fails_its_claim_alone(answer, text)
 
 
 async def test_an_answer_for_a_claim_that_was_not_asked_for_is_logged(caplog):
-    driver, _, calls = reach(PerBatch)
+    driver, caller = reach(PerBatch)
     driver.changes = {"uid-other": [edits("cam-9")]}
-    assert list(await calls.prepare(A, [device("cam-0")])) == [prepared("cam-0")]
+    assert list(await call(caller.prepare, A, [device("cam-0")])) == [prepared("cam-0")]
     assert [record.message for record in caplog.records] == [
         "driver answers for unrequested claims"
     ]
@@ -430,12 +405,12 @@ async def test_an_answer_for_a_claim_that_was_not_asked_for_is_logged(caplog):
 
 @pytest.mark.looptime
 async def test_an_exception_of_an_abandoned_call_is_logged(caplog):
-    driver, _, calls = reach(PerBatch)
+    driver, caller = reach(PerBatch)
     driver.seconds = 10
     driver.clean_up_fails = ValueError("cannot undo it")
-    call = asyncio.create_task(calls.prepare(A, [device("a")]))
+    work = asyncio.create_task(call(caller.prepare, A, [device("a")]))
     await asyncio.sleep(1)
-    call.cancel()
+    work.cancel()
     await asyncio.sleep(1)
     bug, late = [record for record in caplog.records if record.name.startswith("drakit")]
     assert bug.exception.endswith("cannot undo it\n")
@@ -444,7 +419,7 @@ async def test_an_exception_of_an_abandoned_call_is_logged(caplog):
         "call failed after its timeout or cancellation",
     )
     assert late.error.endswith("ValueError: cannot undo it")
-    assert call.cancelled()
+    assert work.cancelled()
 
 
 # ------------------------------------------------------------ reset
@@ -458,14 +433,14 @@ async def test_an_exception_of_an_abandoned_call_is_logged(caplog):
     ],
 )
 async def test_a_device_is_reset_in_the_call_that_undid_it_unless_others_may_use_it(kind):
-    driver, caller, calls = reach(kind)
+    driver, caller = reach(kind)
     devices = [
         device("cam-0"),
         device("cam-1", share_id="share-1"),
         device("cam-2", admin_access=True),
         device("cam-3"),
     ]
-    await calls.unprepare(A, devices)
+    await call(caller.unprepare, A, devices)
     assert len(caller.calls) == 1
     resets = [done for done in driver.ended if done.startswith("reset")]
     assert sorted(resets) == ["reset cam-0", "reset cam-3"]
@@ -475,9 +450,9 @@ async def test_a_device_is_reset_in_the_call_that_undid_it_unless_others_may_use
 
 @pytest.mark.parametrize("kind", [ResetsPerDevice, ResetsPerBatch])
 async def test_a_device_whose_unprepare_failed_is_not_reset(kind):
-    driver, _, calls = reach(kind)
+    driver, caller = reach(kind)
     driver.failing["cam-0"] = DriverError("it is busy")
-    await failure(calls.unprepare(A, [device("cam-0")]))
+    await failure(call(caller.unprepare, A, [device("cam-0")]))
     assert driver.ended == ["cam-0"]
 
 
@@ -494,10 +469,10 @@ async def test_a_device_whose_unprepare_failed_is_not_reset(kind):
     ],
 )
 async def test_a_reset_that_fails_names_its_device_once_all_are_done(kind, refusal, text):
-    driver, _, calls = reach(kind)
+    driver, caller = reach(kind)
     driver.refusing = {"cam-1": refusal}
     devices = [device(f"cam-{number}") for number in range(3)]
-    error, other = await calls.results("unprepare", (A, devices), (B, [device("cam-3")]))
+    error, other = await call_batch(caller.unprepare, (A, devices), (B, [device("cam-3")]))
     assert (str(error), error.index, other) == (text, 1, None)
     assert {"reset cam-2", "reset cam-3"} <= set(driver.ended)
 
@@ -512,12 +487,12 @@ class Parameters(DeviceParameters):
 @pytest.mark.parametrize("kind", [PerDevice, PerBatch])
 async def test_bad_parameters_fail_their_claim_and_name_the_device(kind, monkeypatch):
     monkeypatch.setattr(kind, "parameters_type", Parameters)
-    driver, _, calls = reach(kind)
+    driver, caller = reach(kind)
     good = device("cam-0", configs=({"mode": "fast"},))
     bad = replace(good, name="cam-1", configs=({"mode": 7},))
     fine, failed = await asyncio.gather(
-        calls.prepare(A, [replace(good, name="cam-2")]),
-        calls.prepare(B, [good, bad]),
+        call(caller.prepare, A, [replace(good, name="cam-2")]),
+        call(caller.prepare, B, [good, bad]),
         return_exceptions=True,
     )
     assert list(fine) == [prepared("cam-2")]
@@ -529,8 +504,8 @@ async def test_bad_parameters_fail_their_claim_and_name_the_device(kind, monkeyp
 @pytest.mark.parametrize("kind", [PerDevice, PerBatch])
 async def test_bad_parameters_do_not_keep_a_device_from_being_undone(kind, monkeypatch):
     monkeypatch.setattr(kind, "parameters_type", Parameters)
-    driver, _, calls = reach(kind)
-    await calls.unprepare(A, [device("cam-0"), device("cam-1", configs=({"mode": "fast"},))])
+    driver, caller = reach(kind)
+    await call(caller.unprepare, A, [device("cam-0"), device("cam-1", configs=({"mode": "fast"},))])
     assert {seen.name: seen.parameters for seen in driver.seen} == {
         "cam-0": None,
         "cam-1": Parameters(mode="fast"),
@@ -558,8 +533,8 @@ async def test_a_check_reports_whether_all_devices_are_prepared(
         return answer
 
     monkeypatch.setattr(PerDevice, "check", check, raising=False)
-    _, _, calls = reach(PerDevice)
-    assert await calls.check(A, [device("cam-0"), device("cam-1")]) is expected
+    _, caller = reach(PerDevice)
+    assert await call(caller.check, A, [device("cam-0"), device("cam-1")]) is expected
     assert len(caplog.records) == logged
 
 
@@ -571,8 +546,8 @@ async def test_a_claim_of_a_batch_that_cannot_be_checked_fails_alone(monkeypatch
         return True
 
     monkeypatch.setattr(PerBatch, "check", check, raising=False)
-    _, _, calls = reach(PerBatch)
-    first, second = await calls.results("check", (A, [device("a")]), (B, [device("b")]))
+    _, caller = reach(PerBatch)
+    first, second = await call_batch(caller.check, (A, [device("a")]), (B, [device("b")]))
     assert (first, second) == (False, True)
     (record,) = caplog.records
     assert (record.claim_uid, record.error) == (A.uid, "the bus is gone")
@@ -583,12 +558,11 @@ async def test_a_call_is_reported_while_it_takes_longer_than_five_seconds(caplog
     driver = PerDevice()
     driver.seconds = 7
     endpoint = DirectEndpoint(driver, node=NODE)
-    batch = [AllocatedClaim(claim=A, devices=(device("cam-0"),))]
-    call = asyncio.create_task(endpoint.prepare(batch))
+    work = asyncio.create_task(call(endpoint.prepare, A, [device("cam-0")]))
     await asyncio.sleep(4.9)
     assert endpoint.slow_calls == []
     await asyncio.sleep(0.2)
     assert endpoint.slow_calls == [f"it has not answered prepare for 5 s (claim {A})"]
     assert caplog.messages == ["driver has not answered a call yet"]
-    await call
+    await work
     assert endpoint.slow_calls == []

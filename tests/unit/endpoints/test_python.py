@@ -149,24 +149,6 @@ async def test_a_driver_whose_stream_ends_is_stopped_and_started_again(
     assert await endpoint.prepare(CLAIM, [DEVICE]) == [PREPARED]
 
 
-async def test_a_call_that_runs_while_the_driver_ends_is_no_cancellation_of_ours(
-    endpoint, behaviour
-):
-    begun = threading.Event()
-
-    async def wait() -> Edits:
-        begun.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    behaviour.prepare = wait
-    call = asyncio.create_task(endpoint.prepare(CLAIM, [DEVICE]))
-    await until(begun.is_set)
-    behaviour.end.set()
-    with pytest.raises(EndpointStoppedError, match="is stopped: it"):
-        await call
-
-
 async def test_a_call_that_raises_no_exception_of_python_fails_alone(endpoint, behaviour):
     class Panic(BaseException):
         """The exception that PyO3 raises for a panic in Rust."""

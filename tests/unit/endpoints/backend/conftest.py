@@ -6,14 +6,14 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drakit.device import AllocatedClaim, AllocatedDevice, ClaimReference
+from drakit.device import AllocatedDevice, ClaimReference
 from drakit_driver.runtime import endpoint as lifecycle
 from drakit_driver.runtime.contract import HealthReport
 from drakit_nodeplugin.allowed import AllowedBackend
@@ -25,7 +25,7 @@ from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
 from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
 from drakit_nodeplugin.endpoints.sources import Diagnostic, HostContext
 from tests.fakes.backend import FakeBackend
-from tests.fakes.direct import result_of
+from tests.fakes.direct import Work, call_batch
 from tests.fakes.node import StaticNode
 from tests.unit.endpoints import camera
 from tests.unit.endpoints.camera import NODE, running
@@ -158,18 +158,9 @@ async def listener() -> Listener:
     return Listener()
 
 
-Work = Callable[[Sequence[AllocatedClaim]], Awaitable[Mapping[str, Any]]]
-
-
-async def call(work: Work, claim: ClaimReference, devices: Sequence[AllocatedDevice]) -> Any:
-    """Call an endpoint for one claim."""
-    return result_of(await work([AllocatedClaim(claim=claim, devices=tuple(devices))]))
-
-
 async def call_both(work: Work, *items: tuple[Any, ...]) -> Sequence[Any | BaseException]:
     """Call an endpoint for a batch of claims; errors are returned as results."""
-    batch = [AllocatedClaim(claim=claim, devices=tuple(devices)) for claim, *devices in items]
-    return [*(await work(batch)).values()]
+    return await call_batch(work, *((claim, devices) for claim, *devices in items))
 
 
 def new_endpoint(found: Found, listener: Listener) -> BackendEndpoint:

@@ -16,6 +16,7 @@ from drakit_nodeplugin.endpoints.backend.directory import BackendSocket
 from drakit_nodeplugin.endpoints.host_paths import OpenSocket
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend
+from tests.fakes.direct import call
 from tests.unit.endpoints.backend.conftest import (
     CLAIM,
     DRIVER,
@@ -25,7 +26,6 @@ from tests.unit.endpoints.backend.conftest import (
     SECOND,
     Found,
     allowed_backends,
-    call,
     call_both,
     new_endpoint,
 )

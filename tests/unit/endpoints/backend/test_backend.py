@@ -26,12 +26,12 @@ from drakit_driver.runtime.contract import DeviceKey, HealthReport
 from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import Refusal, device
+from tests.fakes.direct import call
 from tests.unit.endpoints.backend.conftest import (
     CLAIM,
     DRIVER,
     GPU,
     OTHER,
-    call,
     call_both,
     new_endpoint,
 )
@@ -241,12 +241,6 @@ async def test_a_backend_that_died_is_connected_again_at_once_at_a_new_socket(
     await backend.start()
     assert await listener.names() == ["gpu-9"]
     assert served.unavailable() is None
-
-
-async def test_a_stream_that_ends_is_called_again(served, backend, listener):
-    backend.send(None)
-    assert await listener.reason() == "its backend ended its stream of devices"
-    assert await listener.names() == ["gpu-0"]
 
 
 async def test_the_start_waits_for_the_devices_of_a_backend_that_is_there(backend, found, listener):

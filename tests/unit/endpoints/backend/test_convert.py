@@ -86,53 +86,54 @@ def test_extra_fields_that_are_no_json_object_are_a_problem_of_their_device(extr
     assert problem.startswith("its extra fields are of type")
 
 
-@pytest.mark.looptime
-async def test_an_order_and_the_types_of_partitions_are_part_of_the_inventory():
-    def listed(**fields: Any) -> bytes:
-        devices = [pb.Device(name="gpu-1"), pb.Device(name="gpu-0")]
-        return pb.WatchDevicesResponse(devices=devices, **fields).SerializeToString()
+def listed(**fields: Any) -> bytes:
+    return pb.WatchDevicesResponse(**fields).SerializeToString()
 
-    plain, ordered, again, typed = await read_all(
-        listed(),
+
+def valued(kind: str, value: object) -> bytes:
+    return listing(pb.Device(name="gpu-0", attributes=attributes(a=(kind, value))))
+
+
+def two_fields() -> pb.Device:
+    return pb.Device(name="gpu-0", attributes=attributes(a=("int", 1), b=("string", "x")))
+
+
+OUTCOME = listed(policies=[pb.PolicyOutcome(policy="hall", matched=1)])
+CHANGES = {
+    "ordered": (listed(), listed(ordered=True), True),
+    "the-same-number-in-more-bytes": (
         listed(ordered=True),
-        listed(ordered=True) + b"\x20\x81\x00",  # the same number, in more bytes
-        listed(ordered=True, partition_type_attribute="a.example.com/profile"),
-    )
-    assert (plain.ordered, ordered.ordered) == (False, True)
-    assert again is None
-    assert typed.partition_type_attribute == "a.example.com/profile"
-    assert [each.name for each in typed.devices] == ["gpu-1", "gpu-0"]
+        listed(ordered=True) + b"\x20\x81\x00",
+        False,
+    ),
+    "fields-in-another-order": (
+        listing(two_fields()),
+        listing(two_fields(), backwards=True),
+        False,
+    ),
+    "a-number-becomes-yes": (valued("int", 1), valued("bool", True), True),
+    "numbers-become-yes-and-no": (
+        valued("ints", pb.IntList(values=[1, 0])),
+        valued("bools", pb.BoolList(values=[True, False])),
+        True,
+    ),
+    "a-text-becomes-a-version": (valued("string", "1.0.0"), valued("version", "1.0.0"), True),
+    "the-same-outcome": (OUTCOME, OUTCOME, False),
+    "another-outcome": (
+        OUTCOME,
+        listed(policies=[pb.PolicyOutcome(policy="hall", matched=1, published=1)]),
+        True,
+    ),
+    "a-withdrawn-device": (OUTCOME, OUTCOME + listed(withdrawn=["hall-0"]), True),
+}
 
 
 @pytest.mark.looptime
-async def test_a_device_with_its_fields_in_another_order_is_unchanged():
-    fields = [
-        pb.Device(name="gpu-0", attributes=attributes(a=("int", 1), b=("string", "x")))
-        for _ in range(2)
-    ]
-    first, second = listing(fields[0]), listing(fields[1], backwards=True)
-    assert first != second
-    (inventory, again) = await read_all(first, second)
-    assert [each.name for each in inventory.devices] == ["gpu-0"]
-    assert again is None
-
-
-@pytest.mark.looptime
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        pytest.param(("int", 1), ("bool", True), id="a-number-becomes-yes"),
-        pytest.param(
-            ("ints", pb.IntList(values=[1, 0])),
-            ("bools", pb.BoolList(values=[True, False])),
-            id="numbers-become-yes-and-no",
-        ),
-        pytest.param(("string", "1.0.0"), ("version", "1.0.0"), id="a-text-becomes-a-version"),
-    ],
-)
-async def test_a_value_that_becomes_one_of_another_type_is_a_change(old, new):
-    fields = [pb.Device(name="gpu-0", attributes=attributes(a=value)) for value in (old, new)]
-    assert None not in await read_all(*map(listing, fields))
+@pytest.mark.parametrize(("old", "new", "changes"), CHANGES.values(), ids=CHANGES)
+async def test_only_a_change_is_an_inventory(old, new, changes):
+    first, second = await read_all(old, new)
+    assert first is not None
+    assert (second is not None) is changes
 
 
 @pytest.mark.looptime

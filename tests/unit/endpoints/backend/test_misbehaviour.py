@@ -17,7 +17,8 @@ from drakit_nodeplugin.endpoints.backend import claimcalls, connection
 from drakit_nodeplugin.endpoints.backend.connection import EARLY_AT_ONCE, BackendEndpoint
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend, Refusal, device
-from tests.unit.endpoints.backend.conftest import CLAIM, GPU, OTHER, SECOND, call, call_both
+from tests.fakes.direct import call
+from tests.unit.endpoints.backend.conftest import CLAIM, GPU, OTHER, SECOND, call_both
 from tests.unit.endpoints.camera import until
 
 DRIVER = "driver gpu.example.com"
@@ -450,9 +451,9 @@ async def test_an_abandoned_call_ends_at_its_deadline(served, backend, monkeypat
 async def test_an_abandoned_call_does_not_hold_the_end_of_its_connection(served, backend, listener):
     async with asyncio.timeout(5), given_up(served, backend) as (calling, _):
         backend.send(None)
-        await listener.reason()
+        assert await listener.reason() == "its backend ended its stream of devices"
         await asyncio.wait({calling})
-        await listener.names()
+        assert await listener.names() == ["gpu-0"], "it is called again"
         await call(served.unprepare, CLAIM, [GPU])
 
 

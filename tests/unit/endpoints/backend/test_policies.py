@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from drakit.device import ClaimReference, HeldNode, PolicyOutcome, RejectedDevice
+from drakit.device import ClaimReference, HeldNode, RejectedDevice
 from drakit.driver import Policy
 from drakit_driver.runtime import endpoint as endpoint_module
 from drakit_driver.runtime.contract import MAX_DEVICES
@@ -172,20 +172,6 @@ def test_reports_are_cut_and_unknown_reasons_become_other():
     outcome = outcome_of(pb.PolicyOutcome(policy="hall", matched=2, conflicts=conflicts))
     assert len(outcome.conflicts) == MAX_CONFLICTS
     assert len(outcome.conflicts[0].policy) == 1024
-
-
-async def test_a_change_of_reports_alone_is_an_inventory_and_the_same_reports_are_none():
-    reader = InventoryReader()
-    message = pb.WatchDevicesResponse(policies=[pb.PolicyOutcome(policy="hall", matched=1)])
-    first = await reader.read(message.SerializeToString(), Turns())
-    assert first is not None
-    assert first.policies == (PolicyOutcome(policy="hall", matched=1),)
-    assert await reader.read(message.SerializeToString(), Turns()) is None
-    message.policies[0].published = 1
-    message.withdrawn.append("hall-0")
-    second = await reader.read(message.SerializeToString(), Turns())
-    assert second is not None
-    assert (second.policies[0].published, second.withdrawn) == (1, ("hall-0",))
 
 
 async def test_too_many_reports_are_refused():

@@ -11,7 +11,8 @@ from drakit.device import PreparedDevice
 from drakit_driver.runtime import endpoint as lifecycle
 from drakit_driver.runtime.failures import EndpointStoppedError
 from tests.fakes.backend import FakeBackend
-from tests.unit.endpoints.backend.conftest import CLAIM, GPU, OTHER, call
+from tests.fakes.direct import call
+from tests.unit.endpoints.backend.conftest import CLAIM, GPU, OTHER
 from tests.unit.endpoints.camera import until
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from drakit import AllocatedDevice, ClaimReference
-from drakit.device import AllocatedClaim, Edits, Inventory
+from drakit.device import Edits, Inventory
 from drakit_driver.runtime import endpoint as lifecycle
 from drakit_nodeplugin.allowed import AllowedPlugin
 from drakit_nodeplugin.config import DevicePlugins as Settings
@@ -28,11 +28,12 @@ from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins, Devi
 from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
 from drakit_nodeplugin.endpoints.sources import Diagnostic, HostContext
 from drakit_nodeplugin.state.podresources import KubeletAnswer
-from tests.fakes.direct import result_of
+from tests.fakes.direct import call
 from tests.unit.endpoints.camera import NODE, until
 
 DRIVER = "deviceplugin.drakit.dev"
 THING = "vendor.example/thing"
+CLAIM = ClaimReference(namespace="lab", name="things", uid="uid-a")
 OWN = {"owner": {"uid": os.getuid()}}
 
 
@@ -123,13 +124,11 @@ class World:
 
     async def prepare_devices(self, devices: Sequence[AllocatedDevice]) -> list[Edits]:
         """Prepare a claim."""
-        item = AllocatedClaim(claim=claim(), devices=tuple(devices))
-        return [each.edits for each in result_of(await self.plugins.prepare([item]))]
+        return [each.edits for each in await call(self.plugins.prepare, CLAIM, devices)]
 
     async def unprepare_devices(self, devices: Sequence[AllocatedDevice]) -> None:
         """Unprepare a claim."""
-        item = AllocatedClaim(claim=claim(), devices=tuple(devices))
-        result_of(await self.plugins.unprepare([item]))
+        await call(self.plugins.unprepare, CLAIM, devices)
 
     def source(self) -> DevicePluginsSource:
         return DevicePluginsSource(
@@ -156,10 +155,6 @@ class World:
             await asyncio.wait({task})
             await self.plugins.close()
         assert task.cancelled(), task.exception()
-
-
-def claim(uid: str = "uid-a") -> ClaimReference:
-    return ClaimReference(namespace="lab", name="things", uid=uid)
 
 
 def device(name: str, *, pool: str = "thing.vendor.example", request: str = "main", **options):
