@@ -383,8 +383,8 @@ class BrokenLength(Broken):
 async def test_an_odd_answer_of_a_connection_fails_its_claim_alone(answer, text):
     endpoint = OddAnswers(PerBatch(), node=NODE)
     endpoint.answer = answer
-    failed, fine = await Calls(endpoint).results(
-        "prepare", (A, [device("cam-0")]), (B, [device("cam-1")])
+    failed, fine = await call_batch(
+        endpoint.prepare, (A, [device("cam-0")]), (B, [device("cam-1")])
     )
     assert fine == [prepared("cam-1")]
     assert isinstance(failed, DeviceFailedError)
