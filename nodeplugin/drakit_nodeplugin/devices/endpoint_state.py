@@ -383,10 +383,11 @@ class EndpointState:
             del devices[key]
 
     def gone(self) -> Iterator[DeviceKey]:
-        """Yield the devices that it no longer lists, and that may be forgotten."""
+        """Yield the devices that it, or one of its inventories, no longer lists, and that may be
+        forgotten."""
         if self.phase in (Phase.PRESENT, Phase.STOPPED):
             for pool in self.pools.values():
-                yield from (DeviceKey(pool.name, name) for name in pool.gone)
+                yield from (DeviceKey(pool.name, name) for name in pool.releasable)
 
     def let_go(self, devices: Iterable[DeviceKey]) -> None:
         """Forget those of these devices that are gone: no claim holds them."""
@@ -487,6 +488,13 @@ class EndpointState:
         for pool in self._sound_pools():
             with self._guarding(pool):
                 pool.refresh(None, unavailable=self.unavailable)
+
+    def follow_claims(self) -> None:
+        """Apply a change of the devices that claims hold."""
+        for pool in self._sound_pools():
+            with self._guarding(pool):
+                if changed := pool.follow_claims():
+                    pool.refresh(changed, unavailable=self.unavailable)
 
     def refresh_holds(self, name: str) -> None:
         """Apply changed holds of claims in a pool."""

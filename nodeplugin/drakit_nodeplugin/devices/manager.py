@@ -378,6 +378,9 @@ class DeviceManager:
         if devices != self._state.in_use:
             self._state.in_use = devices
             self._state.stored_changed = True
+            for state in self._endpoints.values():
+                if state.checked.fallback is not None:
+                    state.follow_claims()
             self._notify()
 
     def set_unpreparing(self, held: Collection[HeldDevice]) -> None:

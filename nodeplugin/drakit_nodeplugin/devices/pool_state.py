@@ -57,6 +57,9 @@ from drakit_nodeplugin.devices.taints import (
 )
 from drakit_nodeplugin.state.holds import HeldDevice, PoolContent, blocked_by_unpreparing
 
+_NEITHER: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()
+"""No devices, in the main inventory and in the fallback."""
+
 _GONE_MESSAGE = "the device is gone: its driver no longer lists it"
 
 # ---------------------------------------------------------------- state of the driver
@@ -132,6 +135,11 @@ class PoolState:
         self.gone: frozenset[str] = frozenset()
         """Devices that the endpoint does not list any more. A claim holds each, or may hold it.
         They are among the devices, and among those of the fallback."""
+        self._vanished = _NEITHER
+        """Devices that only the other inventory lists any more, and that stay here as they were: a
+        claim holds each, or may hold it, and either inventory may be published."""
+        self._copied = _NEITHER
+        """Held devices that only the other inventory lists. They follow it."""
         self.evicting: frozenset[str] = frozenset()
         """Devices whose pods are evicted when the device is gone. They need not be gone."""
         self.evict_at: dict[str, float] = {}
@@ -158,6 +166,11 @@ class PoolState:
     def empty(self) -> bool:
         """Whether neither the pool nor its fallback has a device."""
         return not (self._devices or self._fallback)
+
+    @property
+    def releasable(self) -> frozenset[str]:
+        """The devices that stay, in either inventory, only for as long as a claim holds them."""
+        return self.gone.union(*self._vanished)
 
     @property
     def has_listed(self) -> bool:
@@ -187,7 +200,7 @@ class PoolState:
             devices=tuple(self._devices.values()),
             counter_sets=self._counter_sets,
             keeps_counter_sets=content is None
-            or any(self._devices[name].device is None for name in self.gone),
+            or any(entry.device is None for entry in self._kept_entries()),
             fallback=None if fallback is None else tuple(fallback.values()),
             ordered=content is not None and content.ordered,
             partition_type_attribute=content and content.partition_type_attribute,
@@ -196,7 +209,7 @@ class PoolState:
     def capacity(self, *, available: bool) -> PoolCapacity:
         """Return the devices by state; while the endpoint is unavailable, none is healthy."""
         failed = {name for name, known in self._conditions.items() if known.tainted}
-        names = frozenset(self._devices) - self.gone
+        names = frozenset(self._devices) - self.gone - self._kept(0)
         unhealthy = names & failed if available else names
         healthy = names - unhealthy
         tainted = frozenset(
@@ -273,17 +286,20 @@ class PoolState:
         old, old_fallback = self._devices, self._fallback
         old_sets, old_gone, old_evicting = self._counter_sets, self.gone, self.evicting
         old_evicted, old_content = self._evicted, self.content
+        old_kept = self._kept(0), self._kept(1)
         self.content = content
         self._devices = _merged(content.devices, old)
         fallback = content.fallback
         self._fallback = None if fallback is None else _merged(fallback, old_fallback or old)
-        self._keep_vanished(content, old, old_fallback, withdrawn)
+        self._keep_vanished(content, old, old_fallback, old_content, withdrawn)
+        self._copy_held(old, old_fallback or {})
         self._counter_sets = self._needed_sets(content, old_sets)
         present = self._devices.keys() | (self._fallback or {}).keys()
         dirty = {name for name in present if name not in self._health}
         for new, before in ((self._devices, old), (self._fallback or {}, old_fallback or {})):
             dirty |= {name for name, entry in new.items() if before.get(name) is not entry}
         dirty |= (self.gone ^ old_gone) | (self._evicted ^ old_evicted)
+        dirty |= ((self._kept(0) ^ old_kept[0]) | (self._kept(1) ^ old_kept[1])) & present
         in_use = (self._driver.in_use or {}).get(self.name, ())
         if (
             (self._devices.keys(), self.gone, self.evicting) != (old.keys(), old_gone, old_evicting)
@@ -318,16 +334,43 @@ class PoolState:
         content: PoolContent,
         old: Mapping[str, DesiredDevice],
         old_fallback: Mapping[str, DesiredDevice] | None,
+        old_content: PoolContent | None,
         withdrawn: frozenset[str],
     ) -> None:
         """Keep the devices that were listed before, and that an inventory does not list."""
         fallback = content.fallback or {}
         every = {**old, **(old_fallback or {})}
         gone = every.keys() - content.devices.keys() - fallback.keys()
+        if content.fallback is None:
+            self._vanished = _NEITHER
+        else:
+            before_main, before_fallback = old.keys(), (old_fallback or old).keys()
+            if old_content is not None:
+                before_main = old_content.devices.keys() | self._vanished[0]
+                if old_content.fallback is not None:
+                    before_fallback = old_content.fallback.keys() | self._vanished[1]
+            elif old_fallback:  # of before a restart
+                held = (self._driver.in_use or {}).get(self.name, ())
+                copied = {
+                    name
+                    for name in held
+                    if (entry := old.get(name)) is not None
+                    and entry.device is not None
+                    and (other := old_fallback.get(name)) is not None
+                    and entry.device == other.device
+                }
+                before_main, before_fallback = before_main - copied, before_fallback - copied
+            self._vanished = (
+                frozenset(before_main - content.devices.keys() - gone),
+                frozenset(before_fallback - fallback.keys() - gone),
+            )
         # Whichever inventory had them, and whichever is published.
-        for entries, before in ((self._devices, {**every, **old}), (self._fallback, every)):
-            if entries is not None and gone:
-                kept = [name for name in before if name in entries or name in gone]
+        for entries, before, missing in (
+            (self._devices, {**every, **old}, gone | self._vanished[0]),
+            (self._fallback, every, gone | self._vanished[1]),
+        ):
+            if entries is not None and missing:
+                kept = [name for name in before if name in entries or name in missing]
                 merged = {**before, **entries}
                 names = keep_places([*entries], kept)
                 entries.clear()
@@ -338,7 +381,7 @@ class PoolState:
         # A withdrawn device keeps its request: it may be unplugged later, and a driver that cannot
         # read the host withdraws devices for a moment.
         self.evicting = frozenset(asking | (self.evicting & self.gone))
-        if self.gone:
+        if self.releasable:
             self._driver.vanished = True
         # The delay of newly gone devices begins, and that of others ends.
         due = self.gone & self.evicting - withdrawn
@@ -346,15 +389,60 @@ class PoolState:
         at = self._driver.now() + self._driver.gone_eviction_seconds
         self.evict_at = {name: self.evict_at.get(name, at) for name in due - self._evicted}
 
+    def _kept(self, side: int) -> frozenset[str]:
+        """Return the devices that the main inventory (0) or the fallback (1) does not list, and
+        that the other one does."""
+        return self._vanished[side] | self._copied[side]
+
+    def _kept_entries(self) -> Iterable[DesiredDevice]:
+        """Yield the devices that an inventory does not list, and that stay in it."""
+        for side, entries in enumerate((self._devices, self._fallback or {})):
+            names = self._kept(side) if side else self.gone | self._kept(side)
+            yield from (entries[name] for name in names)
+
+    def _copy_held(
+        self, old: Mapping[str, DesiredDevice], old_fallback: Mapping[str, DesiredDevice]
+    ) -> None:
+        """Copy the held devices that only one inventory lists into the other one."""
+        if self._fallback is None or self.content is None:
+            self._copied = _NEITHER
+            return
+        held = frozenset((self._driver.in_use or {}).get(self.name, ()))
+        listed = self.content.devices.keys(), (self.content.fallback or {}).keys()
+        inventories, before = (self._devices, self._fallback), (old, old_fallback)
+        copied = [(held & listed[1 - i]) - listed[i] - self._vanished[i] for i in (0, 1)]
+        for side, names in enumerate(copied):
+            entries, others = inventories[side], inventories[1 - side]
+            for name in self._copied[side] - names - listed[side] - self.releasable:
+                entries.pop(name, None)
+            for name in names:
+                entry = before[side].get(name, others[name])
+                if entry.device is not others[name].device:
+                    entry = replace(entry, device=others[name].device)
+                entries[name] = entry
+        self._copied = frozenset(copied[0]), frozenset(copied[1])
+
+    def follow_claims(self) -> Iterable[str]:
+        """Apply a change of the devices that claims hold; return those that must be refreshed."""
+        old = self._kept(0), self._kept(1)
+        self._copy_held(self._devices, self._fallback or {})
+        changed = (self._kept(0) ^ old[0]) | (self._kept(1) ^ old[1])
+        if changed and self.content is not None:
+            self._counter_sets = self._needed_sets(self.content, self._counter_sets)
+            self._driver.published_changed = True
+        return changed
+
     def _needed_sets(
         self, content: PoolContent, old: tuple[CounterSet, ...]
     ) -> tuple[CounterSet, ...]:
         """Return the counter sets of an inventory, and those that only gone devices consume:
         without its counter set, a device makes the whole pool invalid."""
         listed = {each.name for each in content.counter_sets}
-        entries = (self._devices[name] for name in self.gone)
         consumed = {
-            name for entry in entries if entry.device is not None for name in entry.device.consumes
+            name
+            for entry in self._kept_entries()
+            if entry.device is not None
+            for name in entry.device.consumes
         }
         kept = [each for each in old if each.name in consumed - listed]
         return (*content.counter_sets, *kept) if kept else content.counter_sets
@@ -372,14 +460,15 @@ class PoolState:
     def let_go(self, names: Collection[str]) -> None:
         """Forget gone devices, because no claim holds them; the others of these are listed again
         by now."""
-        leaving = self.gone & set(names)
+        leaving = self.releasable & set(names)
         if not leaving:
             return
-        for entries in (self._devices, self._fallback):
-            for name in leaving:
+        for entries, vanished in zip((self._devices, self._fallback), self._vanished, strict=True):
+            for name in leaving & (self.gone | vanished):
                 if entries is not None:
                     entries.pop(name, None)
         self.gone -= leaving
+        self._vanished = self._vanished[0] - leaving, self._vanished[1] - leaving
         self.evicting -= leaving
         if self.content is not None:
             self._counter_sets = self._needed_sets(self.content, self._counter_sets)
@@ -523,12 +612,12 @@ class PoolState:
     def _taint(self, name: str, condition: Condition, *, wall: int, stopped: bool) -> None:
         published, is_listed = self._published.pop(name, NOT_PUBLISHED), False
         unpreparing = name in self._unpreparing
-        gone: TaintEffect | None = None
-        if name in self.gone:
-            gone = "NoExecute" if name in self._evicted else "NoSchedule"
-        for entries in (self._devices, self._fallback or {}):
+        for side, entries in enumerate((self._devices, self._fallback or {})):
             if (entry := entries.get(name)) is None:
                 continue
+            gone: TaintEffect | None = None
+            if name in self.gone or name in self._kept(side):
+                gone = "NoExecute" if name in self._evicted else "NoSchedule"
             is_listed = is_listed or entry.device is not None
             own = () if entry.device is None else entry.device.taints
             if not (own or entry.taints or condition.tainted or unpreparing or stopped or gone):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.unit.devices.conftest import (
     pass_time,
     published,
     shown,
+    taint_words,
 )
 
 pytestmark = pytest.mark.looptime
@@ -357,6 +359,54 @@ async def test_devices_vanish_that_only_the_fallback_had(
     async with node.plugin() as manager:
         await pass_time(SETTINGS.start_grace_period + 1)  # the driver does not return in time
         assert {*held} <= {each.name for each in manager.publication().pools[NODE].devices}
+
+
+@pytest.mark.parametrize("held", [(), ("kvm",)], ids=["free", "held"])
+async def test_a_held_device_that_only_the_other_inventory_lists_stays_as_it_was(
+    node: Node, held: Collection[str]
+):
+    def fallback(manager) -> list[tuple[str, bool, list[str]]]:
+        devices = manager.publication().pools[NODE].fallback or ()
+        return [(d.name, d.device == Device(name="kvm"), taint_words(d.taints)) for d in devices]
+
+    copies = [("kvm-0", False, []), ("kvm-1", False, [])]
+    kept = [("kvm", True, ["gone"])] if held else []
+    node.store.used = {NODE: {*held}}
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("kvm"))
+        manager.set_in_use(node.store.used)
+        await pass_time(5)
+        for _ in range(2):  # a driver may list its devices again
+            manager.replaced(DRIVER, shared("kvm"))
+            await pass_time(GONE_SECONDS)
+            assert sorted(fallback(manager)) == sorted(kept + copies)
+        assert shown(manager.publication()) == {NODE: {"kvm": []}}, "the inventory lists it"
+    async with node.plugin() as manager:
+        manager.set_in_use(node.store.used)
+        manager.replaced(DRIVER, shared("kvm"))
+        await pass_time(GONE_SECONDS)
+        assert sorted(fallback(manager)) == sorted(kept + copies)
+        node.store.used = {}
+        manager.set_in_use({})
+        await pass_time(GONE_SECONDS)
+        assert sorted(fallback(manager)) == copies
+
+
+async def test_the_copy_of_a_held_device_follows_the_inventory_that_lists_it(node: Node):
+    held = {NODE: {"kvm-0"}}
+    node.store.used = held
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, shared("kvm"))
+        manager.set_in_use(held)
+        assert shown(manager.publication()) == {NODE: {"kvm": [], "kvm-0": ["gone"]}}
+        copies = [Device(name="kvm-0", attributes={"model": "b"})]
+        manager.replaced(DRIVER, replace(shared("kvm"), fallback=copies))
+        devices = manager.publication().pools[NODE].devices
+        assert [each.device for each in devices if each.name == "kvm-0"] == copies
+        node.store.used = {}
+        manager.set_in_use({})
+        await pass_time(GONE_SECONDS)
+        assert shown(manager.publication()) == {NODE: {"kvm": []}}
 
 
 async def test_an_answer_from_before_a_device_vanished_does_not_let_it_go(node: Node):

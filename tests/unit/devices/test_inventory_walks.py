@@ -1,9 +1,10 @@
 """
 Random histories of a node: inventories with fallbacks in several pools, rejected devices, claims,
-stops, restarts and reboots.
+stops, restarts, reboots and upgrades of the API server.
 
 After each step, all slices are as the inventory and the claims say: a held device stays published
-as it was listed last, and the other pools do not change.
+as it was listed or published last, tainted if the published inventory lacks it, and the other pools
+do not change.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from drakit_formats.resource.device import Feature, device_body, without
 from drakit_formats.resource.nodes import pool_name
 from drakit_nodeplugin.devices.endpoint_state import EndpointState, GracePeriods, Phase
 from drakit_nodeplugin.devices.pool_state import DriverState
-from drakit_nodeplugin.devices.taints import HealthTiming
+from drakit_nodeplugin.devices.taints import GONE, HealthTiming
 from drakit_nodeplugin.slices.contents import choose
 from drakit_nodeplugin.state.records import checksum, dump, load_endpoint
 from tests.unit.devices.conftest import DRIVER, NODE
@@ -51,6 +52,8 @@ class Host:
     slices: dict[str, dict[str, Body]] = field(default_factory=dict)
     forms: dict[DeviceKey, list[Body]] = field(default_factory=dict)
     """The last forms of each device, in the inventory and in its fallback."""
+    published: dict[DeviceKey, Body] = field(default_factory=dict)
+    """The held devices as they were published last."""
 
     def __post_init__(self) -> None:
         if self.random.random() < 0.5:
@@ -151,6 +154,10 @@ class Host:
         self.restart()
         self.slices = {}
 
+    def upgrade(self) -> None:
+        """Let the API server have all features: it gets the inventory, no longer the fallback."""
+        self.drops = frozenset()
+
     # ------------------------------------------------------------ what follows from each
 
     def follow_claims(self) -> None:
@@ -158,6 +165,7 @@ class Host:
         for key in self.held:
             used.setdefault(key.pool, set()).add(key.name)
         self.driver.in_use = used
+        self.endpoint.follow_claims()
 
     def publish(self) -> None:
         """Write what the publisher would write."""
@@ -170,6 +178,16 @@ class Host:
             desired = endpoint.desired(state)
             assert desired is not None
             chosen = choose(desired, self.drops)
+            if endpoint.phase is Phase.PRESENT:
+                has_shared = any(d.device and d.device.capacity for d in desired.devices)
+                is_replaced = self.drops and has_shared and desired.fallback is not None
+                listed = state.content.fallback if is_replaced else state.content.devices
+                tainted = {
+                    each.name
+                    for each in chosen.devices.values()
+                    if any(taint.key == GONE for taint in each.taints)
+                }
+                assert tainted == chosen.devices.keys() - listed.keys()
             known = before.get(name, {})
             self.slices[name] = {
                 each.name: known[each.name] if each.device is None else device_body(each.device)
@@ -187,11 +205,16 @@ class Host:
         assert self.endpoint.failed == {}
         if self.endpoint.phase is Phase.AWAITED:
             return
-        for key in self.held:
-            assert self.slices[key.pool][key.name] in self.forms[key], key
+        bodies = {key: self.slices[key.pool][key.name] for key in self.held}
+        for key, body in bodies.items():
+            assert body in self.forms[key] or body == self.published[key], key
+        self.published = bodies
 
 
-WHOLE, SHARED = ("whole", "partition", "rejected", "none", "none"), ("shared", "rejected", "none")
+WHOLE, SHARED = (
+    ("whole", "partition", "rejected", "none", "none"),
+    ("shared", "shared", "whole", "none"),
+)
 KINDS = {"a": WHOLE, "b": WHOLE, "s": SHARED, "t": SHARED}
 """A name means the same hardware in the inventory and in its fallback, or is in one of them."""
 
@@ -226,6 +249,7 @@ STEPS_AND_WEIGHTS = {
     Host.pass_time: 2,
     Host.restart: 1,
     Host.reboot: 1,
+    Host.upgrade: 1,
 }
 
 
