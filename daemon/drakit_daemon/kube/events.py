@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from drakit.text import escaped
 from drakit_daemon.kube.request import (
@@ -29,6 +29,7 @@ from drakit_daemon.kube.request import (
     NotFoundError,
     resource_path,
 )
+from drakit_daemon.kube.session import Session
 from drakit_daemon.rate_limiter import RateLimiter
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -40,18 +41,6 @@ _MAX_OBJECT_NAME_CHARACTERS = 230
 """The part of an Event's name, which has 253 characters at most, before the digest."""
 
 Value = TypeVar("Value")
-
-
-class Events(Protocol):
-    """The requests that a recorder needs of a session."""
-
-    async def get(self, path: str, *, timeout_seconds: float | None = None) -> dict[str, Any]: ...
-    async def create(
-        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
-    ) -> dict[str, Any]: ...
-    async def patch(
-        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
-    ) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +100,7 @@ class EventRecorder:
 
     def __init__(
         self,
-        session: Events,
+        session: Session,
         *,
         controller: str,
         instance: str,

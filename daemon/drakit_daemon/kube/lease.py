@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from drakit_daemon.kube.request import (
     AlreadyExistsError,
@@ -29,6 +29,7 @@ from drakit_daemon.kube.request import (
     NotFoundError,
     resource_path,
 )
+from drakit_daemon.kube.session import Session
 from drakit_daemon.logs import ProblemLog
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -40,18 +41,6 @@ _RELEASE_TIMEOUT_SECONDS = 2.0
 
 class _LostError(Exception):
     """Another candidate holds the Lease."""
-
-
-class Leases(Protocol):
-    """The requests that an election needs of a session."""
-
-    async def get(self, path: str, *, timeout_seconds: float | None = None) -> dict[str, Any]: ...
-    async def create(
-        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
-    ) -> dict[str, Any]: ...
-    async def replace(
-        self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
-    ) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +75,7 @@ class LeaseElection:
 
     def __init__(
         self,
-        session: Leases,
+        session: Session,
         *,
         namespace: str,
         name: str,

@@ -102,7 +102,7 @@ class _Wanted:
 
 
 class Preparing(Unpreparing):
-    """Prepares and unprepares claims of one driver: implements :class:`.queue.ClaimOperations`."""
+    """Prepares and unprepares claims of one driver: called by :class:`.queue.ClaimQueue`."""
 
     async def prepare(self, works: Sequence[ClaimWork]) -> None:
         """Prepare the claims of a pod; each is answered as soon as it is done."""

@@ -28,6 +28,7 @@ from drakit.device import ClaimReference
 from drakit_daemon import logs
 from drakit_driver.runtime.order import Order, Place, claim_key
 from drakit_nodeplugin.claims.errors import FaultError
+from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.unprepare import Undone
 from drakit_nodeplugin.claims.work import (
     GERUND,
@@ -57,38 +58,6 @@ RESTART = (
 NOT_DONE = "NotDone"
 """The reason of an answer that proves nothing about the claim: its work continues, or was
 canceled."""
-
-
-class ClaimOperations(Protocol):
-    """Prepares and unprepares claims. The queue calls it when the turn of a claim has come."""
-
-    async def prepare(self, works: Sequence[ClaimWork]) -> None:
-        """Prepare a batch; every answer is resolved, each as soon as its claim is done."""
-        ...
-
-    async def prepare_again(self, works: Sequence[ClaimWork]) -> None:
-        """Prepare claims that are prepared a second time, with new edits; every answer is resolved.
-        A claim that is not prepared needs nothing, and its answer has no devices."""
-        ...
-
-    async def unprepare(self, works: Sequence[ClaimWork]) -> None:
-        """Unprepare a batch; not being prepared is success. Answers are without devices."""
-        ...
-
-    async def undo_left(
-        self,
-        uids: Collection[str],
-        *,
-        state: State,
-        settled: Callable[[Mapping[str, Undone]], None],
-    ) -> None:
-        """Undo entries that were left in a state; `settled` gets each result, by UID, as soon as it
-        is known."""
-        ...
-
-    async def collect(self, stale: StoredClaim) -> bool:
-        """Unprepare a claim that has not changed since it was read; return whether it is gone."""
-        ...
 
 
 class ClaimObserver(Protocol):
@@ -125,7 +94,7 @@ class ClaimQueue:
     def __init__(
         self,
         driver: str,
-        engine: ClaimOperations,
+        engine: Preparing,
         *,
         order: Order,
         observers: Sequence[ClaimObserver] = (),

@@ -14,9 +14,9 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
-from drakit.device import AllocatedClaim, ClaimReference, Device, PreparedDevice
+from drakit.device import AllocatedClaim, ClaimReference, PreparedDevice
 from drakit.driver import Node
 from drakit_driver.runtime.contract import (
     CALL_SECONDS,
@@ -28,7 +28,6 @@ from drakit_driver.runtime.contract import (
 from drakit_driver.runtime.failures import BadParametersError, DeviceFailedError
 from drakit_driver.runtime.order import Order, Place, hardware_keys
 from drakit_formats.resource.claim import base_request
-from drakit_nodeplugin.changes import Revision
 from drakit_nodeplugin.claims.allocation import ParameterLimits, allocated_claim
 from drakit_nodeplugin.claims.errors import (
     BadParametersFailedError,
@@ -42,9 +41,9 @@ from drakit_nodeplugin.claims.errors import (
     SpecFailedError,
 )
 from drakit_nodeplugin.claims.source import ApiClaims
+from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, Outcome
-from drakit_nodeplugin.state.holds import Hardware
 from drakit_nodeplugin.state.metadata_files import MetadataFiles
 from drakit_nodeplugin.state.records import StoredClaim
 
@@ -160,28 +159,6 @@ class ClaimWork:
 # ---------------------------------------------------------------- dependencies
 
 
-class Inventories(Protocol):
-    """The engine's view of the device manager."""
-
-    @property
-    def revision(self) -> Revision:
-        """Advances whenever the hardware may have changed."""
-        ...
-
-    def hardware(self) -> Hardware | None:
-        """Return the driver's main inventories, whichever is published; None if its devices consume
-        only their names."""
-        ...
-
-    def device(self, pool: str, name: str) -> Device | None:
-        """Return a device as its endpoint listed it last; None if no endpoint has listed it."""
-        ...
-
-    def is_gone(self, pool: str, device: str) -> bool:
-        """Return whether a device is published although its endpoint does not list it any more."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimDependencies:
     """The dependencies of one driver's engine."""
@@ -193,7 +170,7 @@ class ClaimDependencies:
     source: ApiClaims
     devices: CallableEndpoint
     order: Order
-    inventories: Inventories
+    inventories: DeviceManager
     specs: ClaimSpecs
     metadata: MetadataFiles
     limits: ParameterLimits

@@ -49,7 +49,6 @@ from drakit_nodeplugin.host.driver_devices import DriverDevices
 from drakit_nodeplugin.host.node import Environment, NodeEvents
 from drakit_nodeplugin.host.policies import PolicyWatch
 from drakit_nodeplugin.host.report import DriverReport, ReportSources
-from drakit_nodeplugin.kubelet.health import HealthSource
 from drakit_nodeplugin.kubelet.server import Registration
 from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
@@ -390,7 +389,7 @@ class ActiveDriver:
     # ------------------------------------------------------------ probes and metrics
 
     @property
-    def health(self) -> HealthSource:
+    def health(self) -> DeviceManager:
         """The health of the driver's devices."""
         return self._devices.manager
 

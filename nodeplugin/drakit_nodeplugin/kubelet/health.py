@@ -19,12 +19,12 @@ import math
 import time
 from collections.abc import AsyncIterator, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import grpc.aio
 
 from drakit_daemon import logs
-from drakit_nodeplugin.changes import Revision
+from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import DeviceHealth
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2 as v1alpha1
 from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2_grpc as v1alpha1_grpc
@@ -53,20 +53,6 @@ MAX_LOGGED_CHARACTERS = 200
 GONE = "the driver no longer lists the device"
 
 
-class HealthSource(Protocol):
-    """The health of a driver's devices. Used in one event loop."""
-
-    @property
-    def revision(self) -> Revision:
-        """Advances at each change of a device's health, and may advance for anything else."""
-        ...
-
-    def health_states(self) -> Sequence[DeviceHealth]:
-        """Return the health of every device: ideally the same object while none of them changes,
-        and never an object that was returned before and has changed since."""
-        ...
-
-
 class HealthService:
     """The health service of one driver, in both versions, for any number of streams."""
 
@@ -75,7 +61,7 @@ class HealthService:
         self.timeout_seconds = max(1, math.ceil(timeout_seconds))
         """The timeout in whole seconds, as in the messages."""
 
-        self._source: HealthSource | None = None
+        self._source: DeviceManager | None = None
         """None for a driver without health, and while another instance of it is active."""
 
         self._reports_health = reports_health
@@ -108,7 +94,7 @@ class HealthService:
             cast("Any", HealthServicer(self, v1, "v1.NodeWatchResources")), server
         )
 
-    def serve(self, source: HealthSource | None) -> None:
+    def serve(self, source: DeviceManager | None) -> None:
         """Report the health of this source, in streams that wait, too. None: end the streams; those
         that the kubelet opens again wait."""
         if not self._reports_health or self._stopped.is_set():
@@ -234,7 +220,7 @@ class Subscription:
 
     def __init__(
         self,
-        source: HealthSource,
+        source: DeviceManager,
         *,
         resend_seconds: float,
         ended: asyncio.Event,
@@ -272,7 +258,7 @@ class Subscription:
             await _wait_first(self._ended.wait(), until=until)
         return self._ended.is_set()
 
-    def _poll(self, source: HealthSource, *, resend: bool) -> None:
+    def _poll(self, source: DeviceManager, *, resend: bool) -> None:
         """Collect the devices to send: all devices, or those that have changed."""
         now = self._polled_at = asyncio.get_running_loop().time()
         self._seen = source.revision.number

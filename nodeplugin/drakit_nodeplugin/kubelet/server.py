@@ -30,8 +30,9 @@ from drakit.layout import restricted_socket
 from drakit_daemon.backoff import Backoff
 from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.claims.queue import ClaimQueue
+from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.kubelet.dra import SUPPORTED_VERSIONS, ClaimCalls, add_dra_services
-from drakit_nodeplugin.kubelet.health import HealthService, HealthSource
+from drakit_nodeplugin.kubelet.health import HealthService
 from drakit_nodeplugin.kubelet.sockets import (
     SocketError,
     SocketPaths,
@@ -276,7 +277,7 @@ class DriverServer:
                 )
                 await asyncio.sleep(retry_seconds)
 
-    def serve(self, queue: ClaimQueue | None, health: HealthSource | None = None) -> None:
+    def serve(self, queue: ClaimQueue | None, health: DeviceManager | None = None) -> None:
         """Answer calls by the queue of the active instance, and report health. None: let new calls
         wait."""
         self._is_superseded = False
