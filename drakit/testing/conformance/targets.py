@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from drakit.testing.conformance.facts import TargetError
 from drakit.testing.conformance.programs import python_environment
@@ -46,77 +46,49 @@ class Command:
     """A path that must exist before it is started."""
 
 
-class Target(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Target:
     """A driver to be tested."""
 
-    @property
-    def kind(self) -> Literal["python", "backend", "device-plugin"]:
-        """The kind of driver."""
-        ...
+    kind: Literal["python", "backend", "device-plugin"]
+    """The kind of driver."""
+
+    parameters: Mapping[str, Any] | None = None
+    """Opaque parameters for its claims; None if they have none."""
+
+    setup: Setup | None = None
+    """The set-up of the node."""
+
+    unplug: Setup | None = None
+    """Removes at least one device from the running node, and leaves another one; None if that
+    cannot be simulated."""
+
+    jobs: int = 4
+    """The number of kits that can test it at the same time."""
+
+    lives_on: bool = False
+    """Whether all kits share it: each must unprepare its claims."""
 
     @property
     def name(self) -> str:
         """The target's name in results."""
-        ...
-
-    @property
-    def parameters(self) -> Mapping[str, Any] | None:
-        """Opaque parameters for its claims; None if they have none."""
-        ...
-
-    @property
-    def setup(self) -> Setup | None:
-        """The set-up of the node."""
-        ...
-
-    @property
-    def unplug(self) -> Setup | None:
-        """Removes at least one device from the running node, and leaves another one; None if that
-        cannot be simulated."""
-        ...
-
-    @property
-    def jobs(self) -> int:
-        """The number of kits that can test it at the same time."""
-        ...
-
-    @property
-    def lives_on(self) -> bool:
-        """Whether all kits share it: each must unprepare its claims."""
-        ...
+        raise NotImplementedError
 
     def config(self, root: Path) -> Mapping[str, Any]:
         """Return the keys of the node plugin's configuration that host it."""
-        ...
+        raise NotImplementedError
 
     def place(self, root: Path) -> None:
         """Create what must exist on the node before the node plugin starts for the first time."""
-        ...
 
     def command(self, root: Path) -> Command | None:
         """Return the target's own program; None if the node plugin runs its code, or it runs
         elsewhere."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Common:
-    parameters: Mapping[str, Any] | None = None
-    setup: Setup | None = None
-    unplug: Setup | None = None
-    jobs: int = 4
-    lives_on: bool = False
-
-    def place(self, root: Path) -> None:
-        """There is nothing to create."""
-
-    def command(self, root: Path) -> Command | None:
-        """There is none."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class PythonTarget(_Common):
+class PythonTarget(Target):
     """A Python driver, hosted by the node plugin itself."""
 
     reference: str
@@ -142,7 +114,7 @@ ENTRY = "target"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Allowed(_Common):
+class _Allowed(Target):
     """A target with a directory, and an entry in the chart's values."""
 
     entry: Mapping[str, Any]
@@ -162,7 +134,7 @@ class _Allowed(_Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _BackendCommon(_Allowed):
+class _Backend(_Allowed):
     kind: Literal["backend"] = "backend"
 
     def config(self, root: Path) -> Mapping[str, Any]:
@@ -173,7 +145,7 @@ class _BackendCommon(_Allowed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackendTarget(_BackendCommon):
+class BackendTarget(_Backend):
     """A backend that the kit starts, with its directory in ``$DRAKIT_BACKENDS``."""
 
     line: str
@@ -194,7 +166,7 @@ class BackendTarget(_BackendCommon):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackendSocketTarget(_BackendCommon):
+class BackendSocketTarget(_Backend):
     """A backend that is already running; all rules use it, one after another."""
 
     socket: Path

@@ -323,11 +323,9 @@ def _uncertainty(name: str, other_form: Set[str], numbers: Numbers, holds: Holds
         new = min(f"{x}:{y}" for _, x, y in numbers[min(outdated, key=str).identity])
         return Doubt(
             kind="renumbered",
-            message=(
-                f"the kernel changed the number of device {name} from {old} to {new}, and "
-                f"containers of {holds.holder(name)} may still use the old number; delete the pod "
-                "that uses the claim"
-            ),
+            message=f"the kernel changed the number of device {name} from {old} to {new}, and "
+            f"containers of {holds.holder(name)} may still use the old number; delete the pod "
+            "that uses the claim",
             prepare_again=any(node.current for node in outdated),
         )
     other = min((other for other in other_form if other in holds), default=None)

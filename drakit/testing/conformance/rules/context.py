@@ -57,17 +57,13 @@ def _claims(kit: Kit, device: PublishedDevice) -> Iterator[tuple[str, ClaimUnder
 @rule(
     "claim-metadata",
     "the driver accepts or rejects a claim's metadata without an effect on other claims",
-    why=(
-        "Users write any labels and annotations, or none, and a claim can be reserved for many "
-        "pods or for none. A driver with `claim_data` reads them."
-    ),
+    why="Users write any labels and annotations, or none, and a claim can be reserved for many "
+    "pods or for none. A driver with `claim_data` reads them.",
     seconds=120,
 )
 async def claim_metadata(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
-    plain = kit.claim(device)
-    await steps.prepared(kit, plain)
-    await steps.must_unprepare(kit, plain, when="at the start of the rule,")
+    await steps.prepared_once(kit, device)
     begun = len(kit.log())
     for what, claim in _claims(kit, device):
         try:
@@ -88,10 +84,8 @@ async def claim_metadata(kit: Kit) -> None:
     "parameter-versions",
     "the error for parameters of an unknown version names the known ones, and those of each known "
     "version reach the driver",
-    why=(
-        "Claims and checkpoints outlive a driver's version. If a conversion fails, users of an "
-        "earlier version cannot start pods after an update."
-    ),
+    why="Claims and checkpoints outlive a driver's version. If a conversion fails, users of an "
+    "earlier version cannot start pods after an update.",
     kinds=("python",),
 )
 async def parameter_versions(kit: Kit) -> None:

@@ -29,10 +29,8 @@ RECOVERY_SECONDS = 10.0
 @rule(
     "prepare-canceled",
     "a prepare call can be repeated after the kubelet has canceled it",
-    why=(
-        "The kubelet cancels a call after 45 s, or when it restarts, and calls again "
-        "later. The second call must not interfere with the first."
-    ),
+    why="The kubelet cancels a call after 45 s, or when it restarts, and calls again later. The "
+    "second call must not interfere with the first.",
 )
 async def prepare_canceled(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -40,21 +38,17 @@ async def prepare_canceled(kit: Kit) -> None:
     for part in (0.1, 0.5, 0.9):
         claim = kit.claim(device)
         await kit.cancel_prepare(claim, after_seconds=max(0.002, seconds * part))
-        first = await steps.must_prepare(kit, claim, when="after the kubelet canceled a call,")
-        edits = steps.edits_of(kit, claim)
-        again = await steps.must_prepare(kit, claim, when="when the kubelet repeats the call,")
-        if again != first or steps.edits_of(kit, claim) != edits:
-            kit.fail("after the kubelet canceled a call, two responses for one claim differed")
+        held = await steps.hold(kit, claim, when="after the kubelet canceled a call,")
+        await held.prepare_again(when="when the kubelet repeats the call that it canceled,")
         await steps.must_unprepare(kit, claim, when="after a canceled call,")
 
 
 @rule(
     "pod-deleted-during-prepare",
     "a prepare call whose pod is deleted leaves no side effects",
-    why=(
-        "A pod can be deleted while its claim is being prepared. The kubelet then calls unprepare. "
-        "Side effects of the prepare call must not prevent other claims from using the device."
-    ),
+    why="A pod can be deleted while its claim is being prepared. The kubelet then calls "
+    "unprepare. Side effects of the prepare call must not prevent other claims from using the "
+    "device.",
 )
 async def pod_deleted_during_prepare(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -89,78 +83,58 @@ async def crash_during_prepare(kit: Kit) -> None:
             await asyncio.sleep(seconds * part)
             await kit.kill()
         await kit.start()
-        first = await steps.must_prepare(kit, claim, when="after a crash during a prepare,")
-        edits = steps.edits_of(kit, claim)
-        if missing := steps.missing_paths(edits):
+        held = await steps.hold(kit, claim, when="after a crash during a prepare,")
+        if missing := steps.missing_paths(held.edits):
             kit.fail(
                 f"after a crash during a prepare, the next prepare succeeds, but its edits name "
                 f"{missing[0]}, which does not exist on the host"
             )
-        again = await steps.must_prepare(kit, claim, when="when the kubelet repeats the call,")
-        if again != first or steps.edits_of(kit, claim) != edits:
-            kit.fail("after a crash, two responses for one claim differed")
+        await held.prepare_again(when="when the kubelet repeats the call after a crash,")
         await steps.must_unprepare(kit, claim, when="after a crash during its prepare,")
 
 
 @rule(
     "graceful-stop",
     "the node plugin stops quickly, and claims stay prepared",
-    why=(
-        "The node plugin stops and starts at each update, while pods keep running and "
-        "their containers can restart."
-    ),
+    why="The node plugin stops and starts at each update, while pods keep running and their "
+    "containers can restart.",
 )
 async def graceful_stop(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     claim = kit.claim(device)
-    first = await steps.prepared(kit, claim)
-    edits = steps.edits_of(kit, claim)
+    held = await steps.hold(kit, claim)
     began = time.monotonic()
     await kit.stop()
     if (took := time.monotonic() - began) > STOP_SECONDS:
         kit.fail(f"the node plugin took {took:.0f} s to stop; the limit is {STOP_SECONDS:.0f} s")
-    if kit.spec(claim) is None or steps.edits_of(kit, claim) != edits:
+    if kit.spec(claim) is None or steps.edits_of(kit, claim) != held.edits:
         kit.fail("after a stop, the CDI file of a prepared claim has changed")
-    if missing := steps.missing_paths(edits):
-        kit.fail(f"a stop removed {missing[0]}, which a prepared claim needs")
+    held.expect_paths("a stop")
     await kit.start()
-    again = await steps.must_prepare(kit, claim, when="after a stop and a start,")
-    if again != first or steps.edits_of(kit, claim) != edits:
-        kit.fail("after a stop and a start, a prepared claim got a different response")
-    if missing := steps.missing_paths(edits):
-        kit.fail(f"a start removed {missing[0]}, which a prepared claim needs")
+    await held.prepare_again(when="after a stop and a start,")
+    held.expect_paths("a start")
 
 
 @rule(
     "process-killed",
     "a driver whose process was killed recovers, and can unprepare earlier claims",
-    why=(
-        "Programs can crash or be updated while pods run. The driver must publish the devices "
-        "again under the same names, and must be able to unprepare earlier claims."
-    ),
+    why="Programs can crash or be updated while pods run. The driver must publish the devices "
+    "again under the same names, and must be able to unprepare earlier claims.",
     kinds=("backend", "device-plugin"),
 )
 async def process_killed(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
     names = {(device.pool, device.name) for device in await kit.devices()}
     claim = kit.claim(device)
-    first = await steps.prepared(kit, claim)
-    edits = steps.edits_of(kit, claim)
+    held = await steps.hold(kit, claim)
     await kit.kill_target()
-    again = await steps.must_prepare(kit, claim, when="while the driver's process was down,")
-    if again != first or steps.edits_of(kit, claim) != edits:
-        kit.fail("while the driver's process was down, a prepared claim got a different response")
+    await held.prepare_again(when="while the driver's process was down,")
     await kit.start_target()
     await within(RECOVERY_SECONDS, lambda: not names - _usable_now(kit))
     if lost := names - _usable_now(kit):
         kit.fail(f"device {sorted(lost)[0][1]} is not available after the driver's restart")
-    again = await steps.must_prepare(kit, claim, when="after the driver's restart,")
-    if again != first or steps.edits_of(kit, claim) != edits:
-        kit.fail("after the driver's restart, a prepared claim got a different response")
-    if missing := steps.missing_paths(edits):
-        kit.fail(
-            f"the end of the driver's process removed {missing[0]}, which a prepared claim needs"
-        )
+    await held.prepare_again(when="after the driver's restart,")
+    held.expect_paths("the end of the driver's process")
     await steps.must_unprepare(kit, claim, when="after the driver's restart,")
     await steps.free_again(kit, device, when="after the driver's restart")
 

@@ -56,17 +56,13 @@ def hostile(own: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, A
 @rule(
     "hostile-parameters",
     "the driver accepts or rejects a claim's opaque parameters without an effect on other claims",
-    why=(
-        "Any user who can create a claim can write opaque parameters, which neither the API server "
-        "nor the scheduler checks. If they stop the driver, all users lose its devices."
-    ),
+    why="Any user who can create a claim can write opaque parameters, which neither the API "
+    "server nor the scheduler checks. If they stop the driver, all users lose its devices.",
     seconds=120,
 )
 async def hostile_parameters(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
-    plain = kit.claim(device)
-    await steps.prepared(kit, plain)
-    await steps.must_unprepare(kit, plain, when="at the start of the rule,")
+    await steps.prepared_once(kit, device)
     begun = len(kit.log())
     for what, config in hostile(kit.target.parameters):
         claim = kit.claim(device, configs=[config])
@@ -96,17 +92,13 @@ async def _try(kit: Kit, claim: ClaimUnderTest, what: str) -> None:
 @rule(
     "error-messages",
     "an error message is a sentence for users, and the same cause always produces the same message",
-    why=(
-        "The text of an error appears in an Event on the pod, and the kubelet retries "
-        "indefinitely. If the text contains a time or a counter, each attempt creates a "
-        "new Event. A traceback does not help a user."
-    ),
+    why="The text of an error appears in an Event on the pod, and the kubelet retries "
+    "indefinitely. If the text contains a time or a counter, each attempt creates a new Event. A "
+    "traceback does not help a user.",
 )
 async def error_messages(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
-    plain = kit.claim(device)
-    await steps.prepared(kit, plain)
-    await steps.must_unprepare(kit, plain, when="at the start of the rule,")
+    await steps.prepared_once(kit, device)
     refused = 0
     for what, claim in _bad(kit, device):
         error = (await steps.answer_of(kit, claim)).error

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from drakit.driver import PREPARE_METHODS, overrides
-from drakit.testing.conformance.facts import ClaimUnderTest, PrepareResult, PublishedDevice
+from drakit.testing.conformance.facts import ClaimUnderTest, PublishedDevice
 from drakit.testing.conformance.kit import Kit
 from drakit.testing.conformance.rules import rule, steps
 from drakit_formats.cdi import lint_spec
@@ -122,10 +122,8 @@ def _check_spec(kit: Kit, claim: ClaimUnderTest, device: PublishedDevice) -> Non
 @rule(
     "host-paths",
     "the host paths in container edits exist",
-    why=(
-        "The runtime mounts the paths in the CDI file. If a path does not exist on the "
-        "node, the pod stays in CreateContainerError."
-    ),
+    why="The runtime mounts the paths in the CDI file. If a path does not exist on the node, the "
+    "pod stays in CreateContainerError.",
 )
 async def host_paths(kit: Kit) -> None:
     checked = 0
@@ -158,31 +156,20 @@ async def host_paths(kit: Kit) -> None:
 )
 async def prepare_again(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
-    claim = kit.claim(device)
-    first = await steps.prepared(kit, claim)
-    edits = steps.edits_of(kit, claim)
-    again = await steps.must_prepare(kit, claim, when="when the kubelet repeats the call,")
-    _same(kit, claim, (first, edits), again, when="when the kubelet repeats the call,")
+    held = await steps.hold(kit, kit.claim(device))
+    await _expect_same(kit, held, when="when the kubelet repeats the call,")
     await kit.restart()
-    again = await steps.must_prepare(kit, claim, when="after a crash of the node plugin,")
-    _same(kit, claim, (first, edits), again, when="after a crash of the node plugin,")
+    await _expect_same(kit, held, when="after a crash of the node plugin,")
     await kit.reboot()
-    again = await steps.must_prepare(kit, claim, when="after a reboot of the node,")
-    _same(kit, claim, (first, edits), again, when="after a reboot of the node,")
+    await _expect_same(kit, held, when="after a reboot of the node,")
 
 
-def _same(
-    kit: Kit,
-    claim: ClaimUnderTest,
-    first: tuple[PrepareResult, Mapping[str, Any]],
-    again: PrepareResult,
-    *,
-    when: str,
-) -> None:
-    answer, edits = first
-    if again.devices != answer.devices:
+async def _expect_same(kit: Kit, held: steps.Held, *, when: str) -> None:
+    edits = held.edits
+    again = await steps.must_prepare(kit, held.claim, when=when)
+    if again.devices != held.answer.devices:
         kit.fail(f"{when} a prepared claim got different devices than the first time")
-    if (now := steps.edits_of(kit, claim)) != edits:
+    if (now := steps.edits_of(kit, held.claim)) != edits:
         key = next(k for k in sorted(edits.keys() | now.keys()) if edits.get(k) != now.get(k))
         kit.fail(
             f"{when} containers get a different {key} for the same claim: first "
@@ -274,16 +261,12 @@ async def _beside(kit: Kit, good: ClaimUnderTest, bad: ClaimUnderTest, what: str
 @rule(
     "batch",
     "one call prepares claims for different devices",
-    why=(
-        "The kubelet prepares all claims of a pod in one call. If a claim is missing from the "
-        "response, the kubelet treats its prepare as failed."
-    ),
+    why="The kubelet prepares all claims of a pod in one call. If a claim is missing from the "
+    "response, the kubelet treats its prepare as failed.",
 )
 async def batch(kit: Kit) -> None:
     devices = (await steps.usable(kit, at_least=2))[:4]
-    first = kit.claim(devices[0])
-    await steps.prepared(kit, first)
-    await steps.must_unprepare(kit, first, when="at the start of the rule,")
+    await steps.prepared_once(kit, devices[0])
     claims = [kit.claim(device) for device in devices]
     answers = await kit.prepare(*claims)
     for claim, device in zip(claims, devices, strict=True):
@@ -336,10 +319,8 @@ async def device_reuse(kit: Kit) -> None:
 @rule(
     "claim-reallocated",
     "a claim that is allocated again gets its new device, and releases the old device",
-    why=(
-        "After the last pod of a claim terminates, Kubernetes deallocates the claim. The "
-        "next pod can get another device with the same claim UID."
-    ),
+    why="After the last pod of a claim terminates, Kubernetes deallocates the claim. The next pod "
+    "can get another device with the same claim UID.",
 )
 async def claim_reallocated(kit: Kit) -> None:
     old, new, *_ = await steps.usable(kit, at_least=2)

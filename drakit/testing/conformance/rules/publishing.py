@@ -190,10 +190,8 @@ def _changed(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 @rule(
     "stream-stays-open",
     "the driver keeps its stream of devices open",
-    why=(
-        "If the stream ends, the node plugin treats the driver as unavailable: it taints "
-        "the driver's devices, and unpublishes them after a grace period."
-    ),
+    why="If the stream ends, the node plugin treats the driver as unavailable: it taints the "
+    "driver's devices, and unpublishes them after a grace period.",
 )
 async def stream_stays_open(kit: Kit) -> None:
     begun, end = len(kit.log()), time.monotonic() + WATCHED_SECONDS

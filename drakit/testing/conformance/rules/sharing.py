@@ -22,25 +22,14 @@ from drakit.testing.conformance.rules import rule, steps
 )
 async def admin_access(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
-    holder = kit.claim(device)
-    first = await steps.prepared(kit, holder)
-    edits = steps.edits_of(kit, holder)
+    held = await steps.hold(kit, kit.claim(device), who="the device's holder")
     claim = kit.claim(device, admin_access=True)
-    await steps.must_prepare(
-        kit, claim, when="with admin access, while another claim holds the device,"
-    )
-    await steps.must_unprepare(
-        kit, claim, when="with admin access, while another claim holds the device,"
-    )
-    if missing := steps.missing_paths(edits):
-        kit.fail(
-            f"unpreparing a claim with admin access removed {missing[0]}, which the device's "
-            f"holder needs"
-        )
-    again = await steps.must_prepare(kit, holder, when="after a claim with admin access ended,")
-    if again != first or steps.edits_of(kit, holder) != edits:
-        kit.fail("after a claim with admin access ended, the holder got a different response")
-    await steps.must_unprepare(kit, holder, when="after a claim with admin access ended,")
+    when = "with admin access, while another claim holds the device,"
+    await steps.must_prepare(kit, claim, when=when)
+    await steps.must_unprepare(kit, claim, when=when)
+    held.expect_paths("unpreparing a claim with admin access")
+    await held.prepare_again(when="after a claim with admin access ended,")
+    await steps.must_unprepare(kit, held.claim, when="after a claim with admin access ended,")
 
 
 @rule(
@@ -60,21 +49,15 @@ async def shares(kit: Kit) -> None:
     device = devices[0]
     one, other = kit.claim(device), kit.claim(device)
     await steps.prepared(kit, one)
-    first = await steps.must_prepare(kit, other, when="for a second share of a device,")
+    held = await steps.hold(
+        kit, other, who=f"another share of {device.name}", when="for a second share of a device,"
+    )
     steps.skip_if_missing(kit, other)
-    edits = steps.edits_of(kit, other)
-    share = first.devices[0].share_id if first.devices else None
-    if share is None:
+    if not held.answer.devices or held.answer.devices[0].share_id is None:
         kit.fail(f"the response for a share of {device.name} lacks the share ID")
     await steps.must_unprepare(kit, one, when="for one of two shares of a device,")
-    if missing := steps.missing_paths(edits):
-        kit.fail(
-            f"unpreparing one share of {device.name} removed {missing[0]}, which the claim of the "
-            f"other share needs"
-        )
-    again = await steps.must_prepare(kit, other, when="after another share was unprepared,")
-    if again != first or steps.edits_of(kit, other) != edits:
-        kit.fail("after one share was unprepared, the other share got a different response")
+    held.expect_paths(f"unpreparing one share of {device.name}")
+    await held.prepare_again(when="after one share was unprepared,")
     await kit.reboot()
     await steps.must_prepare(kit, other, when="for a share, after a reboot of the node,")
     await steps.must_unprepare(kit, other, when="for the last share of a device,")

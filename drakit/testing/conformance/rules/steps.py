@@ -16,6 +16,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -165,6 +166,44 @@ def skip_if_missing(kit: Kit, claim: ClaimUnderTest) -> None:
             f"the edits of a claim name {missing[0]}, which does not exist on the host (see the "
             f"rule host-paths)"
         )
+
+
+async def prepared_once(kit: Kit, device: PublishedDevice) -> None:
+    """Prepare a plain claim, as :func:`prepared` does, and unprepare it."""
+    claim = kit.claim(device)
+    await prepared(kit, claim)
+    await must_unprepare(kit, claim, when="at the start of the rule,")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A prepared claim, and what its containers got."""
+
+    kit: Kit
+    claim: ClaimUnderTest
+    answer: PrepareResult
+    edits: Mapping[str, Any]
+    who: str
+    """The claim, as the subject of a sentence."""
+
+    async def prepare_again(self, *, when: str) -> None:
+        """Prepare the claim again; fail the rule if the response or the edits differ."""
+        again = await must_prepare(self.kit, self.claim, when=when)
+        if again != self.answer or edits_of(self.kit, self.claim) != self.edits:
+            self.kit.fail(f"{when} {self.who} got a different response")
+
+    def expect_paths(self, event: str) -> None:
+        """Fail the rule if an event has removed a host path in the edits."""
+        if missing := missing_paths(self.edits):
+            self.kit.fail(f"{event} removed {missing[0]}, which {self.who} needs")
+
+
+async def hold(
+    kit: Kit, claim: ClaimUnderTest, *, who: str = "a prepared claim", when: str = ""
+) -> Held:
+    """Prepare a claim as :func:`prepared` does, or with `when` as :func:`must_prepare`."""
+    answer = await (must_prepare(kit, claim, when=when) if when else prepared(kit, claim))
+    return Held(kit=kit, claim=claim, answer=answer, edits=edits_of(kit, claim), who=who)
 
 
 async def must_prepare(kit: Kit, claim: ClaimUnderTest, *, when: str) -> PrepareResult:

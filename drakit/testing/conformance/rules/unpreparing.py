@@ -73,10 +73,8 @@ def _obstruct(path: Path) -> Path:
 @rule(
     "unprepare-without-prepare",
     "unprepare succeeds for a claim that was never prepared",
-    why=(
-        "A pod can be deleted before or during the prepare of its claim. The pod "
-        "terminates only after the kubelet has unprepared the claim."
-    ),
+    why="A pod can be deleted before or during the prepare of its claim. The pod terminates only "
+    "after the kubelet has unprepared the claim.",
 )
 async def unprepare_without_prepare(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
@@ -143,9 +141,7 @@ async def force_delete(kit: Kit) -> None:
 )
 async def unprepare_after_failure(kit: Kit) -> None:
     device, *_ = await steps.usable(kit)
-    plain = kit.claim(device)
-    await steps.prepared(kit, plain)
-    await steps.must_unprepare(kit, plain, when="at the start of the rule,")
+    await steps.prepared_once(kit, device)
     absent = {"pool": device.pool, "device": "no-such-device"}
     odd = [{"no-such-key": [1, {"a": None}]}]
     refused = 0
@@ -241,11 +237,9 @@ second."""
 @rule(
     "vanish",
     "a device that vanishes affects only its own claim, which can be unprepared",
-    why=(
-        "Devices can fail or be unplugged while pods use them. Until the claim is "
-        "unprepared, the pod stays in Terminating. A pod that was scheduled before the "
-        "device vanished needs an error that names the cause."
-    ),
+    why="Devices can fail or be unplugged while pods use them. Until the claim is unprepared, the "
+    "pod stays in Terminating. A pod that was scheduled before the device vanished needs an error "
+    "that names the cause.",
 )
 async def vanish(kit: Kit) -> None:
     devices = (await steps.usable(kit, at_least=2))[:CLAIMS]
