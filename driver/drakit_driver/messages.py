@@ -10,9 +10,11 @@ It must not depend on gRPC, sockets, or how a driver runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+
+from google.protobuf.message import Message
 
 from drakit.device import (
     AllocatedClaim,
@@ -25,13 +27,10 @@ from drakit.device import (
     ClaimReference,
     CounterSet,
     Device,
-    DeviceNode,
     Edits,
     Health,
     HeldNode,
     Inventory,
-    Mount,
-    NodeAllocatableResource,
     OtherDevice,
     PreparedDevice,
     Taint,
@@ -53,6 +52,10 @@ _STATUSES: Mapping[str, pb.HealthStatus.ValueType] = {
     "healthy": pb.HEALTH_STATUS_HEALTHY,
     "unhealthy": pb.HEALTH_STATUS_UNHEALTHY,
 }
+
+
+MessageT = TypeVar("MessageT", bound=Message)
+ValueT = TypeVar("ValueT")
 
 
 class UnsendableError(Exception):
@@ -82,7 +85,8 @@ def device_message(device: Device) -> pb.Device:
         binding_failure_conditions=device.binding_failure_conditions,
         binds_to_node=device.binds_to_node,
         node_allocatable_resources={
-            name: _resource(each) for name, each in device.node_allocatable_resources.items()
+            name: _message(pb.NodeAllocatableResource, each)
+            for name, each in device.node_allocatable_resources.items()
         },
         extra=json.dumps(device.extra, allow_nan=False) if device.extra else "",
         taints=[_taint(taint) for taint in device.taints],
@@ -92,13 +96,7 @@ def device_message(device: Device) -> pb.Device:
     )
     topology = device.topology
     if (topology.numa_node, topology.pcie_root, topology.pci_bus_id) != (None, None, None):
-        message.topology.CopyFrom(
-            pb.Topology(
-                numa_node=topology.numa_node,
-                pcie_root=topology.pcie_root or "",
-                pci_bus_id=topology.pci_bus_id or "",
-            )
-        )
+        message.topology.CopyFrom(_message(pb.Topology, topology))
     return message
 
 
@@ -188,9 +186,7 @@ def _capacity(amount: str | Capacity) -> pb.Capacity:
         value=amount.value,
         default=amount.default or "",
         valid_values=amount.valid_values,
-        valid_range=None
-        if span is None
-        else pb.CapacityRange(min=span.min, max=span.max or "", step=span.step or ""),
+        valid_range=None if span is None else _message(pb.CapacityRange, span),
     )
 
 
@@ -198,20 +194,22 @@ def _amounts(consumes: Mapping[str, Mapping[str, str]]) -> Mapping[str, pb.Count
     return {name: pb.CounterAmounts(counters=dict(counters)) for name, counters in consumes.items()}
 
 
+def _message(kind: type[MessageT], value: object, **others: Any) -> MessageT:
+    """Make a message with the fields of a value, which have the same names; None is not set."""
+    names = [name for name in kind.DESCRIPTOR.fields_by_name if name not in others]
+    return kind(**{name: getattr(value, name) for name in names}, **others)
+
+
+def _value(kind: Callable[..., ValueT], message: Message, **others: Any) -> ValueT:
+    """Make a value with the fields of a message: the counterpart of :func:`_message`."""
+    names = [name for name in message.DESCRIPTOR.fields_by_name if name not in others]
+    return kind(**{name: getattr(message, name) for name in names}, **others)
+
+
 def _tuple(values: object) -> tuple[Any, ...]:
     if not isinstance(values, tuple | list):  # the letters of a text would be values
         raise TypeError(f"a list is a {kind_of(values)}")
     return tuple(cast("Sequence[Any]", values))
-
-
-def _resource(resource: NodeAllocatableResource) -> pb.NodeAllocatableResource:
-    return pb.NodeAllocatableResource(
-        device_multiplier=resource.device_multiplier or "",
-        capacity_key=resource.capacity_key or "",
-        capacity_multiplier=resource.capacity_multiplier or "",
-        overhead_per_pod=resource.overhead_per_pod or "",
-        overhead_per_container=resource.overhead_per_container or "",
-    )
 
 
 def _taint(taint: Taint) -> pb.Taint:
@@ -300,29 +298,8 @@ def _claim_data(message: pb.ClaimData) -> ClaimData:
     return ClaimData(
         labels=dict(message.labels),
         annotations=dict(message.annotations),
-        owners=tuple(
-            [
-                ClaimOwner(
-                    api_version=owner.api_version,
-                    kind=owner.kind,
-                    name=owner.name,
-                    uid=owner.uid,
-                    controller=owner.controller,
-                )
-                for owner in message.owners
-            ]
-        ),
-        reserved_for=tuple(
-            [
-                ClaimConsumer(
-                    api_group=consumer.api_group,
-                    resource=consumer.resource,
-                    name=consumer.name,
-                    uid=consumer.uid,
-                )
-                for consumer in message.reserved_for
-            ]
-        ),
+        owners=tuple([_value(ClaimOwner, each) for each in message.owners]),
+        reserved_for=tuple([_value(ClaimConsumer, each) for each in message.reserved_for]),
         configs=tuple(
             [
                 ClaimConfig(
@@ -335,13 +312,10 @@ def _claim_data(message: pb.ClaimData) -> ClaimData:
         ),
         other_devices=tuple(
             [
-                OtherDevice(
-                    driver=other.driver,
-                    pool=other.pool,
-                    name=other.name,
-                    request=other.request,
+                _value(
+                    OtherDevice,
+                    other,
                     share_id=other.share_id if other.HasField("share_id") else None,
-                    admin_access=other.admin_access,
                     consumed_capacity=dict(other.consumed_capacity),
                 )
                 for other in message.other_devices
@@ -370,20 +344,11 @@ def _prepared_device(device: PreparedDevice) -> pb.PreparedDevice:
     network = device.network_data
     try:
         return pb.PreparedDevice(
-            conditions=[
-                pb.Condition(
-                    type=each.type, status=each.status, reason=each.reason, message=each.message
-                )
-                for each in device.conditions
-            ],
+            conditions=[_message(pb.Condition, each) for each in device.conditions],
             data="" if device.data is None else json.dumps(device.data, separators=(",", ":")),
             network_data=None
             if network is None
-            else pb.NetworkData(
-                interface_name=network.interface_name,
-                ips=_tuple(network.ips),
-                hardware_address=network.hardware_address,
-            ),
+            else _message(pb.NetworkData, network, ips=_tuple(network.ips)),
             attributes={
                 name: attribute_message(value) for name, value in device.attributes.items()
             },
@@ -407,57 +372,20 @@ def edits_message(edits: Edits) -> pb.Edits:
     try:
         return pb.Edits(
             env=dict(edits.env),
-            device_nodes=[_device_node(node) for node in edits.device_nodes],
-            mounts=[_mount(mount) for mount in edits.mounts],
+            device_nodes=[_message(pb.DeviceNode, node) for node in edits.device_nodes],
+            mounts=[
+                _message(pb.Mount, mount, options=_tuple(mount.options)) for mount in edits.mounts
+            ],
             hooks=[
-                pb.Hook(
-                    name=hook.name,
-                    path=hook.path,
-                    args=_tuple(hook.args),
-                    env=dict(hook.env),
-                    timeout_seconds=hook.timeout_seconds,
-                )
+                _message(pb.Hook, hook, args=_tuple(hook.args), env=dict(hook.env))
                 for hook in edits.hooks
             ],
-            net_devices=[
-                pb.NetDevice(host_interface_name=each.host_interface_name, name=each.name)
-                for each in edits.net_devices
-            ],
+            net_devices=[_message(pb.NetDevice, each) for each in edits.net_devices],
             additional_gids=_tuple(edits.additional_gids),
             intel_rdt=None
             if rdt is None
-            else pb.IntelRdt(
-                clos_id=rdt.clos_id or "",
-                l3_cache_schema=rdt.l3_cache_schema or "",
-                mem_bw_schema=rdt.mem_bw_schema or "",
-                schemata=_tuple(rdt.schemata),
-                enable_monitoring=rdt.enable_monitoring,
-            ),
+            else _message(pb.IntelRdt, rdt, schemata=_tuple(rdt.schemata)),
             cdi_devices=_tuple(edits.cdi_devices),
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise UnsendableError(error) from None
-
-
-def _device_node(node: DeviceNode) -> pb.DeviceNode:
-    return pb.DeviceNode(
-        path=node.path,
-        host_path=node.host_path or "",
-        type=node.type or "",
-        major=node.major,
-        minor=node.minor,
-        permissions=node.permissions or "",
-        file_mode=node.file_mode,
-        uid=node.uid,
-        gid=node.gid,
-        identity=node.identity,
-    )
-
-
-def _mount(mount: Mount) -> pb.Mount:
-    return pb.Mount(
-        host_path=mount.host_path,
-        container_path=mount.container_path,
-        options=_tuple(mount.options),
-        type=mount.type or "",
-    )
