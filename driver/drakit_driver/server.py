@@ -43,16 +43,14 @@ from drakit_driver.messages import (
     add_malformed,
     add_reports,
     claims_of,
-    counter_set_message,
     device_health_message,
-    device_message,
     held_of,
     policies_of,
     prepared_message,
     unprepared_message,
 )
 from drakit_driver.probes import MAX_STREAMS, DriverProbes, Monitor, Probed
-from drakit_driver.runtime.backend import REQUEST_ID
+from drakit_driver.runtime.backend import REQUEST_ID, message_of
 from drakit_driver.runtime.contract import (
     CALL_SECONDS,
     DeviceKey,
@@ -138,7 +136,7 @@ class Reports:
             if problems := set_problems(counter_set):
                 _log_malformed(add_malformed(message, counter_set, problems))
             else:
-                message.counter_sets.append(counter_set_message(counter_set))
+                message.counter_sets.append(message_of(counter_set, pb.CounterSet))
         if inventory.fallback is not None:
             message.fallback.CopyFrom(
                 pb.Fallback(devices=self._messages_of(inventory.fallback, before, message))
@@ -166,7 +164,7 @@ class Reports:
             if known is None and (problems := device_problems(device)):
                 _log_malformed(add_malformed(inventory, device, problems))
                 continue
-            message = device_message(device) if known is None else known[1]
+            message = message_of(device, pb.Device) if known is None else known[1]
             self._messages[id(device)] = (device, message)
             messages.append(message)
         return messages

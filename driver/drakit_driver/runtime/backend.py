@@ -1,16 +1,31 @@
 """
-The parts of the backend contract that both sides use: the messages of attributes, the metadata of
-calls, and the size of a device.
+The library's values as messages of the backend contract, and the messages as values.
 
-Does not depend on gRPC, or on limits of messages.
+A message has the name of its class, and its fields have the names of the attributes: so one
+conversion (:func:`message_of`, :func:`value_of`) serves all of them, in both directions, and a new
+field needs no code. The exceptions are in two tables.
+
+Some messages have no equivalent: a taint without an effect, an attribute without a value. They
+become values that the checks of devices name and refuse, as they refuse those of a Python driver.
+
+Does not depend on gRPC, on limits of messages, or on which values are allowed where.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache, partial
+from sys import intern
+from typing import Any, TypeVar, cast
 
-from drakit.device import Version
+import orjson
+from google.protobuf.message import Message
+
+from drakit import device
+from drakit.device import AttributeValue, Capacity, Device, Health, Taint, Topology, Version
+from drakit_driver.runtime.contract import validated_health
 from drakit_driver.runtime.failures import kind_of
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
@@ -22,6 +37,96 @@ MAX_DEVICE_BYTES = 64 * 1024
 
 TOO_LARGE = f"larger than {MAX_DEVICE_BYTES // 1024} KiB"
 """The problem of one that has more."""
+
+MAX_HEALTH_MESSAGE = 1024
+"""Characters of a health message."""
+
+_EFFECTS: Mapping[str, pb.TaintEffect.ValueType] = {
+    "unspecified": pb.TAINT_EFFECT_UNSPECIFIED,
+    "None": pb.TAINT_EFFECT_NONE,
+    "NoSchedule": pb.TAINT_EFFECT_NO_SCHEDULE,
+    "NoExecute": pb.TAINT_EFFECT_NO_EXECUTE,
+}
+_EFFECT_NAMES: Mapping[int, str] = {number: name for name, number in _EFFECTS.items()}
+
+_STATUSES: Mapping[str, pb.HealthStatus.ValueType] = {
+    "healthy": pb.HEALTH_STATUS_HEALTHY,
+    "unhealthy": pb.HEALTH_STATUS_UNHEALTHY,
+}
+_EMPTY: dict[str, Any] = {}
+"""Most mappings of most devices are empty; one for all of them saves memory."""
+
+ValueT = TypeVar("ValueT")
+MessageT = TypeVar("MessageT", bound=Message)
+_Convert = Callable[[Any], Any]
+_Field = Any
+"""A descriptor of a field, of which protobuf has several implementations."""
+
+# ------------------------------------------------------------ from values to messages
+
+
+def message_of(value: object, kind: type[MessageT], **given: Any) -> MessageT:
+    """Make the message of a value; `given` fields are not converted. Raises TypeError, ValueError
+    or AttributeError for a value of a wrong type."""
+    for name, write, empty in _writers(kind, type(value)):
+        if name not in given and (field := getattr(value, name)) != empty:
+            given[name] = field if write is None else write(field)
+    return kind(**given)
+
+
+@cache
+def _writers(kind: type[Message], of: Any) -> Sequence[tuple[str, _Convert | None, object]]:
+    """Return the fields that both have, the conversions, and the values of absent fields."""
+    names = {each.name for each in fields(of)}
+    return [
+        (each.name, _writer(each), _empty_of(each))
+        for each in kind.DESCRIPTOR.fields
+        if each.name in names
+    ]
+
+
+def _empty_of(field: _Field) -> object:
+    if not field.is_repeated:
+        return None
+    return () if field.message_type is None or not field.message_type.GetOptions().map_entry else {}
+
+
+def _writer(field: _Field) -> _Convert | None:
+    """Return the conversion to a field; None if it has the same values."""
+    if (special := _WRITE.get(f"{field.containing_type.name}.{field.name}")) is not None:
+        return special
+    message = field.message_type
+    if message is None:
+        return _list if field.is_repeated else None
+    if message.GetOptions().map_entry:
+        inner = message.fields_by_name["value"]
+        if inner.message_type is None:
+            return dict
+        write = _message_writer(inner.message_type.name)
+        return lambda given: {name: write(each) for name, each in given.items()}
+    write = _message_writer(message.name)
+    if field.is_repeated:
+        return lambda given: [write(each) for each in _list(given)]
+    return write
+
+
+def _message_writer(name: str) -> _Convert:
+    if (special := _WRITE.get(name)) is not None:
+        return special
+    kind, of = getattr(pb, name), getattr(device, name)
+
+    def write(value: object) -> Message:
+        if not isinstance(value, of):
+            raise TypeError(f"a {name} is a {kind_of(value)}")
+        return message_of(value, kind)
+
+    return write
+
+
+def _list(given: object) -> Sequence[Any]:
+    if not isinstance(given, tuple | list):  # the letters of a text would be values
+        raise TypeError(f"a list is a {kind_of(given)}")
+    return cast("Sequence[Any]", given)
 
 
 def attribute_message(value: object) -> pb.Attribute:
@@ -50,3 +155,152 @@ def _list_attribute(values: Sequence[Any]) -> pb.Attribute:
     if kinds == {Version}:
         return pb.Attribute(versions=pb.StringList(values=[each.text for each in values]))
     return pb.Attribute(strings=pb.StringList(values=values))
+
+
+def health_message(health: Health) -> pb.Health:
+    """Make the message of a health; one that is malformed is unknown."""
+    health = validated_health(health)
+    return pb.Health(
+        status=_STATUSES.get(health.status, pb.HEALTH_STATUS_UNSPECIFIED),
+        message=health.message,
+        broken=health.evict_pods,
+    )
+
+
+def json_of(value: object) -> str:
+    """Write JSON in ASCII: a user's text can contain lone surrogates, which no message can."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+_WRITE: Mapping[str, _Convert] = {
+    "Attribute": attribute_message,
+    "Capacity": lambda given: (
+        message_of(given, pb.Capacity) if isinstance(given, Capacity) else pb.Capacity(value=given)
+    ),
+    "CompatibilityGroups": lambda given: pb.CompatibilityGroups(names=given),
+    "CounterAmounts": lambda given: pb.CounterAmounts(counters=dict(given)),
+    "Health": health_message,
+    "Taint": lambda given: message_of(given, pb.Taint, effect=_EFFECTS.get(given.effect, 0)),
+    "Device.extra": lambda given: json_of(given) if given else "",
+    "Device.topology": lambda given: (
+        None if given == Topology() else message_of(given, pb.Topology)
+    ),
+    "PreparedDevice.data": json_of,
+}
+"""The messages, and the fields, that differ from their values."""
+
+# ------------------------------------------------------------ from messages to values
+
+
+def value_of(message: Message, kind: type[ValueT], **given: Any) -> ValueT:
+    """Make the value of a message; it may be one that a check refuses. `given` attributes are not
+    read."""
+    absent, readers = _readers(kind, type(message))
+    values = {**absent, **given}
+    for field, value in message.ListFields():
+        if (reader := readers.get(field)) is not None and reader[0] not in given:
+            name, read = reader
+            values[name] = value if read is None else read(value)
+    return kind(**values)
+
+
+@cache
+def _readers(
+    kind: type[Any], of: type[Message]
+) -> tuple[Mapping[str, Any], Mapping[_Field, tuple[str, _Convert | None]]]:
+    """Return the values of absent fields, where they are not the defaults of the class, and the
+    conversions of the others."""
+    absent: dict[str, Any] = {}
+    for each in fields(kind):
+        is_required = each.default is each.default_factory  # neither is given
+        if str(each.type).startswith("Mapping["):
+            if is_required or kind is Device:
+                absent[each.name] = _EMPTY
+        elif is_required:
+            absent[each.name] = None if "| None" in str(each.type) else ""
+    names = {each.name for each in fields(kind)}
+    readers = {
+        each: (each.name, _reader(each)) for each in of.DESCRIPTOR.fields if each.name in names
+    }
+    return absent, readers
+
+
+def _reader(field: _Field) -> _Convert | None:
+    """Return the conversion of a field that is not absent; None if it has the same values."""
+    if (special := _READ.get(f"{field.containing_type.name}.{field.name}")) is not None:
+        return special
+    message = field.message_type
+    if message is None:
+        if field.is_repeated:
+            return tuple
+        return intern if field.name == "pool" else None
+    if message.GetOptions().map_entry:
+        inner = message.fields_by_name["value"].message_type
+        read = str if inner is None else _message_reader(inner.name)
+        # Maps of messages have no order, but the same edits must give the same file.
+        return lambda given: {intern(name): read(given[name]) for name in sorted(given)}
+    read = _message_reader(message.name)
+    return (lambda given: tuple([read(each) for each in given])) if field.is_repeated else read
+
+
+def _message_reader(name: str) -> _Convert:
+    return _READ.get(name) or partial(value_of, kind=getattr(device, name))
+
+
+def health_of(message: pb.Health) -> Health:
+    """Make a health; an unknown status means that the health is unknown."""
+    text = message.message[:MAX_HEALTH_MESSAGE]
+    match message.status:
+        case pb.HEALTH_STATUS_HEALTHY:
+            return Health("healthy", text)
+        case pb.HEALTH_STATUS_UNHEALTHY:
+            return Health.unhealthy(text, evict_pods=message.broken)
+        case _:
+            return Health.unknown(text)
+
+
+def _attribute(message: pb.Attribute) -> AttributeValue:
+    match message.WhichOneof("value"):
+        case "string":
+            return intern(message.string)
+        case "version":
+            return Version(message.version)
+        case "versions":
+            return tuple([Version(each) for each in message.versions.values])
+        case "int" | "bool" as name:
+            return getattr(message, name)
+        case "strings" | "ints" | "bools" as name:
+            return tuple(getattr(message, name).values)
+        case _:
+            return cast("AttributeValue", None)
+
+
+def _capacity(message: pb.Capacity) -> str | Capacity:
+    if message.default or message.valid_values or message.HasField("valid_range"):
+        return value_of(message, Capacity)
+    return message.value
+
+
+def _extra(given: str) -> Mapping[str, Any]:
+    try:
+        return orjson.loads(given)
+    except orjson.JSONDecodeError:
+        return cast("Mapping[str, Any]", given)  # text, which the check of devices refuses
+
+
+def _taint(message: pb.Taint) -> Taint:
+    # An unknown effect, of a later version, is refused as well: its meaning is unknown.
+    effect = _EFFECT_NAMES.get(message.effect, str(message.effect))
+    return value_of(message, Taint, effect=effect)
+
+
+_READ: Mapping[str, _Convert] = {
+    "Attribute": _attribute,
+    "Capacity": _capacity,
+    "CompatibilityGroups": lambda message: tuple(message.names),
+    "CounterAmounts": lambda message: dict(message.counters) or _EMPTY,
+    "Health": health_of,
+    "Taint": _taint,
+    "Device.extra": _extra,
+}
+"""The values of messages, and of fields, that differ from them."""

@@ -126,14 +126,13 @@ class DriverCalls:
         try:
             if isinstance(answer, Edits):
                 return PreparedDevice(edits=snapshot_of(answer))
-            prepared, problem = _copied(answer)
+            copy = _copied(answer)
         except Exception as error:
             failure = self._failure(error, what=what, index=index)
         else:
-            if problem is None:
-                return prepared
-            text = f"a PreparedDevice whose {problem}"
-            failure = self._unusable(text, what=what, index=index)
+            if not isinstance(copy, str):
+                return copy
+            failure = self._unusable(f"a PreparedDevice whose {copy}", what=what, index=index)
         raise failure
 
     # ------------------------------------------------------------ unpreparing
@@ -292,22 +291,19 @@ class DriverCalls:
         return results
 
 
-def _copied(answer: PreparedDevice) -> tuple[PreparedDevice, str | None]:
-    """Return a copy of a driver's result, and its problem."""
+def _copied(answer: PreparedDevice) -> PreparedDevice | str:
+    """Return a copy of a driver's result, or its problem."""
     data = cast("object", answer.data)
     prepared: PreparedDevice = snapshot_of(replace(answer, data=None))
     if not isinstance(cast("object", prepared.edits), Edits):
-        return prepared, f"edits are {kind_of(answer.edits)}, which is not an Edits"
+        return f"edits are {kind_of(answer.edits)}, which is not an Edits"
     # Here: most drivers return edits alone, and a driver's own process then does not load it.
-    from drakit_formats.resource.status import data_copy, prepared_problem, shortened
+    from drakit_formats.resource.status import checked, data_copy
 
     try:
-        if data is not None:
-            prepared = replace(prepared, data=data_copy(data))
+        return checked(prepared if data is None else replace(prepared, data=data_copy(data)))
     except ValueError as error:
-        return prepared, str(error)
-    problem = prepared_problem(prepared)
-    return (prepared if problem else shortened(prepared)), problem
+        return str(error)
 
 
 async def _settle(

@@ -42,14 +42,13 @@ _STATUSES = get_args(ConditionStatus)
 # ---------------------------------------------------------------- checks
 
 
-def prepared_problem(prepared: PreparedDevice) -> str | None:
-    """Return why the API server would reject a result, as a clause that begins with the field; None
-    if it is valid. Edits and data are checked elsewhere."""
-    return next(_problems(prepared), None)
-
-
-def shortened(prepared: PreparedDevice) -> PreparedDevice:
-    """Truncate the messages of the conditions of a valid result."""
+def checked(prepared: PreparedDevice) -> PreparedDevice:
+    """
+    Return a result with shortened messages. Raise ValueError with the reason why the API server
+    would reject it, as a clause that begins with the field. Edits and data are checked elsewhere.
+    """
+    if problem := next(_problems(prepared), None):
+        raise ValueError(problem)
     if all(len(each.message) <= MAX_CONDITION_MESSAGE for each in prepared.conditions):
         return prepared
     conditions = [

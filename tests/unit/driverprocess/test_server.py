@@ -13,6 +13,7 @@ from drakit.device import (
     AllocatedClaim,
     AllocatedDevice,
     ClaimReference,
+    Device,
     Edits,
     Hook,
     Inventory,
@@ -20,12 +21,11 @@ from drakit.device import (
 )
 from drakit_driver.messages import (
     claims_of,
-    edits_message,
 )
+from drakit_driver.runtime.backend import message_of, value_of
 from drakit_driver.runtime.contract import DeviceKey
 from drakit_driver.sockets import ServerSocket, socket_identity
 from drakit_nodeplugin.endpoints.backend.claimcalls import claim_message
-from drakit_nodeplugin.endpoints.backend.convert import device_of, edits_of
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.unit.driverprocess.conftest import loaded, serving
 from tests.unit.endpoints.camera import NODE
@@ -91,7 +91,10 @@ def test_edits_that_no_entry_permits_are_the_same_on_the_other_side():
         mounts=(Mount(host_path="/a", container_path="/b", type="tmpfs"),),
         hooks=(Hook(name="prestart", path="/a", env={"A": "b"}, timeout_seconds=0),),
     )
-    assert edits_of(pb.Edits.FromString(edits_message(edits).SerializeToString())) == edits
+    assert (
+        value_of(pb.Edits.FromString(message_of(edits, pb.Edits).SerializeToString()), Edits)
+        == edits
+    )
 
 
 def test_a_claim_is_the_same_on_the_other_side():
@@ -119,8 +122,9 @@ async def test_a_driver_that_needs_more_asks_for_it(
 
 def test_an_attribute_without_a_value_does_not_affect_the_claims_of_its_device():
     """A backend can list it so after the device was allocated: the device is refused."""
-    listed = device_of(
-        pb.Device(name="lamp-0", attributes={"good": pb.Attribute(int=5), "bad": pb.Attribute()})
+    listed = value_of(
+        pb.Device(name="lamp-0", attributes={"good": pb.Attribute(int=5), "bad": pb.Attribute()}),
+        Device,
     )
     item = AllocatedClaim(claim=CLAIM, devices=(replace(LAMP, pool=""),))
     message = claim_message(item, {DeviceKey("", "lamp-0"): listed})

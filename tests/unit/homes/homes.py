@@ -38,13 +38,13 @@ from drakit import (
 )
 from drakit.driver import ReleasePendingError
 from drakit_driver import messages
+from drakit_driver.runtime.backend import message_of, value_of
 from drakit_driver.runtime.contract import DeviceKey, EndpointContext, HealthReport
 from drakit_driver.runtime.snapshot import is_unchanged
 from drakit_formats.resource.inventory import check_inventory
 from drakit_nodeplugin.devices.endpoint_state import EndpointState, GracePeriods
 from drakit_nodeplugin.devices.pool_state import DriverState
 from drakit_nodeplugin.devices.taints import HealthTiming
-from drakit_nodeplugin.endpoints.backend.convert import device_of
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.unit.driverprocess.conftest import loaded, serving
 from tests.unit.endpoints.backend.conftest import Found, Listener, new_endpoint
@@ -271,11 +271,13 @@ class GoHome(Home):
         assert isinstance(inventory, Inventory)
         # As they are: what cannot be sent is for the Go module to find.
         message = pb.WatchDevicesResponse(
-            devices=map(messages.device_message, inventory.devices),
-            counter_sets=map(messages.counter_set_message, inventory.counter_sets),
+            devices=[message_of(each, pb.Device) for each in inventory.devices],
+            counter_sets=[message_of(each, pb.CounterSet) for each in inventory.counter_sets],
         )
         if inventory.fallback is not None:
-            fallback = pb.Fallback(devices=map(messages.device_message, inventory.fallback))
+            fallback = pb.Fallback(
+                devices=[message_of(each, pb.Device) for each in inventory.fallback]
+            )
             message.fallback.CopyFrom(fallback)
         messages.add_reports(message, inventory)
         await self._say(list=_written(message))
@@ -297,8 +299,8 @@ class GoHome(Home):
 def sendable(device: Any) -> bool:
     """Return whether a driver in Go can list a device: whether a message has all of its values."""
     try:
-        message = messages.device_message(device)
-        sent = device_of(pb.Device.FromString(message.SerializeToString()))
+        message = message_of(device, pb.Device)
+        sent = value_of(pb.Device.FromString(message.SerializeToString()), Device)
         return is_unchanged(sent, device) and sent.edits == device.edits
     except (AttributeError, TypeError, ValueError):
         return False

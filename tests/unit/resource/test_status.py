@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from drakit import Condition, NetworkData, PreparedDevice, Version
 from drakit_formats.resource.status import (
+    checked,
     data_copy,
     data_of,
     has_status,
-    prepared_problem,
     status_entry,
 )
 
@@ -42,7 +43,7 @@ def of_network(**fields) -> PreparedDevice:
     ],
 )
 def test_a_valid_result_has_no_problem(prepared):
-    assert prepared_problem(prepared) is None
+    assert checked(prepared) is prepared
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,8 @@ def test_a_valid_result_has_no_problem(prepared):
     ],
 )
 def test_a_result_that_the_api_would_reject_has_a_problem(prepared, problem):
-    assert prepared_problem(prepared).startswith(problem)
+    with pytest.raises(ValueError, match=f"^{re.escape(problem)}"):
+        checked(prepared)
 
 
 def nested(levels: int):

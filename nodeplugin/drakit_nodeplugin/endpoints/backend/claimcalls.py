@@ -11,26 +11,30 @@ It must not know how a backend is found, or what it lists.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from drakit.device import (
     AllocatedClaim,
-    AllocatedDevice,
-    ClaimData,
     Device,
+    Edits,
     Inventory,
     PreparedDevice,
 )
 from drakit.driver import DriverError, ReleasePendingError
 from drakit_daemon.logs import request_id
-from drakit_driver.runtime.backend import REQUEST_ID, attribute_message
+from drakit_driver.runtime.backend import (
+    REQUEST_ID,
+    attribute_message,
+    json_of,
+    message_of,
+    value_of,
+)
 from drakit_driver.runtime.contract import CALL_SECONDS, ConnectionEndedError
 from drakit_driver.runtime.failures import CallOverdueError, DeviceFailedError, printable
 from drakit_driver.runtime.latest_value import LatestValue
@@ -40,7 +44,6 @@ from drakit_driver.runtime.snapshot import by_key
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.convert import (
     MAX_EDITS,
-    edits_of,
     entries_of,
     prepared_of,
 )
@@ -289,7 +292,7 @@ async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[PreparedD
             raise DriverError(_fault(f"returned more than {MAX_EDITS:,} edits for a device"))
         beside = parse(pb.PreparedDevice, devices[index]) if devices else None
         try:
-            converted.append(prepared_of(edits_of(edits), beside))
+            converted.append(prepared_of(value_of(edits, Edits), beside))
         except ValueError as error:
             raise DriverError(_fault(f"returned a device whose {error}")) from None
         await turns.give_way()
@@ -362,13 +365,16 @@ def _fault(text: str) -> str:
 def claim_message(item: AllocatedClaim, published: Published | None = None) -> pb.Claim:
     """Make the message of a claim; its pools are in the driver's words. `published` devices are
     those of a backend that needs the claim's data."""
-    claim = item.claim
-    message = pb.Claim(
-        namespace=claim.namespace,
-        name=claim.name,
-        uid=claim.uid,
-        devices=[_allocated(device) for device in item.devices],
-    )
+    devices = [
+        message_of(
+            device,
+            pb.AllocatedDevice,
+            configs=map(json_of, device.configs),
+            parameters=json_of(merged(device.configs)),
+        )
+        for device in item.devices
+    ]
+    message = message_of(item.claim, pb.Claim, devices=devices)
     if published is not None:
         for device, each in zip(item.devices, message.devices, strict=True):
             listed = published.get((device.pool, device.name))
@@ -376,24 +382,17 @@ def claim_message(item: AllocatedClaim, published: Published | None = None) -> p
                 _set_attributes(each, listed)
         data = item.devices[0].claim_data if item.devices else None
         if data is not None:
-            message.data.CopyFrom(_data_message(data))
+            configs = [
+                message_of(
+                    config,
+                    pb.ClaimConfig,
+                    from_class=config.source == "FromClass",
+                    parameters=json_of(config.parameters),
+                )
+                for config in data.configs
+            ]
+            message.data.CopyFrom(message_of(data, pb.ClaimData, configs=configs))
     return message
-
-
-def _allocated(device: AllocatedDevice) -> pb.AllocatedDevice:
-    return pb.AllocatedDevice(
-        name=device.name,
-        pool=device.pool,
-        request=device.request,
-        share_id=device.share_id,
-        admin_access=device.admin_access,
-        consumed_capacity=device.consumed_capacity,
-        configs=[_json(config) for config in device.configs],
-        parameters=_json(merged(device.configs)),
-        consumes={
-            name: pb.CounterAmounts(counters=counters) for name, counters in device.consumes.items()
-        },
-    )
 
 
 def _set_attributes(message: pb.AllocatedDevice, device: Device) -> None:
@@ -403,54 +402,3 @@ def _set_attributes(message: pb.AllocatedDevice, device: Device) -> None:
             message.attributes[name].CopyFrom(attribute_message(value))
     for name, amount in device.capacity.items():
         message.capacity[name] = amount if isinstance(amount, str) else amount.value
-
-
-def _data_message(data: ClaimData) -> pb.ClaimData:
-    return pb.ClaimData(
-        labels=data.labels,
-        annotations=data.annotations,
-        owners=[
-            pb.ClaimOwner(
-                api_version=owner.api_version,
-                kind=owner.kind,
-                name=owner.name,
-                uid=owner.uid,
-                controller=owner.controller,
-            )
-            for owner in data.owners
-        ],
-        reserved_for=[
-            pb.ClaimConsumer(
-                api_group=consumer.api_group,
-                resource=consumer.resource,
-                name=consumer.name,
-                uid=consumer.uid,
-            )
-            for consumer in data.reserved_for
-        ],
-        configs=[
-            pb.ClaimConfig(
-                from_class=config.source == "FromClass",
-                requests=config.requests,
-                parameters=_json(config.parameters),
-            )
-            for config in data.configs
-        ],
-        other_devices=[
-            pb.OtherDevice(
-                driver=other.driver,
-                pool=other.pool,
-                name=other.name,
-                request=other.request,
-                share_id=other.share_id,
-                admin_access=other.admin_access,
-                consumed_capacity=other.consumed_capacity,
-            )
-            for other in data.other_devices
-        ],
-    )
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    # In ASCII: a user's text can contain lone surrogates, which no protobuf text can.
-    return json.dumps(value, separators=(",", ":"))

@@ -14,7 +14,6 @@ It must not know claims beyond their identity, slices or the kubelet.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import aclosing, suppress
@@ -28,6 +27,7 @@ from drakit.driver import DriverError, Node
 from drakit_daemon.backoff import Backoff
 from drakit_daemon.logs import ProblemLog
 from drakit_daemon.rate_limiter import RateLimiter
+from drakit_driver.runtime.backend import health_of, json_of, message_of
 from drakit_driver.runtime.contract import (
     MAX_DEVICES,
     Connection,
@@ -51,12 +51,7 @@ from drakit_driver.runtime.policies import (
 from drakit_formats.resource.nodes import device_place
 from drakit_nodeplugin.endpoints.allowlist import Rights
 from drakit_nodeplugin.endpoints.backend.claimcalls import LOST_SECONDS, BackendClaims
-from drakit_nodeplugin.endpoints.backend.convert import (
-    EarlyHealth,
-    InventoryReader,
-    health_of,
-    place_in,
-)
+from drakit_nodeplugin.endpoints.backend.convert import EarlyHealth, InventoryReader, place_in
 from drakit_nodeplugin.endpoints.backend.directory import (
     SERVICE,
     BackendDirectory,
@@ -365,7 +360,7 @@ class BackendPolicies:
                     name=each.name,
                     created=int(each.created.timestamp()),
                     generation=each.generation,
-                    spec=json.dumps(each.spec, separators=(",", ":")),
+                    spec=json_of(each.spec),
                 )
                 for each in policies.values()
             ]
@@ -432,22 +427,9 @@ def held_message(held: HeldClaims) -> pb.UpdateHeldDevicesRequest:
     for name, of_device in held.items():
         for claim, nodes in of_device.items():
             if claim not in claims:
-                claims[claim] = pb.HeldClaim(
-                    namespace=claim.namespace, name=claim.name, uid=claim.uid
-                )
-            claims[claim].devices.add(
-                name=name,
-                nodes=[
-                    pb.HeldNode(
-                        type=node.type,
-                        major=node.major,
-                        minor=node.minor,
-                        identity=node.identity,
-                        former=not node.current,
-                    )
-                    for node in nodes
-                ],
-            )
+                claims[claim] = message_of(claim, pb.HeldClaim)
+            nodes_of = [message_of(node, pb.HeldNode, former=not node.current) for node in nodes]
+            claims[claim].devices.add(name=name, nodes=nodes_of)
     return pb.UpdateHeldDevicesRequest(claims=claims.values())
 
 

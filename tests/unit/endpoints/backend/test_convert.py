@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
 
+from drakit import device as values
 from drakit.device import (
+    ClaimConfig,
     Device,
+    Edits,
     Health,
     Inventory,
+    PreparedDevice,
 )
+from drakit_driver.runtime.backend import health_of, value_of
 from drakit_driver.runtime.contract import DeviceKey
 from drakit_formats.resource.inventory import device_problems
 from drakit_nodeplugin.endpoints.backend.convert import (
     MAX_EARLY,
     EarlyHealth,
     InventoryReader,
-    device_of,
-    edits_of,
-    health_of,
 )
 from drakit_nodeplugin.endpoints.wire import Turns
 from drakit_proto.backend.v1 import backend_pb2 as pb
+
+OTHERS = ("AllocatedDevice", "Health", "HeldDevice", "HeldNode")
+"""Classes of which a message has other fields."""
+
+CLASSES = [
+    kind
+    for name, kind in vars(values).items()
+    if is_dataclass(kind) and hasattr(pb, name) and name not in OTHERS
+]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +58,7 @@ def test_health(message, health):
 def test_variables_have_an_order_that_no_message_has():
     names = [f"V{count}" for count in range(50)]
     env = dict.fromkeys(names, "")
-    edits = edits_of(pb.Edits(env=env, hooks=[pb.Hook(env=env)]))
+    edits = value_of(pb.Edits(env=env, hooks=[pb.Hook(env=env)]), Edits)
     assert list(edits.env) == list(edits.hooks[0].env) == sorted(names)
 
 
@@ -82,7 +94,7 @@ async def read_all(*raws: bytes) -> list[Inventory | None]:
     ],
 )
 def test_extra_fields_that_are_no_json_object_are_a_problem_of_their_device(extra):
-    (problem,) = device_problems(device_of(pb.Device(name="gpu-0", extra=extra)))
+    (problem,) = device_problems(value_of(pb.Device(name="gpu-0", extra=extra), Device))
     assert problem.startswith("its extra fields are of type")
 
 
@@ -159,3 +171,10 @@ def test_health_of_devices_that_are_never_listed_is_not_kept_without_end():
     assert len(early.list(inventory)) == MAX_EARLY
     assert early.list(inventory) == {}
     assert not early.keep(DeviceKey("", "gpu-0"), Health.healthy())
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_each_attribute_of_a_value_has_a_field_in_its_message(kind):
+    without = {Device: {"edits"}, PreparedDevice: {"edits"}, ClaimConfig: {"source"}}
+    names = {each.name for each in fields(kind)} - without.get(kind, set())
+    assert names <= set(getattr(pb, kind.__name__).DESCRIPTOR.fields_by_name)
