@@ -469,10 +469,11 @@ class PoolState:
                     entries.pop(name, None)
         self.gone -= leaving
         self._vanished = self._vanished[0] - leaving, self._vanished[1] - leaving
-        self.evicting -= leaving
+        present = self._devices.keys() | (self._fallback or {}).keys()
+        self.evicting -= leaving - present
         if self.content is not None:
             self._counter_sets = self._needed_sets(self.content, self._counter_sets)
-        self._forget_others(self._devices.keys() | (self._fallback or {}).keys())
+        self._forget_others(present)
         self._driver.stored_changed = self._driver.health_changed = True
         self._driver.published_changed = True
 

@@ -392,6 +392,17 @@ async def test_a_held_device_that_only_the_other_inventory_lists_stays_as_it_was
         assert sorted(fallback(manager)) == copies
 
 
+async def test_a_device_that_leaves_one_inventory_is_still_evicted_once_it_is_gone(node: Node):
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, evicting("kvm"))
+        manager.replaced(DRIVER, replace(evicting("kvm"), fallback=shared("kvm").fallback))
+        await pass_time(GONE_SECONDS)
+        node.store.used = {NODE: {"kvm"}}
+        manager.replaced(DRIVER, replace(inventory(), fallback=shared("kvm").fallback))
+        await pass_time(DELAY + GONE_SECONDS)
+        assert shown(manager.publication()) == {NODE: {"kvm": ["gone:NoExecute"]}}
+
+
 async def test_the_copy_of_a_held_device_follows_the_inventory_that_lists_it(node: Node):
     held = {NODE: {"kvm-0"}}
     node.store.used = held
