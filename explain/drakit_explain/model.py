@@ -552,6 +552,9 @@ class ReportFacts:
     stopped: str = ""
     """Why its endpoint does not run."""
 
+    progress: str = ""
+    """Why claims do not progress: calls that the driver has not answered, or stuck claims."""
+
     unhealthy: tuple[DeviceWords, ...] = ()
     """The first of the unhealthy devices."""
 

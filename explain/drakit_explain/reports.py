@@ -81,6 +81,14 @@ def project_report(body: Object) -> ReportFacts:
             ),
             "",
         ),
+        progress=next(
+            (
+                words(each, "message")
+                for each in children(status, "conditions")
+                if text(each, "type") == "ClaimsProgressing" and text(each, "status") == "False"
+            ),
+            "",
+        ),
         unhealthy=tuple(
             DeviceWords(
                 intern(text(each, "pool")),

@@ -68,6 +68,7 @@ def check_cluster(found: Gathered, rows: Iterable[PoolRow]) -> list[Finding]:
         *_evaluator(),
         *_pools(pools, found),
         *_not_registered(found),
+        *_slow(found),
         *_rejected(found),
         *_twins(pools),
         *_nodes(pools, found),
@@ -107,6 +108,17 @@ def _not_registered(found: Gathered) -> Iterator[Finding]:
                 f"{report.node} ({report.registration}): pods that use its devices there cannot "
                 "start",
                 fix=f"read the log of the node plugin on node {report.node}",
+            )
+
+
+def _slow(found: Gathered) -> Iterator[Finding]:
+    for report in sorted(found.world.of(ReportFacts).values(), key=lambda each: each.name):
+        if report.progress:
+            yield Finding(
+                object=f"NodeDeviceReport {report.name}",
+                what=f"driver {report.driver} is slow on node {report.node}: {report.progress}",
+                fix=f"read the log of {report.driver} on that node; if it persists, restart the "
+                "pod in which the driver runs: that of its backend, otherwise the node plugin's",
             )
 
 

@@ -25,6 +25,7 @@ from drakit_formats.resource.inventory import (
     CheckedInventory,
     check_inventory,
     place_problems,
+    shown_place,
 )
 from drakit_formats.resource.nodes import pool_name, short_pool
 from drakit_nodeplugin.devices.model import DesiredPool, DeviceHealth, PublishedTaints
@@ -161,6 +162,9 @@ class EndpointState:
         self.pools: dict[str, PoolState] = {}
         self.checked = CheckedInventory()
         """Its last inventory, without devices that cannot be published."""
+        self.rejected_policies: Mapping[str, str] = {}
+        """The policies of rejected devices that its main inventory lists, by the names in
+        `rejected`."""
         self.rejected_by_driver: Collection[RejectedDevice] = ()
         """The devices that its driver itself rejects, in its last inventory."""
         self.outcomes: Collection[PolicyOutcome] = ()
@@ -283,6 +287,7 @@ class EndpointState:
         `taken` by other endpoints are rejected."""
         returned = self.life.stopped_since is not None
         self.checked = check_inventory(inventory, node=self._driver.node, previous=self.checked)
+        self.rejected_policies = _policies_of_rejected(inventory, self.checked)
         contents = self._contents()
         self.refused = {
             name: "another endpoint of the driver already uses this pool"
@@ -477,6 +482,7 @@ class EndpointState:
         self.phase = Phase.STOPPED  # there is nothing to delete any more
         self.pools = {}
         self.checked = CheckedInventory()
+        self.rejected_policies = {}
         self.refused = {}
         self.malformed = {}
         self.failed.clear()
@@ -535,6 +541,24 @@ class EndpointState:
             )
             for pool, part in (parts or {"": _Parts()}).items()
         }
+
+
+def _policies_of_rejected(inventory: Inventory, checked: CheckedInventory) -> Mapping[str, str]:
+    if not checked.rejected:
+        return {}
+    kept = {shown_place(each.pool, each.name) for each in checked.devices}
+    found: dict[str, str] = {}
+    for device in inventory.devices:
+        if not isinstance(cast("object", device), Device):  # drivers make these objects
+            continue
+        place = shown_place(device.pool, device.name)
+        attributes = cast("object", device.attributes)
+        if place in kept or place not in checked.rejected or not isinstance(attributes, dict):
+            continue
+        policy = cast("dict[object, object]", attributes).get("policy")
+        if isinstance(policy, str):
+            found[place] = policy
+    return found
 
 
 def _sorted(names: Mapping[str, Collection[str]]) -> dict[str, tuple[str, ...]]:

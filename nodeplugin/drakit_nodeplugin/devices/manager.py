@@ -257,6 +257,15 @@ class DeviceManager:
         return rejected
 
     @property
+    def rejected_policies(self) -> Mapping[str, str]:
+        """The policies of devices in `rejected`, by the same names."""
+        return {
+            name: policy
+            for state in self._endpoints.values()
+            for name, policy in state.rejected_policies.items()
+        }
+
+    @property
     def rejected_by_drivers(self) -> Sequence[RejectedDevice]:
         """The devices that drivers themselves reject, with their reasons."""
         return [each for state in self._endpoints.values() for each in state.rejected_by_driver]

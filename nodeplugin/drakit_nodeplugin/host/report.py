@@ -528,11 +528,14 @@ class DriverReport:
             replace(each, policy=self._policy_of(each.device))
             for each in _as_rejected(sources.publisher.rejected, "Refused")
         ]
-        rejected = [
-            *by_drivers,
-            *_as_rejected(sources.manager.rejected, "Invalid"),
-            *refused,
+        of_policies: Mapping[str, str] = {}
+        if sources.policies is not None:
+            of_policies = sources.manager.rejected_policies
+        invalid = [
+            replace(each, policy=of_policies.get(each.device, ""))
+            for each in _as_rejected(sources.manager.rejected, "Invalid")
         ]
+        rejected = [*by_drivers, *invalid, *refused]
         stuck = await self._stuck(states)
         counted = len(by_drivers) + len(refused)
         policies = sources.policies
@@ -556,7 +559,7 @@ class DriverReport:
             stuck_count=len(stuck),
             slow_calls=sources.slow_calls(),
             policies=() if policies is None else policies.states(),
-            outcomes=_without_refused(sources.manager.policy_outcomes, refused),
+            outcomes=_without_rejected(sources.manager.policy_outcomes, [*invalid, *refused]),
             refusal=None if policies is None else policies.refusal,
         )
 
@@ -600,12 +603,13 @@ def _as_rejected(rejected: Mapping[str, str], reason: Any) -> list[RejectedDevic
     ]
 
 
-def _without_refused(
-    outcomes: Iterable[PolicyOutcome], refused: Iterable[RejectedDevice]
+def _without_rejected(
+    outcomes: Iterable[PolicyOutcome], rejected: Iterable[RejectedDevice]
 ) -> list[PolicyOutcome]:
-    """Return the outcomes of policies without the devices that the API server refuses."""
+    """Return the outcomes of policies without the devices that the node plugin finds invalid, and
+    those that the API server refuses: the driver counts them as published."""
     of_policy: dict[str, list[RejectedDevice]] = {}
-    for each in refused:
+    for each in rejected:
         of_policy.setdefault(each.policy, []).append(each)
     found: list[PolicyOutcome] = []
     for outcome in outcomes:

@@ -86,6 +86,7 @@ class Sources:
             rejected_by_drivers=[],
             policy_outcomes=[],
             rejected={},
+            rejected_policies={},
             rejected_count=0,
             health_states=list,
             endpoint_statuses=lambda: [self.endpoint],
@@ -225,6 +226,33 @@ async def test_devices_that_the_api_server_refuses_are_a_problem_of_their_policy
     assert kvm["problem"] == "2 of its devices cannot be published, such as kvm-1: no"
     assert "problem" not in tty
     assert {each["policy"] for each in status["rejectedDevices"]} == {"kvm"}
+
+
+@pytest.mark.looptime
+async def test_devices_that_cannot_be_published_are_a_problem_of_their_policy():
+    """The node plugin's own validation rejects them."""
+    node = Node()
+    async with node.plugin() as manager:
+        rig = Rig(manager)
+        rig.sources.policies.states = lambda: [
+            PolicyState(name="cams", uid="cams", observed_generation=1, generation=1)
+        ]
+        of_policy = {"policy": "cams"}
+        devices = [
+            Device(name="fine", attributes=of_policy),
+            Device(name="odd", pool="yard", attributes=of_policy | {"no name": 1}),
+            Device(name="odd", attributes={"no name": 1}),
+        ]
+        outcome = PolicyOutcome(policy="cams", matched=2, published=2)
+        manager.replaced(CAMERA, Inventory(devices=devices, policies=[outcome]))
+        async with running(rig.report.run()):
+            await asyncio.sleep(15)
+    status = rig.api.applied[-1][1]["status"]
+    (cams,) = status["policies"]
+    assert cams["published"] == 1
+    assert cams["problem"].startswith("1 of its devices cannot be published, such as yard/odd: ")
+    of = {each["device"]: each.get("policy") for each in status["rejectedDevices"]}
+    assert of == {"odd": None, "yard/odd": "cams"}
 
 
 @pytest.mark.looptime

@@ -133,6 +133,14 @@ def refused(site):
     )
 
 
+def slow(site):
+    site.report("n1")
+    message = "1 slow calls: it has not answered prepare for 5 s (claim lab/a)"
+    condition = {"type": "ClaimsProgressing", "status": "False", "message": message}
+    path = f"/apis/{crds.API_VERSION}/nodedevicereports/n1.{DRIVER}"
+    site.change(path, {"status": {"conditions": [condition]}})
+
+
 def twins(site):
     site.node("n2")
     pool = {"name": "shared", "generation": 1, "resourceSliceCount": 1}
@@ -190,6 +198,12 @@ POOL = f"Pool {DRIVER}/n1"
             f"NodeDeviceReport n1.{DRIVER}",
             f"driver {DRIVER} does not publish 2 devices of node n1, such as kvm: the step is",
             f"kubectl describe nodedevicereport n1.{DRIVER}",
+        ),
+        pytest.param(
+            slow,
+            f"NodeDeviceReport n1.{DRIVER}",
+            f"driver {DRIVER} is slow on node n1: 1 slow calls: it has not answered prepare for 5",
+            "restart the pod in which the driver runs: that of its backend, otherwise the node",
         ),
         pytest.param(
             twins,
