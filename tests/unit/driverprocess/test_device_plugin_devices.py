@@ -50,15 +50,15 @@ def listed(*devices: Device, given: DevicePluginOptions | None = None, **fields)
 # ------------------------------------------------------------ resources
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        pytest.param("lamp", "must begin with a domain", id="no-domain"),
-        pytest.param("kubernetes.io/lamp", "reserved for Kubernetes", id="kubernetes"),
-        pytest.param(f"{LAMP}:model", "NAME:ATTRIBUTE=VALUE", id="no-value"),
-        pytest.param(f"{LAMP}:=x", "NAME:ATTRIBUTE=VALUE", id="no-attribute"),
-    ],
-)
+MALFORMED_RESOURCES = {
+    "no-domain": ("lamp", "must begin with a domain"),
+    "kubernetes": ("kubernetes.io/lamp", "reserved for Kubernetes"),
+    "no-value": (f"{LAMP}:model", "NAME:ATTRIBUTE=VALUE"),
+    "no-attribute": (f"{LAMP}:=x", "NAME:ATTRIBUTE=VALUE"),
+}
+
+
+@pytest.mark.parametrize(("text", "problem"), MALFORMED_RESOURCES.values(), ids=MALFORMED_RESOURCES)
 def test_a_malformed_resource_is_named(text, problem):
     with pytest.raises(ValueError, match=problem) as raised:
         resource_of(text)
@@ -114,17 +114,17 @@ RPM = Capacity(value="3k", default="1000")
 MEMORY = Capacity(value="8Gi", default="4Gi")
 
 
-@pytest.mark.parametrize(
-    ("capacity", "limit", "shares"),
-    [
-        pytest.param({"rpm": RPM}, None, 3, id="whole-over-default"),
-        pytest.param({"rpm": RPM, "memory": MEMORY}, None, 2, id="the-scarcest-capacity-counts"),
-        pytest.param({"rpm": RPM}, 2, 2, id="limited"),
-        pytest.param({"rpm": RPM}, 9, 3, id="never-more-than-the-capacity"),
-        pytest.param({"rpm": "3k"}, None, 1, id="a-share-consumes-all-by-default"),
-        pytest.param({}, 4, 4, id="without-capacity"),
-    ],
-)
+SHARES = {
+    "whole-over-default": ({"rpm": RPM}, None, 3),
+    "the-scarcest-capacity-counts": ({"rpm": RPM, "memory": MEMORY}, None, 2),
+    "limited": ({"rpm": RPM}, 2, 2),
+    "never-more-than-the-capacity": ({"rpm": RPM}, 9, 3),
+    "a-share-consumes-all-by-default": ({"rpm": "3k"}, None, 1),
+    "without-capacity": ({}, 4, 4),
+}
+
+
+@pytest.mark.parametrize(("capacity", "limit", "shares"), SHARES.values(), ids=SHARES)
 def test_a_shared_device_becomes_as_many_as_its_capacity_has_defaults(capacity, limit, shares):
     device = Device(name="west", capacity=capacity, allow_multiple_allocations=True)
     found = listed(device, Device(name="east"), given=options(shares=limit))
@@ -146,38 +146,28 @@ def test_a_share_consumes_the_default_amounts():
     assert whole.allocated.consumed_capacity == {}
 
 
+UNSUPPORTED_DEVICES = {
+    "no-limit": (Device(name="x", allow_multiple_allocations=True), "set --shares"),
+    "too-many-shares": (
+        Device(
+            name="x",
+            capacity={"m": Capacity(value="80Gi", default="1")},
+            allow_multiple_allocations=True,
+        ),
+        "85,899,345,920 shares, and the limit is 16,384; set --shares",
+    ),
+    "partition": (Device(name="x", consumes={"gpu": {"memory": "1Gi"}}), "consumes counters"),
+    "binding-conditions": (
+        Device(name="x", binding_conditions=("a",), binding_failure_conditions=("b",)),
+        "needs its binding conditions, which the kubelet does not know",
+    ),
+    "extra-fields": (Device(name="x", extra={"newField": 1}), "needs its extra fields"),
+    "edits": (Device(name="x", edits=Edits(additional_gids=(7,))), "supplementary groups"),
+}
+
+
 @pytest.mark.parametrize(
-    ("device", "problem"),
-    [
-        pytest.param(
-            Device(name="x", allow_multiple_allocations=True), "set --shares", id="no-limit"
-        ),
-        pytest.param(
-            Device(
-                name="x",
-                capacity={"m": Capacity(value="80Gi", default="1")},
-                allow_multiple_allocations=True,
-            ),
-            "85,899,345,920 shares, and the limit is 16,384; set --shares",
-            id="too-many-shares",
-        ),
-        pytest.param(
-            Device(name="x", consumes={"gpu": {"memory": "1Gi"}}),
-            "consumes counters",
-            id="partition",
-        ),
-        pytest.param(
-            Device(name="x", binding_conditions=("a",), binding_failure_conditions=("b",)),
-            "needs its binding conditions, which the kubelet does not know",
-            id="binding-conditions",
-        ),
-        pytest.param(
-            Device(name="x", extra={"newField": 1}), "needs its extra fields", id="extra-fields"
-        ),
-        pytest.param(
-            Device(name="x", edits=Edits(additional_gids=(7,))), "supplementary groups", id="edits"
-        ),
-    ],
+    ("device", "problem"), UNSUPPORTED_DEVICES.values(), ids=UNSUPPORTED_DEVICES
 )
 def test_a_device_that_a_device_plugin_cannot_have_is_left_out_with_the_reason(device, problem):
     found = listed(Device(name="good"), device)
@@ -233,16 +223,18 @@ WEST = Device(name="west", allow_multiple_allocations=True)
 EAST = Device(name="east", allow_multiple_allocations=True)
 
 
+PREFERRED = {
+    "the-drivers-order": ("w0 w1 e0 e1", "", 1, "w0"),
+    "different-devices-first": ("w0 w1 e0 e1", "", 2, "w0 e0"),
+    "then-the-same-again": ("w0 w1 e0 e1", "", 3, "w0 e0 w1"),
+    "after-those-that-it-must-have": ("w0 w1 e0 e1", "w1", 2, "w1 e0"),
+    "of-those-that-are-free": ("w1 e1", "", 2, "w1 e1"),
+    "no-more-than-there-are": ("w0 e0", "", 5, "w0 e0"),
+}
+
+
 @pytest.mark.parametrize(
-    ("available", "required", "size", "chosen"),
-    [
-        pytest.param("w0 w1 e0 e1", "", 1, "w0", id="the-drivers-order"),
-        pytest.param("w0 w1 e0 e1", "", 2, "w0 e0", id="different-devices-first"),
-        pytest.param("w0 w1 e0 e1", "", 3, "w0 e0 w1", id="then-the-same-again"),
-        pytest.param("w0 w1 e0 e1", "w1", 2, "w1 e0", id="after-those-that-it-must-have"),
-        pytest.param("w1 e1", "", 2, "w1 e1", id="of-those-that-are-free"),
-        pytest.param("w0 e0", "", 5, "w0 e0", id="no-more-than-there-are"),
-    ],
+    ("available", "required", "size", "chosen"), PREFERRED.values(), ids=PREFERRED
 )
 def test_the_kubelet_prefers_devices_in_the_drivers_order(available, required, size, chosen):
     devices = listed(WEST, EAST, given=options(shares=2)).by_resource[LAMP]
@@ -290,34 +282,30 @@ def test_a_container_gets_the_edits_of_all_of_its_devices():
     assert [each.name for each in answer.cdi_devices] == ["v.example/c=a", "v.example/c=both"]
 
 
-@pytest.mark.parametrize(
-    ("edits", "problem"),
-    [
-        pytest.param(Edits(hooks=(Hook(name="prestart", path="/bin/true"),)), "hooks", id="hooks"),
-        pytest.param(
-            Edits(net_devices=(NetDevice(host_interface_name="a", name="b"),)),
-            "network devices",
-            id="network-devices",
-        ),
-        pytest.param(Edits(device_nodes=(DeviceNode(path="/dev/a", uid=7),)), "/dev/a", id="owner"),
-        pytest.param(
-            Edits(device_nodes=(DeviceNode(path="/dev/a", permissions="none"),)),
-            "without access",
-            id="no-access",
-        ),
-        pytest.param(
-            Edits(mounts=(Mount(host_path="/a", container_path="/b", options=("noexec",)),)),
-            "noexec of mount /b",
-            id="noexec",
-        ),
-        pytest.param(
-            Edits(mounts=(Mount(host_path="t", container_path="/b", type="tmpfs"),)),
-            "tmpfs of mount /b",
-            id="file-system",
-        ),
-        pytest.param(Edits(env={"A=B": ""}), "A=B", id="not-valid-in-cdi-either"),
-    ],
-)
+UNSUPPORTED_EDITS = {
+    "hooks": (Edits(hooks=(Hook(name="prestart", path="/bin/true"),)), "hooks"),
+    "network-devices": (
+        Edits(net_devices=(NetDevice(host_interface_name="a", name="b"),)),
+        "network devices",
+    ),
+    "owner": (Edits(device_nodes=(DeviceNode(path="/dev/a", uid=7),)), "/dev/a"),
+    "no-access": (
+        Edits(device_nodes=(DeviceNode(path="/dev/a", permissions="none"),)),
+        "without access",
+    ),
+    "noexec": (
+        Edits(mounts=(Mount(host_path="/a", container_path="/b", options=("noexec",)),)),
+        "noexec of mount /b",
+    ),
+    "file-system": (
+        Edits(mounts=(Mount(host_path="t", container_path="/b", type="tmpfs"),)),
+        "tmpfs of mount /b",
+    ),
+    "not-valid-in-cdi-either": (Edits(env={"A=B": ""}), "A=B"),
+}
+
+
+@pytest.mark.parametrize(("edits", "problem"), UNSUPPORTED_EDITS.values(), ids=UNSUPPORTED_EDITS)
 def test_edits_that_a_device_plugin_cannot_pass_are_named(edits, problem):
     assert problem in (edits_problem(edits) or "")
 
@@ -341,27 +329,20 @@ class _Policies:
     pass
 
 
+UNSUPPORTED_DRIVERS = {
+    "undoes-what-it-prepares": (DriverTraits(side_effects=True), "set --unprepare-late"),
+    "required-parameters": (
+        DriverTraits(side_effects=False, parameters_type=Required),
+        "parameters Required are invalid without speed",
+    ),
+    "claims": (DriverTraits(side_effects=False, claim_data=True), "there are no claims"),
+    "network": (DriverTraits(side_effects=False, network_devices=True), "no node owns"),
+    "policies": (DriverTraits(side_effects=False, policies=_Policies()), "policies"),
+}
+
+
 @pytest.mark.parametrize(
-    ("traits", "problem"),
-    [
-        pytest.param(
-            DriverTraits(side_effects=True), "set --unprepare-late", id="undoes-what-it-prepares"
-        ),
-        pytest.param(
-            DriverTraits(side_effects=False, parameters_type=Required),
-            "parameters Required are invalid without speed",
-            id="required-parameters",
-        ),
-        pytest.param(
-            DriverTraits(side_effects=False, claim_data=True), "there are no claims", id="claims"
-        ),
-        pytest.param(
-            DriverTraits(side_effects=False, network_devices=True), "no node owns", id="network"
-        ),
-        pytest.param(
-            DriverTraits(side_effects=False, policies=_Policies()), "policies", id="policies"
-        ),
-    ],
+    ("traits", "problem"), UNSUPPORTED_DRIVERS.values(), ids=UNSUPPORTED_DRIVERS
 )
 def test_a_driver_that_needs_more_than_a_device_plugin_is_refused(traits, problem):
     with pytest.raises(SettingsError, match=problem) as raised:

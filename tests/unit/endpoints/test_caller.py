@@ -288,22 +288,22 @@ async def test_edits_and_more_can_be_mixed():
     ]
 
 
-@pytest.mark.parametrize(
-    ("answer", "text", "index"),
-    [
-        pytest.param("nothing", "with nothing for this claim; this is a bug", None, id="left-out"),
-        pytest.param(DriverError("dirty"), f"driver {Camera.name}: dirty", None, id="refused"),
-        pytest.param(ValueError("a bug"), "in prepare_claims: ValueError: a bug", None, id="bug"),
-        pytest.param(asyncio.CancelledError(), "CancelledError, which is no", None, id="cancelled"),
-        pytest.param(None, "NoneType, which is not a sequence of Edits", None, id="none"),
-        pytest.param(edits("b"), "Edits, which is not a sequence of Edits", None, id="no-list"),
-        pytest.param([edits("b")], "1 Edits for 2 devices of a claim", None, id="too-few"),
-        pytest.param([edits("b")] * 3, "3 Edits for 2 devices", None, id="too-many"),
-        pytest.param([edits("b"), None], "NoneType, which is neither an Edits", 1, id="a-gap"),
-        pytest.param("ab", "str, which is neither an Edits", 0, id="text"),
-        pytest.param(Broken(), "in prepare_claims: RuntimeError: a bug", None, id="unreadable"),
-    ],
-)
+BAD_ANSWERS = {
+    "left-out": ("nothing", "with nothing for this claim; this is a bug", None),
+    "refused": (DriverError("dirty"), f"driver {Camera.name}: dirty", None),
+    "bug": (ValueError("a bug"), "in prepare_claims: ValueError: a bug", None),
+    "cancelled": (asyncio.CancelledError(), "CancelledError, which is no", None),
+    "none": (None, "NoneType, which is not a sequence of Edits", None),
+    "no-list": (edits("b"), "Edits, which is not a sequence of Edits", None),
+    "too-few": ([edits("b")], "1 Edits for 2 devices of a claim", None),
+    "too-many": ([edits("b")] * 3, "3 Edits for 2 devices", None),
+    "a-gap": ([edits("b"), None], "NoneType, which is neither an Edits", 1),
+    "text": ("ab", "str, which is neither an Edits", 0),
+    "unreadable": (Broken(), "in prepare_claims: RuntimeError: a bug", None),
+}
+
+
+@pytest.mark.parametrize(("answer", "text", "index"), BAD_ANSWERS.values(), ids=BAD_ANSWERS)
 async def test_a_claim_of_a_batch_fails_alone(answer, text, index):
     driver, caller = reach(PerBatch)
     driver.changes = {"uid-b": answer}

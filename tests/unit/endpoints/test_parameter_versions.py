@@ -81,45 +81,36 @@ def refusal(*configs: dict[str, Any], **options: Any) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("configs", "parameters"),
-    [
-        pytest.param([], Gpu(), id="none"),
-        pytest.param([{"partitions": 2}], Gpu(partitions=2), id="without-a-version"),
-        pytest.param([of("v1", partitions=2)], Gpu(partitions=2), id="the-present-version"),
-        pytest.param(
-            [of("v1alpha1", slicing={"interval": "Long"})],
-            Gpu(interval="Long"),
-            id="an-earlier-version",
-        ),
-        pytest.param(
-            [{"apiVersion": "other.example.com/v3", "kind": "GpuSettings", "partitions": 2}],
-            Gpu(partitions=2),
-            id="the-version-of-another-project",
-        ),
-        pytest.param([of("v1", "MigConfig", profile="2g")], Mig(profile="2g"), id="another-kind"),
-        pytest.param(
-            [of("v1alpha1", slicing={"interval": "Long"}), of("v1", partitions=2)],
-            Gpu(interval="Long", partitions=2),
-            id="two-versions-are-merged-by-key",
-        ),
-        pytest.param(
-            [of("v1", partitions=2), of("v1alpha1", partitionCount=3)],
-            Gpu(partitions=3),
-            id="the-last-version-takes-precedence",
-        ),
-        pytest.param(
-            [of("v1", partitions=2), of("v1", "MigConfig", profile="2g")],
-            Mig(profile="2g"),
-            id="a-kind-replaces-another-kind",
-        ),
-        pytest.param(
-            [of("v1", partitions=2), {"interval": "Long"}],
-            Gpu(partitions=2, interval="Long"),
-            id="with-and-without-a-version",
-        ),
-    ],
-)
+PARAMETERS = {
+    "none": ([], Gpu()),
+    "without-a-version": ([{"partitions": 2}], Gpu(partitions=2)),
+    "the-present-version": ([of("v1", partitions=2)], Gpu(partitions=2)),
+    "an-earlier-version": ([of("v1alpha1", slicing={"interval": "Long"})], Gpu(interval="Long")),
+    "the-version-of-another-project": (
+        [{"apiVersion": "other.example.com/v3", "kind": "GpuSettings", "partitions": 2}],
+        Gpu(partitions=2),
+    ),
+    "another-kind": ([of("v1", "MigConfig", profile="2g")], Mig(profile="2g")),
+    "two-versions-are-merged-by-key": (
+        [of("v1alpha1", slicing={"interval": "Long"}), of("v1", partitions=2)],
+        Gpu(interval="Long", partitions=2),
+    ),
+    "the-last-version-takes-precedence": (
+        [of("v1", partitions=2), of("v1alpha1", partitionCount=3)],
+        Gpu(partitions=3),
+    ),
+    "a-kind-replaces-another-kind": (
+        [of("v1", partitions=2), of("v1", "MigConfig", profile="2g")],
+        Mig(profile="2g"),
+    ),
+    "with-and-without-a-version": (
+        [of("v1", partitions=2), {"interval": "Long"}],
+        Gpu(partitions=2, interval="Long"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("configs", "parameters"), PARAMETERS.values(), ids=PARAMETERS)
 def test_the_parameters_of_configs_of_several_versions(configs, parameters):
     found = checked(*configs)
     assert (type(found), found) == (type(parameters), parameters)
@@ -137,19 +128,17 @@ def test_parameters_from_before_there_were_versions_are_converted():
     assert checked(of("v1", partitions=2), versions=versions) == Gpu(partitions=2)
 
 
-@pytest.mark.parametrize(
-    ("config", "given"),
-    [
-        pytest.param(of("v2"), f"{GROUP}/v2 GpuConfig", id="a-later-version"),
-        pytest.param(of("v1", "NicConfig"), f"{GROUP}/v1 NicConfig", id="an-unknown-kind"),
-        pytest.param({"apiVersion": f"{GROUP}/v1"}, f"{GROUP}/v1 ''", id="no-kind"),
-        pytest.param({"kind": "GpuConfig"}, "'' GpuConfig", id="no-version"),
-        pytest.param({"apiVersion": ["v1"], "kind": {}}, "? ?", id="no-texts"),
-        pytest.param(
-            {"apiVersion": "a\n" + "x" * 9000, "kind": "K"}, f"'a\\n{'x' * 60}... K", id="hostile"
-        ),
-    ],
-)
+UNKNOWN_VERSIONS = {
+    "a-later-version": (of("v2"), f"{GROUP}/v2 GpuConfig"),
+    "an-unknown-kind": (of("v1", "NicConfig"), f"{GROUP}/v1 NicConfig"),
+    "no-kind": ({"apiVersion": f"{GROUP}/v1"}, f"{GROUP}/v1 ''"),
+    "no-version": ({"kind": "GpuConfig"}, "'' GpuConfig"),
+    "no-texts": ({"apiVersion": ["v1"], "kind": {}}, "? ?"),
+    "hostile": ({"apiVersion": "a\n" + "x" * 9000, "kind": "K"}, f"'a\\n{'x' * 60}... K"),
+}
+
+
+@pytest.mark.parametrize(("config", "given"), UNKNOWN_VERSIONS.values(), ids=UNKNOWN_VERSIONS)
 def test_an_unknown_version_names_the_known_ones_and_where_to_correct_it(config, given):
     assert refusal(config) == (
         f"the opaque parameters for driver {DRIVER} have apiVersion and kind {given}, which the "
@@ -162,26 +151,23 @@ def test_a_driver_without_versions_takes_them_for_keys():
     assert "apiVersion: is not a known key" in refusal(of("v1"), versions=())
 
 
-@pytest.mark.parametrize(
-    ("configs", "problem"),
-    [
-        pytest.param(
-            [of("v1alpha1", partitions=2)],
-            "partitions: is not a known key; known keys: slicing, partitionCount, required",
-            id="a-key-of-another-version",
-        ),
-        pytest.param(
-            [of("v1alpha1", partitionCount=7)],
-            "partitionCount: 7 partitions do not fit on any GPU",
-            id="the-words-of-the-conversion",
-        ),
-        pytest.param(
-            [of("v1alpha1", partitionCount=9)],
-            "partitions: Input should be less than or equal to 8",
-            id="invalid-after-the-conversion",
-        ),
-    ],
-)
+INVALID = {
+    "a-key-of-another-version": (
+        [of("v1alpha1", partitions=2)],
+        "partitions: is not a known key; known keys: slicing, partitionCount, required",
+    ),
+    "the-words-of-the-conversion": (
+        [of("v1alpha1", partitionCount=7)],
+        "partitionCount: 7 partitions do not fit on any GPU",
+    ),
+    "invalid-after-the-conversion": (
+        [of("v1alpha1", partitionCount=9)],
+        "partitions: Input should be less than or equal to 8",
+    ),
+}
+
+
+@pytest.mark.parametrize(("configs", "problem"), INVALID.values(), ids=INVALID)
 def test_invalid_parameters_are_explained_with_the_keys_of_their_version(configs, problem):
     expected = f"the opaque parameters for driver {DRIVER} are invalid: {problem}; {TAIL}"
     assert refusal(*configs) == expected

@@ -73,42 +73,36 @@ def test_a_field_has_one_name_in_class_and_claim_so_that_the_last_word_can_be_ha
     assert Parameters(frame_rate=60).frame_rate == 60, "but not in Python"
 
 
-@pytest.mark.parametrize(
-    ("config", "problem"),
-    [
-        pytest.param(
-            {"frameRate": 1000},
-            "frameRate: Input should be less than or equal to 120",
-            id="a-field-as-the-manifest-has-it",
-        ),
-        pytest.param(
-            {"lenses": [{}, {"focalLength": 0}]},
-            "lenses[1].focalLength: Input should be greater than 0",
-            id="a-field-in-a-list",
-        ),
-        pytest.param(
-            {"frame_rate": 60},
-            "frame_rate: is not a known key (keys are written as in frameRate);",
-            id="a-field-as-the-driver-has-it",
-        ),
-        pytest.param({"": 1}, "'': is not a known key;", id="an-empty-key"),
-        pytest.param(
-            {"a\nb" + "c" * 5000: 1},
-            f"'a\\nb{'c' * (64 - 5)}...: is not a known key",
-            id="an-unknown-key-that-nobody-can-read",
-        ),
-        pytest.param(
-            {"mode": "medium", "frameRate": []},
-            "mode: Input should be 'fast' or 'slow'; frameRate: Input should be a valid integer",
-            id="all-problems",
-        ),
-        pytest.param(
-            {f"key{number}": 1 for number in range(9)},
-            "key4: is not a known key; and more;",
-            id="more-problems-than-fit",
-        ),
-    ],
-)
+INVALID = {
+    "a-field-as-the-manifest-has-it": (
+        {"frameRate": 1000},
+        "frameRate: Input should be less than or equal to 120",
+    ),
+    "a-field-in-a-list": (
+        {"lenses": [{}, {"focalLength": 0}]},
+        "lenses[1].focalLength: Input should be greater than 0",
+    ),
+    "a-field-as-the-driver-has-it": (
+        {"frame_rate": 60},
+        "frame_rate: is not a known key (keys are written as in frameRate);",
+    ),
+    "an-empty-key": ({"": 1}, "'': is not a known key;"),
+    "an-unknown-key-that-nobody-can-read": (
+        {"a\nb" + "c" * 5000: 1},
+        f"'a\\nb{'c' * (64 - 5)}...: is not a known key",
+    ),
+    "all-problems": (
+        {"mode": "medium", "frameRate": []},
+        "mode: Input should be 'fast' or 'slow'; frameRate: Input should be a valid integer",
+    ),
+    "more-problems-than-fit": (
+        {f"key{number}": 1 for number in range(9)},
+        "key4: is not a known key; and more;",
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "problem"), INVALID.values(), ids=INVALID)
 def test_errors_name_the_field(config, problem):
     text = refusal(Parameters, config)
     assert text.startswith(f"the opaque parameters for driver {DRIVER} are invalid: ")

@@ -106,17 +106,17 @@ async def taken(
     return await (snapshots or InventorySnapshots()).of(given)
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param(FULL, id="all-that-there-is"),
-        pytest.param(replace(FULL, pool=Word.GPUS), id="an-enum-as-a-pool"),
-        pytest.param(replace(FULL, attributes={Word.GPUS: Word.BAD}), id="enums-as-attributes"),
-        pytest.param(replace(FULL, attributes={"n": Number.TWO}), id="an-enum-of-integers"),
-        pytest.param(replace(FULL, attributes=Lazy({"n": 1})), id="a-mapping-of-its-own"),
-        pytest.param(replace(FULL, health=Health(Word.BAD, Word.GPUS)), id="enums-as-health"),
-    ],
-)
+ODD_DEVICES = {
+    "all-that-there-is": FULL,
+    "an-enum-as-a-pool": replace(FULL, pool=Word.GPUS),
+    "enums-as-attributes": replace(FULL, attributes={Word.GPUS: Word.BAD}),
+    "an-enum-of-integers": replace(FULL, attributes={"n": Number.TWO}),
+    "a-mapping-of-its-own": replace(FULL, attributes=Lazy({"n": 1})),
+    "enums-as-health": replace(FULL, health=Health(Word.BAD, Word.GPUS)),
+}
+
+
+@pytest.mark.parametrize("device", ODD_DEVICES.values(), ids=ODD_DEVICES)
 async def test_a_snapshot_is_plain_all_the_way_down(device):
     given = await taken(device, fallback=[device])
     assert_plain(given)
@@ -182,19 +182,16 @@ def test_an_inventory_with_a_field_of_a_wrong_type_names_it(fields):
         inventory_of(Inventory(devices=(), **fields))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(lambda: FULL, id="the-same-object"),
-        pytest.param(lambda: replace(FULL, attributes={**FULL.attributes}), id="an-equal-one"),
-        pytest.param(
-            lambda: replace(FULL, attributes=dict(reversed(FULL.attributes.items()))),
-            id="in-another-order",
-        ),
-        pytest.param(lambda: replace(FULL, pool=Word.GPUS), id="an-enum"),
-        pytest.param(lambda: replace(FULL, attributes=Lazy({**FULL.attributes})), id="lazy"),
-    ],
-)
+UNCHANGED = {
+    "the-same-object": lambda: FULL,
+    "an-equal-one": lambda: replace(FULL, attributes={**FULL.attributes}),
+    "in-another-order": lambda: replace(FULL, attributes=dict(reversed(FULL.attributes.items()))),
+    "an-enum": lambda: replace(FULL, pool=Word.GPUS),
+    "lazy": lambda: replace(FULL, attributes=Lazy({**FULL.attributes})),
+}
+
+
+@pytest.mark.parametrize("make", UNCHANGED.values(), ids=UNCHANGED)
 async def test_a_device_that_did_not_change_is_the_object_that_it_was(make):
     snapshots = InventorySnapshots()
     first = await taken(Device(name="b"), FULL, snapshots=snapshots, fallback=[FULL])
@@ -293,43 +290,34 @@ async def test_reports_other_than_devices_are_copied_too():
     assert type(outcome.policy) is str
 
 
-@pytest.mark.parametrize(
-    ("reports", "text"),
-    [
-        pytest.param({"rejected": 3}, "it listed int, which is not a collection", id="no-list"),
-        pytest.param(
-            {"rejected": ["/dev/sda"]}, "it listed str, which is not a RejectedDevice", id="text"
-        ),
-        pytest.param(
-            {"rejected": [RejectedDevice(device="x", reason="Broken")]},
-            "a RejectedDevice with reason 'Broken', which is none of Dangerous, InUse",
-            id="unknown-reason",
-        ),
-        pytest.param(
-            {"policies": [PolicyOutcome(policy="a", matched="3")]},
-            "a PolicyOutcome whose matched is str, not int",
-            id="no-number",
-        ),
-        pytest.param(
-            {"policies": [PolicyOutcome(policy="a", conflicts=("b",))]},
-            "it listed str, which is not a PolicyConflict",
-            id="no-conflict",
-        ),
-        pytest.param(
-            {"withdrawn": "cam-0"},
-            "it listed str, which is not a collection of withdrawn devices",
-            id="withdrawn-text",
-        ),
-        pytest.param(
-            {"withdrawn": ["cam-0", 1]}, "it listed int, which is not a str", id="withdrawn-number"
-        ),
-        pytest.param(
-            {"withdrawn": map(str, itertools.count())},
-            "it listed more than 16,384 withdrawn devices",
-            id="withdrawn-without-end",
-        ),
-    ],
-)
+BAD_REPORTS = {
+    "no-list": ({"rejected": 3}, "it listed int, which is not a collection"),
+    "text": ({"rejected": ["/dev/sda"]}, "it listed str, which is not a RejectedDevice"),
+    "unknown-reason": (
+        {"rejected": [RejectedDevice(device="x", reason="Broken")]},
+        "a RejectedDevice with reason 'Broken', which is none of Dangerous, InUse",
+    ),
+    "no-number": (
+        {"policies": [PolicyOutcome(policy="a", matched="3")]},
+        "a PolicyOutcome whose matched is str, not int",
+    ),
+    "no-conflict": (
+        {"policies": [PolicyOutcome(policy="a", conflicts=("b",))]},
+        "it listed str, which is not a PolicyConflict",
+    ),
+    "withdrawn-text": (
+        {"withdrawn": "cam-0"},
+        "it listed str, which is not a collection of withdrawn devices",
+    ),
+    "withdrawn-number": ({"withdrawn": ["cam-0", 1]}, "it listed int, which is not a str"),
+    "withdrawn-without-end": (
+        {"withdrawn": map(str, itertools.count())},
+        "it listed more than 16,384 withdrawn devices",
+    ),
+}
+
+
+@pytest.mark.parametrize(("reports", "text"), BAD_REPORTS.values(), ids=BAD_REPORTS)
 async def test_reports_of_a_wrong_type_are_refused(reports, text):
     with pytest.raises(DriverError, match=text):
         await InventorySnapshots().of(inventory_of(Inventory(devices=(), **reports)))

@@ -21,53 +21,44 @@ class Special(Device):
     """A vendor's subclass."""
 
 
-@pytest.mark.parametrize(
-    ("listed", "inventory"),
-    [
-        pytest.param([CAM], Inventory(devices=(CAM,)), id="list"),
-        pytest.param([], Inventory(devices=()), id="nothing"),
-        pytest.param({"a": CAM}.values(), Inventory(devices=(CAM,)), id="view"),
-        pytest.param((CAM for _ in range(2)), Inventory(devices=(CAM, CAM)), id="generator"),
-        pytest.param([Special(name="x")], Inventory(devices=(Special(name="x"),)), id="derived"),
-        pytest.param(
-            Inventory(devices=[CAM], counter_sets=[CARD], fallback=[]),
-            Inventory(devices=(CAM,), counter_sets=(CARD,), fallback=()),
-            id="inventory",
-        ),
-    ],
-)
+YIELDED = {
+    "list": ([CAM], Inventory(devices=(CAM,))),
+    "nothing": ([], Inventory(devices=())),
+    "view": ({"a": CAM}.values(), Inventory(devices=(CAM,))),
+    "generator": ((CAM for _ in range(2)), Inventory(devices=(CAM, CAM))),
+    "derived": ([Special(name="x")], Inventory(devices=(Special(name="x"),))),
+    "inventory": (
+        Inventory(devices=[CAM], counter_sets=[CARD], fallback=[]),
+        Inventory(devices=(CAM,), counter_sets=(CARD,), fallback=()),
+    ),
+}
+
+
+@pytest.mark.parametrize(("listed", "inventory"), YIELDED.values(), ids=YIELDED)
 def test_a_yielded_value_becomes_an_immutable_inventory(listed, inventory):
     assert inventory_of(listed) == inventory
 
 
-@pytest.mark.parametrize(
-    ("listed", "sentence"),
-    [
-        pytest.param(["cam-0"], "it listed str, which is not a Device; this is a bug", id="names"),
-        pytest.param("cam-0", "it listed str, which is not a Device", id="text"),
-        pytest.param(
-            CAM, "it listed Device, which is not a collection of devices", id="one-device"
-        ),
-        pytest.param(None, "it listed NoneType, which is not a collection", id="nothing-at-all"),
-        pytest.param([CAM, None], "it listed NoneType, which is not a Device", id="a-hole"),
-        pytest.param(
-            Inventory(devices=3), "it listed int, which is not a coll", id="bad-inventory"
-        ),
-        pytest.param(
-            Inventory(devices=[CAM], counter_sets=[CAM]),
-            "it listed Device, which is not a CounterSet",
-            id="devices-as-counter-sets",
-        ),
-        pytest.param(
-            Inventory(devices=[CAM], fallback=["whole"]),
-            "it listed str, which is not a Device",
-            id="bad-fallback",
-        ),
-        pytest.param(
-            itertools.repeat(CAM), "it listed more than 16,384 devices, which no node", id="endless"
-        ),
-    ],
-)
+NO_INVENTORIES = {
+    "names": (["cam-0"], "it listed str, which is not a Device; this is a bug"),
+    "text": ("cam-0", "it listed str, which is not a Device"),
+    "one-device": (CAM, "it listed Device, which is not a collection of devices"),
+    "nothing-at-all": (None, "it listed NoneType, which is not a collection"),
+    "a-hole": ([CAM, None], "it listed NoneType, which is not a Device"),
+    "bad-inventory": (Inventory(devices=3), "it listed int, which is not a coll"),
+    "devices-as-counter-sets": (
+        Inventory(devices=[CAM], counter_sets=[CAM]),
+        "it listed Device, which is not a CounterSet",
+    ),
+    "bad-fallback": (
+        Inventory(devices=[CAM], fallback=["whole"]),
+        "it listed str, which is not a Device",
+    ),
+    "endless": (itertools.repeat(CAM), "it listed more than 16,384 devices, which no node"),
+}
+
+
+@pytest.mark.parametrize(("listed", "sentence"), NO_INVENTORIES.values(), ids=NO_INVENTORIES)
 def test_a_value_that_is_not_an_inventory_is_refused_with_a_sentence(listed, sentence):
     with pytest.raises(DriverError, match=sentence):
         inventory_of(listed)

@@ -51,27 +51,17 @@ def part(raw: bytes, number: int = 1) -> bytes:
 # ------------------------------------------------------------ its streams
 
 
-@pytest.mark.parametrize(
-    ("sent", "problem"),
-    [
-        pytest.param(
-            b"\x0a" + b"\xff" * 10, "a malformed protobuf message", id="a-length-without-end"
-        ),
-        pytest.param(b"\x0a\x02\x0a\x05", "a malformed protobuf message", id="a-device-cut-off"),
-        pytest.param(b"\x08\x01", "a malformed protobuf message", id="a-number-for-devices"),
-        pytest.param(
-            b"\x1a\x00" * 2_000_000,
-            "a message with more than 40,000 fields",
-            id="fallbacks-without-end",
-        ),
-        pytest.param(b"\x0a\x00" * 20_000, "more than 16,384 devices", id="too-many-devices"),
-        pytest.param(
-            b"\x78\x01" * 2_000_000,
-            "a message with more than 40,000 fields",
-            id="numbers-without-end",
-        ),
-    ],
-)
+BAD_LISTS = {
+    "a-length-without-end": (b"\x0a" + b"\xff" * 10, "a malformed protobuf message"),
+    "a-device-cut-off": (b"\x0a\x02\x0a\x05", "a malformed protobuf message"),
+    "a-number-for-devices": (b"\x08\x01", "a malformed protobuf message"),
+    "fallbacks-without-end": (b"\x1a\x00" * 2_000_000, "a message with more than 40,000 fields"),
+    "too-many-devices": (b"\x0a\x00" * 20_000, "more than 16,384 devices"),
+    "numbers-without-end": (b"\x78\x01" * 2_000_000, "a message with more than 40,000 fields"),
+}
+
+
+@pytest.mark.parametrize(("sent", "problem"), BAD_LISTS.values(), ids=BAD_LISTS)
 async def test_a_message_that_is_no_inventory_ends_the_connection(
     served, backend, listener, sent, problem
 ):
@@ -241,42 +231,38 @@ def answer_for(uid: str, *edits: pb.Edits) -> bytes:
     return prepared(pb.PreparedClaim(uid=uid, edits=edits)).SerializeToString()
 
 
+BAD_ANSWERS_FOR_A_CLAIM = {
+    "nothing": (b"", "nothing for this claim"),
+    "twice-and-one-that-nobody-asked-about": (
+        answer_for("uid-z", pb.Edits()) + answer_for("uid-a", pb.Edits()) * 2,
+        "twice for this claim",
+    ),
+    "edits-of-too-many-devices": (
+        answer_for("uid-a", pb.Edits(), pb.Edits()),
+        "returned edits for more devices than a claim has",
+    ),
+    "edits-of-devices-without-end": (
+        part(b"\x0a\x05uid-a" + b"\x12\x00" * 200_000),
+        "with a message with more than 40,000 fields for this claim",
+    ),
+    "too-few": (answer_for("uid-a"), "0 Edits for 1 devices of a claim"),
+    "options-without-end": (
+        answer_for("uid-a", pb.Edits(mounts=[pb.Mount(options=["rw"] * 500)] * 2)),
+        "returned more than 1,000 edits for a device",
+    ),
+    "edits-without-end": (
+        answer_for("uid-a", pb.Edits(additional_gids=range(2000))),
+        "returned more than 1,000 edits for a device",
+    ),
+    "garbage": (
+        b"\x0a\x0c\x0a\x05uid-a\x12\x03\x0a\xff\xff",
+        "malformed protobuf message for this claim",
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        pytest.param(b"", "nothing for this claim", id="nothing"),
-        pytest.param(
-            answer_for("uid-z", pb.Edits()) + answer_for("uid-a", pb.Edits()) * 2,
-            "twice for this claim",
-            id="twice-and-one-that-nobody-asked-about",
-        ),
-        pytest.param(
-            answer_for("uid-a", pb.Edits(), pb.Edits()),
-            "returned edits for more devices than a claim has",
-            id="edits-of-too-many-devices",
-        ),
-        pytest.param(
-            part(b"\x0a\x05uid-a" + b"\x12\x00" * 200_000),
-            "with a message with more than 40,000 fields for this claim",
-            id="edits-of-devices-without-end",
-        ),
-        pytest.param(answer_for("uid-a"), "0 Edits for 1 devices of a claim", id="too-few"),
-        pytest.param(
-            answer_for("uid-a", pb.Edits(mounts=[pb.Mount(options=["rw"] * 500)] * 2)),
-            "returned more than 1,000 edits for a device",
-            id="options-without-end",
-        ),
-        pytest.param(
-            answer_for("uid-a", pb.Edits(additional_gids=range(2000))),
-            "returned more than 1,000 edits for a device",
-            id="edits-without-end",
-        ),
-        pytest.param(
-            b"\x0a\x0c\x0a\x05uid-a\x12\x03\x0a\xff\xff",
-            "malformed protobuf message for this claim",
-            id="garbage",
-        ),
-    ],
+    ("answer", "error"), BAD_ANSWERS_FOR_A_CLAIM.values(), ids=BAD_ANSWERS_FOR_A_CLAIM
 )
 async def test_an_unusable_answer_for_a_claim_fails_it_alone(served, backend, answer, error):
     async def prepare(request):
@@ -291,27 +277,21 @@ async def test_an_unusable_answer_for_a_claim_fails_it_alone(served, backend, an
     assert served.unavailable() is None
 
 
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        pytest.param(
-            b"\xff" * 3, "answered PrepareClaims with a malformed protobuf message", id="garbage"
-        ),
-        pytest.param(
-            answer_for("uid-z") * 10, "more claims than were requested", id="other-claims"
-        ),
-        pytest.param(
-            b"\x78\x01" * 1_000_000,
-            "answered PrepareClaims with a message with more than 40,000 fields",
-            id="numbers-without-end",
-        ),
-        pytest.param(
-            b"\x0a\x05" * 3 + bytes(4_500_000),
-            "sent a response to PrepareClaims that is larger than 4 MiB",
-            id="more-than-a-message-may-have",
-        ),
-    ],
-)
+BAD_ANSWERS = {
+    "garbage": (b"\xff" * 3, "answered PrepareClaims with a malformed protobuf message"),
+    "other-claims": (answer_for("uid-z") * 10, "more claims than were requested"),
+    "numbers-without-end": (
+        b"\x78\x01" * 1_000_000,
+        "answered PrepareClaims with a message with more than 40,000 fields",
+    ),
+    "more-than-a-message-may-have": (
+        b"\x0a\x05" * 3 + bytes(4_500_000),
+        "sent a response to PrepareClaims that is larger than 4 MiB",
+    ),
+}
+
+
+@pytest.mark.parametrize(("answer", "error"), BAD_ANSWERS.values(), ids=BAD_ANSWERS)
 async def test_an_unusable_answer_fails_all_claims(served, backend, answer, error):
     async def prepare(request):
         return answer
