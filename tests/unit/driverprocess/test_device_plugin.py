@@ -119,10 +119,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_each_resource_has_its_devices_and_their_numa_nodes(lamps, tmp_path):
-    async with (
-        served(lamps, tmp_path, *BOTH) as server,
-        FakeDeviceManager(tmp_path) as kubelet,
-    ):
+    async with served(lamps, tmp_path, *BOTH) as server, FakeDeviceManager(tmp_path) as kubelet:
         assert server.unready() is not None
         await until(lambda: kubelet.health(LAMP) and kubelet.health(TORCH))
         await until(lambda: server.unready() is None)

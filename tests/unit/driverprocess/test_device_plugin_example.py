@@ -73,14 +73,7 @@ async def test_shares_of_rotors_are_undone_before_the_next_container_gets_them(r
     directory = tmp_path / "rotors"
     async with (
         FakeDeviceManager(tmp_path) as kubelet,
-        served(
-            rotors.Rotors,
-            tmp_path,
-            ROTOR,
-            config=rotors.config,
-            shares=2,
-            unprepare_late=True,
-        ),
+        served(rotors.Rotors, tmp_path, ROTOR, config=rotors.config, shares=2, unprepare_late=True),
     ):
         await until(lambda: kubelet.health(ROTOR))
         assert list(kubelet.health(ROTOR)) == ["east::0", "east::1", "west::0", "west::1"]

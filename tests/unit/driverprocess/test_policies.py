@@ -57,11 +57,7 @@ class World:
         self.watch = PolicyWatch(
             LAMPS, self.source.traits.policies, directory=directory, session=session, feed=self.feed
         )
-        context = EndpointContext(
-            listener=self.listener,
-            node=NODE,
-            policies=self.feed,
-        )
+        context = EndpointContext(listener=self.listener, node=NODE, policies=self.feed)
         self.endpoint = self.source.endpoint(context)
 
     @property

@@ -19,9 +19,7 @@ from drakit.device import (
     Inventory,
     Mount,
 )
-from drakit_driver.messages import (
-    claims_of,
-)
+from drakit_driver.messages import claims_of
 from drakit_driver.runtime.backend import message_of, value_of
 from drakit_driver.runtime.contract import DeviceKey
 from drakit_driver.sockets import ServerSocket, socket_identity

@@ -9,14 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from drakit import (
-    AllocatedDevice,
-    ClaimReference,
-    Device,
-    Driver,
-    Edits,
-    PreparedDevice,
-)
+from drakit import AllocatedDevice, ClaimReference, Device, Driver, Edits, PreparedDevice
 from drakit.device import Inventory
 from drakit.driver import DriverConfig
 from drakit_driver.runtime.contract import traits_of

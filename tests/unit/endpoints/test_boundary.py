@@ -12,14 +12,7 @@ import pytest
 from drakit import DriverError, Edits, PreparedDevice
 from drakit_daemon import logs
 from drakit_driver.runtime.failures import DeviceFailedError, traceback_of
-from tests.unit.endpoints.camera import (
-    CLAIM,
-    DEVICE,
-    Camera,
-    new_endpoint,
-    running,
-    until,
-)
+from tests.unit.endpoints.camera import CLAIM, DEVICE, Camera, new_endpoint, running, until
 
 THREAD = "driver-camera.example.com"
 

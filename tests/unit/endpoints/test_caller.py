@@ -426,11 +426,7 @@ async def test_an_exception_of_an_abandoned_call_is_logged(caplog):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(ResetsPerDevice, id="device"),
-        pytest.param(ResetsPerBatch, id="batch"),
-    ],
+    "kind", [pytest.param(ResetsPerDevice, id="device"), pytest.param(ResetsPerBatch, id="batch")]
 )
 async def test_a_device_is_reset_in_the_call_that_undid_it_unless_others_may_use_it(kind):
     driver, caller = reach(kind)

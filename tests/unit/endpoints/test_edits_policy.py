@@ -33,9 +33,7 @@ ALLOWED = AllowedEndpoint(
 
 def problem(allowed: AllowedEndpoint = ALLOWED, **edits) -> str | None:
     rights = Rights(
-        where=WHERE,
-        allowed=allowed,
-        find_node=lambda path: HOST.get(path, HostNode(path=path)),
+        where=WHERE, allowed=allowed, find_node=lambda path: HOST.get(path, HostNode(path=path))
     )
     return rights.edits_problem(Edits(**edits))
 

@@ -98,13 +98,7 @@ async def test_updates_of_a_connection_are_passed_on_and_its_end_as_well():
         FakeConnection(CAM, 5, SICK, 5, MIC, seconds=5), FakeConnection(CAM, seconds=1e6)
     )
     listener, lifecycle = await live(source, seconds=100)
-    assert listener.told == [
-        (0, CAM),
-        (5, SICK),
-        (10, MIC),
-        (15, "its stream ended"),
-        (16, CAM),
-    ]
+    assert listener.told == [(0, CAM), (5, SICK), (10, MIC), (15, "its stream ended"), (16, CAM)]
     assert [connection.closed for connection in source.made] == [1, 0]
     assert lifecycle.stop_reason is None, "our own stop is none of the endpoint"
     await lifecycle.close()

@@ -124,10 +124,7 @@ TRAITS = {
     ),
     "with-policies": (
         {"policy_type": LensPolicy, "policy_resource": LENS_POLICIES, "apply_policies": define},
-        {
-            "side_effects": False,
-            "policies": PolicyTraits(resource=LENS_POLICIES, type=LensPolicy),
-        },
+        {"side_effects": False, "policies": PolicyTraits(resource=LENS_POLICIES, type=LensPolicy)},
         True,
     ),
     "checked": (
@@ -146,6 +143,10 @@ def test_the_class_of_a_driver_shows_the_calls_that_it_needs(
     (loaded,) = load({"driver": special(**attributes)})
     assert loaded.traits == DriverTraits(**traits)
     assert ("define unprepare" in caplog.text) is warned
+
+
+def versions(*given: object) -> dict[str, object]:
+    return {"parameters_type": NoParameters, "parameter_versions": [*given]}
 
 
 CONTRADICTIONS = {
@@ -181,39 +182,21 @@ CONTRADICTIONS = {
         {"parameter_versions": [ParameterVersion("v1", "Lens")]},
         "has parameter_versions, but no parameters_type",
     ),
-    "versions-of-another-type": (
-        {"parameters_type": NoParameters, "parameter_versions": ["v1"]},
-        "has parameter_versions that are not a tuple of",
-    ),
+    "versions-of-another-type": (versions("v1"), "has parameter_versions that are not a tuple of"),
     "a-version-twice": (
-        {
-            "parameters_type": NoParameters,
-            "parameter_versions": [
-                ParameterVersion("v1", "Lens"),
-                ParameterVersion("v1", "Lens"),
-            ],
-        },
+        versions(ParameterVersion("v1", "Lens"), ParameterVersion("v1", "Lens")),
         "has the parameter version v1 Lens twice",
     ),
     "a-version-without-conversion": (
-        {
-            "parameters_type": NoParameters,
-            "parameter_versions": [ParameterVersion("v1", "Lens", type=DeviceParameters)],
-        },
+        versions(ParameterVersion("v1", "Lens", type=DeviceParameters)),
         "has a type for the parameter version v1 Lens .*: set convert",
     ),
     "a-version-of-another-type": (
-        {
-            "parameters_type": NoParameters,
-            "parameter_versions": [ParameterVersion("v1", "Lens", type=LensConfig)],
-        },
+        versions(ParameterVersion("v1", "Lens", type=LensConfig)),
         "has a type for the parameter version v1 Lens that is not derived from drakit.Device",
     ),
     "a-kind-without-version": (
-        {
-            "parameters_type": NoParameters,
-            "parameter_versions": [ParameterVersion("", "Lens")],
-        },
+        versions(ParameterVersion("", "Lens")),
         "has the parameter version Lens, which has no apiVersion",
     ),
     "name-of": ({"name_of": classmethod(define)}, "has the name None, which is not a DNS"),

@@ -10,12 +10,7 @@ from drakit import Device, DriverError, Edits
 from drakit.device import Health, Inventory
 from drakit_daemon import logs
 from drakit_driver.runtime import thread as threads
-from drakit_driver.runtime.contract import (
-    DeviceKey,
-    EndpointContext,
-    HealthReport,
-    traits_of,
-)
+from drakit_driver.runtime.contract import DeviceKey, EndpointContext, HealthReport, traits_of
 from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_driver.runtime.loading import LoadedDriver, PythonEndpoint
 from tests.unit.endpoints.camera import (

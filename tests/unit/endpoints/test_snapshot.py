@@ -15,11 +15,7 @@ import pytest
 from drakit import Device, DriverError, PolicyConflict, PolicyOutcome, RejectedDevice, Version
 from drakit.device import Capacity, CounterSet, Health, Inventory, Taint, Topology
 from drakit_driver.runtime import snapshot as snapshot
-from drakit_driver.runtime.snapshot import (
-    InventorySnapshots,
-    UnsupportedValue,
-    inventory_of,
-)
+from drakit_driver.runtime.snapshot import InventorySnapshots, UnsupportedValue, inventory_of
 from drakit_formats.resource.inventory import check_inventory
 from tests.unit.endpoints.camera import Camera, listing, new_endpoint, running, until
 

@@ -192,9 +192,7 @@ async def test_large_inventories_with_waits_between_them_are_no_flood():
     assert await read(generate()) == 60
 
 
-async def test_a_stream_that_blocks_instead_of_waiting_is_no_flood_and_lets_others_run(
-    monkeypatch,
-):
+async def test_a_stream_that_blocks_instead_of_waiting_is_no_flood_and_lets_others_run(monkeypatch):
     monkeypatch.setattr(stream, "MAX_YIELDS", 50)
     others: list[int] = []
 

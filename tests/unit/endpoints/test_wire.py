@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drakit_nodeplugin.endpoints.wire import (
-    MAX_FIELDS,
-    GarbageError,
-    parse,
-    parts,
-    printable,
-)
+from drakit_nodeplugin.endpoints.wire import MAX_FIELDS, GarbageError, parse, parts, printable
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 

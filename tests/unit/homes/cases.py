@@ -166,10 +166,7 @@ LISTS: Sequence[Listed] = (
         inventory=Inventory(devices=(*HELD, *(Device(name=f"d{n}") for n in range(3000)), MARK)),
     ),
     Listed(id="unplugged", inventory=Inventory(devices=(HELD[0], MARK)), evicted={"b", "usb/a"}),
-    Listed(
-        id="withdrawn",
-        inventory=Inventory(devices=(HELD[0], MARK), withdrawn=("b", "usb/a")),
-    ),
+    Listed(id="withdrawn", inventory=Inventory(devices=(HELD[0], MARK), withdrawn=("b", "usb/a"))),
     Listed(
         id="withdrawn-in-one-pool",
         inventory=Inventory(devices=(HELD[1], MARK), withdrawn=("usb/a",)),
@@ -403,24 +400,14 @@ CALLS: Sequence[Called] = (
         go="the driver panicked; see the log of the backend",
         why=OWN_WORDS,
     ),
-    Called(
-        id="check",
-        operation="check",
-        does={"b": Does(checks=False)},
-        answers=(True, False),
-    ),
+    Called(id="check", operation="check", does={"b": Does(checks=False)}, answers=(True, False)),
     Called(
         id="a-check-that-fails",
         operation="check",
         does={"a": Does(error="it is gone"), "b": Does(bug=True)},
         answers=(False, False),
     ),
-    Called(
-        id="no-devices",
-        does={},
-        claims=((),),
-        answers=([],),
-    ),
+    Called(id="no-devices", does={}, claims=((),), answers=([],)),
     refuses("nothing", 5, BLANK + " answered prepare with int, which is neither an Edits"),
     refuses("no-edits", beside(edits=None), BEFORE + "edits are NoneType, which is not an Edits"),
     refuses("data-of-a-set", beside(data={"a": {1}}), BEFORE + "data cannot be written as JSON"),
@@ -527,9 +514,5 @@ HEALTH: Mapping[str, tuple[object, Health, str]] = {
         Health.unknown("the driver answered Health, which is not a valid Health"),
         TYPES,
     ),
-    "text": (
-        "fine",
-        Health.unknown("the driver answered str, which is not a valid Health"),
-        TYPES,
-    ),
+    "text": ("fine", Health.unknown("the driver answered str, which is not a valid Health"), TYPES),
 }

@@ -48,7 +48,7 @@ from drakit_nodeplugin.devices.taints import HealthTiming
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.unit.driverprocess.conftest import loaded, serving
 from tests.unit.endpoints.backend.conftest import Found, Listener, new_endpoint
-from tests.unit.endpoints.camera import NODE, running, until
+from tests.unit.endpoints.camera import NODE, running
 
 DRIVER = "gpu.example.com"
 PLUGIN, PROCESS, GO = "plugin", "drakit-driver", "go"
@@ -416,23 +416,3 @@ def seen(before: Inventory, after: Inventory) -> Seen:
 
 def _place(device: Device) -> str:
     return f"{device.pool}/{device.name}" if device.pool else device.name
-
-
-__all__ = (
-    "DRIVER",
-    "GO",
-    "HOMES",
-    "PLUGIN",
-    "PROCESS",
-    "Does",
-    "Home",
-    "Seen",
-    "allocated",
-    "at_home",
-    "claim",
-    "instance",
-    "seen",
-    "sendable",
-    "successor",
-    "until",
-)

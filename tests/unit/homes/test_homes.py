@@ -24,7 +24,7 @@ from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedErr
 from drakit_formats.cdi import InvalidEditsError, container_edits
 from drakit_formats.resource.inventory import shown_place
 from tests.unit.endpoints.backend.conftest import Listener, new_endpoint
-from tests.unit.endpoints.camera import NODE, running
+from tests.unit.endpoints.camera import NODE, running, until
 from tests.unit.homes.cases import (
     CALLS,
     HEALTH,
@@ -53,7 +53,6 @@ from tests.unit.homes.homes import (
     seen,
     sendable,
     successor,
-    until,
 )
 from tests.unit.resource.test_checks import BAD, CAPACITIES, GOOD
 

@@ -62,15 +62,9 @@ ANSWERS = {
         stored(consumesCounters=[{"counterSet": "s", "counters": {"m": {"value": "1"}}}]),
         {Feature.COMPATIBILITY_GROUPS},
     ),
-    "node-resources": (
-        stored("nodeAllocatableResources"),
-        {Feature.NODE_ALLOCATABLE_RESOURCES},
-    ),
+    "node-resources": (stored("nodeAllocatableResources"), {Feature.NODE_ALLOCATABLE_RESOURCES}),
     "an-extra-field": (stored("newField"), {Feature.EXTRA}),
-    "part-of-an-extra-field": (
-        stored(newField={"a": "1", "b": [{"d": False}]}),
-        {Feature.EXTRA},
-    ),
+    "part-of-an-extra-field": (stored(newField={"a": "1", "b": [{"d": False}]}), {Feature.EXTRA}),
     "an-extra-field-in-another-form": (
         stored(newField={"a": "1", "b": [{"c": True}], "default": 1}),
         set(),

@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drakit.quantity import (
-    parse_quantity,
-    quantity_units,
-    same_quantity,
-)
+from drakit.quantity import parse_quantity, quantity_units, same_quantity
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,7 @@ from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedErr
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import Refusal, device
 from tests.fakes.direct import call
-from tests.unit.endpoints.backend.conftest import (
-    CLAIM,
-    DRIVER,
-    GPU,
-    OTHER,
-    call_both,
-    new_endpoint,
-)
+from tests.unit.endpoints.backend.conftest import CLAIM, DRIVER, GPU, OTHER, call_both, new_endpoint
 from tests.unit.endpoints.camera import NODE, running, until
 
 SECOND = AllocatedDevice(name="gpu-1", pool=f"{NODE}/gpus", request="main")

@@ -8,22 +8,11 @@ from typing import Any
 import pytest
 
 from drakit import device as values
-from drakit.device import (
-    ClaimConfig,
-    Device,
-    Edits,
-    Health,
-    Inventory,
-    PreparedDevice,
-)
+from drakit.device import ClaimConfig, Device, Edits, Health, Inventory, PreparedDevice
 from drakit_driver.runtime.backend import health_of, value_of
 from drakit_driver.runtime.contract import DeviceKey
 from drakit_formats.resource.inventory import device_problems
-from drakit_nodeplugin.endpoints.backend.convert import (
-    MAX_EARLY,
-    EarlyHealth,
-    InventoryReader,
-)
+from drakit_nodeplugin.endpoints.backend.convert import MAX_EARLY, EarlyHealth, InventoryReader
 from drakit_nodeplugin.endpoints.wire import Turns
 from drakit_proto.backend.v1 import backend_pb2 as pb
 

@@ -13,11 +13,7 @@ import pytest
 
 from drakit_nodeplugin.config import MAX_BACKENDS
 from drakit_nodeplugin.endpoints.backend import directory as directory_module
-from drakit_nodeplugin.endpoints.backend.directory import (
-    BackendSocket,
-    scan,
-    unreachable,
-)
+from drakit_nodeplugin.endpoints.backend.directory import BackendSocket, scan, unreachable
 from drakit_nodeplugin.endpoints.host_paths import open_socket
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.fakes.backend import FakeBackend

@@ -19,11 +19,7 @@ from drakit.device import Edits, Inventory
 from drakit_driver.runtime import endpoint as lifecycle
 from drakit_nodeplugin.allowed import AllowedPlugin
 from drakit_nodeplugin.config import DevicePlugins as Settings
-from drakit_nodeplugin.endpoints.deviceplugin import (
-    plugin_connection,
-    plugin_registration,
-    plugins,
-)
+from drakit_nodeplugin.endpoints.deviceplugin import plugin_connection, plugin_registration, plugins
 from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePlugins, DevicePluginsSource
 from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
 from drakit_nodeplugin.endpoints.sources import Diagnostic, HostContext

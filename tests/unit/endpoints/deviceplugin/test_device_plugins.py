@@ -16,10 +16,7 @@ import pytest
 from drakit.device import Edits
 from drakit_driver.runtime import endpoint as lifecycle
 from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
-from drakit_nodeplugin.endpoints.deviceplugin import (
-    plugin_connection,
-    plugin_registration,
-)
+from drakit_nodeplugin.endpoints.deviceplugin import plugin_connection, plugin_registration
 from drakit_nodeplugin.endpoints.deviceplugin.messages import pool_of
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from tests.fakes.deviceplugin import FakeDevicePlugin, listed, register
@@ -420,7 +417,7 @@ async def test_each_request_and_each_resource_is_a_call_of_its_own(world, plugin
                 device("thing-0", request="a"),
                 device(name, request="b", pool=pool_of("other.example/Big_One")),
                 device("thing-1", request="c"),
-            ],
+            ]
         )
     assert sorted(plugin.allocated) == [["thing-0"], ["thing-1"]]
     assert other.allocated == [["GPU-A:0"]]
