@@ -4,7 +4,7 @@ import asyncio
 import os
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
@@ -149,12 +149,6 @@ class EmptyDriver(Driver[DriverConfig]):
 
     async def devices(self):
         yield []
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def stopped() -> EndpointStoppedError:

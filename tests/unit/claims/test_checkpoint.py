@@ -91,20 +91,6 @@ def on(name, *devices, **fields):
     return stored_claim(name, devices=tuple(stored_device(d, **fields) for d in devices))
 
 
-async def test_a_device_is_held_by_one_claim_until_that_is_deleted(checkpoint):
-    (holder,) = await prepare(checkpoint, on("a", "cam-0"))
-    wanted = on("b", "cam-1", "cam-0")
-
-    outcome = await checkpoint.write([wanted, on("c", "cam-2")])
-
-    assert outcome.held["uid-b"].device.device == "cam-0"
-    assert outcome.held["uid-b"].holder == holder
-    assert set(outcome.written) == {"uid-c"}
-    assert await checkpoint.uids() == {"uid-a", "uid-c"}
-    await delete(checkpoint, [holder])
-    assert set((await checkpoint.write([wanted])).written) == {"uid-b"}
-
-
 async def test_a_claim_that_gets_other_devices_frees_those_it_had(checkpoint):
     (stored,) = await prepare(checkpoint, on("a", "cam-0", "cam-1"))
     moved = replace(stored, devices=on("a", "cam-1", "cam-2").devices)

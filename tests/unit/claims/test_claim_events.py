@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -12,6 +11,7 @@ from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from tests.fakes.claims import DRIVER, reference
+from tests.fakes.tasks import running
 
 A, B = reference("uid-a"), reference("uid-b")
 EVENTS = "/apis/events.k8s.io/v1/namespaces/lab/events"
@@ -75,19 +75,10 @@ class Lab:
         return recorded
 
 
-@contextlib.asynccontextmanager
-async def writing(lab: Lab) -> AsyncIterator[None]:
-    writer = asyncio.create_task(lab.events.run(lab.recorder))
-    yield
-    assert not writer.done()
-    writer.cancel()
-    await asyncio.wait({writer})
-
-
 @pytest.fixture
 async def lab() -> AsyncIterator[Lab]:
     lab = Lab()
-    async with writing(lab):
+    async with running(lab.events.run(lab.recorder)):
         yield lab
 
 
@@ -167,7 +158,7 @@ async def test_a_failure_that_is_over_before_it_was_reported_is_not_reported():
     lab.failed(A, "cam-0 is broken")
     lab.failed(B, "cam-1 is broken")
     lab.events.finished(A, "prepare", ClaimAnswer(), 0.0)
-    async with writing(lab):
+    async with running(lab.events.run(lab.recorder)):
         assert await lab.news() == ["Warning PrepareFailed claim-uid-b: cam-1 is broken"]
 
 
@@ -188,7 +179,7 @@ async def test_more_than_can_wait_is_dropped_with_one_line(monkeypatch, caplog):
     claims = [reference(f"uid-{index}") for index in range(9)]
     for claim in claims:
         lab.failed(claim, "the bus is gone")
-    async with writing(lab):
+    async with running(lab.events.run(lab.recorder)):
         recorded = await lab.news()
         assert len(await lab.attempt(claims[8], error="the bus is gone")) == 1
     assert [event.split(":")[0] for event in recorded] == [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +16,7 @@ from drakit_nodeplugin.claims.claim_status import MAX_WAITING, ClaimStatuses
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.work import ClaimAnswer, KubeletDevice
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
+from tests.fakes.tasks import running
 
 OTHER = "nic.example.com"
 READY = Condition(type="Ready", status="True", reason="Configured")
@@ -101,16 +101,6 @@ class World:
             now=lambda: datetime(2026, 11, 27, self.hour, tzinfo=UTC),
         )
 
-    @asynccontextmanager
-    async def running(self, *statuses: ClaimStatuses):
-        tasks = [asyncio.create_task(each.run()) for each in statuses]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-
     async def after(self, seconds: float = 1.0) -> None:
         await asyncio.sleep(seconds)
 
@@ -157,7 +147,7 @@ async def test_two_claims_get_the_entries_of_their_devices(world):
     statuses = world.statuses()
     prepared(statuses, "a", cam_0=None, cam_1=of(READY, data={"vf": 1}))
     prepared(statuses, "b", cam_2=of(network_data=NetworkData(ips=("192.0.2.5/24",))))
-    async with world.running(statuses):
+    async with running(statuses.run()):
         await world.after()
     place = {"driver": DRIVER, "pool": NODE}
     condition = {"type": "Ready", "status": "True", "reason": "Configured", "message": ""}
@@ -182,7 +172,7 @@ async def test_two_drivers_write_the_status_of_one_claim(world):
     cameras, nics = world.statuses(), world.statuses(OTHER)
     prepared(cameras, "a", cam_0=of(READY))
     prepared(nics, "a", nic_0=of(READY))
-    async with world.running(cameras, nics):
+    async with running(cameras.run(), nics.run()):
         await world.after()
         drivers = [each["driver"] for each in world.server.status("a")["devices"]]
         assert sorted(drivers) == [DRIVER, OTHER]
@@ -196,7 +186,7 @@ async def test_a_condition_keeps_its_time_until_its_status_changes(world):
     world.server.add("a", "cam-0")
     statuses = world.statuses()
     times = []
-    async with world.running(statuses):
+    async with running(statuses.run()):
         for hour, condition in ((10, READY), (11, READY), (12, LATE)):
             world.hour = hour
             prepared(statuses, "a", cam_0=of(condition))
@@ -210,7 +200,7 @@ async def test_a_condition_keeps_its_time_until_its_status_changes(world):
 async def test_a_driver_that_returns_edits_costs_no_request(world):
     world.server.add("a", "cam-0")
     statuses = world.statuses()
-    async with world.running(statuses):
+    async with running(statuses.run()):
         prepared(statuses, "a", cam_0=None)
         unprepared(statuses, "a")
         statuses.finished(reference("a"), "prepare", ClaimAnswer(error="no", reason="X"), 0.1)
@@ -222,7 +212,7 @@ async def test_a_driver_that_returns_edits_costs_no_request(world):
 async def test_a_result_without_status_removes_the_one_before(world):
     world.server.add("a", "cam-0", entries=[FOREIGN])
     statuses = world.statuses()
-    async with world.running(statuses):
+    async with running(statuses.run()):
         prepared(statuses, "a", cam_0=of(READY))
         await world.after()
         prepared(statuses, "a", cam_0=None)
@@ -240,10 +230,10 @@ async def test_a_result_without_status_removes_the_one_from_before_a_restart(
     the API server refuses is left to the unprepare."""
     world.server.add("a", "cam-0", entries=[FOREIGN])
     before, statuses = world.statuses(), world.statuses()
-    async with world.running(before):
+    async with running(before.run()):
         prepared(before, "a", cam_0=of(LATE))
         await world.after()
-    async with world.running(statuses):
+    async with running(statuses.run()):
         if refused:
             world.server.failures += [refusal(ForbiddenError, 403, "Forbidden")] * 5
         prepared(statuses, "a", had_status, cam_0=None)
@@ -273,7 +263,7 @@ async def test_an_unprepare_after_a_restart_removes_what_is_there_of_its_node(wo
     statuses = world.statuses()
     # The answer of a claim that was prepared before comes from the checkpoint.
     statuses.finished(reference("a"), "prepare", ClaimAnswer(), 0.1)
-    async with world.running(statuses):
+    async with running(statuses.run()):
         unprepared(statuses, "a")
         await world.after()
     left = [] if writes else entries
@@ -290,7 +280,7 @@ async def test_a_claim_that_is_another_one_or_gone_or_deallocated_is_left_alone(
     statuses = world.statuses()
     for uid in ("a", "b", "c"):
         prepared(statuses, uid, cam_0=of(READY))
-    async with world.running(statuses):
+    async with running(statuses.run()):
         await world.after(200)
     assert sorted(world.server.requests) == [("get", f"claim-{uid}") for uid in "abc"]
 
@@ -300,7 +290,7 @@ async def test_a_device_that_is_no_longer_allocated_gets_no_entry(world):
     world.server.add("a", "cam-1")
     statuses = world.statuses()
     prepared(statuses, "a", cam_0=of(READY), cam_1=of(READY))
-    async with world.running(statuses):
+    async with running(statuses.run()):
         await world.after()
     assert [each["device"] for each in world.server.status("a")["devices"]] == ["cam-1"]
 
@@ -314,7 +304,7 @@ async def test_a_write_is_repeated_while_the_api_server_is_unavailable(world):
     ] * 6
     statuses = world.statuses()
     prepared(statuses, "a", cam_0=of(READY))
-    async with world.running(statuses):
+    async with running(statuses.run()):
         await world.after(1200)
     assert len(world.server.status("a")["devices"]) == 1
     assert world.results == ["error"] * 12 + ["success"]
@@ -332,7 +322,7 @@ async def test_a_conflict_reads_the_claim_again(world):
         raise refusal(ApiError, 409, "Conflict")
 
     world.server.apply = replaced
-    async with world.running(statuses):
+    async with running(statuses.run()):
         await world.after(200)
     assert world.server.requests == [("get", "claim-a")] * 2
     assert world.results == ["error", "success"]
@@ -353,7 +343,7 @@ async def test_a_refused_write_is_dropped_after_some_attempts(world, caplog):
         await allowed(path, body, field_manager=field_manager)
 
     world.server.apply = refuses
-    async with world.running(statuses):
+    async with running(statuses.run()):
         await world.after(600)
         assert world.results == ["error"] * 4 + ["dropped"]
         assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [
@@ -370,7 +360,7 @@ async def test_only_the_newest_result_is_written(world):
     world.server.failures = [UnavailableError.no_answer("GET", "/x", why="refused")]
     statuses = world.statuses()
     prepared(statuses, "a", cam_0=of(LATE))
-    async with world.running(statuses):
+    async with running(statuses.run()):
         await world.after(0.1)
         prepared(statuses, "a", cam_0=of(READY))
         await world.after(60)
@@ -393,7 +383,7 @@ async def test_a_status_that_the_api_server_could_not_store_is_not_sent(world, c
     prepared(statuses, "b", cam_40=of(*many))
     assert world.results == ["dropped"]
     assert [each.error for each in caplog.records] == ["its entries have more than 1024 KiB"]
-    async with world.running(statuses):
+    async with running(statuses.run()):
         await world.after()
     assert world.server.requests == [("get", "claim-b"), ("apply", "claim-b")]
 
@@ -405,7 +395,7 @@ async def test_a_status_that_the_api_server_cannot_use_is_not_sent_forever(world
     world.server.failures = [refusal(ApiError, status, "Unusable") for _ in range(100)]
     statuses = world.statuses()
     prepared(statuses, "a", cam_0=of(READY))
-    async with world.running(statuses):
+    async with running(statuses.run()):
         await world.after(24 * 3600)
     assert world.results == ["error"] * 4 + ["dropped"]
 
@@ -421,7 +411,7 @@ async def test_what_waits_has_no_edits(world):
     prepared(statuses, "a", cam_0=of(READY, edits=BigEdits(env={"BLOB": "x" * 100_000})))
     gc.collect()
     assert not [each for each in gc.get_objects() if type(each) is BigEdits]
-    async with world.running(statuses):
+    async with running(statuses.run()):
         await world.after()
     assert world.results == ["success"]
 
@@ -441,7 +431,7 @@ async def test_what_waits_is_bounded(world, caplog, number, data, written):
         prepared(statuses, str(uid), cam_0=of(READY, data=data))
     assert world.results == ["dropped"] * (number - written)
     assert [each.message for each in caplog.records] == ["too many claim statuses to write"]
-    async with world.running(statuses):
+    async with running(statuses.run()):
         await world.after(120)
         assert world.results.count("success") == written
         # There is room again.

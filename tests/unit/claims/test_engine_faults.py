@@ -11,7 +11,8 @@ import pytest
 from drakit import Device, DriverError
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from tests.fakes.claims import DRIVER, FakeDevices, claim_body, opaque, reference
-from tests.unit.claims.conftest import forget, stopped, until
+from tests.fakes.tasks import until
+from tests.unit.claims.conftest import forget, stopped
 
 A, B, C = "uid-a", "uid-b", "uid-c"
 

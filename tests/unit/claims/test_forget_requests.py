@@ -23,7 +23,7 @@ from drakit_nodeplugin.state.lock import try_lock
 from drakit_nodeplugin.state.records import StoredClaim
 from tests.fakes.checkpoints import fill, reopen, stored_claim
 from tests.fakes.claims import DRIVER, NODE, claim_body, reference
-from tests.unit.claims.conftest import until
+from tests.fakes.tasks import running, until
 from tests.unit.devices.conftest import Node as DeviceNode
 
 A, B = "uid-a", "uid-b"
@@ -64,17 +64,8 @@ async def answering(plugin):
         devices=DeviceNode().manager(),
         registered=asyncio.Event(),
     )
-    tasks = [
-        asyncio.create_task(poller.run()),
-        asyncio.create_task(maintenance.answer_requests()),
-    ]
-    try:
+    async with running(poller.run(), maintenance.answer_requests()):
         yield
-        assert not any(task.done() for task in tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
 
 
 async def row(plugin, uid=A) -> StoredClaim:

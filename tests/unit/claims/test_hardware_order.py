@@ -12,7 +12,8 @@ from drakit import AllocatedDevice, ClaimReference, CounterSet, Device, DriverEr
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from tests.fakes.claims import NODE, FakeClaims, claim_body, reference
 from tests.fakes.direct import DirectEndpoint
-from tests.unit.claims.conftest import EmptyDriver, until
+from tests.fakes.tasks import until
+from tests.unit.claims.conftest import EmptyDriver
 
 A, B = "uid-a", "uid-b"
 CARD = CounterSet(name="card", counters={"memory": "40Gi"})

@@ -13,6 +13,7 @@ from drakit_nodeplugin.claims.outdated import POLL_SECONDS, QUIET_SECONDS, Outda
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from tests.fakes.claims import DRIVER, NODE, claim_body, prepare, reference, unprepare
+from tests.fakes.tasks import running
 from tests.unit.devices.conftest import Node as DeviceNode
 
 A, B, C = (reference(f"uid-{name}") for name in "abc")
@@ -70,11 +71,8 @@ class Lab:
 @pytest.fixture
 async def unregistered():
     lab = Lab()
-    task = asyncio.create_task(lab.claims.run())
-    yield lab
-    assert not task.done()
-    task.cancel()
-    await asyncio.wait({task})
+    async with running(lab.claims.run()):
+        yield lab
 
 
 @pytest.fixture

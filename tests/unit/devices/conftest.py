@@ -16,6 +16,7 @@ from drakit_nodeplugin.config import DeviceHealthSettings, Devices
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.devices.model import Publication, PublishedTaints
 from drakit_nodeplugin.state.records import StoredEndpoint
+from tests.fakes.tasks import running
 
 NODE = "node-1"
 DRIVER = "camera.example.com"
@@ -95,13 +96,8 @@ class Node:
         """One run of a plugin."""
         manager = self.manager(*endpoints, **changes)
         await manager.restore()
-        task = asyncio.create_task(manager.run())
-        try:
+        async with running(manager.run()):
             yield manager
-            assert not task.done(), task.result()
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
 
 
 @pytest.fixture

@@ -12,13 +12,6 @@ from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.state.podresources import PodResources
 
 
-async def until(condition) -> None:
-    """Wait for a condition that is not notified."""
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def environment(directory: Path, *, node: str, **fields: Any) -> Environment:
     """The environment of an instance without an API server, with its files below a directory."""
     config = NodePluginConfig.model_validate(

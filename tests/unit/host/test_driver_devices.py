@@ -22,6 +22,7 @@ from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.holds import HeldDevice
 from drakit_nodeplugin.state.records import StoredEndpoint, StoredNode
 from tests.fakes.kube import FakeApiServer
+from tests.fakes.tasks import running
 from tests.unit.host.conftest import environment
 from tests.unit.slices.conftest import Link
 
@@ -164,14 +165,8 @@ UNKNOWN = [
 async def following(devices: DriverDevices, *names: str) -> AsyncIterator[None]:
     """Run the parts that follow claims and devices, and those with these names."""
     names = ("unpreparing", "devices", *names)
-    tasks = [asyncio.create_task(devices.parts()[name]()) for name in names]
-    try:
+    async with running(*(devices.parts()[name]() for name in names)):
         yield
-        assert not any(task.done() for task in tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
 
 
 @pytest.mark.looptime

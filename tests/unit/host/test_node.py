@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from drakit_nodeplugin.host.node import PluginNode
-from tests.unit.host.conftest import until
+from tests.fakes.tasks import until
 
 PATH = "/api/v1/nodes/node-1"
 

@@ -87,21 +87,6 @@ def test_a_new_policy_of_the_same_name_gets_nothing_of_the_old_one():
     assert states(made)[0].generation is None
 
 
-def test_deleted_policies_go_whether_it_was_seen_or_found_in_a_list():
-    made = table(HALL, replace(HALL, name="porch", uid="uid-3"))
-    made.remove("hall")
-    assert in_force(made) == {"porch": 1}
-    made.replace(())
-    assert (in_force(made), states(made)) == ({}, [])
-
-
-def test_an_unchanged_policy_stays_the_same_object_in_a_new_list():
-    made = table(HALL)
-    before = made.valid
-    made.replace([check(HALL, LampPolicy)])
-    assert made.valid[0] is before[0]
-
-
 def test_the_oldest_policies_are_in_force_if_there_are_too_many(monkeypatch):
     monkeypatch.setattr(policies, "MAX_POLICIES", 1)
     younger = replace(HALL, name="attic", uid="uid-4", created="2026-02-01T00:00:00Z")

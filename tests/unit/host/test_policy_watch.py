@@ -21,7 +21,7 @@ from drakit_nodeplugin.host.policies import (
     write_policies,
 )
 from tests.fakes.lamps import LAMPS, Lamps
-from tests.unit.host.conftest import until
+from tests.fakes.tasks import until
 
 PATH = "/apis/lamps.example.com/v1/lamppolicies"
 MISSING = NotFoundError(status=404, reason="NotFound", message="no", method="GET", path=PATH)

@@ -216,19 +216,6 @@ def test_a_condition_is_true_unless_there_is_a_problem(facts, expected):
     }
 
 
-def test_a_condition_keeps_the_time_of_its_status():
-    def times(status: dict[str, Any]) -> dict[str, str]:
-        return {each["type"]: each["lastTransitionTime"] for each in status["conditions"]}
-
-    first = dated(status_of(FACTS), (), time="09:00")
-    rejected = replace(FACTS, registration="Rejected")
-    second = dated(status_of(rejected), first["conditions"], time="10:00")
-    third = dated(status_of(rejected), second["conditions"], time="11:00")
-    assert times(first) == dict.fromkeys(times(first), "09:00")
-    assert times(third) == times(first) | {"Registered": "10:00"}
-    assert third["lastUpdateTime"] == "11:00"
-
-
 def test_entries_whose_names_are_cut_to_the_same_key_are_listed_once():
     names = ["x" * 300 + end for end in "ab"]
     facts = replace(

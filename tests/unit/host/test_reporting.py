@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -29,9 +27,9 @@ from drakit_nodeplugin.host.report import (
 from drakit_nodeplugin.kubelet.server import RegistrationStatus
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.lock import DriverLock
+from tests.fakes.tasks import running, until
 from tests.unit.devices.conftest import DRIVER as CAMERA
 from tests.unit.devices.conftest import Node
-from tests.unit.host.conftest import until
 
 DRIVER, NODE = "lamps.example.com", "node-1"
 MISSING = NotFoundError(status=404, reason="NotFound", message="no", method="PATCH", path="/x")
@@ -143,16 +141,6 @@ class Rig:
     @property
     def published(self) -> list[int]:
         return [body["status"]["devices"]["free"] for _, body in self.api.applied]
-
-
-@asynccontextmanager
-async def running(coroutine) -> AsyncIterator[None]:
-    task = asyncio.create_task(coroutine)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from drakit_drivers.hostdev.hardware import (
     identity_of_unit,
 )
 from drakit_drivers.hostdev.naming import Holds
-from drakit_drivers.hostdev.policy import policies_of_node
 from drakit_drivers.hostdev.policy_devices import Refusal, select
 from tests.fakes.sysfs import as_policies
 from tests.fakes.sysfs import policy as spec
@@ -177,17 +176,6 @@ def test_a_tape_drive_goes_by_its_world_wide_id():
     }
 
 
-def test_a_held_device_stays_with_the_policy_that_published_it():
-    older, newer = policy("older", "/dev/fuse"), policy("newer", "/dev/fuse")
-    found = [device("fuse")]
-    assert set(selected(older | newer, found).devices) == {"older-fuse"}
-    selection = selected(older | newer, found, held={"newer-fuse"})
-    assert set(selection.devices) == {"newer-fuse"}
-    assert [(each.owner, each.other) for each in selection.overlaps] == [("newer", "older")]
-    shared = policy("newer", "/dev/fuse", sharing=users(2))
-    assert set(selected(older | shared, found, held={"newer-1"}).devices) == {"newer-0", "newer-1"}
-
-
 def test_a_unit_belongs_to_one_policy_with_all_of_its_nodes():
     found = [usb("video0"), usb("video1")]
     first = policy("first", "/dev/video1", subsystem="tty")
@@ -299,18 +287,3 @@ def test_a_refused_device_keeps_its_name_and_leaves_its_neighbours_theirs():
     selection = selected(TTY, found, refuse=lambda _, host: busy if host is found[0] else None)
     assert list(selection.devices) == ["tty-10c4-ea60-a1-i0-1"]
     assert selection.refused["tty-10c4-ea60-a1-i0"].refusal == busy
-
-
-@pytest.mark.parametrize(
-    ("labels", "chosen"),
-    [
-        pytest.param(None, ["all"], id="unknown-labels"),
-        pytest.param({}, ["all"], id="no-labels"),
-        pytest.param({"gpu": "no"}, ["all"], id="another-value"),
-        pytest.param({"gpu": "yes", "x": "y"}, ["all", "some"], id="matching"),
-    ],
-)
-def test_policies_of_a_node(labels, chosen):
-    policies = policy("all") | policy("some", nodeSelector={"matchLabels": {"gpu": "yes"}})
-    found = policies_of_node(reversed(as_policies(policies)), labels)
-    assert [each.name for each in found] == chosen

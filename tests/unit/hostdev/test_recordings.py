@@ -291,6 +291,10 @@ async def test_every_recording_stays_within_the_limit_of_attributes(host):
     for device in found.values():
         assert len(device.attributes) + len(device.capacity) <= 32
         assert set(extra) <= device.attributes.keys()
+        for name in device.attributes:
+            identifier = name.removeprefix("resource.kubernetes.io/")
+            assert identifier.isidentifier()
+            assert len(identifier) <= 32
 
 
 def test_every_example_is_used_here():

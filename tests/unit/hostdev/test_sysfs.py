@@ -83,22 +83,6 @@ def test_a_string_that_the_api_would_refuse_is_left_out(host, serial, is_publish
     assert ("serial" in left_out(given)) is not is_published
 
 
-def test_never_more_attributes_than_the_api_takes(host):
-    """A device with all kinds of facts: a serial port behind USB behind PCI."""
-    host.udev_entry("c188:0", "S:serial/by-id/x", "S:serial/by-path/y")
-    extra = {f"extra{index}": {"int": index} for index in range(4)}
-    stick = plug_serial_stick(host, serial="1")
-    host.write(stick.directory, port_number="0", type="4")
-    given = published(host.find("tty")["ttyUSB0"], "serial", attributes=extra)
-    said = attributes(given)
-    assert {"usbSerial", "byIdLink", *extra} & said.keys() == {"byIdLink", *extra}
-    assert len(said) + len(capacity(given)) <= 32
-    for name in said:
-        identifier = name.removeprefix("resource.kubernetes.io/")
-        assert identifier.isidentifier()
-        assert len(identifier) <= 32
-
-
 def test_a_subsystem_may_be_a_bus(host):
     directory = host.device(USB, "189:3", subsystem="usb", devname="bus/usb/001/004", idVendor="1")
     host.write(directory, idVendor="1a86", idProduct="7523")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 from contextlib import asynccontextmanager
@@ -15,13 +14,6 @@ from drakit_nodeplugin.kubelet.sockets import socket_paths
 from tests.fakes.kubelet import FakeKubelet, HeldClaims
 
 DRIVER = "camera.example.com"
-
-
-async def until(condition) -> None:
-    """Wait for a condition that is not notified."""
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from drakit_daemon import logs
 from tests.fakes.health import FakeHealth, health
 from tests.fakes.kubelet import reference
-from tests.unit.kubelet.conftest import until
+from tests.fakes.tasks import until
 
 WELL, ILL = health("cam-0"), health("cam-0", "unhealthy", "the lens is dirty")
 OTHER = health("cam-1", pool="node-1/front")

@@ -18,7 +18,7 @@ from drakit_explain.model import (
 )
 from drakit_operator import budgets as module
 from drakit_operator.budgets import ContentBudgets, TimeBudgets, Turns
-from drakit_operator.kinds import CLAIMS, PODS, TEMPLATES, Name
+from drakit_operator.kinds import CLAIMS, PODS, TEMPLATES
 from drakit_operator.store import Store
 
 SELECTED = Request(name="gpu", device_class="gpu.example", count=2, selectors=("true",))
@@ -170,13 +170,6 @@ def apply(store, kind, fact):
     admitted = store.admit(fact)
     store.apply(kind, admitted)
     return is_whole(admitted)
-
-
-def test_a_deleted_object_gives_its_content_back(store):
-    assert apply(store, CLAIMS, claim(1, size=900))
-    assert not apply(store, CLAIMS, claim(2, size=900))
-    store.remove(CLAIMS, Name("lab", "c1"), uid="lab-c1")
-    assert apply(store, CLAIMS, claim(2, size=900))
 
 
 def test_an_object_of_the_same_name_replaces_the_content_of_the_former(store):
