@@ -470,6 +470,19 @@ async def test_a_restart_keeps_a_gone_device_as_it_is(node: Node, listing, word)
         assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
 
 
+async def test_after_a_restart_the_attributes_of_a_gone_device_are_known(node: Node):
+    """Its claim is prepared again, and its container reads them in a metadata file."""
+    front = Device(name="a", attributes={"model": "x"})
+    node.store.used = {NODE: {"a"}}
+    async with node.plugin() as manager:
+        manager.set_in_use(node.store.used)
+        manager.replaced(DRIVER, Inventory(devices=[front]))
+        await pass_time(5)
+    async with node.plugin() as manager:
+        manager.replaced(DRIVER, inventory("b"))
+        assert manager.device(NODE, "a") == front
+
+
 async def test_a_restart_within_the_delay_begins_it_again_and_forgets_nothing(node: Node):
     node.store.used = {NODE: {"a", "b"}}
     async with node.plugin() as manager:

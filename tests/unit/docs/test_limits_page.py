@@ -7,12 +7,14 @@ from typing import Any, get_args
 
 from drakit.layout import MAX_SOCKET_PATH_BYTES
 from drakit_daemon.kube.listing import MAX_OBJECT_BYTES
+from drakit_driver import probes
+from drakit_driver import server as driver_server
 from drakit_driver.runtime import contract, thread
 from drakit_driver.runtime import policies as policy_feed
 from drakit_drivers.hostdev import container, policy, policy_devices
 from drakit_explain import budget, projection, search, selectors
 from drakit_formats.resource import limits, metadata
-from drakit_nodeplugin import allowed, config
+from drakit_nodeplugin import allowed, config, metrics
 from drakit_nodeplugin.claims import allocation
 from drakit_nodeplugin.endpoints import host_paths, wire
 from drakit_nodeplugin.endpoints.backend import convert, directory
@@ -92,6 +94,8 @@ EXPECTED = [
     f"{limits.MAX_POOLS}",
     f"{limits.MAX_TAINTED_DEVICES_PER_SLICE}",
     f"{report.MAX_LISTED}",
+    f"{report.MAX_POLICIES}, with {report.MAX_CONFLICTS} conflicts each",
+    f"{metrics.MAX_POOLS}",
     f"{limits.MAX_DRIVER_NAME} characters",
     f"{health.MAX_MESSAGE_BYTES:,} bytes",
     f"{thread.MAX_YIELDS:,} per second",
@@ -105,6 +109,8 @@ EXPECTED = [
     f"{wire.MESSAGES_PER_SECOND:.0f} per second, with bursts of up to {wire.MESSAGES_AT_ONCE:.0f}",
     f"{convert.MAX_EDITS:,}",
     f"{directory.INFO_SECONDS:.0f} s",
+    f"{driver_server.MAX_CALLS}",
+    f"{probes.MAX_STREAMS}",
     # Device plugins
     f"{config.MAX_RESOURCES}",
     f"{limits.MAX_STRING_BYTES} characters",
@@ -144,6 +150,9 @@ def test_the_sentences_of_the_page_have_the_limits_of_the_code():
     )
     assert f"for every {thread.COUNTED_DEVICES:,} devices in it" in PAGE
     assert f"Evaluation of a selector for {selectors.BATCH:,} devices" in PAGE
+    go = (ROOT / "proto/go/calls.go").read_text()
+    assert f"\tmaxCalls = {driver_server.MAX_CALLS}\n" in go
+    assert f"\tmaxStreams = {probes.MAX_STREAMS}\n" in go
     assert "const selectTimeout = time.Second\n" in (ROOT / "operator/cel/select.go").read_text()
     assert "\thardMemory = 96 << 20\n" in (ROOT / "operator/cel/memory.go").read_text()
 
