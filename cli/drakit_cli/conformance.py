@@ -13,10 +13,9 @@ import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import yaml
-
+from drakit.settings import SettingsError, read_file
 from drakit.testing.conformance.facts import TargetError
 from drakit.testing.conformance.rules import Rule, rules
 from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
@@ -67,17 +66,10 @@ def _chosen(ids: Sequence[str] | None) -> Sequence[Rule] | None:
 
 def _mapping(path: Path | None) -> Mapping[str, Any]:
     """Read a YAML file that holds keys and values."""
-    if path is None:
-        return {}
     try:
-        body: object = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-    if body is None:
-        return {}
-    if not isinstance(body, dict):
-        raise UsageError(f"{path} must hold keys and values")
-    return cast("Mapping[str, Any]", body)
+        return {} if path is None else read_file(path)
+    except SettingsError as error:
+        raise UsageError(str(error)) from error
 
 
 def _write(path: Path, text: str) -> None:

@@ -255,26 +255,24 @@ class FakeKubelet:
         self, dra: Path, *claims: ClaimReference, version: str = "v1", timeout_seconds: float = 10
     ) -> Mapping[str, Any]:
         """Call NodePrepareResources. Return the results by claim UID, as protobuf messages."""
-        messages, stubs = _VERSIONS[version]
-        call = stubs.DRAPluginStub(self._channel(dra)).NodePrepareResources(
-            messages.NodePrepareResourcesRequest(claims=_claims(messages, claims)),
-            timeout=timeout_seconds,
-        )
-        answer = await _answer(call)
-        return dict(answer.claims)
+        return await self._call("NodePrepareResources", dra, claims, version, timeout_seconds)
 
     async def unprepare(
         self, dra: Path, *claims: ClaimReference, version: str = "v1", timeout_seconds: float = 10
     ) -> Mapping[str, str]:
         """Call NodeUnprepareResources. Return the errors by claim UID. An empty string means
         success."""
+        answers = await self._call("NodeUnprepareResources", dra, claims, version, timeout_seconds)
+        return {uid: claim.error for uid, claim in answers.items()}
+
+    async def _call(
+        self, method: str, dra: Path, claims: Sequence[ClaimReference], version: str, timeout: float
+    ) -> dict[str, Any]:
         messages, stubs = _VERSIONS[version]
-        call = stubs.DRAPluginStub(self._channel(dra)).NodeUnprepareResources(
-            messages.NodeUnprepareResourcesRequest(claims=_claims(messages, claims)),
-            timeout=timeout_seconds,
-        )
-        answer = await _answer(call)
-        return {uid: claim.error for uid, claim in answer.claims.items()}
+        given = [messages.Claim(namespace=c.namespace, uid=c.uid, name=c.name) for c in claims]
+        request = getattr(messages, f"{method}Request")(claims=given)
+        call = getattr(stubs.DRAPluginStub(self._channel(dra)), method)(request, timeout=timeout)
+        return dict((await _answer(call)).claims)
 
     # ------------------------------------------------------------ health
 
@@ -324,7 +322,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _claims(messages: Any, claims: Sequence[ClaimReference]) -> list[Any]:
-    return [messages.Claim(namespace=c.namespace, uid=c.uid, name=c.name) for c in claims]

@@ -159,7 +159,7 @@ def test_the_command_line_prints_what_is_not_kept_and_why(tmp_path, capfd, few_r
         pytest.param([], "name the driver", id="no-target"),
         pytest.param(["a b"], "a b is not a target", id="no-form"),
         pytest.param([SHELF, "--rule", "x"], "there is no rule x: drakit", id="no-rule"),
-        pytest.param([SHELF, "--config", "/no/file"], "/no/file cannot be read", id="no-file"),
+        pytest.param([SHELF, "--config", "/no/file"], "/no/file: cannot be read", id="no-file"),
     ],
 )
 def test_wrong_use_is_reported(arguments, told, capfd):

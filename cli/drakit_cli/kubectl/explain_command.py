@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from drakit_cli.answers import UsageError
-from drakit_cli.kubectl import questions, render
+from drakit_cli.kubectl import devices, questions
 from drakit_cli.kubectl.connection import fetch
-from drakit_cli.kubectl.explain import Report
+from drakit_cli.kubectl.explain import Report, counts, notes, wanted
 from drakit_cli.kubectl.gather import UnreachableError
 from drakit_cli.kubectl.objects import PoolReport
-from drakit_cli.kubectl.output import Output
+from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
 from drakit_cli.kubectl.questions import Waiting
 from drakit_cli.kubectl.targets import (
     CLAIM,
@@ -35,6 +35,7 @@ from drakit_cli.kubectl.targets import (
 )
 from drakit_cli.kubectl.workloads import WorkloadReport, worst_code
 from drakit_daemon.kube import Session
+from drakit_explain.pending import Verdict
 
 MIN_PAUSE_SECONDS = 2.0
 MAX_PAUSE_SECONDS = 30.0
@@ -199,14 +200,14 @@ _ONE = "ExplainReport"
 
 def _of_report(report: Report) -> Answer:
     def show(output: Output) -> None:
-        render.show_report(report, output)
+        _show_report(report, output)
 
     return Answer(kind=_ONE, body=report.body, exit_code=report.exit_code, show=show)
 
 
 def _of_pools(answer: PoolReport) -> Answer:
     def show(output: Output) -> None:
-        render.show_pools(answer, output)
+        _show_pools(answer, output)
 
     code = answer.report.exit_code
     return Answer(kind=_ONE, body=answer.body, exit_code=code, show=show)
@@ -214,7 +215,7 @@ def _of_pools(answer: PoolReport) -> Answer:
 
 def _of_workload(answer: WorkloadReport) -> Answer:
     def show(output: Output) -> None:
-        render.show_workload(answer, output)
+        _show_workload(answer, output)
 
     return Answer(kind=_ONE, body=answer.body, exit_code=answer.exit_code, show=show)
 
@@ -224,7 +225,7 @@ def _of_manifest(reports: list[Report]) -> Answer:
         for number, report in enumerate(reports):
             if number:
                 output.line()
-            render.show_report(report, output)
+            _show_report(report, output)
 
     return _of_list(reports, show)
 
@@ -232,7 +233,7 @@ def _of_manifest(reports: list[Report]) -> Answer:
 def _of_waiting(found: Waiting, where: str) -> Answer:
     def show(output: Output) -> None:
         if found.reports:
-            render.show_waiting(found.reports, output)
+            _show_waiting(found.reports, output)
         else:
             output.line(f"No pod waits for devices{where}.")
         output.lines("Not evaluated", found.gaps)
@@ -247,3 +248,85 @@ def _of_list(reports: Sequence[Report], show: Callable[[Output], None]) -> Answe
         exit_code=worst_code(reports),
         show=show,
     )
+
+
+# ---------------------------------------------------------------- for people
+
+_COUNTS = (
+    *("REQUEST", "CLASS", "WANTS", "PUBLISHED", "MATCHING"),
+    *("FREE", "ALLOCATED", "TAINTED", "ELSEWHERE", "TOO SMALL"),
+)
+_COLOURS = {
+    Verdict.BLOCKED: "bad",
+    Verdict.BROKEN: "bad",
+    Verdict.DELETING: "bad",
+    Verdict.UNDECIDED: "unsure",
+    Verdict.FITS: "good",
+    Verdict.NOT_PENDING: "good",
+}
+
+
+def _show_pools(answer: PoolReport, output: Output) -> None:
+    """Print the explanation of a node or slice, with its pools."""
+    _show_report(answer.report, output)
+    if answer.pools:
+        output.line()
+        devices.show_rows(answer.pools, output, wide=output.wide)
+
+
+def _show_workload(answer: WorkloadReport, output: Output) -> None:
+    """Print one answer for all pods of a workload, and explain one pod for each reason."""
+    output.line(f"{answer.sentence}.", colour=_COLOURS[answer.verdict])
+    for group in answer.groups:
+        names = shortened(group.names, most=len(group.names) if output.wide else MAX_NAMES)
+        output.line()
+        output.line(f"{group.words}: {names}", colour="head")
+        _show_report(group.first, output)
+
+
+def _show_waiting(reports: Sequence[Report], output: Output) -> None:
+    """Print a line for each pod."""
+    rows = [
+        [
+            each.namespace,
+            each.name,
+            each.verdict.value,
+            ", ".join(dict.fromkeys(each.codes)),
+            each.summary,
+        ]
+        for each in reports
+    ]
+    output.table(("NAMESPACE", "NAME", "VERDICT", "REASON", "MESSAGE"), rows, cut=not output.wide)
+
+
+def _show_report(report: Report, output: Output) -> None:
+    """Print an explanation."""
+    for sentence in report.lines:
+        output.line(f"{sentence[0].upper()}{sentence[1:]}.", colour=_COLOURS[report.verdict])
+    for claim in report.claims:
+        output.line()
+        output.line(f"{claim.origin[0].upper()}{claim.origin[1:]}:", colour="head")
+        if claim.allocated or not claim.requests:
+            output.line("allocated" if claim.allocated else "not allocated", indent=2)
+            continue
+        rows: list[list[str]] = []
+        for each in claim.requests:
+            request = each.analysis.request
+            numbers = [str(number) for number in counts(each).values()]
+            rows.append([each.name, request.device_class, wanted(request), *numbers])
+        output.table(_COUNTS, rows, indent=2)
+        for each in claim.requests:
+            for text in notes(each, wide=output.wide):
+                output.line(text, indent=2)
+    output.lines(
+        "Nodes that cannot be used",
+        (
+            f"{shortened(names, most=len(names) if output.wide else MAX_NAMES)}: {why}"
+            for why, names in report.nodes.items()
+        ),
+    )
+    output.lines(
+        "Not verified by Kubernetes' allocator", [report.unverified] if report.unverified else []
+    )
+    output.lines("The scheduler reports", [report.scheduler] if report.scheduler else [])
+    output.lines("Not evaluated", report.unknown)

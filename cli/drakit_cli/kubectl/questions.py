@@ -44,13 +44,20 @@ from drakit_cli.kubectl.manifests import PlannedPod, read_manifest
 from drakit_cli.kubectl.objects import PoolReport
 from drakit_cli.kubectl.pods import SeenPod, list_pods, read_pod, with_events, with_loads
 from drakit_cli.kubectl.replicas import placed
-from drakit_cli.kubectl.targets import CLASS, DAEMON_SET, NODE, POD, ObjectKind, Target
+from drakit_cli.kubectl.targets import DAEMON_SET, POD, Target
 from drakit_cli.kubectl.workloads import WorkloadReport, find_workload
 from drakit_daemon.kube import ApiError, Session, resource_path
-from drakit_explain.model import ClassFacts, PodFacts, SliceFacts, TemplateFacts
+from drakit_explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    NodeFacts,
+    PodFacts,
+    SliceFacts,
+    TemplateFacts,
+)
 from drakit_explain.pending import Verdict
 from drakit_explain.pending_claims import extended, not_checked
-from drakit_explain.world import Name
+from drakit_explain.world import AnyFact, Name
 
 OF_EXPLAIN = (CLAIMS, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES)
 """The kinds that decide whether claims can be allocated."""
@@ -244,34 +251,24 @@ async def _with_rules(session: Session, found: Gathered, pods: Sequence[PodFacts
 
 async def ask_claim(session: Session, namespace: str, target: Target) -> Report:
     """Explain one claim."""
-    found = await gather(
-        session,
-        (PODS, *OF_EXPLAIN),
-        namespace=namespace,
-        names={CLAIMS: [target.name]},
-        local=[PODS],
-    )
-    claim = found.world.claim(namespace, target.name)
-    if claim is None:
-        raise _absent(found, CLAIMS, target.kind, namespace, target.name)
-    pod = user_of(claim)
-    found = await _with_rules(session, found, [pod])
+    kinds = (PODS, *OF_EXPLAIN)
+    found, claim = await _gather_one(session, CLAIMS, ClaimFacts, namespace, target, kinds, [PODS])
+    found = await _with_rules(session, found, [user_of(claim)])
     async with open_allocator(session, found) as confirm:
         return await explain_claim(claim, found, confirm=confirm)
 
 
 async def ask_template(session: Session, namespace: str, target: Target) -> Report:
     """Explain whether claims of a template can be allocated."""
-    found = await gather(
+    found, template = await _gather_one(
         session,
+        TEMPLATES,
+        TemplateFacts,
+        namespace,
+        target,
         (TEMPLATES, *OF_EXPLAIN),
-        namespace=namespace,
-        names={TEMPLATES: [target.name]},
-        local=[TEMPLATES],
+        [TEMPLATES],
     )
-    template = found.world.template(namespace, target.name)
-    if template is None:
-        raise _absent(found, TEMPLATES, target.kind, namespace, target.name)
     found = await _with_rules(session, found, [user_of(template)])
     async with open_allocator(session, found) as confirm:
         return await objects.explain_template(template, found, confirm=confirm)
@@ -279,10 +276,9 @@ async def ask_template(session: Session, namespace: str, target: Target) -> Repo
 
 async def ask_class(session: Session, namespace: str, target: Target) -> Report:
     """Explain whether one device of a class can be allocated."""
-    found = await gather(session, OF_EXPLAIN, namespace=namespace, names={CLASSES: [target.name]})
-    device_class = found.world.device_class(target.name)
-    if device_class is None:
-        raise _absent(found, CLASSES, CLASS, "", target.name)
+    found, device_class = await _gather_one(
+        session, CLASSES, ClassFacts, namespace, target, OF_EXPLAIN
+    )
     template = objects.template_of(device_class, namespace)
     found.world.apply(template)
     found = await _with_rules(session, found, [user_of(template)])
@@ -294,10 +290,7 @@ async def ask_class(session: Session, namespace: str, target: Target) -> Report:
 async def ask_node(session: Session, namespace: str, target: Target) -> PoolReport:
     """Explain what keeps pods from the devices of a node."""
     kinds = (SLICES, CLAIMS, NODES, RULES, REPORTS)
-    found = await gather(session, kinds, namespace=namespace, names={NODES: [target.name]})
-    node = found.world.node(target.name)
-    if node is None:
-        raise _absent(found, NODES, NODE, "", target.name)
+    found, node = await _gather_one(session, NODES, NodeFacts, namespace, target, kinds)
     await read_release(session, found)
     return objects.explain_node(node, found)
 
@@ -305,20 +298,31 @@ async def ask_node(session: Session, namespace: str, target: Target) -> PoolRepo
 async def ask_slice(session: Session, namespace: str, target: Target) -> PoolReport:
     """Explain what keeps pods from the devices of a slice."""
     kinds = (SLICES, CLAIMS, NODES, RULES)
-    found = await gather(session, kinds, namespace=namespace, names={SLICES: [target.name]})
-    of = found.world.of(SliceFacts).get(Name("", target.name))
-    if of is None:
-        raise _absent(found, SLICES, target.kind, "", target.name)
+    found, of = await _gather_one(session, SLICES, SliceFacts, namespace, target, kinds)
     await read_release(session, found)
     return objects.explain_slice(of, found)
 
 
-def _absent(
-    found: Gathered, kind: Kind, named: ObjectKind, namespace: str, name: str
-) -> MissingError | UnreachableError:
-    """Return that an object does not exist, or that this is unknown."""
-    where = f"{namespace}/{name}" if namespace else name
+async def _gather_one(
+    session: Session,
+    kind: Kind,
+    facts: type[AnyFact],
+    namespace: str,
+    target: Target,
+    kinds: Sequence[Kind],
+    local: Sequence[Kind] = (),
+) -> tuple[Gathered, AnyFact]:
+    """Gather kinds, and find the object that a user names; raise that it does not exist, or that
+    this is unknown."""
+    found = await gather(
+        session, kinds, namespace=namespace, names={kind: [target.name]}, local=local
+    )
+    name = Name(namespace if kind.namespaced else "", target.name)
+    fact = found.world.of(facts).get(name)
+    if fact is not None:
+        return found, fact
     if found.lacks_all(kind):
-        return UnreachableError(f"no permission to read {named.word} {where}")
-    inside = f' in namespace "{namespace}"' if namespace else ""
-    return MissingError(f'{named.word} "{name}" does not exist{inside}')
+        where = "/".join(filter(None, name))
+        raise UnreachableError(f"no permission to read {target.kind.word} {where}")
+    inside = f' in namespace "{namespace}"' if kind.namespaced else ""
+    raise MissingError(f'{target.kind.word} "{target.name}" does not exist{inside}')

@@ -430,9 +430,4 @@ class ActiveDriver:
             extra={"driver": self.name, "reason": diagnostic.reason, "note": diagnostic.note},
         )
         self._metrics.diagnosed(diagnostic.reason)
-        self._events.emit(
-            reason=diagnostic.reason,
-            action="Connect",
-            note=diagnostic.note,
-            source=diagnostic.source,
-        )
+        self._events.emit_diagnostic(diagnostic)

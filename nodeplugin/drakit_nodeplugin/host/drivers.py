@@ -260,12 +260,7 @@ class HostedDrivers:
             "backend needs attention", extra={"reason": diagnostic.reason, "note": diagnostic.note}
         )
         self._environment.metrics.diagnostics.labels("", diagnostic.reason).inc()
-        self._events.emit(
-            reason=diagnostic.reason,
-            action="Connect",
-            note=diagnostic.note,
-            source=diagnostic.source,
-        )
+        self._events.emit_diagnostic(diagnostic)
 
 
 def refusal_of(name: str, *, own: Collection[str], hosted: Collection[str]) -> str | None:

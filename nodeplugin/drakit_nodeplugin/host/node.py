@@ -27,6 +27,7 @@ from drakit_daemon.logs import ProblemLog
 from drakit_formats.resource.objects import child, text
 from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.endpoints.sources import Diagnostic
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.reasons import NodeReason
 from drakit_nodeplugin.state.device_numbers import HeldNumbers
@@ -172,6 +173,10 @@ class NodeEvents:
             self._pending.put_nowait((reason, action, note, source))
         except asyncio.QueueFull:
             logger.warning("Event dropped", extra={"reason": reason, "note": note})
+
+    def emit_diagnostic(self, given: Diagnostic) -> None:
+        """Emit the problem of an endpoint soon."""
+        self.emit(reason=given.reason, action="Connect", note=given.note, source=given.source)
 
     async def recorder(self) -> EventRecorder:
         """Return a recorder of this plugin once the API server can be reached."""
