@@ -1,10 +1,11 @@
 """
 CDI specs (Container Device Interface): they describe devices to container runtimes.
 
-Writing: :mod:`.spec` builds a spec from edits, of the lowest version that it needs, :mod:`.text`
-serializes it, :mod:`.directory` keeps the files. Reading: :mod:`.lint` finds problems of specs, and
-of directories, which it resolves as runtimes do. Both use the rules of :mod:`.fields` and
-:mod:`.checks`. The node plugin decides which claims have a file, and when it is removed.
+Writing: :mod:`.spec` builds a spec from edits, of the lowest version that it needs,
+:mod:`.directory` serializes it and keeps the files. Reading: :mod:`.text` parses files, and
+:mod:`.lint` finds problems of specs, and of directories, which it resolves as runtimes do. Both use
+the rules of :mod:`.fields` and :mod:`.checks`. The node plugin decides which claims have a file,
+and when it is removed.
 
 It must not know claims, drivers, Kubernetes, or a container runtime's configuration.
 """
@@ -12,7 +13,7 @@ It must not know claims, drivers, Kubernetes, or a container runtime's configura
 from __future__ import annotations
 
 from drakit_formats.cdi.checks import InvalidNameError, Problem, qualified_name, transient_file_name
-from drakit_formats.cdi.directory import DamagedSpecError, SpecDirectory
+from drakit_formats.cdi.directory import DamagedSpecError, SpecDirectory, dump_spec
 from drakit_formats.cdi.lint import lint_directories, lint_spec
 from drakit_formats.cdi.spec import (
     InvalidEditsError,
@@ -21,7 +22,6 @@ from drakit_formats.cdi.spec import (
     container_edits,
     required_version,
 )
-from drakit_formats.cdi.text import dump_spec
 
 __all__ = (
     "DamagedSpecError",

@@ -152,14 +152,19 @@ def add(found: Found, path: str, severity: Severity, text: str) -> None:
     found.append(Problem(path=path, severity=severity, text=text))
 
 
-def text(rule: Rule | None = None, *, advice: Rule | None = None) -> Check:
-    """Check a text by two rules: one gives an error, the other a warning."""
+def text(
+    rule: Rule | None = None, *, advice: Rule | None = None, may_be_empty: bool = False
+) -> Check:
+    """Check a text by two rules: one gives an error, unless the text is empty and may be so, the
+    other a warning."""
 
     def check(value: object, path: str, found: Found) -> None:
         if not isinstance(value, str):
             add(found, path, "error", f"must be text, not {kind_of(value)}")
         # Printable text has neither null bytes nor half characters.
-        elif wrong := (not value.isprintable() and _unreadable(value)) or (rule and rule(value)):
+        elif wrong := (not value.isprintable() and _unreadable(value)) or (
+            rule and (value or not may_be_empty) and rule(value)
+        ):
             add(found, path, "error", wrong)
         elif advice and (wrong := advice(value)):
             add(found, path, "warning", wrong)

@@ -20,10 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from drakit_formats.cdi.text import dump_spec
-
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.json")
 _TEMPORARY = re.compile(r"\.(?P<name>.+\.json)\.[0-9a-f]{8}\.drakit")
+_ESCAPED = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""Characters that JSON allows in a text, and that parsers of YAML reject, or fold as line ends."""
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 _ATTEMPTS = 3
 """Attempts to write one file: a starting plugin of the same driver may remove the temporary file of
 the one that it replaces, and an admin may remove the directory (/run is a tmpfs)."""
@@ -31,6 +33,14 @@ the one that it replaces, and an admin may remove the directory (/run is a tmpfs
 
 class DamagedSpecError(ValueError):
     """A file of ours that no longer contains a CDI spec."""
+
+
+def dump_spec(spec: Mapping[str, Any]) -> str:
+    """Return the text of a spec's file: one line of JSON that is YAML as well."""
+    text = _ENCODER.encode(spec)
+    if not text.isascii() or "\x7f" in text:
+        text = _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return f"{text}\n"
 
 
 class SpecDirectory:

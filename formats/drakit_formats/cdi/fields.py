@@ -125,18 +125,14 @@ def _path_advice(value: str) -> str | None:
     return f"contains '..': {shown(value)}" if ".." in value.split("/") else None
 
 
-def _optional_path_rule(value: str) -> str | None:
-    return _path_rule(value) if value else None
-
-
 def _node_type_rule(value: str) -> str | None:
-    if not value or value in _NODE_TYPES:
+    if value in _NODE_TYPES:
         return None
     return f"must be one of {', '.join(_NODE_TYPES)}, not {shown(value)}"
 
 
 def _permissions_rule(value: str) -> str | None:
-    if not value or value == "none" or _PERMISSIONS.fullmatch(value):
+    if value == "none" or _PERMISSIONS.fullmatch(value):
         return None
     return f"must be letters of 'rwm', or 'none', not {shown(value)}"
 
@@ -292,12 +288,12 @@ def _edits_anything(edits: dict[str, Any]) -> bool:
 _DEVICE_NODE = Record(
     {
         "path": text(_path_rule, advice=_path_advice),
-        "hostPath": text(_optional_path_rule, advice=_path_advice),
-        "type": text(_node_type_rule),
+        "hostPath": text(_path_rule, advice=_path_advice, may_be_empty=True),
+        "type": text(_node_type_rule, may_be_empty=True),
         "major": number(0, _MAJOR),
         "minor": number(0, _MINOR),
         "fileMode": number(0, _FILE_MODE, octal=True),
-        "permissions": text(_permissions_rule, advice=_permissions_advice),
+        "permissions": text(_permissions_rule, advice=_permissions_advice, may_be_empty=True),
         "uid": number(0, _UINT32),
         "gid": number(0, _UINT32),
     },

@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from drakit.device import DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice
 from drakit_formats.cdi.checks import (
@@ -64,6 +64,10 @@ _EARLIEST = "0.3.0"
 _AGE = {version: age for age, version in enumerate(_VERSIONS)}
 
 Object = Mapping[str, Any]
+_NO_FIELDS: Object = {}
+_NO_ELEMENTS: list[object] = []
+
+ValueT = TypeVar("ValueT")
 
 
 def required_version(spec: object) -> str:
@@ -73,7 +77,7 @@ def required_version(spec: object) -> str:
 
 def check_version(spec: object, found: Found) -> None:
     """Check the ``cdiVersion`` of a spec: unknown, too low, or higher than needed."""
-    given = _object(spec).get("cdiVersion")
+    given = _or_empty(spec, _NO_FIELDS).get("cdiVersion")
     if not isinstance(given, str) or not given:
         return  # reported with the fields
     version = given.removeprefix("v")
@@ -107,15 +111,15 @@ def _needs(spec: object) -> list[tuple[str, str]]:
 
     As the reference library finds it (``specs-go/version.go``).
     """
-    whole, needs = _object(spec), list[tuple[str, str]]()
+    whole, needs = _or_empty(spec, _NO_FIELDS), list[tuple[str, str]]()
     if whole.get("annotations"):
         needs.append(("0.6.0", "annotations"))
     kind = whole.get("kind")
     if isinstance(kind, str) and "." in kind.partition("/")[2]:
         needs.append(("0.6.0", "kind"))
     _edits_need(whole, "", needs)
-    for index, entry in enumerate(_list(whole.get("devices"))):
-        path, device = f"devices[{index}].", _object(entry)
+    for index, entry in enumerate(_or_empty(whole.get("devices"), _NO_ELEMENTS)):
+        path, device = f"devices[{index}].", _or_empty(entry, _NO_FIELDS)
         name = device.get("name")
         if isinstance(name, str) and "0" <= name[:1] <= "9":
             needs.append(("0.5.0", f"{path}name"))
@@ -126,20 +130,20 @@ def _needs(spec: object) -> list[tuple[str, str]]:
 
 
 def _edits_need(holder: Object, path: str, needs: list[tuple[str, str]]) -> None:
-    edits, path = _object(holder.get("containerEdits")), f"{path}containerEdits."
+    edits, path = _or_empty(holder.get("containerEdits"), _NO_FIELDS), f"{path}containerEdits."
     for version, field, inner in (
         ("0.4.0", "mounts", "type"),
         ("0.5.0", "deviceNodes", "hostPath"),
     ):
-        for index, element in enumerate(_list(edits.get(field))):
-            if _object(element).get(inner):
+        for index, element in enumerate(_or_empty(edits.get(field), _NO_ELEMENTS)):
+            if _or_empty(element, _NO_FIELDS).get(inner):
                 needs.append((version, f"{path}{field}[{index}].{inner}"))
     if edits.get("additionalGids"):
         needs.append(("0.7.0", f"{path}additionalGids"))
     if edits.get("netDevices"):
         needs.append(("1.1.0", f"{path}netDevices"))
     if edits.get("intelRdt") is not None:
-        rdt = _object(edits["intelRdt"])
+        rdt = _or_empty(edits["intelRdt"], _NO_FIELDS)
         needs.append(("0.7.0", f"{path}intelRdt"))
         # An empty list counts, as it does for the reference library.
         if rdt.get("schemata") is not None:
@@ -148,12 +152,9 @@ def _edits_need(holder: Object, path: str, needs: list[tuple[str, str]]) -> None
             needs.append(("1.1.0", f"{path}intelRdt.enableMonitoring"))
 
 
-def _object(value: object) -> Object:
-    return cast("Object", value) if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[object]:
-    return cast("list[object]", value) if isinstance(value, list) else []
+def _or_empty(value: object, empty: ValueT) -> ValueT:
+    """Return a value of a spec, or the empty one if it has another type."""
+    return value if isinstance(value, type(empty)) else empty
 
 
 # ---------------------------------------------------------------- edits
@@ -192,23 +193,20 @@ def build_spec(kind: str, devices: Iterable[tuple[str, Edits]]) -> Spec:
             check_device_name(name)
             if name in entries:
                 raise InvalidEditsError(f"CDI device {kind}={name} is defined twice")
-            entries[name] = {"name": name, "containerEdits": _device_edits(kind, name, edits)}
+            try:
+                written = container_edits(edits, kind=kind)
+            except InvalidEditsError as error:
+                raise InvalidEditsError(f"CDI device {kind}={name}: {error}") from error.__cause__
+            if not written:
+                variable = f"DRAKIT_DEVICE_{re.sub(r'[^A-Z0-9]', '_', name.upper())}"
+                written = {"env": [f"{variable}={kind}={name}"]}
+            entries[name] = {"name": name, "containerEdits": written}
     except InvalidNameError as error:
         raise InvalidEditsError(str(error)) from None
     if not entries:
         raise InvalidEditsError(f"a CDI spec of kind {kind} needs at least one device")
     spec: Spec = {"kind": kind, "devices": list(entries.values())}
     return {"cdiVersion": required_version(spec), **spec}
-
-
-def _device_edits(kind: str, name: str, edits: Edits) -> Spec:
-    try:
-        written = container_edits(edits, kind=kind)
-    except InvalidEditsError as error:
-        raise InvalidEditsError(f"CDI device {kind}={name}: {error}") from error.__cause__
-    return written or {
-        "env": [f"DRAKIT_DEVICE_{re.sub(r'[^A-Z0-9]', '_', name.upper())}={kind}={name}"]
-    }
 
 
 def container_edits(edits: Edits, *, kind: str = "") -> Spec:

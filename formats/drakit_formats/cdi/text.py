@@ -1,11 +1,10 @@
 """
-A spec as the text of its file, and a file's bytes as a spec.
+A file's bytes as a spec.
 
 Runtimes read every file as YAML (the reference library by go.yaml.in/yaml/v3), those named
 ``*.json`` as well. JSON is valid YAML except for a few characters, and each of them makes the file
-unusable. Files written here are valid as both; a file that is valid only as one of them is
-reported. The YAML module is imported only when a YAML file is read, because the daemons that write
-specs do not need it.
+unusable: a file that is valid only as one of them is reported. :mod:`.directory` writes files that
+are valid as both. The YAML module is imported only when a YAML file is read.
 
 It must not know what a spec means, or where files are.
 """
@@ -14,34 +13,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, cast
 
 from drakit_formats.cdi.checks import shown
 
-_ESCAPED = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""Characters that JSON allows in a text, and that parsers of YAML reject, or fold as line ends."""
-
 _REFUSED = re.compile(r"[\x80-\x9f\u2028\u2029\ufffe\uffff]")
-"""The subset that the runtimes' parser rejects or folds; it reads the others."""
+"""Characters that JSON allows in a text, and that the runtimes' parser rejects, or folds as line
+ends."""
 
 _FOREIGN_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\/|\\u[dD][89a-fA-F][0-9a-fA-F]{2})")
 """Escapes of JSON that this parser does not know: of a slash, and of an emoji in two parts."""
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False)
-
 
 class UnreadableSpecError(ValueError):
     """A file that contains no spec; the text is the end of a sentence that begins with the file."""
-
-
-def dump_spec(spec: Mapping[str, Any]) -> str:
-    """Return the text of a spec's file: one line of JSON that is YAML as well."""
-    text = _ENCODER.encode(spec)
-    if not text.isascii() or "\x7f" in text:
-        text = _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-    return f"{text}\n"
 
 
 def parse_json(data: bytes) -> object:

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from drakit.device import PreparedDevice
+from drakit.device import Mount, PreparedDevice
 from drakit_driver.runtime.contract import CallError
 from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedError
 from drakit_formats.cdi import InvalidEditsError
@@ -427,8 +427,10 @@ class Preparing(Unpreparing):
             return driver_failed(claim, result)
         edits = [each.edits for each in result]
         try:
-            claim = self._with_metadata(due, result)
-            mounts = self._parts.metadata.mounts(claim)
+            mounts: Mapping[int, Mount] = {}
+            if claim.metadata or self._parts.devices.traits.metadata_files:
+                claim = self._with_metadata(due, result)
+                mounts = self._parts.metadata.mounts(claim)
             text = self._parts.specs.build(claim.uid, edits, mounts=mounts)
         except InvalidMetadataError as error:
             return DriverFailedError(claim=str(claim), cause=str(error))
@@ -463,7 +465,7 @@ class Preparing(Unpreparing):
         """Return the claim with the content of its metadata files; raise InvalidMetadataError."""
         parts, claim = self._parts, due.claim
         if not parts.devices.traits.metadata_files:
-            return replace(claim, metadata={}) if claim.metadata else claim
+            return replace(claim, metadata={})
         devices: list[DeviceMetadata] = []
         for device, prepared in zip(claim.devices, result, strict=True):
             listed = parts.inventories.device(device.pool, device.device)

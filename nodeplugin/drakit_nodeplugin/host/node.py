@@ -57,9 +57,11 @@ class PluginNode:
 
     def __init__(self, name: str, *, file: Path | None = None) -> None:
         """`file` is the copy on the node."""
-        self._name = name
+        self.name = name
+        """``metadata.name``."""
         self._file = file
-        self._labels: Mapping[str, str] | None = None
+        self.labels: Mapping[str, str] | None = None
+        """The labels as last read; None until the API server has answered once."""
         self._known: Mapping[str, str] | None = None
         self.uid: str | None = None
         """The Node's UID as last read; None until the API server has answered once."""
@@ -67,30 +69,20 @@ class PluginNode:
         """The node as drivers see it."""
 
     @property
-    def name(self) -> str:
-        """``metadata.name``."""
-        return self._name
-
-    @property
-    def labels(self) -> Mapping[str, str] | None:
-        """The labels as last read; None until the API server has answered once."""
-        return self._labels
-
-    @property
     def known_labels(self) -> Mapping[str, str] | None:
         """The labels as last read, by this process or an earlier one."""
-        return self._known if self._labels is None else self._labels
+        return self._known if self.labels is None else self.labels
 
     async def restore(self) -> None:
         """Begin with the copy on the node."""
         if self._file is not None:
-            self._known = await asyncio.to_thread(_read_labels, self._file, self._name)
+            self._known = await asyncio.to_thread(_read_labels, self._file, self.name)
 
     async def _store_labels(self, labels: Mapping[str, str]) -> None:
         if self._file is None or labels == self._known:
             return
         self._known = labels
-        record = {"version": COPY_VERSION, "name": self._name, "labels": labels}
+        record = {"version": COPY_VERSION, "name": self.name, "labels": labels}
         try:
             await asyncio.to_thread(write_private, self._file, orjson.dumps(record))
         except OSError as error:
@@ -104,14 +96,14 @@ class PluginNode:
             logger,
             "labels of the node cannot be read",
             recovered="labels of the node can be read again",
-            facts={"node": self._name},
+            facts={"node": self.name},
         )
         while True:
             delay = LABELS_SECONDS
             try:
-                body = await api.get(resource_path("v1", "nodes", name=self._name))
+                body = await api.get(resource_path("v1", "nodes", name=self.name))
                 labels = cast("dict[str, str]", dict(child(body, "metadata", "labels")))
-                self._labels = labels
+                self.labels = labels
                 self.uid = text(body, "metadata", "uid") or None
                 log.report(None)
                 await self._store_labels(labels)
