@@ -106,18 +106,14 @@ async def test_updates_of_a_connection_are_passed_on_and_its_end_as_well():
     assert lifecycle.stop_reason == "the node plugin is stopping"
 
 
-@pytest.mark.parametrize(
-    ("end", "reason"),
-    [
-        pytest.param(ConnectionEndedError("the bus is gone"), "the bus is gone", id="says-why"),
-        pytest.param(
-            OSError("reset"), "its stream failed: OSError: reset", id="fails-in-our-own-code"
-        ),
-        pytest.param(
-            asyncio.CancelledError(), "its connection was closed", id="is-cancelled-by-a-library"
-        ),
-    ],
-)
+ENDS = {
+    "says-why": (ConnectionEndedError("the bus is gone"), "the bus is gone"),
+    "fails-in-our-own-code": (OSError("reset"), "its stream failed: OSError: reset"),
+    "is-cancelled-by-a-library": (asyncio.CancelledError(), "its connection was closed"),
+}
+
+
+@pytest.mark.parametrize(("end", "reason"), ENDS.values(), ids=ENDS)
 async def test_however_a_connection_ends_it_is_made_again(end, reason):
     source = Source(FakeConnection(CAM, end=end), FakeConnection(CAM, seconds=1e6))
     listener, _ = await live(source, seconds=10)

@@ -199,25 +199,21 @@ async def test_a_call_that_is_overdue_is_cancelled_and_its_device_polled_again()
         ]
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        pytest.param(DriverError("the bus is slow"), "the bus is slow", id="with-a-reason"),
-        pytest.param(ValueError("a bug"), "the driver failed: ValueError: a bug", id="raises"),
-        pytest.param(KeyError(), "the driver failed: KeyError (no message)", id="no-message"),
-        pytest.param(ValueError("x" * 9999), "the driver failed: ValueError: x", id="endless"),
-        pytest.param(
-            asyncio.CancelledError(),
-            "the driver's call was canceled, but not by its caller",
-            id="cancels",
-        ),
-        pytest.param(TimeoutError("bus"), "the driver failed: TimeoutError: bus", id="times-out"),
-        pytest.param(None, INVALID.format("NoneType"), id="forgets"),
-        pytest.param(True, INVALID.format("bool"), id="a-bool"),
-        pytest.param(Health("sick"), INVALID.format("Health"), id="no-such-status"),
-        pytest.param(Health("healthy", 5), INVALID.format("Health"), id="no-text"),
-    ],
-)
+INVALID_ANSWERS = {
+    "with-a-reason": (DriverError("the bus is slow"), "the bus is slow"),
+    "raises": (ValueError("a bug"), "the driver failed: ValueError: a bug"),
+    "no-message": (KeyError(), "the driver failed: KeyError (no message)"),
+    "endless": (ValueError("x" * 9999), "the driver failed: ValueError: x"),
+    "cancels": (asyncio.CancelledError(), "the driver's call was canceled, but not by its caller"),
+    "times-out": (TimeoutError("bus"), "the driver failed: TimeoutError: bus"),
+    "forgets": (None, INVALID.format("NoneType")),
+    "a-bool": (True, INVALID.format("bool")),
+    "no-such-status": (Health("sick"), INVALID.format("Health")),
+    "no-text": (Health("healthy", 5), INVALID.format("Health")),
+}
+
+
+@pytest.mark.parametrize(("answer", "message"), INVALID_ANSWERS.values(), ids=INVALID_ANSWERS)
 async def test_an_invalid_answer_is_unknown_health(answer, message):
     lens = Lens()
     lens.answer = lambda name: answer

@@ -265,26 +265,24 @@ def test_newer_fields_are_written_as_the_api_wants_them():
     assert device_body(NEWER) == NEWER_BODY
 
 
-@pytest.mark.parametrize(
-    ("changed", "same"),
-    [
-        pytest.param({"skipsLunch": ["always", {"on": 1.5, "off": None}]}, True, id="empty"),
-        pytest.param({"skipsLunch": ["always", {"on": 2}]}, False, id="extra"),
-        pytest.param({"bindingConditions": ["Ready", "x.y/attached"]}, False, id="order"),
-        pytest.param(
-            {"nodeAllocatableResources": {"cpu": {"mapping": {"deviceMultiplier": "8"}}}},
-            False,
-            id="a-resource",
-        ),
-        pytest.param(
-            {
-                "nodeAllocatableResources": NEWER_BODY["nodeAllocatableResources"]
-                | {"cpu": {"mapping": {"deviceMultiplier": "8000m"}}}
-            },
-            True,
-            id="quantity",
-        ),
-    ],
-)
+CHANGED = {
+    "empty": ({"skipsLunch": ["always", {"on": 1.5, "off": None}]}, True),
+    "extra": ({"skipsLunch": ["always", {"on": 2}]}, False),
+    "order": ({"bindingConditions": ["Ready", "x.y/attached"]}, False),
+    "a-resource": (
+        {"nodeAllocatableResources": {"cpu": {"mapping": {"deviceMultiplier": "8"}}}},
+        False,
+    ),
+    "quantity": (
+        {
+            "nodeAllocatableResources": NEWER_BODY["nodeAllocatableResources"]
+            | {"cpu": {"mapping": {"deviceMultiplier": "8000m"}}}
+        },
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(("changed", "same"), CHANGED.values(), ids=CHANGED)
 def test_newer_fields_are_compared_by_meaning(changed, same):
     assert same_device(NEWER_BODY, NEWER_BODY | changed) is same

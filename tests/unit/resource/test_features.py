@@ -198,23 +198,21 @@ BOUND = {"binding_conditions": ("a",), "binding_failure_conditions": ("b",)}
 MAPPED = {"cpu": NodeAllocatableResource(device_multiplier="8", overhead_per_pod="1")}
 
 
-@pytest.mark.parametrize(
-    ("fields", "feature"),
-    [
-        pytest.param(BOUND, Feature.BINDING_CONDITIONS, id="before-it-is-ready"),
-        pytest.param(
-            {"consumes": {"s": {"m": "1"}}, "compatibility_groups": {"s": ("a",)}},
-            Feature.COMPATIBILITY_GROUPS,
-            id="beside-what-it-does-not-go-with",
-        ),
-        pytest.param(
-            {"node_allocatable_resources": MAPPED},
-            Feature.NODE_ALLOCATABLE_RESOURCES,
-            id="where-its-cpus-are-taken",
-        ),
-        pytest.param({"extra": {"new": 1}}, Feature.EXTRA, id="with-an-unknown-meaning"),
-    ],
-)
+NEEDED = {
+    "before-it-is-ready": (BOUND, Feature.BINDING_CONDITIONS),
+    "beside-what-it-does-not-go-with": (
+        {"consumes": {"s": {"m": "1"}}, "compatibility_groups": {"s": ("a",)}},
+        Feature.COMPATIBILITY_GROUPS,
+    ),
+    "where-its-cpus-are-taken": (
+        {"node_allocatable_resources": MAPPED},
+        Feature.NODE_ALLOCATABLE_RESOURCES,
+    ),
+    "with-an-unknown-meaning": ({"extra": {"new": 1}}, Feature.EXTRA),
+}
+
+
+@pytest.mark.parametrize(("fields", "feature"), NEEDED.values(), ids=NEEDED)
 def test_a_device_is_not_published_without_a_feature_that_keeps_pods_away(fields, feature):
     device = Device(name="c", **fields)
     assert device_problems(device) == []

@@ -8,13 +8,7 @@ from dataclasses import replace
 import pytest
 
 from drakit import Condition, NetworkData, PreparedDevice, Version
-from drakit_formats.resource.status import (
-    checked,
-    data_copy,
-    data_of,
-    has_status,
-    status_entry,
-)
+from drakit_formats.resource.status import checked, data_copy, data_of, has_status, status_entry
 
 READY = Condition(type="Ready", status="True", reason="Configured", message="It works.")
 
@@ -23,25 +17,21 @@ def of_network(**fields) -> PreparedDevice:
     return PreparedDevice(network_data=NetworkData(**fields))
 
 
-@pytest.mark.parametrize(
-    "prepared",
-    [
-        pytest.param(PreparedDevice(), id="nothing"),
-        pytest.param(
-            PreparedDevice(conditions=(READY, replace(READY, type="lamp.example.com/Lit"))),
-            id="two-conditions",
-        ),
-        pytest.param(
-            of_network(
-                interface_name="net1",
-                ips=("192.0.2.5/24", "2001:db8::5/64"),
-                hardware_address="0a:58:c0:00:02:05",
-            ),
-            id="network",
-        ),
-        pytest.param(PreparedDevice(attributes={"firmware": Version("1.2.3")}), id="attributes"),
-    ],
-)
+VALID = {
+    "nothing": PreparedDevice(),
+    "two-conditions": PreparedDevice(
+        conditions=(READY, replace(READY, type="lamp.example.com/Lit"))
+    ),
+    "network": of_network(
+        interface_name="net1",
+        ips=("192.0.2.5/24", "2001:db8::5/64"),
+        hardware_address="0a:58:c0:00:02:05",
+    ),
+    "attributes": PreparedDevice(attributes={"firmware": Version("1.2.3")}),
+}
+
+
+@pytest.mark.parametrize("prepared", VALID.values(), ids=VALID)
 def test_a_valid_result_has_no_problem(prepared):
     assert checked(prepared) is prepared
 

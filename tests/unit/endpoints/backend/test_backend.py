@@ -63,18 +63,17 @@ async def test_the_claims_of_a_pod_are_one_call_with_an_answer_each(served, back
     assert backend.metadata[-1]["drakit-request-id"] == "k7f3"
 
 
-@pytest.mark.parametrize(
-    ("device", "problem"),
-    [
-        pytest.param({"data": "[1]"}, "data is not a JSON object", id="data-is-a-list"),
-        pytest.param({"data": "[" * 9000}, "data is not valid JSON", id="data-without-end"),
-        pytest.param(
-            {"conditions": [pb.Condition()] * 10_000},
-            "conditions have 10,000 entries, more than 8",
-            id="conditions-without-end",
-        ),
-    ],
-)
+BAD_DEVICES = {
+    "data-is-a-list": ({"data": "[1]"}, "data is not a JSON object"),
+    "data-without-end": ({"data": "[" * 9000}, "data is not valid JSON"),
+    "conditions-without-end": (
+        {"conditions": [pb.Condition()] * 10_000},
+        "conditions have 10,000 entries, more than 8",
+    ),
+}
+
+
+@pytest.mark.parametrize(("device", "problem"), BAD_DEVICES.values(), ids=BAD_DEVICES)
 async def test_what_the_api_would_refuse_fails_its_claim_alone(served, backend, device, problem):
     async def prepare(request):
         good, bad = request.claims

@@ -26,20 +26,16 @@ CLASSES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("message", "health"),
-    [
-        pytest.param(pb.Health(), Health.unknown(), id="no-status"),
-        pytest.param(pb.Health(status=9, message="?"), Health.unknown("?"), id="a-later-version"),
-        pytest.param(pb.Health(status=1), Health.healthy(), id="healthy"),
-        pytest.param(pb.Health(status=1, broken=True), Health.healthy(), id="broken-but-healthy"),
-        pytest.param(
-            pb.Health(status=2, message="x" * 5000),
-            Health.unhealthy("x" * 1024),
-            id="a-long-message",
-        ),
-    ],
-)
+HEALTH = {
+    "no-status": (pb.Health(), Health.unknown()),
+    "a-later-version": (pb.Health(status=9, message="?"), Health.unknown("?")),
+    "healthy": (pb.Health(status=1), Health.healthy()),
+    "broken-but-healthy": (pb.Health(status=1, broken=True), Health.healthy()),
+    "a-long-message": (pb.Health(status=2, message="x" * 5000), Health.unhealthy("x" * 1024)),
+}
+
+
+@pytest.mark.parametrize(("message", "health"), HEALTH.values(), ids=HEALTH)
 def test_health(message, health):
     assert health_of(message) == health
 

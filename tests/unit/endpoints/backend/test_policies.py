@@ -103,23 +103,21 @@ async def test_held_devices_come_before_policies_and_the_spec_is_json(rig):
     assert datetime.fromtimestamp(policy.created, UTC) == HALL.created
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        pytest.param(
-            lambda: pb.ApplyPoliciesResponse(error="no lamp\nin the hall").SerializeToString(),
-            "no lamp in the hall",
-            id="refused",
-        ),
-        pytest.param(lambda: b"\xff", "with a malformed protobuf message", id="garbage"),
-        pytest.param(lambda: b"\0" * (1024 * 1024 + 1), "with more than 1 MiB", id="too-large"),
-        pytest.param(
-            failing("does not implement ApplyPolicies", grpc.StatusCode.UNIMPLEMENTED),
-            "its backend does not implement ApplyPolicies",
-            id="unimplemented",
-        ),
-    ],
-)
+REFUSALS = {
+    "refused": (
+        lambda: pb.ApplyPoliciesResponse(error="no lamp\nin the hall").SerializeToString(),
+        "no lamp in the hall",
+    ),
+    "garbage": (lambda: b"\xff", "with a malformed protobuf message"),
+    "too-large": (lambda: b"\0" * (1024 * 1024 + 1), "with more than 1 MiB"),
+    "unimplemented": (
+        failing("does not implement ApplyPolicies", grpc.StatusCode.UNIMPLEMENTED),
+        "its backend does not implement ApplyPolicies",
+    ),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), REFUSALS.values(), ids=REFUSALS)
 async def test_policies_that_are_not_applied_are_refused_with_the_reason(rig, answer, reason):
     rig.client.apply = answer
     rig.start()

@@ -34,31 +34,27 @@ def node(container, host="", permissions="rw"):
     return pb.DeviceSpec(container_path=container, host_path=host, permissions=permissions)
 
 
-@pytest.mark.parametrize(
-    ("given", "made"),
-    [
-        pytest.param(
-            node("/dev/a", "/dev/b", "rw"),
-            DeviceNode(path="/dev/a", host_path="/dev/b", permissions="rw"),
-            id="another-path",
-        ),
-        pytest.param(
-            node("/dev/a"),
-            DeviceNode(path="/dev/a", host_path="/dev/a", permissions="rw"),
-            id="no-host-path",
-        ),
-        pytest.param(
-            node("/dev/a", "/dev/a", ""),
-            DeviceNode(path="/dev/a", host_path="/dev/a"),
-            id="no-permissions-are-all",
-        ),
-        pytest.param(
-            node("/dev/../dev//a", "/dev/./a", "rrw"),
-            DeviceNode(path="/dev/a", host_path="/dev/a", permissions="rw"),
-            id="odd-but-clear",
-        ),
-    ],
-)
+NODES = {
+    "another-path": (
+        node("/dev/a", "/dev/b", "rw"),
+        DeviceNode(path="/dev/a", host_path="/dev/b", permissions="rw"),
+    ),
+    "no-host-path": (
+        node("/dev/a"),
+        DeviceNode(path="/dev/a", host_path="/dev/a", permissions="rw"),
+    ),
+    "no-permissions-are-all": (
+        node("/dev/a", "/dev/a", ""),
+        DeviceNode(path="/dev/a", host_path="/dev/a"),
+    ),
+    "odd-but-clear": (
+        node("/dev/../dev//a", "/dev/./a", "rrw"),
+        DeviceNode(path="/dev/a", host_path="/dev/a", permissions="rw"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "made"), NODES.values(), ids=NODES)
 def test_a_device_node_is_as_the_plugin_reports(given, made):
     assert edits_of(answer(devices=[given]), {}).device_nodes == (made,)
 

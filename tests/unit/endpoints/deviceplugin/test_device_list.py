@@ -45,27 +45,23 @@ def test_numa_nodes_are_topology_or_an_attribute(nodes, topology, text):
     assert device.attributes.get("numaNodes") == text
 
 
-@pytest.mark.parametrize(
-    ("said", "health"),
-    [
-        pytest.param("Healthy", Health.healthy(), id="healthy"),
-        pytest.param(
-            "Unhealthy",
-            Health.unhealthy(
-                "the device plugin of vendor.example/thing reports that it is Unhealthy"
-            ),
-            id="unhealthy",
+HEALTH = {
+    "healthy": ("Healthy", Health.healthy()),
+    "unhealthy": (
+        "Unhealthy",
+        Health.unhealthy("the device plugin of vendor.example/thing reports that it is Unhealthy"),
+    ),
+    "another-word": (
+        "healthy",
+        Health.unhealthy(
+            "the device plugin of vendor.example/thing reports that it is 'healthy', which is "
+            "not Healthy"
         ),
-        pytest.param(
-            "healthy",
-            Health.unhealthy(
-                "the device plugin of vendor.example/thing reports that it is 'healthy', which is "
-                "not Healthy"
-            ),
-            id="another-word",
-        ),
-    ],
-)
+    ),
+}
+
+
+@pytest.mark.parametrize(("said", "health"), HEALTH.values(), ids=HEALTH)
 def test_health_is_what_the_plugin_reports(said, health):
     assert only(plugin_device(health=said)).health == health
 

@@ -343,16 +343,16 @@ async def test_a_registration_socket_that_was_removed_is_created_again(world, pl
 # ------------------------------------------------------------ who may register
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        pytest.param({"version": "v1"}, "Supported version is \\['v1beta1'\\]", id="version"),
-        pytest.param({"resource_name": "thing"}, "must begin with a domain", id="no-domain"),
-        pytest.param({"endpoint": "../x.sock"}, "without '/'", id="other-directory"),
-        pytest.param({"endpoint": "kubelet.sock"}, "is the registration socket", id="our-own"),
-        pytest.param({"endpoint": "x" * 256}, "exceeds 255 bytes, the maximum length", id="long"),
-    ],
-)
+BAD_REGISTRATIONS = {
+    "version": ({"version": "v1"}, "Supported version is \\['v1beta1'\\]"),
+    "no-domain": ({"resource_name": "thing"}, "must begin with a domain"),
+    "other-directory": ({"endpoint": "../x.sock"}, "without '/'"),
+    "our-own": ({"endpoint": "kubelet.sock"}, "is the registration socket"),
+    "long": ({"endpoint": "x" * 256}, "exceeds 255 bytes, the maximum length"),
+}
+
+
+@pytest.mark.parametrize(("changes", "text"), BAD_REGISTRATIONS.values(), ids=BAD_REGISTRATIONS)
 async def test_a_wrong_registration_is_refused(world, directory, changes, text):
     with pytest.raises(grpc.aio.AioRpcError, match=text) as raised:
         await FakeDevicePlugin(directory).register(**changes)
@@ -443,24 +443,22 @@ async def test_annotations_are_reported_once(world, plugin):
     assert world.reasons() == ["AnnotationsUnsupported"]
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "text"),
-    [
-        pytest.param(
-            {"failure": (grpc.StatusCode.INTERNAL, "no\npower")},
-            r"thing failed in Allocate: no power \(internal\)",
-            id="failure",
-        ),
-        pytest.param({"raw_answer": b"\xff\xff"}, "malformed protobuf message", id="garbage"),
-        pytest.param({"raw_answer": b""}, "with no container_response for 1", id="no-answer"),
-        pytest.param(
-            {"raw_answer": pb.AllocateResponse(container_responses=[{}, {}]).SerializeToString()},
-            "with more than 1 container_response for 1",
-            id="two-answers",
-        ),
-        pytest.param({"raw_answer": b"\x0a" * 2_000_000}, "more than 1024 KiB", id="huge"),
-    ],
-)
+BAD_ANSWERS = {
+    "failure": (
+        {"failure": (grpc.StatusCode.INTERNAL, "no\npower")},
+        r"thing failed in Allocate: no power \(internal\)",
+    ),
+    "garbage": ({"raw_answer": b"\xff\xff"}, "malformed protobuf message"),
+    "no-answer": ({"raw_answer": b""}, "with no container_response for 1"),
+    "two-answers": (
+        {"raw_answer": pb.AllocateResponse(container_responses=[{}, {}]).SerializeToString()},
+        "with more than 1 container_response for 1",
+    ),
+    "huge": ({"raw_answer": b"\x0a" * 2_000_000}, "more than 1024 KiB"),
+}
+
+
+@pytest.mark.parametrize(("behaviour", "text"), BAD_ANSWERS.values(), ids=BAD_ANSWERS)
 async def test_an_answer_that_cannot_be_used_is_a_sentence(world, plugin, behaviour, text):
     for name, value in behaviour.items():
         setattr(plugin, name, value)
@@ -562,22 +560,19 @@ async def test_an_unprepare_needs_no_plugin(world, plugin):
 # ------------------------------------------------------------ bad plugins
 
 
-@pytest.mark.parametrize(
-    ("messages", "text"),
-    [
-        pytest.param([b"\xff\xff\xff"], "malformed protobuf message", id="garbage"),
-        pytest.param(
-            [listed(*(str(n) for n in range(20_000))).SerializeToString()],
-            "more than 16,384 devices",
-            id="too-many-devices",
-        ),
-        pytest.param([listed("thing-0").SerializeToString()] * 2000, "more than 100", id="flood"),
-        pytest.param(
-            [b"\x0a\x00" * 1_000_000 + b"\xff"], "more than 16,384 devices", id="empty-devices"
-        ),
-        pytest.param([b"\x0a" * (5 << 20)], "larger than 4 MiB", id="huge"),
-    ],
-)
+BAD_LISTS = {
+    "garbage": ([b"\xff\xff\xff"], "malformed protobuf message"),
+    "too-many-devices": (
+        [listed(*(str(n) for n in range(20_000))).SerializeToString()],
+        "more than 16,384 devices",
+    ),
+    "flood": ([listed("thing-0").SerializeToString()] * 2000, "more than 100"),
+    "empty-devices": ([b"\x0a\x00" * 1_000_000 + b"\xff"], "more than 16,384 devices"),
+    "huge": ([b"\x0a" * (5 << 20)], "larger than 4 MiB"),
+}
+
+
+@pytest.mark.parametrize(("messages", "text"), BAD_LISTS.values(), ids=BAD_LISTS)
 async def test_a_bad_plugin_is_stopped_and_others_are_not(world, plugin, directory, messages, text):
     good = FakeDevicePlugin(directory, resource="good.example/g", endpoint="g.sock", devices=["g"])
     async with good:
