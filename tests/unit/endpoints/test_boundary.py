@@ -52,7 +52,7 @@ class PerBatch(Camera):
         results = {}
         for item in claims:
             try:
-                results[item.claim.uid] = [await self.behaviour.answer(d) for d in item.devices]
+                results[item.claim.uid] = [self.behaviour.prepare() for _ in item.devices]
             except Exception as error:
                 results[item.claim.uid] = error
         return results
@@ -110,10 +110,6 @@ async def test_the_text_of_what_a_driver_raises_is_made_in_its_thread(
     watching = Watching()
     behaviour.prepare = raising(raised(watching))
 
-    async def answer(device):
-        return behaviour.prepare()
-
-    behaviour.answer = answer
     async with running(new_endpoint(lambda: kind(behaviour), listener, kind)) as endpoint:
         with pytest.raises(DeviceFailedError, match="it is dirty") as failed:
             await endpoint.prepare(CLAIM, [DEVICE])
@@ -157,11 +153,7 @@ async def test_edits_are_copied_in_the_drivers_thread(kind, behaviour, listener)
         def __len__(self) -> int:
             return 1
 
-    async def answer(device):
-        return behaviour.prepare()
-
     behaviour.prepare = lambda: Edits(env=Lazy())
-    behaviour.answer = answer
     async with running(new_endpoint(lambda: kind(behaviour), listener, kind)) as endpoint:
         (prepared,) = await endpoint.prepare(CLAIM, [DEVICE])
     assert prepared == PreparedDevice(edits=Edits(env={"CAMERA": "0"}))

@@ -48,157 +48,124 @@ def mount(path: str, *options: str, at: str = "/gpu", type: str | None = None) -
     return {"mounts": (made,)}
 
 
-@pytest.mark.parametrize(
-    "edits",
-    [
-        pytest.param({}, id="nothing"),
-        pytest.param({"env": {"GPU": "0"}}, id="a-variable"),
-        pytest.param({"env": {"NVIDIA_A": "0", "NVIDIA_": "1"}}, id="variables-with-a-prefix"),
-        pytest.param(node("/dev/gpu0"), id="a-device-node"),
-        pytest.param(node("/dev/x", host_path="/dev//./gpu0"), id="a-path-that-is-not-normalised"),
-        pytest.param(node("/dev/gpu0", type="c", major=195, minor=0), id="the-hosts-numbers"),
-        pytest.param(node("/dev/gpu0", type="u", major=195, minor=0), id="unbuffered"),
-        pytest.param(node("/dev/gpus/a"), id="a-link-to-an-allowed-device-node"),
-        pytest.param(node("/dev/gpu7"), id="a-device-node-that-is-not-there-yet"),
-        pytest.param(node("/dev/gpu0", file_mode=0o660, uid=1, gid=2), id="permissions"),
-        pytest.param(mount("/opt/gpu"), id="a-read-only-mount-of-a-prefix"),
-        pytest.param(mount("/opt/gpu/lib", "rbind", "rprivate", "rro"), id="read-only-throughout"),
-        pytest.param(mount("/opt/gpu/state/1", "rbind", "rw"), id="the-longest-prefix-decides"),
-        pytest.param(
-            {"hooks": (Hook(name="prestart", path="/usr/bin/gpu-hook", args=("a",)),)}, id="a-hook"
-        ),
-        pytest.param(
-            {"net_devices": (NetDevice(host_interface_name="gpu0", name="net0"),)},
-            id="a-network-interface",
-        ),
-        pytest.param({"additional_gids": (44,)}, id="a-group"),
-        pytest.param({"intel_rdt": IntelRdt(clos_id="a")}, id="intel-rdt"),
-        pytest.param({"cdi_devices": ("gpu.example.com/card=1",)}, id="a-cdi-kind"),
-        pytest.param({"cdi_devices": ("gpu.example.com/link=port1",)}, id="a-cdi-device"),
-    ],
-)
+ALLOWED_EDITS = {
+    "nothing": {},
+    "a-variable": {"env": {"GPU": "0"}},
+    "variables-with-a-prefix": {"env": {"NVIDIA_A": "0", "NVIDIA_": "1"}},
+    "a-device-node": node("/dev/gpu0"),
+    "a-path-that-is-not-normalised": node("/dev/x", host_path="/dev//./gpu0"),
+    "the-hosts-numbers": node("/dev/gpu0", type="c", major=195, minor=0),
+    "unbuffered": node("/dev/gpu0", type="u", major=195, minor=0),
+    "a-link-to-an-allowed-device-node": node("/dev/gpus/a"),
+    "a-device-node-that-is-not-there-yet": node("/dev/gpu7"),
+    "permissions": node("/dev/gpu0", file_mode=0o660, uid=1, gid=2),
+    "a-read-only-mount-of-a-prefix": mount("/opt/gpu"),
+    "read-only-throughout": mount("/opt/gpu/lib", "rbind", "rprivate", "rro"),
+    "the-longest-prefix-decides": mount("/opt/gpu/state/1", "rbind", "rw"),
+    "a-hook": {"hooks": (Hook(name="prestart", path="/usr/bin/gpu-hook", args=("a",)),)},
+    "a-network-interface": {"net_devices": (NetDevice(host_interface_name="gpu0", name="net0"),)},
+    "a-group": {"additional_gids": (44,)},
+    "intel-rdt": {"intel_rdt": IntelRdt(clos_id="a")},
+    "a-cdi-kind": {"cdi_devices": ("gpu.example.com/card=1",)},
+    "a-cdi-device": {"cdi_devices": ("gpu.example.com/link=port1",)},
+}
+
+
+@pytest.mark.parametrize("edits", ALLOWED_EDITS.values(), ids=ALLOWED_EDITS)
 def test_edits_that_an_entry_lists_are_allowed(edits):
     assert problem(**edits) is None
 
 
-@pytest.mark.parametrize(
-    ("edits", "what", "setting"),
-    [
-        pytest.param(node("/dev/sda"), "device node /dev/sda", "devices", id="a-device-node"),
-        pytest.param(
-            node("/dev/gpu0", host_path="/dev/sda"),
-            "device node /dev/sda",
-            "devices",
-            id="the-path-in-the-container-does-not-count",
-        ),
-        pytest.param(
-            node("/dev/gpus/a/b"), "device node /dev/gpus/a/b", "devices", id="no-wildcard-for-/"
-        ),
-        pytest.param(
-            node("/dev/gpu1"),
-            "device node /dev/gpu1, which leads to /dev/sda",
-            "devices",
-            id="a-link-to-another-device-node",
-        ),
-        pytest.param(mount("/etc"), "a mount of /etc", "mounts", id="a-mount"),
-        pytest.param(
-            mount("/opt/gpu-other"), "a mount of /opt/gpu-other", "mounts", id="half-a-component"
-        ),
-        *(
-            pytest.param(
-                mount("/opt/gpu", *options),
-                "a mount of /opt/gpu that is not recursively read-only",
-                "mounts",
-                id=f"a-read-only-prefix-mounted-{'-'.join(options)}",
-            )
-            for options in (("bind", "rw"), ("bind",), ("ro", "rw", "bind"), ("rbind", "ro"))
-        ),
-        pytest.param(
-            {"hooks": (Hook(name="prestart", path="/bin/sh"),)}, "hook /bin/sh", "hooks", id="hook"
-        ),
-        pytest.param(
-            {"hooks": (Hook(name="prestart", path="/usr/bin/../bin/gpu-hook"),)},
-            "hook /usr/bin/../bin/gpu-hook",
-            "hooks",
-            id="a-hook-by-another-path",
-        ),
-        pytest.param(
-            {"net_devices": (NetDevice(host_interface_name="eth0", name="gpu0"),)},
-            "network interface eth0",
-            "netDevices",
-            id="a-network-interface",
-        ),
-        *(
-            pytest.param({"env": {name: "x"}}, f"environment variable {name}", "env", id=name)
-            for name in ("LD_PRELOAD", "BASH_ENV", "http_proxy", "GPU_0", "nvidia_a", "NVIDIA")
-        ),
-        pytest.param({"additional_gids": (44, 6)}, "group 6", "additionalGids", id="a-group"),
-        *(
-            pytest.param({"cdi_devices": (name,)}, f"CDI device {name}", "cdiDevices", id=name)
-            for name in ("gpu.example.com/cards=1", "gpu.example.com/link=1")
-        ),
-    ],
-)
+REFUSED = {
+    "a-device-node": (node("/dev/sda"), "device node /dev/sda", "devices"),
+    "the-path-in-the-container-does-not-count": (
+        node("/dev/gpu0", host_path="/dev/sda"),
+        "device node /dev/sda",
+        "devices",
+    ),
+    "no-wildcard-for-/": (node("/dev/gpus/a/b"), "device node /dev/gpus/a/b", "devices"),
+    "a-link-to-another-device-node": (
+        node("/dev/gpu1"),
+        "device node /dev/gpu1, which leads to /dev/sda",
+        "devices",
+    ),
+    "a-mount": (mount("/etc"), "a mount of /etc", "mounts"),
+    "half-a-component": (mount("/opt/gpu-other"), "a mount of /opt/gpu-other", "mounts"),
+    **{
+        f"a-read-only-prefix-mounted-{'-'.join(options)}": (
+            mount("/opt/gpu", *options),
+            "a mount of /opt/gpu that is not recursively read-only",
+            "mounts",
+        )
+        for options in (("bind", "rw"), ("bind",), ("ro", "rw", "bind"), ("rbind", "ro"))
+    },
+    "hook": ({"hooks": (Hook(name="prestart", path="/bin/sh"),)}, "hook /bin/sh", "hooks"),
+    "a-hook-by-another-path": (
+        {"hooks": (Hook(name="prestart", path="/usr/bin/../bin/gpu-hook"),)},
+        "hook /usr/bin/../bin/gpu-hook",
+        "hooks",
+    ),
+    "a-network-interface": (
+        {"net_devices": (NetDevice(host_interface_name="eth0", name="gpu0"),)},
+        "network interface eth0",
+        "netDevices",
+    ),
+    **{
+        name: ({"env": {name: "x"}}, f"environment variable {name}", "env")
+        for name in ("LD_PRELOAD", "BASH_ENV", "http_proxy", "GPU_0", "nvidia_a", "NVIDIA")
+    },
+    "a-group": ({"additional_gids": (44, 6)}, "group 6", "additionalGids"),
+    **{
+        name: ({"cdi_devices": (name,)}, f"CDI device {name}", "cdiDevices")
+        for name in ("gpu.example.com/cards=1", "gpu.example.com/link=1")
+    },
+}
+
+
+@pytest.mark.parametrize(("edits", "what", "setting"), REFUSED.values(), ids=REFUSED)
 def test_edits_that_an_entry_does_not_list_are_refused_with_the_remedy(edits, what, setting):
     assert problem(**edits) == (
         f"asks for {what}, which is not allowed; to allow it, extend {setting} in {WHERE}"
     )
 
 
-@pytest.mark.parametrize(
-    ("edits", "text"),
-    [
-        pytest.param(
-            node("/dev/x", host_path="/dev/gpus/../sda"),
-            "must not contain '..'",
-            id="a-node-that-goes-back",
-        ),
-        pytest.param(
-            node("../dev/x", host_path="/dev/gpu0"), "must be absolute", id="relative-in-container"
-        ),
-        pytest.param(node("/dev/gpu0\0"), "must be absolute", id="a-null-byte"),
-        pytest.param(
-            node("/dev/gpu0", type="b", major=8, minor=0), "numbers", id="numbers-of-another-device"
-        ),
-        pytest.param(
-            node("/dev/gpu0", type="b", major=195, minor=0), "type", id="type-of-another-device"
-        ),
-        pytest.param(node("/dev/gpu0", minor=1), "numbers", id="half-of-the-numbers"),
-        pytest.param(
-            node("/dev/gpu7", type="c", major=195, minor=7), "verified", id="numbers-of-no-device"
-        ),
-        pytest.param(node("/dev/gpu0", type="p"), "type p", id="a-fifo"),
-        pytest.param(node("/dev/gpu0", file_mode=0o060660), "mode", id="a-mode-that-is-a-type"),
-        pytest.param(
-            mount("/opt/gpu/../../etc"), "must not contain '..'", id="a-mount-that-goes-back"
-        ),
-        pytest.param(mount("/opt/gpu", at="../gpu"), "must be absolute", id="at-a-relative-path"),
-        pytest.param(mount("/opt/gpu", "ro"), "not a bind mount", id="no-bind-mount"),
-        pytest.param(
-            mount("/opt/gpu", "ro", "bind", type="ext4"), "not a bind mount", id="a-file-system"
-        ),
-        *(
-            pytest.param(mount("/opt/gpu", "ro", "bind", option), f"option {option}", id=option)
-            for option in ("rshared", "dev", "suid")
-        ),
-        pytest.param(
-            mount("/opt/gpu", "ro", "bind", "a\nb"), r"option 'a\nb'", id="an-option-in-two-lines"
-        ),
-        pytest.param(
-            {"hooks": (Hook(name="prestart", path="/usr/bin/gpu-hook", env={"LD_PRELOAD": "/x"}),)},
-            "environment variables",
-            id="a-hook-with-variables",
-        ),
-        *(
-            pytest.param(
-                {"cdi_devices": (f"{driver}/claim=uid-b",)},
-                "no entry can allow the devices of claims",
-                id=f"a-claim-of-{driver}",
-            )
-            for driver in ("gpu.example.com", "hostdev.drakit.dev", "of-another-release.example")
-        ),
-    ],
-)
+NEVER = {
+    "a-node-that-goes-back": (
+        node("/dev/x", host_path="/dev/gpus/../sda"),
+        "must not contain '..'",
+    ),
+    "relative-in-container": (node("../dev/x", host_path="/dev/gpu0"), "must be absolute"),
+    "a-null-byte": (node("/dev/gpu0\0"), "must be absolute"),
+    "numbers-of-another-device": (node("/dev/gpu0", type="b", major=8, minor=0), "numbers"),
+    "type-of-another-device": (node("/dev/gpu0", type="b", major=195, minor=0), "type"),
+    "half-of-the-numbers": (node("/dev/gpu0", minor=1), "numbers"),
+    "numbers-of-no-device": (node("/dev/gpu7", type="c", major=195, minor=7), "verified"),
+    "a-fifo": (node("/dev/gpu0", type="p"), "type p"),
+    "a-mode-that-is-a-type": (node("/dev/gpu0", file_mode=0o060660), "mode"),
+    "a-mount-that-goes-back": (mount("/opt/gpu/../../etc"), "must not contain '..'"),
+    "at-a-relative-path": (mount("/opt/gpu", at="../gpu"), "must be absolute"),
+    "no-bind-mount": (mount("/opt/gpu", "ro"), "not a bind mount"),
+    "a-file-system": (mount("/opt/gpu", "ro", "bind", type="ext4"), "not a bind mount"),
+    **{
+        option: (mount("/opt/gpu", "ro", "bind", option), f"option {option}")
+        for option in ("rshared", "dev", "suid")
+    },
+    "an-option-in-two-lines": (mount("/opt/gpu", "ro", "bind", "a\nb"), r"option 'a\nb'"),
+    "a-hook-with-variables": (
+        {"hooks": (Hook(name="prestart", path="/usr/bin/gpu-hook", env={"LD_PRELOAD": "/x"}),)},
+        "environment variables",
+    ),
+    **{
+        f"a-claim-of-{driver}": (
+            {"cdi_devices": (f"{driver}/claim=uid-b",)},
+            "no entry can allow the devices of claims",
+        )
+        for driver in ("gpu.example.com", "hostdev.drakit.dev", "of-another-release.example")
+    },
+}
+
+
+@pytest.mark.parametrize(("edits", "text"), NEVER.values(), ids=NEVER)
 def test_edits_that_no_entry_can_allow_are_refused(edits, text):
     refused = problem(**edits)
     assert refused is not None
