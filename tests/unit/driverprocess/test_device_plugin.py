@@ -118,6 +118,14 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "RECONNECT_SECONDS", (0.3, 0.3))
 
 
+@pytest.fixture
+async def kubelet(lamps, tmp_path, fast) -> AsyncIterator[FakeDeviceManager]:
+    """The kubelet's side of the driver, whose devices it knows."""
+    async with FakeDeviceManager(tmp_path) as kubelet, served(lamps, tmp_path, LAMP):
+        await until(lambda: kubelet.health(LAMP))
+        yield kubelet
+
+
 async def test_each_resource_has_its_devices_and_their_numa_nodes(lamps, tmp_path):
     async with served(lamps, tmp_path, *BOTH) as server, FakeDeviceManager(tmp_path) as kubelet:
         assert server.unready() is not None
@@ -135,14 +143,12 @@ async def test_each_resource_has_its_devices_and_their_numa_nodes(lamps, tmp_pat
         assert not any(each.options.pre_start_required for each in kubelet.registrations)
 
 
-async def test_a_container_gets_the_edits_of_prepare(lamps, tmp_path):
-    async with FakeDeviceManager(tmp_path) as kubelet, served(lamps, tmp_path, LAMP):
-        await until(lambda: kubelet.health(LAMP))
-        assert list(kubelet.health(LAMP)) == ["desk", "pocket"]
-        answer = await kubelet.allocate(LAMP, "pocket", "desk")
-        assert dict(answer.envs) == {"LAMP_lamp_desk": "on", "LAMP_lamp_pocket": "on"}
-        assert sorted(lamps.prepared) == ["device-plugin/desk", "device-plugin/pocket"]
-        assert await kubelet.prefer(LAMP, "pocket", "desk", size=1) == ["desk"]
+async def test_a_container_gets_the_edits_of_prepare(lamps, kubelet):
+    assert list(kubelet.health(LAMP)) == ["desk", "pocket"]
+    answer = await kubelet.allocate(LAMP, "pocket", "desk")
+    assert dict(answer.envs) == {"LAMP_lamp_desk": "on", "LAMP_lamp_pocket": "on"}
+    assert sorted(lamps.prepared) == ["device-plugin/desk", "device-plugin/pocket"]
+    assert await kubelet.prefer(LAMP, "pocket", "desk", size=1) == ["desk"]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +159,7 @@ async def test_a_container_gets_the_edits_of_prepare(lamps, tmp_path):
         pytest.param(Edits(additional_gids=(1,)), "supplementary groups", id="not-for-plugins"),
     ],
 )
-async def test_a_failed_prepare_is_the_text_of_the_failed_pod(lamps, tmp_path, work, problem):
+async def test_a_failed_prepare_is_the_text_of_the_failed_pod(lamps, kubelet, work, problem):
     async def fail(device):
         if device.name == "desk":
             if isinstance(work, Exception):
@@ -162,19 +168,17 @@ async def test_a_failed_prepare_is_the_text_of_the_failed_pod(lamps, tmp_path, w
         return Edits()
 
     lamps.work = fail
-    async with FakeDeviceManager(tmp_path) as kubelet, served(lamps, tmp_path, LAMP):
-        await until(lambda: kubelet.health(LAMP))
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await kubelet.allocate(LAMP, "pocket", "desk")
-        assert problem in raised.value.details()
-        assert "desk" in raised.value.details()
-        await kubelet.allocate(LAMP, "pocket")
-        with pytest.raises(grpc.aio.AioRpcError, match="no longer lists device 'cellar'"):
-            await kubelet.allocate(LAMP, "cellar")
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await kubelet.allocate(LAMP, "pocket", "desk")
+    assert problem in raised.value.details()
+    assert "desk" in raised.value.details()
+    await kubelet.allocate(LAMP, "pocket")
+    with pytest.raises(grpc.aio.AioRpcError, match="no longer lists device 'cellar'"):
+        await kubelet.allocate(LAMP, "cellar")
 
 
 async def test_a_prepare_that_takes_too_long_fails_the_pod_and_delays_the_next_one(
-    lamps, tmp_path, monkeypatch
+    lamps, kubelet, monkeypatch
 ):
     monkeypatch.setattr(device_plugin, "ALLOCATE_SECONDS", 0.3)
     order: list[str] = []
@@ -192,52 +196,45 @@ async def test_a_prepare_that_takes_too_long_fails_the_pod_and_delays_the_next_o
         return Edits()
 
     lamps.work = hang
-    async with FakeDeviceManager(tmp_path) as kubelet, served(lamps, tmp_path, LAMP):
-        await until(lambda: kubelet.health(LAMP))
-        with pytest.raises(grpc.aio.AioRpcError, match="did not prepare the devices within 0 s"):
-            await kubelet.allocate(LAMP, "desk")
-        monkeypatch.setattr(device_plugin, "ALLOCATE_SECONDS", 5)
+    with pytest.raises(grpc.aio.AioRpcError, match="did not prepare the devices within 0 s"):
         await kubelet.allocate(LAMP, "desk")
-        assert order == ["cleaned up", "prepared"]
+    monkeypatch.setattr(device_plugin, "ALLOCATE_SECONDS", 5)
+    await kubelet.allocate(LAMP, "desk")
+    assert order == ["cleaned up", "prepared"]
 
 
-async def test_health_taints_and_changes_of_the_devices_reach_the_kubelet(lamps, tmp_path):
-    async with FakeDeviceManager(tmp_path) as kubelet, served(lamps, tmp_path, LAMP):
-        await until(lambda: kubelet.health(LAMP))
-        change(
-            lamps,
-            [
-                Device(name="desk", health=Health.unhealthy("it flickers")),
-                Device(name="floor", taints=(Taint(key="l.example/x", effect="NoSchedule"),)),
-                Device(name="wall", taints=(Taint(key="l.example/x", effect="None"),)),
-            ],
+async def test_health_taints_and_changes_of_the_devices_reach_the_kubelet(lamps, kubelet):
+    change(
+        lamps,
+        [
+            Device(name="desk", health=Health.unhealthy("it flickers")),
+            Device(name="floor", taints=(Taint(key="l.example/x", effect="NoSchedule"),)),
+            Device(name="wall", taints=(Taint(key="l.example/x", effect="None"),)),
+        ],
+    )
+    await until(
+        lambda: (
+            kubelet.health(LAMP) == {"desk": "Unhealthy", "floor": "Unhealthy", "wall": "Healthy"}
         )
-        await until(
-            lambda: (
-                kubelet.health(LAMP)
-                == {"desk": "Unhealthy", "floor": "Unhealthy", "wall": "Healthy"}
-            )
-        )
-        change(lamps, [Device(name="desk", health=Health.unknown()), Device(name="wall")])
-        await until(lambda: kubelet.health(LAMP) == {"desk": "Unhealthy", "wall": "Healthy"})
-        change(lamps, [Device(name="desk", health=Health.healthy())])
-        await until(lambda: kubelet.health(LAMP) == {"desk": "Healthy"})
+    )
+    change(lamps, [Device(name="desk", health=Health.unknown()), Device(name="wall")])
+    await until(lambda: kubelet.health(LAMP) == {"desk": "Unhealthy", "wall": "Healthy"})
+    change(lamps, [Device(name="desk", health=Health.healthy())])
+    await until(lambda: kubelet.health(LAMP) == {"desk": "Healthy"})
 
 
 async def test_a_driver_that_ends_makes_its_devices_unhealthy_until_it_lists_them_again(
-    lamps, tmp_path
+    lamps, kubelet
 ):
-    async with FakeDeviceManager(tmp_path) as kubelet, served(lamps, tmp_path, LAMP):
-        await until(lambda: kubelet.health(LAMP))
-        listed = lamps.listed
-        change(lamps, RuntimeError("the bus is gone"))
-        await until(lambda: set(kubelet.health(LAMP).values()) == {"Unhealthy"})
-        with pytest.raises(grpc.aio.AioRpcError, match="is stopped: RuntimeError: the bus is gone"):
-            await kubelet.allocate(LAMP, "desk")
-        lamps.listed = listed
-        await until(lambda: kubelet.health(LAMP) == {"desk": "Healthy", "pocket": "Healthy"})
-        assert lamps.runs >= 2
-        assert len(kubelet.registrations) == 1, "the stream goes on"
+    listed = lamps.listed
+    change(lamps, RuntimeError("the bus is gone"))
+    await until(lambda: set(kubelet.health(LAMP).values()) == {"Unhealthy"})
+    with pytest.raises(grpc.aio.AioRpcError, match="is stopped: RuntimeError: the bus is gone"):
+        await kubelet.allocate(LAMP, "desk")
+    lamps.listed = listed
+    await until(lambda: kubelet.health(LAMP) == {"desk": "Healthy", "pocket": "Healthy"})
+    assert lamps.runs >= 2
+    assert len(kubelet.registrations) == 1, "the stream goes on"
 
 
 async def test_the_node_plugin_hosts_it_like_any_other_device_plugin(lamps, world, directory):
@@ -307,15 +304,13 @@ async def test_a_refused_registration_and_an_ended_stream_are_repeated(lamps, tm
         await until(lambda: kubelet.health(LAMP) == {"desk": "Healthy", "pocket": "Healthy"})
 
 
-async def test_the_next_pod_of_an_update_takes_over_and_the_old_one_waits(lamps, tmp_path):
-    async with FakeDeviceManager(tmp_path) as kubelet, served(lamps, tmp_path, LAMP):
-        await until(lambda: kubelet.health(LAMP))
-        async with served(lamps, tmp_path, LAMP):
-            await until(lambda: len(kubelet.registrations) == 2)
-            await asyncio.sleep(0.6)
-            assert len(kubelet.registrations) == 2, "they do not take turns"
-        await until(lambda: len(kubelet.registrations) == 3)
-        assert (await kubelet.allocate(LAMP, "desk")).envs
+async def test_the_next_pod_of_an_update_takes_over_and_the_old_one_waits(lamps, kubelet, tmp_path):
+    async with served(lamps, tmp_path, LAMP):
+        await until(lambda: len(kubelet.registrations) == 2)
+        await asyncio.sleep(0.6)
+        assert len(kubelet.registrations) == 2, "they do not take turns"
+    await until(lambda: len(kubelet.registrations) == 3)
+    assert (await kubelet.allocate(LAMP, "desk")).envs
 
 
 def test_a_socket_has_a_shorter_name_if_the_path_would_be_too_long(tmp_path):
