@@ -171,13 +171,6 @@ async def test_extra_fields_are_copied_and_their_types_count():
     assert seen[0] is seen[1] is not seen[2]
 
 
-@pytest.mark.parametrize("fields", [{"ordered": 1}, {"partition_type_attribute": None}])
-def test_an_inventory_with_a_field_of_a_wrong_type_names_it(fields):
-    (name,) = fields
-    with pytest.raises(DriverError, match=f"an Inventory whose {name} is"):
-        inventory_of(Inventory(devices=(), **fields))
-
-
 UNCHANGED = {
     "the-same-object": lambda: FULL,
     "an-equal-one": lambda: replace(FULL, attributes={**FULL.attributes}),
@@ -286,34 +279,93 @@ async def test_reports_other_than_devices_are_copied_too():
     assert type(outcome.policy) is str
 
 
-BAD_REPORTS = {
-    "no-list": ({"rejected": 3}, "it listed int, which is not a collection"),
-    "text": ({"rejected": ["/dev/sda"]}, "it listed str, which is not a RejectedDevice"),
-    "unknown-reason": (
-        {"rejected": [RejectedDevice(device="x", reason="Broken")]},
-        "a RejectedDevice with reason 'Broken', which is none of Dangerous, InUse",
-    ),
-    "no-number": (
-        {"policies": [PolicyOutcome(policy="a", matched="3")]},
-        "a PolicyOutcome whose matched is str, not int",
-    ),
-    "no-conflict": (
-        {"policies": [PolicyOutcome(policy="a", conflicts=("b",))]},
-        "it listed str, which is not a PolicyConflict",
-    ),
-    "withdrawn-text": (
-        {"withdrawn": "cam-0"},
-        "it listed str, which is not a collection of withdrawn devices",
-    ),
-    "withdrawn-number": ({"withdrawn": ["cam-0", 1]}, "it listed int, which is not a str"),
-    "withdrawn-without-end": (
-        {"withdrawn": map(str, itertools.count())},
-        "it listed more than 16,384 withdrawn devices",
+# ------------------------------------------------------------ what a driver yields
+
+CAM = Device(name="cam-0")
+CARD = CounterSet(name="card", counters={"memory": "8Gi"})
+
+
+class Derived(Device):
+    """A vendor's subclass."""
+
+
+YIELDED = {
+    "list": ([CAM], Inventory(devices=(CAM,))),
+    "nothing": ([], Inventory(devices=())),
+    "view": ({"a": CAM}.values(), Inventory(devices=(CAM,))),
+    "generator": ((CAM for _ in range(2)), Inventory(devices=(CAM, CAM))),
+    "derived": ([Derived(name="x")], Inventory(devices=(Derived(name="x"),))),
+    "inventory": (
+        Inventory(devices=[CAM], counter_sets=[CARD], fallback=[]),
+        Inventory(devices=(CAM,), counter_sets=(CARD,), fallback=()),
     ),
 }
 
 
-@pytest.mark.parametrize(("reports", "text"), BAD_REPORTS.values(), ids=BAD_REPORTS)
-async def test_reports_of_a_wrong_type_are_refused(reports, text):
-    with pytest.raises(DriverError, match=text):
-        await InventorySnapshots().of(inventory_of(Inventory(devices=(), **reports)))
+@pytest.mark.parametrize(("listed", "inventory"), YIELDED.values(), ids=YIELDED)
+def test_a_yielded_value_becomes_an_immutable_inventory(listed, inventory):
+    assert inventory_of(listed) == inventory
+
+
+def test_as_many_devices_as_are_allowed_are_taken():
+    assert len(inventory_of([CAM] * 16_384).devices) == 16_384
+
+
+def reporting(**fields: Any) -> Inventory:
+    return Inventory(devices=(), **fields)
+
+
+NO_INVENTORIES = {
+    "names": (["cam-0"], "it listed str, which is not a Device; this is a bug"),
+    "text": ("cam-0", "it listed str, which is not a Device"),
+    "one-device": (CAM, "it listed Device, which is not a collection of devices"),
+    "nothing-at-all": (None, "it listed NoneType, which is not a collection"),
+    "a-hole": ([CAM, None], "it listed NoneType, which is not a Device"),
+    "bad-inventory": (Inventory(devices=3), "it listed int, which is not a coll"),
+    "devices-as-counter-sets": (
+        Inventory(devices=[CAM], counter_sets=[CAM]),
+        "it listed Device, which is not a CounterSet",
+    ),
+    "bad-fallback": (
+        Inventory(devices=[CAM], fallback=["whole"]),
+        "it listed str, which is not a Device",
+    ),
+    "endless": (itertools.repeat(CAM), "it listed more than 16,384 devices, which no node"),
+    "no-list-of-reports": (reporting(rejected=3), "it listed int, which is not a collection"),
+    "text-as-a-report": (
+        reporting(rejected=["/dev/sda"]),
+        "it listed str, which is not a RejectedDevice",
+    ),
+    "unknown-reason": (
+        reporting(rejected=[RejectedDevice(device="x", reason="Broken")]),
+        "a RejectedDevice with reason 'Broken', which is none of Dangerous, InUse",
+    ),
+    "no-number": (
+        reporting(policies=[PolicyOutcome(policy="a", matched="3")]),
+        "a PolicyOutcome whose matched is str, not int",
+    ),
+    "no-conflict": (
+        reporting(policies=[PolicyOutcome(policy="a", conflicts=("b",))]),
+        "it listed str, which is not a PolicyConflict",
+    ),
+    "withdrawn-text": (
+        reporting(withdrawn="cam-0"),
+        "it listed str, which is not a collection of withdrawn devices",
+    ),
+    "withdrawn-number": (reporting(withdrawn=["cam-0", 1]), "it listed int, which is not a str"),
+    "withdrawn-without-end": (
+        reporting(withdrawn=map(str, itertools.count())),
+        "it listed more than 16,384 withdrawn devices",
+    ),
+    "order": (reporting(ordered=1), "an Inventory whose ordered is"),
+    "types-of-partitions": (
+        reporting(partition_type_attribute=None),
+        "an Inventory whose partition_type_attribute is",
+    ),
+}
+
+
+@pytest.mark.parametrize(("listed", "sentence"), NO_INVENTORIES.values(), ids=NO_INVENTORIES)
+async def test_a_value_that_is_not_an_inventory_is_refused_with_a_sentence(listed, sentence):
+    with pytest.raises(DriverError, match=sentence):
+        await InventorySnapshots().of(inventory_of(listed))

@@ -1,71 +1,17 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 
 import pytest
 
-from drakit import Device, DriverError
-from drakit.device import CounterSet, Inventory
+from drakit import Device
+from drakit.device import Inventory
 from drakit_driver.runtime import thread as stream
 from drakit_driver.runtime.latest_value import LatestValue
-from drakit_driver.runtime.snapshot import inventory_of
 from drakit_driver.runtime.thread import FloodError, read_inventories
 
 CAM = Device(name="cam-0")
-CARD = CounterSet(name="card", counters={"memory": "8Gi"})
-
-
-class Special(Device):
-    """A vendor's subclass."""
-
-
-YIELDED = {
-    "list": ([CAM], Inventory(devices=(CAM,))),
-    "nothing": ([], Inventory(devices=())),
-    "view": ({"a": CAM}.values(), Inventory(devices=(CAM,))),
-    "generator": ((CAM for _ in range(2)), Inventory(devices=(CAM, CAM))),
-    "derived": ([Special(name="x")], Inventory(devices=(Special(name="x"),))),
-    "inventory": (
-        Inventory(devices=[CAM], counter_sets=[CARD], fallback=[]),
-        Inventory(devices=(CAM,), counter_sets=(CARD,), fallback=()),
-    ),
-}
-
-
-@pytest.mark.parametrize(("listed", "inventory"), YIELDED.values(), ids=YIELDED)
-def test_a_yielded_value_becomes_an_immutable_inventory(listed, inventory):
-    assert inventory_of(listed) == inventory
-
-
-NO_INVENTORIES = {
-    "names": (["cam-0"], "it listed str, which is not a Device; this is a bug"),
-    "text": ("cam-0", "it listed str, which is not a Device"),
-    "one-device": (CAM, "it listed Device, which is not a collection of devices"),
-    "nothing-at-all": (None, "it listed NoneType, which is not a collection"),
-    "a-hole": ([CAM, None], "it listed NoneType, which is not a Device"),
-    "bad-inventory": (Inventory(devices=3), "it listed int, which is not a coll"),
-    "devices-as-counter-sets": (
-        Inventory(devices=[CAM], counter_sets=[CAM]),
-        "it listed Device, which is not a CounterSet",
-    ),
-    "bad-fallback": (
-        Inventory(devices=[CAM], fallback=["whole"]),
-        "it listed str, which is not a Device",
-    ),
-    "endless": (itertools.repeat(CAM), "it listed more than 16,384 devices, which no node"),
-}
-
-
-@pytest.mark.parametrize(("listed", "sentence"), NO_INVENTORIES.values(), ids=NO_INVENTORIES)
-def test_a_value_that_is_not_an_inventory_is_refused_with_a_sentence(listed, sentence):
-    with pytest.raises(DriverError, match=sentence):
-        inventory_of(listed)
-
-
-def test_as_many_devices_as_are_allowed_are_taken():
-    assert len(inventory_of([CAM] * 16_384).devices) == 16_384
 
 
 async def read(generator) -> int:
