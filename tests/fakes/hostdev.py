@@ -6,15 +6,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from drakit import (
-    AllocatedDevice,
-    ClaimReference,
-    Device,
-    Edits,
-    HeldDevice,
-    HeldNode,
-    Inventory,
-)
+from drakit import AllocatedDevice, ClaimReference, Device, Edits, HeldDevice, HeldNode, Inventory
 from drakit_drivers.hostdev import HostDevices
 from tests.fakes.sysfs import FakeHost, as_policies, prepared
 

@@ -31,9 +31,7 @@ class Bench:
         self.failures = failures
         self.store = store or Store()
         self.queue = WorkQueue(
-            group_of=lambda key: key.concern,
-            owner_of=lambda key: key.name.namespace,
-            urgent=URGENT,
+            group_of=lambda key: key.concern, owner_of=lambda key: key.name.namespace, urgent=URGENT
         )
         self.metrics = Metrics()
         self.current = True
@@ -42,10 +40,7 @@ class Bench:
             store=self.store,
             queue=self.queue,
             announcer=Announcer(
-                self.record,
-                confirm=confirmed,
-                timing=Timing(),
-                metrics=self.metrics,
+                self.record, confirm=confirmed, timing=Timing(), metrics=self.metrics
             ),
             metrics=self.metrics,
             debounce_seconds=1.0,

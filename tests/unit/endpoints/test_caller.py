@@ -101,20 +101,19 @@ class PerBatch(Camera):
         answers |= self.changes
         return {uid: answer for uid, answer in answers.items() if answer != "nothing"}
 
-    async def prepare_claims(self, claims: Sequence[AllocatedClaim]) -> Mapping[str, Any]:
+    async def work_for(self, claims: Sequence[AllocatedClaim]) -> None:
         self.asked.append([item.claim.uid for item in claims])
-        for item in claims:
-            for device in item.devices:
-                await self.work(device)
+        for device in [each for item in claims for each in item.devices]:
+            await self.work(device)
+
+    async def prepare_claims(self, claims: Sequence[AllocatedClaim]) -> Mapping[str, Any]:
+        await self.work_for(claims)
         return self.answered(
             {item.claim.uid: [edits(device.name) for device in item.devices] for item in claims}
         )
 
     async def unprepare_claims(self, claims: Sequence[AllocatedClaim]) -> Mapping[str, Any]:
-        self.asked.append([item.claim.uid for item in claims])
-        for item in claims:
-            for device in item.devices:
-                await self.work(device)
+        await self.work_for(claims)
         return self.answered({item.claim.uid: None for item in claims})
 
 

@@ -28,7 +28,7 @@ from tests.fakes.backend import FakeBackend
 from tests.fakes.direct import Work, call_batch
 from tests.fakes.node import StaticNode
 from tests.unit.endpoints import camera
-from tests.unit.endpoints.camera import NODE, running
+from tests.unit.endpoints.camera import NODE, running, until
 
 DRIVER = "gpu.example.com"
 CLAIM = ClaimReference(namespace="lab", name="train", uid="uid-a")
@@ -109,6 +109,11 @@ class Found:
             diagnostic.note.replace(str(self.path), "DIR").replace(str(self.parent), "PARENT")
             for diagnostic in self.diagnostics
         ]
+
+    async def noted(self) -> list[str]:
+        """Wait for a diagnostic, and return the texts."""
+        await until(lambda: self.diagnostics)
+        return self.notes
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:

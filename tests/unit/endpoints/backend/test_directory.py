@@ -81,8 +81,7 @@ async def test_more_sockets_than_the_limit_are_reported_and_other_directories_ar
 
 async def test_a_name_that_is_announced_from_the_directory_of_another_entry_is_refused(watched):
     async with FakeBackend(watched.parent / "tpu" / "gpu.sock") as thief:
-        await until(lambda: watched.diagnostics)
-        assert watched.notes == [
+        assert await watched.noted() == [
             "the backend at PARENT/tpu/gpu.sock is refused: it reports the name gpu.example.com, "
             "but only tpu.example.com can register in the directory of backends.allowed.tpu; the "
             "directory of gpu.example.com is DIR"
@@ -131,8 +130,7 @@ async def test_a_link_to_the_socket_of_another_backend_is_not_followed(watched):
         await until(lambda: watched.appeared == [DRIVER])
         asked = len(own.called("GetInfo"))
         (watched.parent / "tpu" / "a.sock").symlink_to(own.path)
-        await until(lambda: watched.diagnostics)
-        assert watched.notes == [
+        assert await watched.noted() == [
             "the backend at PARENT/tpu/a.sock is refused: the file is not a socket; remove or "
             "rename it"
         ]
@@ -145,11 +143,9 @@ async def test_a_second_backend_of_a_name_is_refused_until_the_first_is_gone(wat
     async with first:
         await until(lambda: watched.appeared)
         async with second:
-            await until(lambda: watched.diagnostics)
-            assert watched.notes == [
+            assert await watched.noted() == [
                 "the backend at DIR/b.sock is refused: it reports the name gpu.example.com, which "
-                "is "
-                "the driver of the backend at DIR/a.sock; stop one of the two"
+                "is the driver of the backend at DIR/a.sock; stop one of the two"
             ]
             assert watched.diagnostics[0].reason == "BackendRefused"
             await asyncio.sleep(0.2)
@@ -227,11 +223,9 @@ async def test_a_backend_that_died_and_left_its_socket_makes_way(watched, socket
 async def test_a_name_of_the_plugins_own_is_refused(watched):
     watched.taken[DRIVER] = "the node plugin hosts driver gpu.example.com itself"
     async with FakeBackend(watched.path / "gpu.sock"):
-        await until(lambda: watched.diagnostics)
-        assert watched.notes == [
+        assert await watched.noted() == [
             "the backend at DIR/gpu.sock is refused: it reports the name gpu.example.com, and the "
-            "node "
-            "plugin hosts driver gpu.example.com itself; remove one of the two"
+            "node plugin hosts driver gpu.example.com itself; remove one of the two"
         ]
         watched.taken.clear()
         await until(lambda: watched.appeared == [DRIVER])
@@ -291,8 +285,7 @@ async def test_a_socket_without_a_listener_is_reported_when_it_stays_so(watched)
     path = watched.path / "gpu.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-        await until(lambda: watched.diagnostics)
-        assert watched.notes == [
+        assert await watched.noted() == [
             "the backend's socket DIR/gpu.sock has no listener; start its backend or remove the "
             "file"
         ]
@@ -306,8 +299,7 @@ async def test_a_socket_without_a_listener_is_reported_when_it_stays_so(watched)
 async def test_a_socket_of_another_kind_is_reported(watched):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(str(watched.path / "gpu.sock"))
-        await until(lambda: watched.diagnostics)
-    assert watched.notes == ["the backend's socket DIR/gpu.sock is not a stream socket"]
+        assert await watched.noted() == ["the backend's socket DIR/gpu.sock is not a stream socket"]
 
 
 async def test_a_socket_that_may_not_be_written_is_reported_with_the_remedy(sockets):
@@ -351,8 +343,7 @@ async def test_a_server_that_is_no_backend_is_reported(watched):
     server = grpc.aio.server()
     server.add_insecure_port(f"unix:{watched.path}/gpu.sock")
     await server.start()
-    await until(lambda: watched.diagnostics)
-    assert watched.notes == ["the backend's socket DIR/gpu.sock does not implement GetInfo"]
+    assert await watched.noted() == ["the backend's socket DIR/gpu.sock does not implement GetInfo"]
     await server.stop(None)
 
 
@@ -365,8 +356,9 @@ async def test_a_backend_that_reports_no_name_is_reported(watched, monkeypatch):
 
     async with FakeBackend(watched.path / "gpu.sock") as backend:
         backend.info = info
-        await until(lambda: watched.diagnostics)
-        assert watched.notes == ["the backend's socket DIR/gpu.sock did not answer GetInfo in time"]
+        assert await watched.noted() == [
+            "the backend's socket DIR/gpu.sock did not answer GetInfo in time"
+        ]
 
 
 async def test_a_driver_that_was_forgotten_appears_again(watched):
