@@ -167,7 +167,7 @@ def new(options: argparse.Namespace) -> int:
         f"\n{textwrap.fill(steps, WIDTH)}"
     )
     print(f"\n{form.note(project)}")
-    if _is_example(project.driver):
+    if f".{project.driver}".endswith(".example.com"):
         print(
             "\nexample.com is not yours, and a driver's name is immutable: before you publish the\n"
             "driver, create the project again with --driver and a domain that you own."
@@ -399,10 +399,6 @@ def _driver_problem(driver: str) -> str | None:
     if driver == "drakit.dev" or driver.endswith(".drakit.dev"):
         return "is in drakit's own domain; use a domain that you own"
     return None
-
-
-def _is_example(driver: str) -> bool:
-    return f".{driver}".endswith(".example.com")
 
 
 def _image_problem(image: str) -> str | None:

@@ -55,11 +55,6 @@ def drivers(place: NodePluginConfig, only: str | None) -> list[str]:
     return sorted(path.parent.name for path in folders)
 
 
-def checkpoint_path(place: NodePluginConfig, driver: str) -> Path:
-    """Return the path of a driver's checkpoint."""
-    return place.drivers_directory / driver / "checkpoint.db"
-
-
 def read_boot(place: NodePluginConfig) -> str | None:
     """Return the ID of this boot; None if it cannot be read."""
     try:
@@ -119,7 +114,7 @@ def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
     """Read the checkpoint of a driver; raise InspectionError."""
     from drakit_nodeplugin.state.inspection import InspectionError, inspect
 
-    path = checkpoint_path(place, driver)
+    path = place.drivers_directory / driver / "checkpoint.db"
     if not path.exists():
         raise InspectionError(f"driver {driver} has no checkpoint: {path} does not exist")
     directory = SpecDirectory(place.cdi_directory)

@@ -240,7 +240,7 @@ class DriverProbes:
             await self._server.stop()
 
     async def _not_ready(self) -> list[str]:
-        return _as_list(self._probed.unready())
+        return [*filter(None, [self._probed.unready()])]
 
     async def _not_alive(self) -> list[str]:
         """Return why only a restart helps: a call has its whole time limit to return."""
@@ -270,7 +270,3 @@ class DriverProbes:
                 log.report(None)
             elif clock() - since >= CONNECT_SECONDS:
                 log.report(problem)
-
-
-def _as_list(problem: str | None) -> list[str]:
-    return [] if problem is None else [problem]

@@ -49,10 +49,6 @@ _WHOLE = 10**9
 """Billionths of one."""
 
 
-def requested_names(asked: Iterable[Amount]) -> set[str]:
-    return {each.name for each in asked}
-
-
 def summed(amounts: Iterable[Amount]) -> dict[str, int]:
     """Add up amounts by name, in billionths; raise ValueError if one is not a quantity."""
     sums: dict[str, int] = {}
@@ -71,13 +67,6 @@ def consumed_by(capacity: Sequence[CapacityFacts], asked: Sequence[Amount]) -> C
     """Return what a request takes of each capacity of a device."""
     wanted = summed(asked)
     return {each.name: _taken(each, wanted.get(each.name)) for each in capacity}
-
-
-def fits_capacity(
-    capacity: Sequence[CapacityFacts], asked: Sequence[Amount], *, used: Iterable[Consumed]
-) -> bool:
-    """Return whether a request fits a device beside the shares of others."""
-    return short_capacities(capacity, asked, used=used) == ()
 
 
 def short_capacities(

@@ -30,9 +30,8 @@ from drakit_explain.allocation import (
     Selections,
     WithoutErrors,
     consumed_by,
-    fits_capacity,
     not_supported,
-    requested_names,
+    short_capacities,
     tolerates,
 )
 from drakit_explain.budget import Budget, BudgetSpentError
@@ -597,9 +596,9 @@ class _Search:
         used = [] if free else [self._allocated.consumed(device) or {}]
         used += self._shares.get(device, ())
         self._spend(len(capacity) * (STEPS_PER_CAPACITY + len(used)))
-        if not requested_names(request.capacity) <= {each.name for each in capacity}:
+        if not {each.name for each in request.capacity} <= {each.name for each in capacity}:
             return False
-        return fits_capacity(capacity, request.capacity, used=used)
+        return short_capacities(capacity, request.capacity, used=used) == ()
 
 
 def _mask(indexes: Mapping[int, str]) -> int:

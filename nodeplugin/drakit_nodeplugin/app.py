@@ -104,7 +104,10 @@ async def _serve(
     )
     try:
         await drivers.start()
-        await _listen(servers, file=launch.config_file)
+        try:
+            await servers.start()
+        except OSError as error:
+            raise ConfigError(f"{launch.config_file}: {error}") from error
         freeze_objects()
         logger.info(
             "node plugin is serving",
@@ -152,13 +155,6 @@ class _Probed:
 
 def _named(problems: Iterable[tuple[HostedDriver, str | None]]) -> Sequence[str]:
     return [f"{driver.name}: {problem}" for driver, problem in problems if problem is not None]
-
-
-async def _listen(servers: StatusServers, *, file: Path) -> None:
-    try:
-        await servers.start()
-    except OSError as error:
-        raise ConfigError(f"{file}: {error}") from error
 
 
 async def _connect(session: asyncio.Future[Session], kubeconfig: Path | None) -> None:

@@ -28,7 +28,6 @@ from drakit_cli.kubectl.gather import (
     SLICES,
     TEMPLATES,
     Gathered,
-    Kind,
     MissingError,
     UnreachableError,
     gather,
@@ -95,7 +94,7 @@ def _devices(options: argparse.Namespace, output: Output) -> int:
 
     found, device = fetch(options, ask)
     if found.lacks_all(SLICES):
-        raise UnreachableError(_gap_of(found, SLICES))
+        raise UnreachableError(next(gap.what for gap in found.gaps if gap.kind == SLICES.plural))
     rows, are_devices = _chosen(found, options.name)
     if options.name and not rows:
         raise MissingError(f'no driver, pool or device has the name "{options.name}"')
@@ -236,10 +235,6 @@ def _version(options: argparse.Namespace, output: Output) -> int:
     if problem is not None:
         raise problem
     return 0
-
-
-def _gap_of(found: Gathered, kind: Kind) -> str:
-    return next(gap.what for gap in found.gaps if gap.kind == kind.plural)
 
 
 _COMMANDS = {

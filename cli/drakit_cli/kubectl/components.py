@@ -21,7 +21,6 @@ from drakit_daemon.kube import ApiError, ForbiddenError, Session, resource_path
 from drakit_explain.cel.gates import GatesUnknownError, read_all_gates
 from drakit_formats.resource.objects import Object, children, text
 
-API_SERVER = "kube-apiserver"
 SCHEDULER = "kube-scheduler"
 CONTROLLERS = "kube-controller-manager"
 KUBELET = "kubelet"

@@ -387,10 +387,7 @@ class PolicyWatch:
             self._offer()
 
     async def _check(self, policies: Collection[StoredPolicy]) -> list[CheckedPolicy]:
-        def check_all() -> list[CheckedPolicy]:
-            return [check(policy, self._kind) for policy in policies]
-
-        return await asyncio.to_thread(check_all)
+        return await asyncio.to_thread(lambda: [check(each, self._kind) for each in policies])
 
     def _offer(self) -> None:
         """Offer the valid policies to the driver, if they have changed."""
