@@ -11,7 +11,6 @@ It must not know how a backend is found, or what it lists.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias, TypeVar
@@ -59,8 +58,6 @@ from drakit_nodeplugin.endpoints.wire import (
     to_its_end,
 )
 from drakit_proto.backend.v1 import backend_pb2 as pb
-
-logger = logging.getLogger(__name__)
 
 DEADLINE_SECONDS = CALL_SECONDS - 1.0
 """The deadline of a call, shorter than its caller's timeout, so that the backend notices the end
@@ -123,7 +120,13 @@ class BackendClaims:
     ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
         """See :meth:`.contract.Calls.prepare`."""
         answers = await self._ask("PrepareClaims", batch, _prepared)
-        if sum(map(_size, answers.values())) <= IN_LOOP_EDITS:
+        edits = [
+            device.edits
+            for answer in answers.values()
+            if not isinstance(answer, DeviceFailedError)
+            for device in answer
+        ]
+        if sum(map(entries_of, edits)) <= IN_LOOP_EDITS:
             results = _permitted(answers, self._rights)
         else:
             results = await asyncio.to_thread(_permitted, answers, self._rights)
@@ -159,7 +162,7 @@ class BackendClaims:
     async def _ask(
         self, method: str, batch: Sequence[AllocatedClaim], read: _Reader[ResultT]
     ) -> Mapping[str, ResultT | DeviceFailedError]:
-        """Call a method; return the answers by UID, only for claims of the batch."""
+        """Call a method; return the answers by UID. Those for other claims have an empty one."""
         published = self._published()
         # All requests have the same form.
         request = pb.PrepareClaimsRequest(claims=[claim_message(each, published) for each in batch])
@@ -217,14 +220,13 @@ class BackendClaims:
         """Assign each part of an answer to its claim; raises :class:`GarbageError`."""
         answers: dict[str, ResultT | DeviceFailedError] = {}
         turns = Turns()
-        unknown = 0
         for number, (_, part) in enumerate(parts(raw, _CLAIMS, limit=len(raw))):
             if number > 2 * len(counts):
                 raise GarbageError("more claims than were requested")
             await turns.give_way()
             uid = _uid_of(part)
-            if uid is None or uid not in counts:
-                unknown += 1
+            if uid is None or uid not in counts:  # of no claim, which its caller reports
+                answers[""] = self._failed("it answered for a claim that was not requested")
                 continue
             try:
                 if uid in answers:
@@ -239,12 +241,6 @@ class BackendClaims:
             except DriverError as error:
                 pending = isinstance(error, ReleasePendingError)
                 answers[uid] = self._failed(str(error), pending=pending)
-        if unknown:
-            text = f"it answered {method} for claims that were not requested"
-            logger.error(
-                "backend answers for unrequested claims",
-                extra={"driver": self._driver, "error": text},
-            )
         return answers
 
     def _failed(self, text: str, *, pending: bool = False) -> DeviceFailedError:
@@ -319,22 +315,6 @@ def _raise_error(
 
 async def _is_prepared(part: bytes, count: int, turns: Turns) -> bool:
     return parse(pb.CheckedClaim, part).prepared
-
-
-def _size(answer: Sequence[PreparedDevice] | DeviceFailedError) -> int:
-    """Return the number of entries that a check of the answer reads."""
-    if isinstance(answer, DeviceFailedError):
-        return 0
-    return sum(
-        len(edits.env)
-        + len(edits.device_nodes)
-        + len(edits.mounts)
-        + len(edits.hooks)
-        + len(edits.net_devices)
-        + len(edits.additional_gids)
-        + len(edits.cdi_devices)
-        for edits in (each.edits for each in answer)
-    )
 
 
 def _permitted(

@@ -95,25 +95,26 @@ def outcome_of(message: pb.PolicyOutcome) -> PolicyOutcome:
 # ------------------------------------------------------------ edits
 
 
-def entries_of(message: pb.Edits) -> int:
-    """Count the entries of a device's edits. A count above :data:`MAX_EDITS` may be too low; such
-    edits must not be converted."""
+def entries_of(edits: pb.Edits | Edits) -> int:
+    """Count the entries of a device's edits, which have the same names in the message. A count
+    above :data:`MAX_EDITS` may be too low; such edits must not be converted."""
+    rdt = edits.intel_rdt
     count = (
-        len(message.env)
-        + len(message.mounts)
-        + len(message.hooks)
-        + len(message.device_nodes)
-        + len(message.net_devices)
-        + len(message.additional_gids)
-        + len(message.cdi_devices)
-        + len(message.intel_rdt.schemata)
+        len(edits.env)
+        + len(edits.mounts)
+        + len(edits.hooks)
+        + len(edits.device_nodes)
+        + len(edits.net_devices)
+        + len(edits.additional_gids)
+        + len(edits.cdi_devices)
+        + (len(rdt.schemata) if rdt is not None else 0)
     )
     if count > MAX_EDITS:
         return count  # access to a message takes a thousand bytes, and there may be many
     return (
         count
-        + sum(len(mount.options) for mount in message.mounts)
-        + sum(len(hook.args) + len(hook.env) for hook in message.hooks)
+        + sum(len(mount.options) for mount in edits.mounts)
+        + sum(len(hook.args) + len(hook.env) for hook in edits.hooks)
     )
 
 

@@ -264,7 +264,9 @@ BAD_ANSWERS_FOR_A_CLAIM = {
 @pytest.mark.parametrize(
     ("answer", "error"), BAD_ANSWERS_FOR_A_CLAIM.values(), ids=BAD_ANSWERS_FOR_A_CLAIM
 )
-async def test_an_unusable_answer_for_a_claim_fails_it_alone(served, backend, answer, error):
+async def test_an_unusable_answer_for_a_claim_fails_it_alone(
+    served, backend, caplog, answer, error
+):
     async def prepare(request):
         return answer + answer_for("uid-b", pb.Edits())
 
@@ -274,6 +276,7 @@ async def test_an_unusable_answer_for_a_claim_fails_it_alone(served, backend, an
     assert isinstance(failed, DeviceFailedError)
     assert str(failed).startswith(DRIVER)
     assert error in str(failed)
+    assert ("for claims that were not requested" in problems(caplog)) == (b"uid-z" in answer)
     assert served.unavailable() is None
 
 
