@@ -6,6 +6,7 @@ import asyncio
 import json
 import sqlite3
 from contextlib import closing
+from functools import partial
 
 import pytest
 
@@ -14,6 +15,7 @@ from drakit_formats import crds
 from tests.fakes.kubelet import FakeKubelet, reference
 from tests.fakes.lamps import LAMPS, POLICIES
 from tests.fakes.podresources import FakePodResources
+from tests.fakes.tasks import until as wait_until
 from tests.integration.test_node_plugin import CLAIMS, NODE, SLICES, rig, stop  # noqa: F401
 
 REPORTS = f"/apis/{crds.API_VERSION}/nodedevicereports"
@@ -35,10 +37,7 @@ def policy(rig, name: str, **spec) -> None:  # noqa: F811
     rig.api_server.store(path, {"metadata": {"generation": generation}, "spec": spec})
 
 
-async def until(condition) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not condition():
-            await asyncio.sleep(0.05)
+until = partial(wait_until, seconds=SECONDS)
 
 
 async def reported(rig, condition) -> dict:  # noqa: F811

@@ -16,7 +16,8 @@ from drakit import Driver
 from drakit.driver import DriverConfig
 from drakit_driver.runtime.failures import EndpointStoppedError
 from drakit_driver.runtime.order import Order, claim_key
-from drakit_nodeplugin.claims.allocation import ParameterLimits
+from drakit_formats.resource.claim import parse_claim
+from drakit_nodeplugin.claims.allocation import ParameterLimits, wanted_claim
 from drakit_nodeplugin.claims.kubelet_claims import KubeletClaims
 from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.queue import ClaimQueue
@@ -40,6 +41,19 @@ from tests.fakes.claims import (
 from tests.fakes.node import StaticNode
 
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+
+
+def wanted(found: dict[str, Any], limits: ParameterLimits | None = None, **options: Any) -> Any:
+    return wanted_claim(
+        parse_claim(found),
+        reference=reference(found["metadata"]["uid"]),
+        driver=DRIVER,
+        node=NODE,
+        labels={},
+        boot_id="boot-1",
+        limits=limits or ParameterLimits(),
+        **options,
+    )
 
 
 class Plugin:

@@ -18,19 +18,16 @@ from drakit import (
     OtherDevice,
 )
 from drakit_driver.runtime.contract import DriverTraits
-from drakit_formats.resource.claim import parse_claim
 from drakit_nodeplugin.claims.allocation import (
     APPLIED,
     MAX_DATA_BYTES,
     MAX_DATA_ENTRIES,
-    ParameterLimits,
     allocated_claim,
-    wanted_claim,
 )
 from drakit_nodeplugin.claims.errors import ClaimTooLargeError
 from tests.fakes.claims import DRIVER, NODE, claim_body, opaque, reference
 from tests.fakes.direct import DirectEndpoint, result_of
-from tests.unit.claims.conftest import EmptyDriver, stopped
+from tests.unit.claims.conftest import EmptyDriver, stopped, wanted
 
 A, B = "uid-a", "uid-b"
 OTHER = "nic.example.com"
@@ -56,19 +53,6 @@ def body(uid: str = A, **metadata: Any) -> dict[str, Any]:
         {"apiGroup": "batch.example.com", "resource": "trains", "name": "t", "uid": "train-1"},
     ]
     return found
-
-
-def wanted(found: dict[str, Any], **options: Any):
-    return wanted_claim(
-        parse_claim(found),
-        reference=reference(found["metadata"]["uid"]),
-        driver=DRIVER,
-        node=NODE,
-        labels={},
-        boot_id="boot-1",
-        limits=ParameterLimits(),
-        **options,
-    )
 
 
 def data_of(found: dict[str, Any]) -> ClaimData:

@@ -7,36 +7,23 @@ from typing import Any
 import orjson
 import pytest
 
-from drakit_formats.resource.claim import Claim, parse_claim
-from drakit_nodeplugin.claims.allocation import (
-    MAX_CONFIG_DEPTH,
-    ParameterLimits,
-    allocated_claim,
-    wanted_claim,
-)
+from drakit_nodeplugin.claims.allocation import MAX_CONFIG_DEPTH, ParameterLimits, allocated_claim
 from drakit_nodeplugin.claims.errors import BadConfigError, TooManyParametersError
 from drakit_nodeplugin.state.records import StoredClaim, dump
-from tests.fakes.claims import DRIVER, NODE, claim_body, opaque, reference
+from tests.fakes.claims import DRIVER, claim_body, opaque
+from tests.unit.claims.conftest import wanted as parsed
 
 A, B = "uid-a", "uid-b"
 LIMITS = ParameterLimits(max_bytes=1000, max_values=100)
 
 
-def claim(*configs: Any, devices: int = 1) -> Claim:
+def claim(*configs: Any, devices: int = 1) -> dict[str, Any]:
     names = [f"cam-{n}" for n in range(devices)]
-    return parse_claim(claim_body(A, *names, config=configs))
+    return claim_body(A, *names, config=configs)
 
 
-def wanted(found: Claim, limits: ParameterLimits = LIMITS) -> StoredClaim:
-    return wanted_claim(
-        found,
-        reference=reference(A),
-        driver=DRIVER,
-        node=NODE,
-        labels={},
-        boot_id="boot-1",
-        limits=limits,
-    )
+def wanted(found: dict[str, Any]) -> StoredClaim:
+    return parsed(found, limits=LIMITS)
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -94,7 +81,7 @@ def test_more_is_refused_with_claim_driver_limit_and_remedy(configs, devices, li
 def test_a_config_of_the_largest_size_passes_whatever_is_in_it():
     densest = {"a": [0] * ((10 * 1024 - 7) // 2)}
     assert 10 * 1024 - 2 < len(orjson.dumps(densest)) <= 10 * 1024
-    wanted(claim(opaque(densest)), ParameterLimits())
+    parsed(claim(opaque(densest)))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +105,7 @@ def test_invalid_parameters_are_refused(config, wrong):
 
 
 def test_as_many_levels_as_can_be_are_wanted():
-    assert wanted(claim(opaque(nested(MAX_CONFIG_DEPTH))), ParameterLimits()).configs
+    assert parsed(claim(opaque(nested(MAX_CONFIG_DEPTH)))).configs
 
 
 def test_a_config_is_stored_once_however_many_devices_it_applies_to():
@@ -138,7 +125,7 @@ def test_each_device_has_the_configs_of_its_request_the_weakest_first():
             opaque({"of": "large"}, "main/large"),
         ],
     )
-    claim = wanted(parse_claim(found))
+    claim = wanted(found)
     assert claim.configs == ('{"of":"class"}', '{"of":"claim"}', '{"of":"other"}')
     assert [device.configs for device in allocated_claim(claim).devices] == [
         ({"of": "class"}, {"of": "claim"}),

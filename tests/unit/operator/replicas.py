@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import aiohttp
 
 from drakit_explain.cel.library import Library
 from drakit_operator.app import App, Identity
 from drakit_operator.config import Config
+from tests.fakes.tasks import until as wait_until
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/sys/leases/drakit-operator"
 
@@ -44,10 +46,7 @@ async def replica(cluster, folder, name, **changes) -> AsyncIterator[App]:
         await asyncio.wait_for(running, 20)
 
 
-async def until(condition: Callable[[], object], *, seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
+until = partial(wait_until, seconds=20)
 
 
 async def probe(app: App, path: str) -> tuple[int, str]:

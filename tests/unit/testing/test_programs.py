@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,9 @@ import pytest
 from drakit.testing.conformance import programs
 from drakit.testing.conformance.facts import ConformanceError
 from drakit.testing.conformance.programs import Program, relay, run_command
+from tests.fakes.tasks import until as wait_until
 
-
-async def until(condition) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
+until = partial(wait_until, seconds=10)
 
 
 @pytest.fixture
