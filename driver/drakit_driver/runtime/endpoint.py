@@ -167,10 +167,22 @@ class Caller(ABC):
         results: dict[str, Any] = {}
         for item in batch:
             uid = item.claim.uid
-            try:
-                results[uid] = self._result(operation, item, answers)
-            except Exception as error:  # an answer of a wrong type fails its claim alone
-                results[uid] = self._failure(error, operation, batch)
+            if operation == "check":
+                results[uid] = answers.pop(uid, False) is True
+                continue
+            if uid not in answers:
+                results[uid] = self._unusable(operation, "nothing for this claim")
+                continue
+            results[uid] = answer = answers.pop(uid)
+            if operation == "prepare" and not isinstance(answer, Exception):
+                try:
+                    number = len(cast("Sequence[PreparedDevice]", answer))
+                except Exception as error:  # an answer of a wrong type fails its claim alone
+                    results[uid] = self._failure(error, operation, batch)
+                    continue
+                if number != len(item.devices):
+                    count = f"{number} Edits for {len(item.devices)} devices of a claim"
+                    results[uid] = self._unusable(operation, count)
         if answers:
             what = self.traits.method(operation)
             text = f"it answered {what} for claims that were not requested"
@@ -179,23 +191,6 @@ class Caller(ABC):
                 extra={"driver": self._driver, "error": text},
             )
         return results
-
-    def _result(
-        self, operation: CallOperation, item: AllocatedClaim, answers: dict[str, Any]
-    ) -> Any:
-        """Remove the answer for a claim, and return it, or a DeviceFailedError."""
-        uid = item.claim.uid
-        if operation == "check":
-            return answers.pop(uid, False) is True
-        if uid not in answers:
-            return self._unusable(operation, "nothing for this claim")
-        answer = answers.pop(uid)
-        if operation == "prepare" and not isinstance(answer, Exception):
-            prepared = cast("Sequence[PreparedDevice]", answer)
-            if len(prepared) != len(item.devices):
-                count = f"{len(prepared)} Edits for {len(item.devices)} devices of a claim"
-                return self._unusable(operation, count)
-        return answer
 
     def _unusable(self, operation: CallOperation, answer: str) -> DeviceFailedError:
         what = self.traits.method(operation)

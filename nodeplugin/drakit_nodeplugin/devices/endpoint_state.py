@@ -287,7 +287,8 @@ class EndpointState:
         `taken` by other endpoints are rejected."""
         returned = self.life.stopped_since is not None
         self.checked = check_inventory(inventory, node=self._driver.node, previous=self.checked)
-        self.rejected_policies = _policies_of_rejected(inventory, self.checked)
+        rejected = self.checked.rejected
+        self.rejected_policies = _policies_of_rejected(inventory, self.checked) if rejected else {}
         contents = self._contents()
         self.refused = {
             name: "another endpoint of the driver already uses this pool"
@@ -544,8 +545,6 @@ class EndpointState:
 
 
 def _policies_of_rejected(inventory: Inventory, checked: CheckedInventory) -> Mapping[str, str]:
-    if not checked.rejected:
-        return {}
     kept = {shown_place(each.pool, each.name) for each in checked.devices}
     found: dict[str, str] = {}
     for device in inventory.devices:
