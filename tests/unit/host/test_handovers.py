@@ -290,13 +290,15 @@ async def test_a_call_that_does_not_end_delays_a_hand_over_for_a_while_only(
         finished.set()
 
     old.unprepare, new.unprepare = swallow, finish
-    async with site.instance(OLD, old), site.instance(NEW, new) as second:
-        await second.register()
+    async with site.instance(OLD, old) as first:
+        await first.register()
         await until(begun.is_set)
-        await still(lambda: new.made == 0, seconds=0.3)
-        await until(lambda: second.is_active)
-        await until(finished.is_set)
-        await until(lambda: not second.hosted._active.queue.held("uid-a"))
+        async with site.instance(NEW, new) as second:
+            await second.register()
+            await still(lambda: new.made == 0, seconds=0.3)
+            await until(lambda: second.is_active)
+            await until(finished.is_set)
+            await until(lambda: not second.hosted._active.queue.held("uid-a"))
     assert await reopen(site.checkpoint) == ({}, None)
 
 
