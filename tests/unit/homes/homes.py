@@ -382,7 +382,6 @@ class Seen:
     """What a slice, an Event and the pods of held devices make of two inventories."""
 
     published: Mapping[str, Device]
-    fallback: Mapping[str, Device] | None
     rejected: Mapping[str, str]
     evicted: frozenset[str]
 
@@ -402,9 +401,6 @@ def seen(before: Inventory, after: Inventory) -> Seen:
     checked = check_inventory(after, node=NODE)
     return Seen(
         published={_place(each): each for each in checked.devices},
-        fallback=None
-        if checked.fallback is None
-        else {_place(each): each for each in checked.fallback},
         rejected=endpoint.rejected,
         evicted=frozenset(
             f"{pool.name}/{name}".removeprefix(f"{NODE}/")

@@ -68,16 +68,16 @@ async def read_all(*raws: bytes) -> list[Inventory | None]:
     return [await reader.read(raw, Turns()) for raw in raws]
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        pytest.param("{", id="broken"),
-        pytest.param("[1]", id="list"),
-        pytest.param("[" * 20000, id="deep"),
-        pytest.param('{"a": NaN}', id="nan"),
-        pytest.param('"{}"', id="text"),
-    ],
-)
+NO_OBJECTS = {
+    "broken": "{",
+    "list": "[1]",
+    "deep": "[" * 20000,
+    "nan": '{"a": NaN}',
+    "text": '"{}"',
+}
+
+
+@pytest.mark.parametrize("extra", NO_OBJECTS.values(), ids=NO_OBJECTS)
 def test_extra_fields_that_are_no_json_object_are_a_problem_of_their_device(extra):
     (problem,) = device_problems(value_of(pb.Device(name="gpu-0", extra=extra), Device))
     assert problem.startswith("its extra fields are of type")

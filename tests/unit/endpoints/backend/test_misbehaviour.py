@@ -117,17 +117,16 @@ async def test_a_device_that_cannot_be_published_costs_itself_alone(served, back
     }
 
 
-@pytest.mark.parametrize(
-    ("sent", "problem"),
-    [
-        pytest.param(b"\x0a\xff\xff", "malformed protobuf message", id="garbage"),
-        pytest.param(
-            b"\x78\x01" * 2_000_000,
-            "invalid health message: a message with more than 40,000 fields",
-            id="numbers-without-end",
-        ),
-    ],
-)
+GARBAGE = {
+    "garbage": (b"\x0a\xff\xff", "malformed protobuf message"),
+    "numbers-without-end": (
+        b"\x78\x01" * 2_000_000,
+        "invalid health message: a message with more than 40,000 fields",
+    ),
+}
+
+
+@pytest.mark.parametrize(("sent", "problem"), GARBAGE.values(), ids=GARBAGE)
 async def test_garbage_of_health_leaves_the_devices_alone(
     served, backend, listener, caplog, sent, problem
 ):
@@ -147,24 +146,17 @@ def hot(name: str) -> pb.DeviceHealth:
     return pb.DeviceHealth(name=name, health=health)
 
 
-@pytest.mark.parametrize(
-    ("sent", "problem"),
-    [
-        pytest.param(
-            b"\x0a\x05gpu-0\x1a\x01\x12",
-            "the health of gpu-0: a malformed protobuf message",
-            id="cut-off",
-        ),
-        pytest.param(
-            b"\x0a\x05gpu-0" + b"\x12\x00" * 33_000,
-            "the health of gpu-0: a message of more than 64 KiB",
-            id="too-large",
-        ),
-        pytest.param(
-            b"\x0a\x05", "the health of an unknown device: a malformed protobuf", id="no-name"
-        ),
-    ],
-)
+MALFORMED_HEALTH = {
+    "cut-off": (b"\x0a\x05gpu-0\x1a\x01\x12", "the health of gpu-0: a malformed protobuf message"),
+    "too-large": (
+        b"\x0a\x05gpu-0" + b"\x12\x00" * 33_000,
+        "the health of gpu-0: a message of more than 64 KiB",
+    ),
+    "no-name": (b"\x0a\x05", "the health of an unknown device: a malformed protobuf"),
+}
+
+
+@pytest.mark.parametrize(("sent", "problem"), MALFORMED_HEALTH.values(), ids=MALFORMED_HEALTH)
 async def test_the_malformed_health_of_a_device_is_ignored_alone(
     served, backend, listener, caplog, sent, problem
 ):
