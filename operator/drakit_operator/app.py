@@ -348,10 +348,11 @@ class _Leader:
             "resync": self._resync,
             "device counts": self._count_devices,
         }
-        workers = {f"worker {number}": self._work for number in range(self._config.workers)}
-        workers |= {f"urgent {number}": self._work_urgently for number in range(URGENT_WORKERS)}
+        urgently = partial(self._work, urgent=True)
+        parts |= {f"worker {number}": self._work for number in range(self._config.workers)}
+        parts |= {f"urgent {number}": urgently for number in range(URGENT_WORKERS)}
         try:
-            await tasks.run(parts | workers)
+            await tasks.run(parts)
         finally:
             self._queue.close()
             self._allocator.close()
@@ -365,9 +366,6 @@ class _Leader:
     async def _count_devices(self) -> None:
         await self.sources.complete.wait()
         await self.reconciler.count_devices()
-
-    async def _work_urgently(self) -> None:
-        await self._work(urgent=True)
 
     async def _work(self, *, urgent: bool = False) -> None:
         await self.sources.complete.wait()

@@ -431,11 +431,8 @@ def _device(wanted: DesiredDevice, stored: Object) -> dict[str, Any]:
     # Only its driver knows when the driver's own taints end.
     own = [dict(each) for each in children(stored, "taints") if not _is_ours(text(each, "key"))]
     taints = own + taints
-    return _bare(stored) | ({"taints": taints} if taints else {})
-
-
-def _bare(body: Object) -> dict[str, Any]:
-    return {key: value for key, value in body.items() if key != "taints"}
+    rest = {key: value for key, value in stored.items() if key != "taints"}
+    return rest | ({"taints": taints} if taints else {})
 
 
 def _key(taint: StampedTaint) -> tuple[str, str, str]:

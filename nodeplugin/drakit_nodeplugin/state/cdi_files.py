@@ -69,7 +69,8 @@ class ClaimSpecs:
         """Make sure that these claims have no file; return those that failed."""
         failed = self._each(uids, lambda name, _: self._directory.remove(name))
         # The kubelet asks for every UID that it knows. One that cannot be a file name has no file.
-        return {uid: error for uid, error in failed.items() if not _no_name(error)}
+        no_name = (errno.EINVAL, errno.ENAMETOOLONG)
+        return {uid: error for uid, error in failed.items() if error.errno not in no_name}
 
     def read(self, uid: str) -> str | None:
         """Return the text of a claim's file; empty if it is damaged, None if there is no file or it
@@ -133,10 +134,6 @@ class ClaimSpecs:
             for device in cast("list[object]", devices)
         ]
         return all(claim_uid(f"{self._kind}={name}", driver=self._driver) == uid for name in named)
-
-
-def _no_name(error: OSError) -> bool:
-    return error.errno in (errno.EINVAL, errno.ENAMETOOLONG)
 
 
 def claim_uid(cdi_name: str, *, driver: str) -> str | None:

@@ -60,7 +60,6 @@ class DriverLock:
 
     def __init__(self, driver: str, data: Path, *, instance_uid: str) -> None:
         """`data` is the driver's data directory."""
-        self._driver = driver
         self._data = data
         self._instance_uid = instance_uid
         self._descriptor: int | None = None
