@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
 
+SUPPRESSED = ("shared", "flapping", "namespace_deleted")
+"""Why an Event is not written: another one about a shared cause has the reason, the object returned
+to an earlier reason too soon, or nobody could read it."""
+
 
 class Metrics:
     """One instance a process or test: the registry is private."""
