@@ -122,8 +122,8 @@ class Form:
     commands: tuple[str, ...]
     """The first commands in the project's folder. They test the project."""
 
-    note: Callable[[Project], str]
-    """What the command prints at the end: how drakit's release comes to know the driver."""
+    note: str
+    """What the command prints at the end, before the values that a backend needs."""
 
     values: str = "values.yaml, deviceclass.yaml, pod.yaml"
     """Further files with the mark REPLACE, besides the tests."""
@@ -166,7 +166,7 @@ def new(options: argparse.Namespace) -> int:
         f"\n{commands}"
         f"\n{textwrap.fill(steps, WIDTH)}"
     )
-    print(f"\n{form.note(project)}")
+    print(f"\n{form.note}\n\n{_backend_entry(project)}")
     if f".{project.driver}".endswith(".example.com"):
         print(
             "\nexample.com is not yours, and a driver's name is immutable: before you publish the\n"
@@ -197,20 +197,13 @@ Where does the driver run?
 Answer 1 or 2 [1]: """
 
 
-def _plugin_note(project: Project) -> str:
-    return (
-        f"This driver runs in the node plugin and needs no entry in backends.allowed. If you\n"
-        f"write a backend in another language instead, it needs this entry in drakit's values:\n"
-        f"\n{_backend_entry(project)}"
-    )
+_PLUGIN_NOTE = """\
+This driver runs in the node plugin and needs no entry in backends.allowed. If you
+write a backend in another language instead, it needs this entry in drakit's values:"""
 
-
-def _container_note(project: Project) -> str:
-    return (
-        f"This driver runs in a container of its own. Add this entry to drakit's values, so that\n"
-        f"the node plugin accepts it (drakit-values.yaml has it, too):\n"
-        f"\n{_backend_entry(project)}"
-    )
+_CONTAINER_NOTE = """\
+This driver runs in a container of its own. Add this entry to drakit's values, so that
+the node plugin accepts it (drakit-values.yaml has it, too):"""
 
 
 def _backend_entry(project: Project) -> str:
@@ -270,7 +263,7 @@ PLUGIN = Form(
     (entry,) = values["nodeplugin"]["drivers"]
     driver.Config.model_validate(entry.get("config", {}))""",
     commands=_PYTHON_COMMANDS,
-    note=_plugin_note,
+    note=_PLUGIN_NOTE,
 )
 """A driver in Python that runs in the node plugin."""
 
@@ -301,7 +294,7 @@ GO = Form(
         'pip install "$DRAKIT[testing]"',
         "bash conformance.sh",
     ),
-    note=_container_note,
+    note=_CONTAINER_NOTE,
     values="conformance.sh, the files in chart, drakit-values.yaml, deviceclass.yaml, pod.yaml",
 )
 """A driver in Go that runs as its own process, on the module of a clone of drakit."""
@@ -322,7 +315,7 @@ CONTAINER = Form(
     values = yaml.safe_load((PROJECT / "chart" / "values.yaml").read_text())
     driver.Config.model_validate(values["config"])""",
     commands=_PYTHON_COMMANDS,
-    note=_container_note,
+    note=_CONTAINER_NOTE,
     values="the files in chart, drakit-values.yaml, deviceclass.yaml, both pods",
 )
 """A driver in Python in a container of its own, with a chart of its own."""

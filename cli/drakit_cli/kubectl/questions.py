@@ -260,14 +260,9 @@ async def ask_claim(session: Session, namespace: str, target: Target) -> Report:
 
 async def ask_template(session: Session, namespace: str, target: Target) -> Report:
     """Explain whether claims of a template can be allocated."""
+    kinds = (TEMPLATES, *OF_EXPLAIN)
     found, template = await _gather_one(
-        session,
-        TEMPLATES,
-        TemplateFacts,
-        namespace,
-        target,
-        (TEMPLATES, *OF_EXPLAIN),
-        [TEMPLATES],
+        session, TEMPLATES, TemplateFacts, namespace, target, kinds, [TEMPLATES]
     )
     found = await _with_rules(session, found, [user_of(template)])
     async with open_allocator(session, found) as confirm:
