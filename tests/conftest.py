@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import pytest
 from blockbuster import BlockBuster, BlockBusterFunction
 from hypothesis import settings
 
+from drakit_daemon.event_loop import new_event_loop
 from tests.fakes.kube import FakeApiServer
 
 if TYPE_CHECKING:
@@ -61,6 +63,16 @@ def no_blocking_calls() -> Iterator[None]:
     _blocking.activate()
     yield
     _blocking.deactivate()
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run tests in the loop that daemons have, except for those that set the time of their loop."""
+    marker = item.get_closest_marker("looptime")
+    if marker is not None and marker.args != (False,):
+        return {"standard": asyncio.new_event_loop}
+    return {"uvloop": new_event_loop}
 
 
 @pytest.fixture

@@ -84,6 +84,7 @@ class WorkQueue(Generic[Key]):
         self._due: list[tuple[float, int, Key]] = []  # a heap; outdated if not in `_waiting`
         self._numbers = count()  # keys of one time are not compared
         self._timer: asyncio.TimerHandle | None = None  # one for all keys
+        self._timer_at = 0.0  # uvloop's handles do not have a time if they are due at once
         self._working: set[Key] = set()
         self._again: set[Key] = set()  # added while they were in progress
         self._backoffs: dict[Key, Backoff] = {}
@@ -250,9 +251,10 @@ class WorkQueue(Generic[Key]):
             return
         due, _, _ = self._due[0]
         if self._timer is not None:
-            if self._timer.when() <= due:
+            if self._timer_at <= due:
                 return
             self._timer.cancel()
+        self._timer_at = due
         self._timer = asyncio.get_running_loop().call_at(due, self._add_due, due)
 
     def _add_due(self, now: float) -> None:

@@ -90,16 +90,17 @@ def find_helper(
     Find the program for a minor release of Kubernetes such as 1.37, or else another one.
 
     The other one is named by ``DRAKIT_CEL``, or is ``drakit-cel`` on the ``PATH``, or is the
-    program of the newest release.
+    program of the newest release: an image can have fewer programs than its variable names.
     """
     if minor and (program := find_release(minor, environ, included=included)) is not None:
         return program
-    if named := environ.get("DRAKIT_CEL"):
+    named = environ.get("DRAKIT_CEL")
+    if named and Path(named).is_file():
         return Path(named)
-    if found := shutil.which(NAME, path=environ.get("PATH")):
+    if not named and (found := shutil.which(NAME, path=environ.get("PATH"))):
         return Path(found)
     programs = (find_release(each, environ, included=included) for each in reversed(_MINORS))
-    return next((each for each in programs if each is not None), None)
+    return next((each for each in programs if each is not None), Path(named) if named else None)
 
 
 def find_release(

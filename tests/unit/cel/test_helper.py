@@ -226,6 +226,13 @@ def test_the_program_of_a_release_is_beside_the_named_one_or_on_the_path(tmp_pat
         assert find_helper(another, environ) == newest
 
 
+def test_an_image_with_fewer_programs_than_its_variable_names_uses_those_that_it_has(tmp_path):
+    environ = {"DRAKIT_CEL": str(tmp_path / "drakit-cel-1.37")}
+    assert find_helper("", environ) == tmp_path / "drakit-cel-1.37"  # it names what is missing
+    (tmp_path / "drakit-cel-1.36").touch(mode=0o755)
+    assert find_helper("", environ) == find_helper("1.35", environ) == tmp_path / "drakit-cel-1.36"
+
+
 def test_a_program_of_an_unnamed_release_is_better_than_none(tmp_path):
     program = tmp_path / "drakit-cel"
     program.touch(mode=0o755)

@@ -283,3 +283,12 @@ async def test_a_key_that_is_checked_again_and_again_before_its_time_needs_no_mo
         del key
         queue.done(await queue.get())
     assert sum(ref() is not None for ref in refs) < 2_000
+
+
+@pytest.mark.looptime(False)
+async def test_a_key_that_is_due_at_once_has_no_timer_in_the_loop_of_daemons():
+    queue = WorkQueue[str]()
+    for number, seconds in enumerate((0.01, 1e-4, 2e-4, 0.0, -1.0)):
+        queue.add_after(str(number), seconds)
+    assert sorted([await queue.get() for _ in range(5)]) == ["0", "1", "2", "3", "4"]
+    queue.close()
