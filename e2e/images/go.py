@@ -42,8 +42,8 @@ ENVIRONMENT = {
     "GOGC": "400",
 }
 """All programs in Go are built with these: with other flags, Go compiles all packages once more. A
-build without the data for debuggers and with less garbage collection takes two thirds of the time.
-The Makefile has the same."""
+build without the data for debuggers and with less garbage collection takes 18 to 30 % less of the
+processor's time, depending on the packages. The Makefile has the same."""
 
 SCHEDULER_MINORS = ("1.35", "1.36", "1.37")
 """The minor releases of Kubernetes whose scheduler is built, for tests only."""
