@@ -87,7 +87,7 @@ class _SharedAnswer:
 
     async def get(self) -> Answer:
         now = asyncio.get_running_loop().time()
-        if self.task is None or (self.task.done() and now - self._begun_at > SHARED_SECONDS):
+        if self.task is None or (self.task.done() and now - self._begun_at >= SHARED_SECONDS):
             self._begun_at = now
             self.task = asyncio.create_task(self._compute(), name=f"answer of {self._path}")
         # A client that disconnects must not cancel the answer for the others.
@@ -144,10 +144,22 @@ class HttpServer:
             self._listener.close()
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+        # Not sock_accept: a cancellation of uvloop's loses a connection that it has accepted.
+        loop, connected = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(listener, connected.set)
+        try:
+            await self._accept_each(listener, connected)
+        finally:
+            loop.remove_reader(listener)
+
+    async def _accept_each(self, listener: socket.socket, connected: asyncio.Event) -> None:
         while True:
+            await connected.wait()
             try:
-                client, _ = await loop.sock_accept(listener)
+                client, _ = listener.accept()
+            except BlockingIOError:
+                connected.clear()
+                continue
             except OSError as error:
                 logger.warning(
                     "HTTP connection not accepted",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from drakit import Inventory
+from e2e.images.go import ENVIRONMENT
 from tests.unit.endpoints.backend.conftest import ANY, Found, allowed_backends, quick, sockets
 from tests.unit.homes.homes import GO, HOMES, Home, at_home
 from tools.programs import go_is_there
@@ -30,8 +32,8 @@ def program(tmp_path_factory) -> Path:
             "the driver of the Go module needs Go: install it as https://go.dev/doc/install says"
         )
     built = tmp_path_factory.mktemp("go") / "scripted"
-    build = ["go", "build", "-trimpath", "-o", built, "./testdata/scripted"]
-    subprocess.run(build, cwd=MODULE, check=True, timeout=600)
+    build = ["go", "build", "-o", built, "./testdata/scripted"]
+    subprocess.run(build, cwd=MODULE, check=True, timeout=600, env=os.environ | ENVIRONMENT)
     return built
 
 

@@ -56,6 +56,9 @@ from tests.unit.homes.homes import (
 )
 from tests.unit.resource.test_checks import BAD, CAPACITIES, GOOD
 
+# The first build of the Go driver does not count.
+pytestmark = pytest.mark.timeout(30, func_only=True)
+
 BEFORE = Inventory(devices=HELD)
 
 
