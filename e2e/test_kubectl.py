@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -54,6 +55,8 @@ class User:
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "KUBECONFIG": str(self._kubeconfig)},
+            # A process in the background of a script ignores SIGINT, and so would its children.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, argv: Sequence[str]) -> tuple[int, str, str]:
