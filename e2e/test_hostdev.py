@@ -21,8 +21,10 @@ from e2e.kit import (
     holds_for,
     hotplugged_loop,
     loop_devices,
+    plugin_pod,
     pod,
     published,
+    restarts,
     taints,
     template,
     wait_for,
@@ -295,3 +297,53 @@ def test_a_disk_is_refused_with_a_pointer_to_csi_and_the_zram_device_beside_it_i
                 assert "a loop device with a backing file; use a CSI driver" in message
             assert paths[2] not in refused(release)
             assert not {f"mixed-{name}" for name in loops} & set(published(release))
+
+
+def test_fewer_shares_of_a_held_device_and_its_deletion_restart_no_node_plugin(space, release):
+    name = "fewer-shares"
+    shares = policy(name, release, sharing={"mode": "Capacity", "users": 4})
+    shares["spec"]["match"] = [{"subsystem": "mem", "paths": ["/dev/full"]}]
+    del shares["spec"]["nodeSelector"]  # both nodes have the device: /dev is shared
+
+    def nodes() -> int:
+        return sum(
+            any(device.startswith(name) for device in published(release, node))
+            for node in release.nodes[:2]
+        )
+
+    def plugins() -> dict[str, int]:
+        found = (plugin_pod(release, node) for node in release.nodes[:2])
+        return {each["metadata"]["name"]: restarts(each) for each in found if each is not None}
+
+    with applied(release, shares):
+        wait_for("the device on both nodes", lambda: nodes() == 2, seconds=30)
+        before = plugins()
+        assert len(before) == 2
+        space.apply(template("share", ("disk", f"{name}.drakit.dev")))
+        for holder in ("one", "two"):
+            space.apply(pod(holder, ("disk", from_template("share"))))
+            space.wait_phase(holder, "Running")
+        for sharing in (
+            {"mode": "Capacity", "users": 2},
+            {"mode": "Users", "users": 2},
+            {"mode": "Exclusive", "users": None},
+        ):
+            change(release, name, {"sharing": sharing})
+            body = json.loads(release.kubectl("get", "hdp", name, "-o", "json").stdout)
+            wait_for(
+                "the nodes to answer",
+                lambda wanted=body["metadata"]["generation"]: (
+                    status(release, name).get("observedGeneration") == wanted
+                    and condition(release, name)[1] not in ("", "Progressing", "Pending")
+                ),
+                seconds=90,
+            )
+        for holder in ("one", "two"):
+            space.delete("pod", holder)
+        wait_for("the device on both nodes", lambda: nodes() == 2, seconds=30)
+    wait_for(
+        "the device to be withdrawn",
+        lambda: nodes() == 0,
+        seconds=60,
+    )
+    assert plugins() == before
