@@ -144,21 +144,12 @@ class HttpServer:
             self._listener.close()
 
     async def _accept(self, listener: socket.socket) -> None:
-        # Not sock_accept: a cancellation of uvloop's loses a connection that it has accepted.
-        loop, connected = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(listener, connected.set)
-        try:
-            await self._accept_each(listener, connected)
-        finally:
-            loop.remove_reader(listener)
-
-    async def _accept_each(self, listener: socket.socket, connected: asyncio.Event) -> None:
         while True:
-            await connected.wait()
             try:
+                # Not sock_accept: a cancellation of uvloop's loses a connection that it accepted.
                 client, _ = listener.accept()
             except BlockingIOError:
-                connected.clear()
+                await _readable(listener)
                 continue
             except OSError as error:
                 logger.warning(
@@ -207,6 +198,17 @@ class HttpServer:
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
         shared = self._answers.get(line[1].partition("?")[0])
         return _plain(HTTPStatus.NOT_FOUND) if shared is None else await shared.get()
+
+
+async def _readable(listener: socket.socket) -> None:
+    """Wait for a connection. The loop watches only meanwhile: one that waits after a failed accept
+    would keep it busy."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listener, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(listener)
 
 
 async def _read_request(client: socket.socket) -> bytes | None:
