@@ -336,14 +336,10 @@ def test_fewer_shares_of_a_held_device_and_its_deletion_restart_no_node_plugin(s
                     status(release, name).get("observedGeneration") == wanted
                     and condition(release, name)[1] not in ("", "Progressing", "Pending")
                 ),
-                seconds=90,
+                seconds=WRITTEN_SECONDS,
             )
         for holder in ("one", "two"):
             space.delete("pod", holder)
         wait_for("the device on both nodes", lambda: nodes() == 2, seconds=30)
-    wait_for(
-        "the device to be withdrawn",
-        lambda: nodes() == 0,
-        seconds=60,
-    )
+    wait_for("the device to be withdrawn", lambda: nodes() == 0, seconds=60)
     assert plugins() == before

@@ -94,11 +94,9 @@ def find_helper(
     """
     if minor and (program := find_release(minor, environ, included=included)) is not None:
         return program
-    named = environ.get("DRAKIT_CEL")
+    named = environ.get("DRAKIT_CEL") or shutil.which(NAME, path=environ.get("PATH"))
     if named and Path(named).is_file():
         return Path(named)
-    if not named and (found := shutil.which(NAME, path=environ.get("PATH"))):
-        return Path(found)
     programs = (find_release(each, environ, included=included) for each in reversed(_MINORS))
     return next((each for each in programs if each is not None), Path(named) if named else None)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -12,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from drakit import Inventory
-from e2e.images.go import ENVIRONMENT
+from e2e.images.go import go_program
+from tests.programs import WITHOUT_GO
 from tests.unit.endpoints.backend.conftest import ANY, Found, allowed_backends, quick, sockets
 from tests.unit.homes.homes import GO, HOMES, Home, at_home
-from tools.programs import go_is_there
 
 __all__ = ("quick", "sockets")
 
@@ -25,16 +23,11 @@ Start = Callable[[Inventory], AbstractAsyncContextManager[Home]]
 
 
 @pytest.fixture(scope="session")
-def program(tmp_path_factory) -> Path:
+def program() -> Path:
     """The Go driver of the suite."""
-    if not go_is_there():
-        pytest.skip(
-            "the driver of the Go module needs Go: install it as https://go.dev/doc/install says"
-        )
-    built = tmp_path_factory.mktemp("go") / "scripted"
-    build = ["go", "build", "-o", built, "./testdata/scripted"]
-    subprocess.run(build, cwd=MODULE, check=True, timeout=600, env=os.environ | ENVIRONMENT)
-    return built
+    if WITHOUT_GO:
+        pytest.skip(WITHOUT_GO)
+    return go_program(MODULE / "testdata/scripted", name="scripted", imported=[MODULE])
 
 
 @pytest.fixture
