@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from drakit_explain.broken import node_of_claim
 from drakit_explain.devices import DeviceFacts
+from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, REPORTS, RULES, SLICES, TEMPLATES
 from drakit_explain.model import (
     ClaimFacts,
     DeviceID,
@@ -24,17 +25,7 @@ from drakit_explain.model import (
     TaintRuleFacts,
 )
 from drakit_explain.poolchecks import node_of_slice
-from drakit_operator.kinds import (
-    CLAIMS,
-    CLASSES,
-    NODES,
-    PODS,
-    REPORTS,
-    RULES,
-    SLICES,
-    TEMPLATES,
-    Name,
-)
+from drakit_explain.world import Name
 from drakit_operator.store import Change, Store
 
 # ---------------------------------------------------------------- pods and claims

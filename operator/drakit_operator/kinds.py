@@ -1,9 +1,9 @@
 """
-The kinds that the operator watches: in which versions they are known, how they are read, whether
-the API server serves them, and whether the operator may list and watch them.
+The kinds that the operator follows: whether the API server serves them, in which version, and
+whether the operator may list and watch them.
 
-One table for all; other modules decide what follows from the facts. The last two questions are
-repeated, so that an upgrade of the control plane and a change of permissions need no restart.
+These questions are repeated, so that an upgrade of the control plane and a change of permissions
+need no restart.
 
 It must not know the store, or what is explained without a kind.
 """
@@ -12,66 +12,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from drakit_daemon.kube import ForbiddenError, Session, resource_path
 from drakit_daemon.kube.discovery import served_versions, version_of
-from drakit_explain.model import (
-    ClaimFacts,
-    ClassFacts,
-    NodeFacts,
-    PodFacts,
-    PolicyFacts,
-    ReportFacts,
-    SliceFacts,
-    TaintRuleFacts,
-    TemplateFacts,
+from drakit_explain.kinds import (
+    CLAIMS,
+    CLASSES,
+    NODES,
+    PODS,
+    REPORTS,
+    RULES,
+    SLICES,
+    TEMPLATES,
+    UNREADABLE,
+    Kind,
 )
-from drakit_explain.projection import (
-    UNREAD_CLAIM,
-    project_claim,
-    project_class,
-    project_node,
-    project_pod,
-    project_slice,
-    project_taint_rule,
-    project_template,
-)
-from drakit_explain.reports import project_policy, project_report
 from drakit_explain.world import Fact, Name
-from drakit_formats import crds
-from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object, child
+from drakit_formats.resource.objects import Object, child
 
+KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES, REPORTS)
+"""The kinds that are read by reflectors. Kopf serves POLICIES."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """A watched kind, by the word that the API uses in paths."""
-
-    group: str
-    plural: str
-    type: type[Fact]
-    project: Callable[[Object, str], Fact]
-    """From an object and its version."""
-
-    versions: tuple[str, ...] = VERSIONS
-    """The versions that can be read, the preferred one first."""
-
-    required: bool = True
-    """Without it, no cause is certain; the operator works without the other kinds."""
-
-    field_selector: str = ""
-    unknown: Object = field(default_factory=dict[str, Any], hash=False)
-    """The placeholder for the rest of an unreadable object: it allows no conclusion."""
-
-    @property
-    def params(self) -> dict[str, str]:
-        """Query parameters that a list must have to see the same objects as the watch."""
-        return {"fieldSelector": self.field_selector} if self.field_selector else {}
-
-    def __str__(self) -> str:
-        return f"{self.plural}.{self.group}" if self.group else self.plural
-
+SELECTED: Mapping[Kind, Mapping[str, str]] = {PODS: {"fieldSelector": "status.phase=Pending"}}
+"""The parameters of lists and watches. A pod that stops pending leaves the watch as a deletion."""
 
 OnSkipped = Callable[[Kind, Mapping[str, Any], str], None]
 """Takes the kind and the metadata of an object that cannot be read, and the reason."""
@@ -94,7 +59,7 @@ class Served:
         """Project an object; of one with a shape that this version does not know, its name."""
         try:
             return self.kind.project(body, self.version)
-        except _MALFORMED as error:
+        except UNREADABLE as error:
             metadata = child(body, "metadata")
             on_skipped(self.kind, metadata, f"its content has an unknown shape: {error!r}")
             return self.project_unreadable(metadata)
@@ -102,85 +67,6 @@ class Served:
     def project_unreadable(self, metadata: Mapping[str, Any]) -> Fact:
         """Return only the fact that the object exists."""
         return self.kind.project({**self.kind.unknown, "metadata": metadata}, self.version)
-
-
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
-"""Errors that the projection of a malformed object raises."""
-
-PODS = Kind(
-    group="",
-    plural="pods",
-    type=PodFacts,
-    project=lambda body, _: project_pod(body),
-    versions=("v1",),
-    # A pod that stops pending leaves the watch as a deletion: the API server sends it as one.
-    field_selector="status.phase=Pending",
-)
-CLAIMS = Kind(
-    group=GROUP,
-    plural="resourceclaims",
-    type=ClaimFacts,
-    project=project_claim,
-    unknown={"spec": UNREAD_CLAIM},
-)
-TEMPLATES = Kind(
-    group=GROUP,
-    plural="resourceclaimtemplates",
-    type=TemplateFacts,
-    project=project_template,
-    required=False,
-    unknown={"spec": {"spec": UNREAD_CLAIM}},
-)
-CLASSES = Kind(
-    group=GROUP,
-    plural="deviceclasses",
-    type=ClassFacts,
-    project=lambda body, _: project_class(body),
-    unknown={"spec": {"selectors": [{}]}},  # a selector without CEL: it may match any device
-)
-SLICES = Kind(
-    group=GROUP,
-    plural="resourceslices",
-    type=SliceFacts,
-    project=project_slice,
-    # A device of an unknown driver, in a pool that is never complete.
-    unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
-)
-NODES = Kind(
-    group="",
-    plural="nodes",
-    type=NodeFacts,
-    project=lambda body, _: project_node(body),
-    versions=("v1",),
-    required=False,
-)
-RULES = Kind(
-    group=GROUP,
-    plural="devicetaintrules",
-    type=TaintRuleFacts,
-    project=lambda body, _: project_taint_rule(body),
-    versions=RULE_VERSIONS,
-    required=False,
-)
-
-POLICIES = Kind(
-    group=crds.GROUP,
-    plural=crds.POLICIES,
-    type=PolicyFacts,
-    project=lambda body, _: project_policy(body),
-    versions=(crds.VERSION,),
-)
-REPORTS = Kind(
-    group=crds.GROUP,
-    plural=crds.REPORTS,
-    type=ReportFacts,
-    project=lambda body, _: project_report(body),
-    versions=(crds.VERSION,),
-    required=False,
-)
-
-KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES, REPORTS)
-"""The kinds that are read by reflectors. Kopf serves POLICIES."""
 
 
 def name_of(body: Object) -> Name:

@@ -17,8 +17,7 @@ from drakit_explain.codes import Code, Reason, certain, no_remedy, with_limits
 from drakit_explain.model import ClaimFacts, PodFacts, ReportFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.pending_claims import missing_classes
-from drakit_explain.world import World
-from drakit_operator.kinds import Name
+from drakit_explain.world import Name, World
 
 _REPORTED_BY_KUBELET = frozenset([Code.NOT_PREPARED])
 """The kubelet's own Events on the same pod have the cause, which no fact of the store has."""

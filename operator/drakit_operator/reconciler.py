@@ -22,12 +22,13 @@ from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.logs import new_request_id, request_scope
 from drakit_explain.codes import Reason
 from drakit_explain.counts import Numbers, count
+from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, POLICIES, SLICES, TEMPLATES, Kind
 from drakit_explain.model import ClaimFacts, ClassFacts, NodeFacts, SliceFacts, TemplateFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
 from drakit_explain.selectors import FeatureGates, Selectors
 from drakit_explain.templates import class_problems, expressions_of, template_problems
-from drakit_explain.world import AnyFact, World
+from drakit_explain.world import AnyFact, Name, World
 from drakit_operator.affected import (
     claims_affected,
     classes_affected,
@@ -39,17 +40,6 @@ from drakit_operator.affected import (
 )
 from drakit_operator.announcing import Announcer, NotWrittenError
 from drakit_operator.budgets import TimeBudgets, Turns
-from drakit_operator.kinds import (
-    CLAIMS,
-    CLASSES,
-    NODES,
-    PODS,
-    POLICIES,
-    SLICES,
-    TEMPLATES,
-    Kind,
-    Name,
-)
 from drakit_operator.metrics import Metrics
 from drakit_operator.problems import claim_problems, problems_of_pod
 from drakit_operator.selecting import BusyError, SelectorEvaluation

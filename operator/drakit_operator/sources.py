@@ -23,10 +23,11 @@ from typing import Any
 from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, Session
 from drakit_daemon.kube.listing import SkippedLog
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
+from drakit_explain.kinds import Kind
 from drakit_explain.loads import Load, Loads, load_of_pod
-from drakit_explain.world import name_of_fact
+from drakit_explain.world import Fact, name_of_fact
 from drakit_formats.resource.objects import Object
-from drakit_operator.kinds import Absence, Fact, Kind, Served, find, name_of
+from drakit_operator.kinds import SELECTED, Absence, Served, find, name_of
 from drakit_operator.metrics import Metrics
 from drakit_operator.store import Change, Store
 
@@ -187,7 +188,7 @@ class Sources:
             served.path,
             keep=keep,
             keep_unreadable=keep_unreadable,
-            params=kind.params,
+            params=SELECTED.get(kind),
             streams=True,
             retry_limit_seconds=RETRY_SECONDS,
             on_error=lambda error: self._failed(kind, error),

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from drakit_explain.kinds import Kind
 from drakit_explain.model import Placement, PodFacts
 from drakit_explain.world import Fact, Name, World
 from drakit_operator.budgets import ContentBudgets
-from drakit_operator.kinds import Kind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors, lacks_helper
 from drakit_cli.kubectl.devices import PoolRow
-from drakit_cli.kubectl.gather import CLASSES, NODES, SLICES, Gap, Gathered
+from drakit_cli.kubectl.gather import Gap, Gathered
 from drakit_cli.kubectl.output import plural, shortened
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import analyze, budget_of
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.bugs import known_bugs
 from drakit_explain.counts import STOPPED
+from drakit_explain.kinds import CLASSES, NODES, SLICES
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,

@@ -20,18 +20,7 @@ from drakit_cli.kubectl.capabilities import find_capabilities
 from drakit_cli.kubectl.components import find_components
 from drakit_cli.kubectl.connection import fetch
 from drakit_cli.kubectl.device import Device, describe, slice_of
-from drakit_cli.kubectl.gather import (
-    CLAIMS,
-    NODES,
-    REPORTS,
-    RULES,
-    SLICES,
-    TEMPLATES,
-    Gathered,
-    MissingError,
-    UnreachableError,
-    gather,
-)
+from drakit_cli.kubectl.gather import Gathered, MissingError, UnreachableError, gather
 from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.permissions import find_denied, find_lacking
 from drakit_cli.kubectl.questions import OF_EXPLAIN
@@ -40,6 +29,7 @@ from drakit_cli.kubectl.versions import all_versions, own_versions
 from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
 from drakit_explain import cel
 from drakit_explain.broken import node_of_claim
+from drakit_explain.kinds import CLAIMS, NODES, REPORTS, RULES, SLICES, TEMPLATES
 from drakit_explain.model import ClaimFacts
 
 _OF_DOCTOR = (TEMPLATES, *OF_EXPLAIN)

@@ -18,12 +18,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drakit_cli.kubectl.gather import NODES, SLICES, Gathered
+from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import Output, shortened
 from drakit_explain.broken import node_of_claim
 from drakit_explain.counting import Hardware
 from drakit_explain.counts import STATES, states_in
 from drakit_explain.devices import DeviceFacts, bits
+from drakit_explain.kinds import NODES, SLICES
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, SliceFacts
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.world import World

@@ -19,11 +19,12 @@ from drakit_cli.kubectl.capabilities import Capabilities
 from drakit_cli.kubectl.cluster_checks import Finding, check_cluster, check_gaps, check_kubernetes
 from drakit_cli.kubectl.components import GATES, Components
 from drakit_cli.kubectl.devices import PoolRow, pool_rows
-from drakit_cli.kubectl.gather import SLICES, Gap, Gathered
+from drakit_cli.kubectl.gather import Gap, Gathered
 from drakit_cli.kubectl.output import Output, plural
 from drakit_cli.kubectl.permissions import Denied, Lacking, commands_that_grant, find_viewer
 from drakit_cli.kubectl.release_checks import check_components, check_releases
 from drakit_cli.kubectl.releases import Releases, Workload
+from drakit_explain.kinds import SLICES
 from drakit_explain.reports import not_registered
 
 _OF_WORKLOAD = ("namespace", "release", "kind", "name", "component", "version", "desired", "ready")

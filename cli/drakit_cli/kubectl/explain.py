@@ -15,7 +15,7 @@ from heapq import nsmallest
 from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
-from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, Event, Gathered
+from drakit_cli.kubectl.gather import Event, Gathered
 from drakit_cli.kubectl.pods import SeenPod, claims_of, is_starting
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.broken import broken_claim, taints_for_new_pods
@@ -24,6 +24,7 @@ from drakit_explain.codes import Code, Reason, certain, no_remedy
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.counting import Availability
 from drakit_explain.deletion import claim_stays
+from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request, SliceFacts, TemplateFacts
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits

@@ -1,6 +1,5 @@
 """
-The facts of a cluster, listed with the permissions of the user: the kinds with their paths, and
-what an answer lacks without them.
+The facts of a cluster, listed with the permissions of the user.
 
 A kind that may not be listed narrows the answer: it becomes a :class:`Gap`, which names what is not
 checked. So does an object that cannot be read.
@@ -11,7 +10,7 @@ It must not know what is computed from the facts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,159 +25,11 @@ from drakit_daemon.kube import (
     resource_path,
 )
 from drakit_daemon.kube.discovery import minor_release, served_versions, version_of
-from drakit_explain.model import (
-    ClaimFacts,
-    ClassFacts,
-    NamespaceFacts,
-    NodeFacts,
-    PodFacts,
-    PolicyFacts,
-    QuotaFacts,
-    ReportFacts,
-    SliceFacts,
-    TaintRuleFacts,
-    TemplateFacts,
-)
-from drakit_explain.projection import (
-    UNREAD_CLAIM,
-    project_claim,
-    project_class,
-    project_namespace,
-    project_node,
-    project_pod,
-    project_quota,
-    project_slice,
-    project_taint_rule,
-    project_template,
-)
-from drakit_explain.reports import project_policy, project_report
+from drakit_explain.kinds import RULES, UNREADABLE, Kind
+from drakit_explain.model import TaintRuleFacts
 from drakit_explain.selectors import FeatureGates
 from drakit_explain.world import Fact, World
-from drakit_formats import crds
 from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object, child
-
-# ---------------------------------------------------------------- kinds
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    """A kind of objects, by the words of paths and of sentences."""
-
-    plural: str
-    word: str
-    type: type[Fact]
-    project: Callable[[Object, str], Fact]
-    """From an object and its version."""
-
-    group: str = GROUP
-    version: str = ""
-    """That of a kind of drakit, which a cluster need not have; the others have one in common."""
-
-    namespaced: bool = False
-    effect: str
-    """The part of an answer that is missing without this kind; empty if the answer is less exact,
-    but right."""
-
-    unknown: Object = field(default_factory=dict[str, Any], hash=False)
-    """The rest of an object that cannot be read: it allows no conclusion."""
-
-
-PODS = Kind(
-    plural="pods",
-    word="pods",
-    type=PodFacts,
-    project=lambda body, _: project_pod(body),
-    group="",
-    namespaced=True,
-    effect="it is unknown which of them still exist",
-)
-CLAIMS = Kind(
-    plural="resourceclaims",
-    word="ResourceClaims",
-    type=ClaimFacts,
-    project=project_claim,
-    namespaced=True,
-    effect="devices that such claims hold count as free",
-    unknown={"spec": UNREAD_CLAIM},
-)
-TEMPLATES = Kind(
-    plural="resourceclaimtemplates",
-    word="ResourceClaimTemplates",
-    type=TemplateFacts,
-    project=project_template,
-    namespaced=True,
-    effect="requests of claims that are not created yet are unknown",
-    unknown={"spec": {"spec": UNREAD_CLAIM}},
-)
-CLASSES = Kind(
-    plural="deviceclasses",
-    word="DeviceClasses",
-    type=ClassFacts,
-    project=lambda body, _: project_class(body),
-    effect="it is unknown which devices a class selects",
-    unknown={"spec": {"selectors": [{}]}},
-)
-SLICES = Kind(
-    plural="resourceslices",
-    word="ResourceSlices",
-    type=SliceFacts,
-    project=project_slice,
-    effect="devices are unknown",
-    unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
-)
-NODES = Kind(
-    plural="nodes",
-    word="nodes",
-    type=NodeFacts,
-    project=lambda body, _: project_node(body),
-    group="",
-    effect="node selectors, affinity, taints and resources of nodes are not checked",
-)
-RULES = Kind(
-    plural="devicetaintrules",
-    word="DeviceTaintRules",
-    type=TaintRuleFacts,
-    project=lambda body, _: project_taint_rule(body),
-    effect="taints that they add are not checked",
-)
-REPORTS = Kind(
-    plural=crds.REPORTS,
-    word="NodeDeviceReports",
-    type=ReportFacts,
-    project=lambda body, _: project_report(body),
-    group=crds.GROUP,
-    version=crds.VERSION,
-    effect="the words of drivers, and drivers that are not registered, are unknown",
-)
-POLICIES = Kind(
-    plural=crds.POLICIES,
-    word="HostDevicePolicies",
-    type=PolicyFacts,
-    project=lambda body, _: project_policy(body),
-    group=crds.GROUP,
-    version=crds.VERSION,
-    effect="",
-)
-NAMESPACES = Kind(
-    plural="namespaces",
-    word="namespaces",
-    type=NamespaceFacts,
-    project=lambda body, _: project_namespace(body),
-    group="",
-    effect="it is unknown whether the namespace allows admin access",
-)
-QUOTAS = Kind(
-    plural="resourcequotas",
-    word="ResourceQuotas",
-    type=QuotaFacts,
-    project=lambda body, _: project_quota(body),
-    group="",
-    namespaced=True,
-    effect="it is unknown whether a quota prevents the creation of a claim",
-)
-
-
-# ---------------------------------------------------------------- gathering
 
 PAGE_SIZE = 500
 """Objects in a page of a list, as kubectl asks for them."""
@@ -313,7 +164,7 @@ async def gather(
     # In one order: a watched answer must not change with the order of responses.
     order = {kind.plural: number for number, kind in enumerate(chosen)}
     reader.found.gaps.sort(key=lambda gap: (order.get(gap.kind, 0), gap.where))
-    needed = [kind for kind in chosen if kind is not RULES and not kind.version]
+    needed = [kind for kind in chosen if kind is not RULES and not kind.is_ours]
     if chosen and all(reader.found.lacks_all(kind) for kind in needed):
         raise UnreachableError(str(reader.found.gaps[0].what))
     return reader.found
@@ -323,10 +174,6 @@ async def read_release(session: Session, found: Gathered) -> None:
     """Read the release of Kubernetes; if it is unknown, the rules of the newest one count."""
     with suppress(ApiError):
         found.world.use_release(await minor_release(session))
-
-
-UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
-"""Errors that the projection of a malformed object raises."""
 
 
 class _Reader:
@@ -343,11 +190,9 @@ class _Reader:
             await self._rules()
             return
         try:
-            await self._list(
-                kind, self._namespace if kind in self._local else None, version=kind.version
-            )
+            await self._list(kind, self._namespace if kind in self._local else None)
         except NotFoundError as error:
-            if not kind.version:  # else the cluster does not have the kind
+            if not kind.is_ours:  # else the cluster does not have the kind
                 self._fail(kind, error)
         except ForbiddenError as error:
             if not await self._is_unknown(kind):
@@ -358,10 +203,10 @@ class _Reader:
     async def _is_unknown(self, kind: Kind) -> bool:
         """Return whether the cluster does not have a kind of drakit. The API server denies a list
         before it looks for the kind, and nobody can allow what does not exist."""
-        if not kind.version:
+        if not kind.is_ours:
             return False
         try:
-            return kind.version not in await served_versions(self._session, kind.group)
+            return kind.versions[0] not in await served_versions(self._session, kind.group)
         except ApiError:
             return False
 
@@ -398,7 +243,7 @@ class _Reader:
         return True
 
     async def _list(self, kind: Kind, namespace: str | None, version: str = "") -> None:
-        version = version or self.found.version
+        version = version or self._version(kind)
         path = resource_path(self._api(kind, version), kind.plural, namespace=namespace)
         listing = await self._session.read_list(
             path,
@@ -492,8 +337,12 @@ class _Reader:
             )
         )
 
+    def _version(self, kind: Kind) -> str:
+        return self.found.version if kind.group == GROUP else kind.versions[0]
+
     def _api(self, kind: Kind, version: str = "") -> str:
-        return f"{kind.group}/{version or self.found.version}" if kind.group else "v1"
+        version = version or self._version(kind)
+        return f"{kind.group}/{version}" if kind.group else version
 
 
 def sentence_of(error: ApiError) -> str:

@@ -17,7 +17,6 @@ from typing import Any, cast
 import yaml
 
 from drakit_cli.answers import UsageError
-from drakit_cli.kubectl.gather import UNREADABLE
 from drakit_cli.kubectl.targets import (
     CLAIM,
     CLASS,
@@ -30,6 +29,7 @@ from drakit_cli.kubectl.targets import (
     TEMPLATE,
 )
 from drakit_daemon.kube import resource_path
+from drakit_explain.kinds import UNREADABLE
 from drakit_explain.model import ClaimFacts, ClassFacts, PodFacts, TemplateFacts
 from drakit_explain.projection import project_claim, project_class, project_pod, project_template
 from drakit_formats.resource.objects import (

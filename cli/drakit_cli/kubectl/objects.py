@@ -23,11 +23,12 @@ from drakit_cli.kubectl.explain import (
     selectors_of,
     user_of,
 )
-from drakit_cli.kubectl.gather import CLAIMS, CLASSES, NODES, RULES, SLICES, Gathered
+from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import plural
 from drakit_cli.kubectl.targets import CLASS, NODE, SLICE, TEMPLATE
 from drakit_daemon.kube import resource_path
 from drakit_explain.codes import Code, Reason, no_remedy
+from drakit_explain.kinds import CLAIMS, CLASSES, NODES, RULES, SLICES
 from drakit_explain.model import (
     ClassFacts,
     NodeFacts,

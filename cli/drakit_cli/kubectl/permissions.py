@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from drakit_cli.kubectl.gather import REPORTS, Gap
+from drakit_cli.kubectl.gather import Gap
 from drakit_cli.kubectl.releases import NODEPLUGIN, OPERATOR, PART_OF, Release, Releases, Workload
 from drakit_daemon.kube import ApiError, ForbiddenError, Session, resource_path
+from drakit_explain.kinds import REPORTS
 from drakit_formats.resource.objects import child
 
 _REVIEWS = resource_path("authorization.k8s.io/v1", "subjectaccessreviews")

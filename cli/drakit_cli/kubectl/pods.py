@@ -16,8 +16,6 @@ from drakit_cli.answers import CommandError
 from drakit_cli.kubectl.gather import (
     MAX_PAGE_BYTES,
     PAGE_SIZE,
-    PODS,
-    UNREADABLE,
     Event,
     Gap,
     Gathered,
@@ -28,6 +26,7 @@ from drakit_cli.kubectl.gather import (
 from drakit_cli.kubectl.targets import ObjectKind
 from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, Session, resource_path
 from drakit_explain.broken import is_placed
+from drakit_explain.kinds import PODS, UNREADABLE
 from drakit_explain.loads import Load, Loads, load_of_pod
 from drakit_explain.model import ClaimFacts, PodFacts
 from drakit_explain.pending import waits

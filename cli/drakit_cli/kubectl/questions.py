@@ -21,7 +21,15 @@ from drakit_cli.kubectl.explain import (
     selectors_of,
     user_of,
 )
-from drakit_cli.kubectl.gather import (
+from drakit_cli.kubectl.gather import Gathered, MissingError, UnreachableError, gather, read_release
+from drakit_cli.kubectl.manifests import PlannedPod, read_manifest
+from drakit_cli.kubectl.objects import PoolReport
+from drakit_cli.kubectl.pods import SeenPod, list_pods, read_pod, with_events, with_loads
+from drakit_cli.kubectl.replicas import placed
+from drakit_cli.kubectl.targets import DAEMON_SET, POD, Target
+from drakit_cli.kubectl.workloads import WorkloadReport, find_workload
+from drakit_daemon.kube import ApiError, Session, resource_path
+from drakit_explain.kinds import (
     CLAIMS,
     CLASSES,
     NAMESPACES,
@@ -33,20 +41,8 @@ from drakit_cli.kubectl.gather import (
     RULES,
     SLICES,
     TEMPLATES,
-    Gathered,
     Kind,
-    MissingError,
-    UnreachableError,
-    gather,
-    read_release,
 )
-from drakit_cli.kubectl.manifests import PlannedPod, read_manifest
-from drakit_cli.kubectl.objects import PoolReport
-from drakit_cli.kubectl.pods import SeenPod, list_pods, read_pod, with_events, with_loads
-from drakit_cli.kubectl.replicas import placed
-from drakit_cli.kubectl.targets import DAEMON_SET, POD, Target
-from drakit_cli.kubectl.workloads import WorkloadReport, find_workload
-from drakit_daemon.kube import ApiError, Session, resource_path
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from drakit_daemon.kube import ApiError, Session
+from drakit_explain.kinds import POLICIES
 from drakit_explain.model import PolicyFacts
-from drakit_operator.kinds import POLICIES, Absence, Served, find, name_of
+from drakit_operator.kinds import Absence, Served, find, name_of
 from drakit_operator.kopf_import import Insights, kopf
 from drakit_operator.store import Change, Store
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from drakit_explain.kinds import CLAIMS, PODS, TEMPLATES
 from drakit_explain.model import (
     ClaimFacts,
     Constraint,
@@ -18,7 +19,6 @@ from drakit_explain.model import (
 )
 from drakit_operator import budgets as module
 from drakit_operator.budgets import ContentBudgets, TimeBudgets, Turns
-from drakit_operator.kinds import CLAIMS, PODS, TEMPLATES
 from drakit_operator.store import Store
 
 SELECTED = Request(name="gpu", device_class="gpu.example", count=2, selectors=("true",))

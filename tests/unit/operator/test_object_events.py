@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, REPORTS, RULES, SLICES, TEMPLATES
 from drakit_explain.model import ReportFacts, TaintRuleFacts
-from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, REPORTS, RULES, SLICES, TEMPLATES
 from tests.fakes.operator_reconciler import GPU, Bench, pod, template
 
 pytestmark = pytest.mark.looptime

@@ -13,6 +13,7 @@ import pytest
 
 from drakit.testing.apiserver import FakeApiServer
 from drakit_daemon.kube import ConflictError, Session, UnavailableError, connect
+from drakit_explain.kinds import CLASSES, NODES, POLICIES, REPORTS, Kind
 from drakit_explain.model import (
     ClassFacts,
     DeviceConflict,
@@ -26,7 +27,6 @@ from drakit_explain.reports import project_policy
 from drakit_explain.world import Fact, Name, name_of_fact
 from drakit_formats import crds
 from drakit_operator.affected import policies_affected
-from drakit_operator.kinds import CLASSES, NODES, POLICIES, REPORTS, Kind
 from drakit_operator.policies import handlers
 from drakit_operator.policies.controller import PolicyController
 from drakit_operator.policies.status import DRIVER, Status, desired_class, status_of

@@ -6,8 +6,8 @@ from collections import defaultdict
 import pytest
 
 from drakit_explain.codes import Code, Reason
-from drakit_explain.world import World
-from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES, Name
+from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
+from drakit_explain.world import Name, World
 from drakit_operator.reconciler import COUNT_SECONDS
 from drakit_operator.store import Change, Store
 from tests.fakes.operator_reconciler import GPU, Bench, pod, template

@@ -8,9 +8,9 @@ import pytest
 
 from drakit_explain.cel.helper import HelperError, QuestionError
 from drakit_explain.cel.library import Library
+from drakit_explain.kinds import CLAIMS, CLASSES, PODS, SLICES
 from drakit_explain.selectors import FeatureGates, Outcome, Reads, SelectorIndex
 from drakit_explain.world import World
-from drakit_operator.kinds import CLAIMS, CLASSES, PODS, SLICES
 from drakit_operator.selecting import BUSY_SECONDS, BusyError, SelectorEvaluation
 from tests.fakes.operator_reconciler import Bench, pod
 

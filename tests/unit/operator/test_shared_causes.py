@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.codes import Cause, Code, Reason
+from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
 from drakit_explain.model import ObjectReference
 from drakit_operator.announcing import Announcer, Timing
-from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
 from drakit_operator.metrics import Metrics
 from tests.fakes.operator_reconciler import GPU, Bench, confirmed, pod, template
 from tests.unit.operator.test_object_events import NODE, READY, claim, pool, see_taken_device

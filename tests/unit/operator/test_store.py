@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.devices import DeviceFacts, TaintFacts
+from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -19,8 +20,8 @@ from drakit_explain.model import (
     TaintRuleFacts,
     TemplateFacts,
 )
+from drakit_explain.world import Name
 from drakit_operator.affected import claims_affected, pods_affected, templates_affected
-from drakit_operator.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES, Name
 from drakit_operator.store import Store
 
 REQUEST = Request(name="gpu", device_class="gpu.example")

@@ -1,0 +1,187 @@
+"""
+The kinds whose objects answers read: in which versions they are known, how they are read, what is
+assumed of an object that cannot be read, and what an answer lacks without the kind.
+
+The operator and `kubectl drakit` use the same table.
+
+It must not know who lists or watches the objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from drakit_explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    NamespaceFacts,
+    NodeFacts,
+    PodFacts,
+    PolicyFacts,
+    QuotaFacts,
+    ReportFacts,
+    SliceFacts,
+    TaintRuleFacts,
+    TemplateFacts,
+)
+from drakit_explain.projection import (
+    UNREAD_CLAIM,
+    project_claim,
+    project_class,
+    project_namespace,
+    project_node,
+    project_pod,
+    project_quota,
+    project_slice,
+    project_taint_rule,
+    project_template,
+)
+from drakit_explain.reports import project_policy, project_report
+from drakit_explain.world import Fact
+from drakit_formats import crds
+from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object
+
+UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
+"""Errors that the projection of a malformed object raises."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """A kind of objects, by the words of paths and of sentences."""
+
+    group: str = GROUP
+    plural: str
+    word: str
+    type: type[Fact]
+    project: Callable[[Object, str], Fact]
+    """From an object and its version. Raises one of UNREADABLE."""
+
+    versions: tuple[str, ...] = VERSIONS
+    """The versions that can be read, the preferred one first."""
+
+    namespaced: bool = False
+    required: bool = True
+    """Without it, no cause is certain."""
+
+    effect: str
+    """The part of an answer that is missing without this kind; empty if the answer is less exact,
+    but right."""
+
+    unknown: Object = field(default_factory=dict[str, Any], hash=False)
+    """The rest of an object that cannot be read: it allows no conclusion."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a kind of drakit, which a cluster need not have."""
+        return self.group == crds.GROUP
+
+    def __str__(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+PODS = Kind(
+    group="",
+    plural="pods",
+    word="pods",
+    type=PodFacts,
+    project=lambda body, _: project_pod(body),
+    versions=("v1",),
+    namespaced=True,
+    effect="it is unknown which of them still exist",
+)
+CLAIMS = Kind(
+    plural="resourceclaims",
+    word="ResourceClaims",
+    type=ClaimFacts,
+    project=project_claim,
+    namespaced=True,
+    effect="devices that such claims hold count as free",
+    unknown={"spec": UNREAD_CLAIM},
+)
+TEMPLATES = Kind(
+    plural="resourceclaimtemplates",
+    word="ResourceClaimTemplates",
+    type=TemplateFacts,
+    project=project_template,
+    namespaced=True,
+    required=False,
+    effect="requests of claims that are not created yet are unknown",
+    unknown={"spec": {"spec": UNREAD_CLAIM}},
+)
+CLASSES = Kind(
+    plural="deviceclasses",
+    word="DeviceClasses",
+    type=ClassFacts,
+    project=lambda body, _: project_class(body),
+    effect="it is unknown which devices a class selects",
+    unknown={"spec": {"selectors": [{}]}},  # a selector without CEL: it may match any device
+)
+SLICES = Kind(
+    plural="resourceslices",
+    word="ResourceSlices",
+    type=SliceFacts,
+    project=project_slice,
+    effect="devices are unknown",
+    # A device of an unknown driver, in a pool that is never complete.
+    unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
+)
+NODES = Kind(
+    group="",
+    plural="nodes",
+    word="nodes",
+    type=NodeFacts,
+    project=lambda body, _: project_node(body),
+    versions=("v1",),
+    required=False,
+    effect="node selectors, affinity, taints and resources of nodes are not checked",
+)
+RULES = Kind(
+    plural="devicetaintrules",
+    word="DeviceTaintRules",
+    type=TaintRuleFacts,
+    project=lambda body, _: project_taint_rule(body),
+    versions=RULE_VERSIONS,
+    required=False,
+    effect="taints that they add are not checked",
+)
+REPORTS = Kind(
+    group=crds.GROUP,
+    plural=crds.REPORTS,
+    word="NodeDeviceReports",
+    type=ReportFacts,
+    project=lambda body, _: project_report(body),
+    versions=(crds.VERSION,),
+    required=False,
+    effect="the words of drivers, and drivers that are not registered, are unknown",
+)
+POLICIES = Kind(
+    group=crds.GROUP,
+    plural=crds.POLICIES,
+    word="HostDevicePolicies",
+    type=PolicyFacts,
+    project=lambda body, _: project_policy(body),
+    versions=(crds.VERSION,),
+    required=False,
+    effect="",
+)
+NAMESPACES = Kind(
+    group="",
+    plural="namespaces",
+    word="namespaces",
+    type=NamespaceFacts,
+    project=lambda body, _: project_namespace(body),
+    versions=("v1",),
+    effect="it is unknown whether the namespace allows admin access",
+)
+QUOTAS = Kind(
+    group="",
+    plural="resourcequotas",
+    word="ResourceQuotas",
+    type=QuotaFacts,
+    project=lambda body, _: project_quota(body),
+    versions=("v1",),
+    namespaced=True,
+    effect="it is unknown whether a quota prevents the creation of a claim",
+)
