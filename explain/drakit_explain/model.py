@@ -514,6 +514,11 @@ class PolicyReport:
     """Devices that claims hold although the policy no longer offers them."""
 
     conflicts: tuple[DeviceConflict, ...] = ()
+    rejected: int = 0
+    """Devices that it matches, and that are not published."""
+
+    rejected_example: str = ""
+    """One of them, and the reason."""
 
 
 class DeviceWords(NamedTuple):

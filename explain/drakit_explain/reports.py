@@ -11,7 +11,7 @@ It must not know clients, or the sentences that quote it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from sys import intern
 
 from drakit_explain.model import (
@@ -69,7 +69,10 @@ def project_report(body: Object) -> ReportFacts:
         uid=text(body, "metadata", "uid"),
         node=text(body, "spec", "nodeName"),
         driver=text(body, "spec", "driver"),
-        policies=tuple(_outcome(each) for each in children(status, "policies")[:MAX_POLICIES]),
+        policies=tuple(
+            _outcome(each, children(status, "rejectedDevices"))
+            for each in children(status, "policies")[:MAX_POLICIES]
+        ),
         policies_omitted=bool(status.get("policiesOmitted")),
         refused=text(status, "policiesRefused"),
         registration=_registration(children(status, "conditions")),
@@ -130,9 +133,11 @@ def _registration(conditions: Iterable[Object]) -> str:
     return ""
 
 
-def _outcome(body: Object) -> PolicyReport:
+def _outcome(body: Object, devices: Sequence[Object]) -> PolicyReport:
+    name = text(body, "name")
+    rejected = [each for each in devices if text(each, "policy") == name]
     return PolicyReport(
-        name=intern(text(body, "name")),
+        name=intern(name),
         uid=intern(text(body, "uid")),
         observed_generation=int(body.get("observedGeneration") or 0),
         matched=int(body.get("matched") or 0),
@@ -144,6 +149,8 @@ def _outcome(body: Object) -> PolicyReport:
             DeviceConflict(device=text(each, "device"), policy=text(each, "policy"))
             for each in children(body, "conflicts")[:MAX_CONFLICTS]
         ),
+        rejected=len(rejected),
+        rejected_example=intern(next(map(_rejected, rejected), "")),
     )
 
 

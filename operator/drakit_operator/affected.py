@@ -8,13 +8,14 @@ It must not know queues, or what a check finds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from drakit_explain.broken import node_of_claim
 from drakit_explain.devices import DeviceFacts
 from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, REPORTS, RULES, SLICES, TEMPLATES
 from drakit_explain.model import (
     ClaimFacts,
+    ClassFacts,
     DeviceID,
     NodeFacts,
     PodFacts,
@@ -250,9 +251,21 @@ def policies_affected(changes: Iterable[Change], store: Store) -> set[Name]:
             found |= {
                 name for name, each in policies.items() if each.class_name == change.name.name
             }
+            found |= _with_resource_of(change, policies)
         elif _spec_of(old) != _spec_of(new):  # its status is what the operator wrote
             found.add(change.name)
+            found |= _with_resource_of(change, policies)
     return found
+
+
+def _with_resource_of(change: Change, policies: Mapping[Name, PolicyFacts]) -> set[Name]:
+    """Return the policies with the extended resource that a policy or class has, or had."""
+    resources = {
+        each.extended_resource
+        for each in (change.old, change.new)
+        if isinstance(each, PolicyFacts | ClassFacts)
+    }
+    return {name for name, each in policies.items() if each.extended_resource in resources - {""}}
 
 
 def _policies_of_report(old: object, new: object) -> set[Name]:

@@ -205,7 +205,7 @@ class App:
 
     def _readiness_problems(self) -> tuple[str, ...]:
         """Return the reasons why the leader cannot do its work."""
-        problem = self._leader.sources.problem() if self._leader is not None else None
+        problem = self._leader.readiness_problem() if self._leader is not None else None
         return (problem,) if problem is not None else ()
 
     # ------------------------------------------------------------ in the election's thread
@@ -363,6 +363,10 @@ class _Leader:
         if self._queue.stalled_seconds() > STALLED_LIMIT_SECONDS and self.sources.complete.is_set():
             return "the work queue makes no progress"
         return None
+
+    def readiness_problem(self) -> str | None:
+        """Return what keeps the leader from its work."""
+        return self.sources.problem() or self._policies.problem()
 
     async def _count_devices(self) -> None:
         await self.sources.complete.wait()

@@ -76,7 +76,7 @@ POLICY = "policy"
 COUNT_SECONDS = 30.0
 """Pause between two counts of all devices: in a large cluster, one costs most of a second."""
 
-POLICY_SECONDS = 2.0
+POLICY_SECONDS = 1.0
 """Pause between a change and the write to a policy that follows from it: changes come in bursts (a
 node reports, a slice changes, a pod starts)."""
 

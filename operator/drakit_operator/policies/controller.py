@@ -2,15 +2,17 @@
 Reconciles a HostDevicePolicy: maintains its DeviceClass, and writes its status.
 
 Everything is read from the store. Only differences are written, and a DeviceClass that another
-owner created stays as it is. Every node plugin watches the policies, so each write of a status
-wakes up all of them: a status is written when its generation is new, once more when all nodes have
-answered that generation, and otherwise at most once in a minute.
+owner created stays as it is. The status is written at once when the policy has a new generation or
+a condition turns; numbers and messages follow at most once in a minute, because the API server
+sends each write to all node plugins. They ignore it: :mod:`drakit_nodeplugin.host.policies`.
 
-It must not know Kopf, queues, or how the desired state is found.
+Whatever the API server refuses is a condition, with its message. Only a server that does not answer
+is an error of the caller. Does not depend on Kopf or queues.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,7 +22,9 @@ from typing import Any
 
 from drakit_daemon.kube import (
     AlreadyExistsError,
-    InvalidError,
+    ApiError,
+    ConflictError,
+    ForbiddenError,
     NotFoundError,
     Session,
     resource_path,
@@ -31,22 +35,41 @@ from drakit_explain.world import Name, World
 from drakit_formats import crds
 from drakit_operator.policies.status import Status, desired_class, status_of
 
+logger = logging.getLogger(__name__)
+
 Object = dict[str, Any]
 
 WRITE_SECONDS = 60.0
-"""Least time between two writes of a status for the same generation."""
+"""Least time between two writes of a status in which only numbers and messages differ."""
+
+TURNS = 10
+"""Writes that need not wait for that, because a condition has turned; another one each minute. A
+node whose problem comes and goes must not cause a write each second."""
+
+SHARE = 20
+"""The statuses of all policies take at most a part of the main loop's time: for 5,000 reports, one
+takes some 20 ms."""
+
+REFUSED_SECONDS = 60.0
+"""Pause after a refusal: a webhook, quota or role may allow the write later."""
+
+OUTDATED_SECONDS = 2.0
+"""Pause after a write of a policy that has changed: the store soon knows it."""
+
+_NO_ANSWER = frozenset([0, 401, 429, 503, 504])
+"""Statuses of errors that say nothing about the request; a failed webhook is a 500."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Written:
-    """The last write of a status."""
+@dataclass(slots=True)
+class _Pace:
+    """When the status of a policy is found and written."""
 
-    of: tuple[str, int]
-    """The UID and the generation of the policy."""
+    written_at: float = float("-inf")
+    writes: float = 0.0
+    """The last writes; one is forgotten each minute."""
 
-    at: float
-    settled: bool
-    """All nodes had answered this generation, in this write or in an earlier one."""
+    find_at: float = float("-inf")
+    """When it is found again."""
 
 
 class PolicyController:
@@ -69,46 +92,69 @@ class PolicyController:
         self._class_version = class_version
         self._now = now
         self._clock = clock
-        self._written: dict[str, _Written] = {}
-        """The last writes of statuses, by the name of the policy."""
+        self._paces: dict[str, _Pace] = {}
+        self._denied: dict[str, str] = {}
+        """By policy, what a role forbids or the API server refuses, and no status can report."""
+
+    def problem(self) -> str | None:
+        """Return why statuses or classes cannot be written, whatever the policies contain."""
+        return next(iter(self._denied.values()), None)
 
     async def refresh(self, name: str) -> float | None:
         """
-        Reconcile a policy of the world; return in how many seconds its status may be written.
+        Reconcile a policy of the world; return in how many seconds to do it again.
 
-        :raises ApiError: the API server rejects a request or does not answer.
+        :raises ApiError: the API server does not answer.
         """
         policy = self._world.of(PolicyFacts).get(Name("", name))
+        self._denied.pop(name, None)
         if policy is None or policy.deleting:
-            self._written.pop(name, None)
+            self._paces.pop(name, None)
             return None  # the garbage collector deletes its DeviceClass
         problem = await self._maintain_class(policy)
-        last, wait = self._written.get(name), 0.0
-        if last is not None and last.of == (policy.uid, policy.generation):
-            wait = last.at + WRITE_SECONDS - self._clock()
-        settled = last is not None and last.settled and last.of == (policy.uid, policy.generation)
-        if wait > 0 and settled:
-            return wait
+        again = REFUSED_SECONDS if problem else None
+        pace, now = self._paces.setdefault(name, _Pace()), self._clock()
+        is_new = policy.status.get("observedGeneration") != policy.generation
+        if not is_new and now < pace.find_at:
+            return min(again or WRITE_SECONDS, pace.find_at - now)
         wanted = status_of(policy, self._world, class_problem=problem)
+        seconds = (self._clock() - now) * SHARE * len(self._world.of(PolicyFacts))
+        pace.find_at = now + min(seconds, WRITE_SECONDS)
         if not (change := self._change(wanted, policy.status)):
-            return None
-        if wait > 0 and not wanted.settled:
-            return wait
-        await self._write(policy, change)
-        self._written[name] = _Written(
-            of=(policy.uid, policy.generation),
-            at=self._clock(),
-            settled=settled or wanted.settled,
-        )
-        return None
+            return again
+        passed = now - pace.written_at
+        writes = max(0.0, pace.writes - passed / WRITE_SECONDS)
+        if (
+            passed < WRITE_SECONDS
+            and not is_new
+            and (writes >= TURNS or not _turns(wanted, policy.status))
+        ):
+            return WRITE_SECONDS - passed
+        later = await self._write(policy, change)
+        if later is None:
+            pace.writes, pace.written_at = writes + 1, now
+        return later or again
 
-    async def _write(self, policy: PolicyFacts, change: Object) -> None:
+    async def _write(self, policy: PolicyFacts, change: Object) -> float | None:
+        """Write a status; return None, or in how many seconds to try again."""
         path = resource_path(crds.API_VERSION, crds.POLICIES, name=policy.name)
         # A newer spec, or a new policy of this name, is reconciled by itself.
         seen = {"uid": policy.uid, "resourceVersion": policy.version}
-        with suppress(NotFoundError):
+        try:
             body = await self._session.patch(f"{path}/status", {"metadata": seen, "status": change})
-            self._world.apply(project_policy(body))
+        except NotFoundError:
+            return None
+        except ConflictError:
+            return OUTDATED_SECONDS
+        except ApiError as error:
+            if error.status in _NO_ANSWER:
+                raise
+            self._denied[policy.name] = str(error)
+            extra = {"policy": policy.name, "error": str(error)}
+            logger.warning("the status of a policy is refused", extra=extra)
+            return REFUSED_SECONDS
+        self._world.apply(project_policy(body))
+        return None
 
     def _change(self, wanted: Status, status: Mapping[str, Any]) -> Object:
         """Return how the status must change, as a merge patch."""
@@ -137,15 +183,15 @@ class PolicyController:
         """Create, update or delete the DeviceClass of a policy; return the problem, if any."""
         version = self._class_version()
         wanted = desired_class(policy, api_version=version)
-        for each in self._world.of(ClassFacts).values():
-            if each.owner == policy.uid and (wanted is None or each.name != policy.class_name):
-                path = resource_path(version, "deviceclasses", name=each.name)
-                with suppress(NotFoundError):
-                    await self._session.delete(path, uid=each.uid)
-        if wanted is None:
-            return ""
         found = self._world.device_class(policy.class_name)
         try:
+            for each in self._world.of(ClassFacts).values():
+                if each.owner == policy.uid and (wanted is None or each.name != policy.class_name):
+                    path = resource_path(version, "deviceclasses", name=each.name)
+                    with suppress(NotFoundError):
+                        await self._session.delete(path, uid=each.uid)
+            if wanted is None:
+                return ""
             if found is None:
                 await self._create_class(policy, wanted, version)
             elif found.owner != policy.uid:
@@ -155,9 +201,13 @@ class PolicyController:
                 )
             else:
                 await self._update_class(found, wanted["spec"], version)
-        except (AlreadyExistsError, NotFoundError):
+        except (AlreadyExistsError, ConflictError, NotFoundError):
             return ""  # the store is behind: the watch reports it
-        except InvalidError as error:
+        except ApiError as error:
+            if error.status in _NO_ANSWER:
+                raise
+            if isinstance(error, ForbiddenError) and error.verb:
+                self._denied[policy.name] = str(error)
             return f"DeviceClass {policy.class_name} cannot be written: {error.message}"
         return ""
 
@@ -176,3 +226,12 @@ class PolicyController:
             change = {"selectors": spec["selectors"], "extendedResourceName": resource}
             path = resource_path(version, "deviceclasses", name=found.name)
             await self._session.patch(path, {"metadata": {"uid": found.uid}, "spec": change})
+
+
+def _turns(wanted: Status, status: Mapping[str, Any]) -> bool:
+    """Return whether a condition gets another status or reason."""
+    before = {
+        each["type"]: (each.get("status"), each.get("reason"))
+        for each in status.get("conditions") or ()
+    }
+    return any(before.get(each.type) != (each.status, each.reason) for each in wanted.conditions)

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from drakit_explain.model import NodeFacts, PolicyFacts, PolicyReport, ReportFacts
+from drakit_explain.model import ClassFacts, NodeFacts, PolicyFacts, PolicyReport, ReportFacts
+from drakit_explain.pending_claims import class_of_resource
 from drakit_explain.world import Name, World
 from drakit_formats.crds import API_VERSION
 from drakit_formats.resource.nodes import selects_labels
@@ -54,9 +55,6 @@ class Status:
     conditions: tuple[Condition, ...]
     fields: Mapping[str, Any]
     """The other fields of the status, as the API has them."""
-
-    settled: bool
-    """All nodes have answered the current generation."""
 
 
 # ------------------------------------------------------------ the DeviceClass
@@ -146,10 +144,9 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
         conditions=(
             _accepted(answers, policy, class_problem),
             _applied(answers, policy, applied),
-            _conflicting(answers, list(conflicts.values())),
+            _conflicting(answers, list(conflicts.values()), _same_resource(policy, world)),
         ),
         fields=fields,
-        settled=bool(answers) and all(each.state != "behind" for each in answers),
     )
 
 
@@ -199,6 +196,14 @@ def _applied(answers: Sequence[_Answer], policy: PolicyFacts, applied: int) -> C
     elif holding := of("in use"):
         reason = "DevicesInUse"
         message += f"; {_names(holding)}: {holding[0].message}"
+    elif rejecting := [each for each in answers if each.report.rejected]:
+        status, reason = "True", "DevicesRejected"
+        number = sum(each.report.rejected for each in rejecting)
+        message += (
+            f"; {_count(number, 'device')} that it matches on {_names(rejecting)} "
+            f"{'is' if number == 1 else 'are'} not published, such as "
+            f"{rejecting[0].report.rejected_example}"
+        )
     elif omitting := [each for each in answers if not each.listed]:
         status, reason = "True", "Applied"
         message += f"; its devices on {_names(omitting)} are not counted: too many policies"
@@ -213,9 +218,13 @@ def _applied(answers: Sequence[_Answer], policy: PolicyFacts, applied: int) -> C
     return Condition(type="Applied", status=status, reason=reason, message=message)
 
 
-def _conflicting(answers: Sequence[_Answer], conflicts: Sequence[Object]) -> Condition:
+def _conflicting(
+    answers: Sequence[_Answer], conflicts: Sequence[Object], same_resource: str
+) -> Condition:
     status: State
-    if conflicts:
+    if same_resource:
+        status, reason, message = "True", "ExtendedResourceUsedTwice", same_resource
+    elif conflicts:
         first = conflicts[0]
         status, reason = "True", "DevicesMatchedTwice"
         message = (
@@ -230,6 +239,43 @@ def _conflicting(answers: Sequence[_Answer], conflicts: Sequence[Object]) -> Con
         status, reason = "False", "NoConflict"
         message = "no other policy matches its devices"
     return Condition(type="Conflicting", status=status, reason=reason, message=message)
+
+
+def _same_resource(policy: PolicyFacts, world: World) -> str:
+    """Return which others provide the extended resource of a policy; empty if there are none."""
+    resource = policy.extended_resource
+    if not resource or not policy.create_class:
+        return ""
+    policies = world.of(PolicyFacts).values()
+    others = [
+        f"HostDevicePolicy {each.name}"
+        for each in policies
+        if each.uid != policy.uid and provides(each, resource)
+    ]
+    owners = {each.uid for each in policies}
+    others += [
+        f"DeviceClass {each.name}"
+        for each in world.of(ClassFacts).values()
+        if each.extended_resource == resource
+        and each.owner not in owners
+        and each.name != policy.class_name
+    ]
+    if not others:
+        return ""
+    shown = ", ".join(sorted(others)[:NAMED])
+    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+    used = class_of_resource(resource, world)
+    youngest = f" ({used.name})" if used is not None else ""
+    return (
+        f"{shown}{more} also provide{'s' if len(others) == 1 else ''} the extended resource "
+        f"{resource}, and pods that request it get devices of the youngest DeviceClass{youngest} "
+        "only: set another extendedResourceName, or match all devices with one policy"
+    )
+
+
+def provides(policy: PolicyFacts, resource: str) -> bool:
+    """Return whether the DeviceClass of a policy provides an extended resource."""
+    return policy.extended_resource == resource and policy.create_class and not policy.deleting
 
 
 def _answers(policy: PolicyFacts, world: World) -> Iterator[_Answer]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from drakit.testing.apiserver import FakeApiServer
-from drakit_daemon.kube import ConflictError, Session, UnavailableError, connect
+from drakit_daemon.kube import ApiError, Session, UnavailableError, connect
 from drakit_explain.kinds import CLASSES, NODES, POLICIES, REPORTS, Kind
 from drakit_explain.model import (
     ClassFacts,
@@ -23,12 +23,12 @@ from drakit_explain.model import (
     ReportFacts,
 )
 from drakit_explain.projection import project_class
-from drakit_explain.reports import project_policy
+from drakit_explain.reports import project_policy, project_report
 from drakit_explain.world import Fact, Name, name_of_fact
 from drakit_formats import crds
 from drakit_operator.affected import policies_affected
-from drakit_operator.policies import handlers
-from drakit_operator.policies.controller import PolicyController
+from drakit_operator.policies import controller, handlers
+from drakit_operator.policies.controller import OUTDATED_SECONDS, TURNS, PolicyController
 from drakit_operator.policies.status import DRIVER, Status, desired_class, status_of
 from drakit_operator.store import Change, Store
 from tests.fakes.operator_reconciler import Bench
@@ -251,6 +251,82 @@ def test_a_device_that_another_policy_matches_too_is_a_conflict_only():
     assert found.fields["conflicts"] == [{"node": "a", "device": "/dev/x", "policy": "old"}]
 
 
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        pytest.param(
+            replace(POLICY, name="other", uid="uid-other", class_name="other.drakit.dev"),
+            "HostDevicePolicy other also provides the extended resource",
+            id="policy",
+        ),
+        pytest.param(
+            ClassFacts(name="theirs", uid="uid-theirs", created="2026"),
+            "DeviceClass theirs also provides the extended resource",
+            id="class-of-somebody-else",
+        ),
+    ],
+)
+def test_two_that_provide_one_extended_resource_are_a_conflict(other, named):
+    """kubevirt#7012, kubernetes#141110: the devices of one of them never serve the resource."""
+    one, other = (replace(each, extended_resource="a.b/zigbee") for each in (POLICY, other))
+    classes = [
+        ClassFacts(
+            name=each.class_name,
+            uid=each.name,
+            owner=each.uid,
+            extended_resource="a.b/zigbee",
+            created="2024" if each is one else "2025",
+        )
+        for each in (one, other)
+        if isinstance(each, PolicyFacts)
+    ]
+    for reports in ([report("a", outcome(conflicts=(CONFLICT,)))], []):
+        found = status(other, *classes, *reports, policy=one)
+        assert conditions(found)["Conflicting"] == ("True", "ExtendedResourceUsedTwice")
+        text = message(found, "Conflicting")
+        assert text.startswith(f"{named} a.b/zigbee, and pods")
+        youngest = other.name if isinstance(other, ClassFacts) else other.class_name
+        assert f"devices of the youngest DeviceClass ({youngest}) only" in text
+    for without in (replace(one, extended_resource="a.b/c"), replace(one, create_class=False)):
+        found = status(other, report("a", outcome()), policy=without)
+        assert conditions(found)["Conflicting"] == ("False", "NoConflict")
+
+
+def test_devices_that_are_rejected_are_in_the_conditions():
+    def rejected(device, policy="serial"):
+        return {
+            "device": device,
+            "policy": policy,
+            "reason": "Dangerous",
+            "message": "it is a disk",
+        }
+
+    listed = [rejected("/dev/sda"), rejected("/dev/sdb"), rejected("/dev/sdc", "other")]
+    body = {
+        "metadata": {"name": f"a.{DRIVER}", "uid": "r"},
+        "spec": {"nodeName": "a", "driver": DRIVER},
+        "status": {
+            "policies": [
+                {
+                    "name": "serial",
+                    "uid": POLICY.uid,
+                    "observedGeneration": 3,
+                    "generation": 3,
+                    "matched": 2,
+                    "published": 0,
+                }
+            ],
+            "rejectedDevices": listed,
+        },
+    }
+    found = status(project_report(body), report("b", outcome()))
+    assert conditions(found)["Applied"] == ("True", "DevicesRejected")
+    assert message(found, "Applied") == (
+        "2 of 2 nodes apply generation 3; 2 devices that it matches on a are not published, such "
+        "as /dev/sda: it is a disk"
+    )
+
+
 def test_a_class_that_cannot_be_maintained_is_not_accepted_but_applied():
     found = status(report("a", outcome()), class_problem="DeviceClass x exists")
     assert conditions(found)["Accepted"] == ("False", "DeviceClassConflict")
@@ -303,6 +379,12 @@ def test_a_change_affects_the_policies_that_it_can_concern():
     assert affected(POLICY, replace(POLICY, status={"nodes": 1}, version="9"), POLICIES) == set()
     assert affected(POLICY, replace(POLICY, generation=4), POLICIES) == {"serial"}
     assert affected(None, ClassFacts(name="kvm.drakit.dev", uid="k"), CLASSES) == {"kvm"}
+    resource = replace(POLICY, extended_resource="a.b/c")
+    for each in (resource, replace(other, extended_resource="a.b/c")):
+        store.world.apply(each)
+    assert affected(resource, replace(POLICY, generation=4), POLICIES) == both
+    theirs = ClassFacts(name="theirs", uid="t", extended_resource="a.b/c")
+    assert affected(theirs, None, CLASSES) == both
 
 
 @pytest.mark.looptime
@@ -317,7 +399,7 @@ async def test_a_burst_of_changes_is_one_reconciliation_and_a_failure_is_repeate
             bench.reconciler.changed([change])
         await asyncio.sleep(10)
     assert [name for _, name in bench.refreshed] == ["serial", "serial"]
-    assert bench.refreshed[0][0] == pytest.approx(2.0)
+    assert bench.refreshed[0][0] == pytest.approx(1.0)
 
 
 # ------------------------------------------------------------ what is written
@@ -451,16 +533,50 @@ async def test_a_class_that_the_policy_does_not_control_is_never_touched(cluster
     assert cluster.writes() == [STATUS]
 
 
-@pytest.mark.parametrize("method", ["POST", "PATCH"])
-async def test_a_class_that_the_api_server_rejects_is_reported_in_the_status(cluster, method):
-    if method == "PATCH":
+REFUSALS = {
+    "invalid": (422, "Invalid", "spec.extendedResourceName: Invalid value"),
+    "admission-policy": (403, "Forbidden", "admission webhook denied the request: not today"),
+    "quota": (403, "Forbidden", "exceeded quota: few, requested: count/deviceclasses=1"),
+    "bad-request": (400, "BadRequest", "it does not decode"),
+    "failed-webhook": (500, "InternalError", "failed calling webhook: connection refused"),
+}
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH", "DELETE"])
+@pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
+async def test_whatever_refuses_a_class_is_in_the_status_until_it_is_written(
+    cluster, method, refusal
+):
+    code, reason, words = refusal
+    spec = {"extendedResourceName": "a.b/c"}
+    if method != "POST":
         await cluster.refresh()
-        await cluster.change_spec(deviceClass={"extendedResourceName": "a.b/c"})
-    cluster.server.fail(method, "/apis/resource.k8s.io", status=422, reason="Invalid")
-    await cluster.refresh()
+        spec |= {"name": "tty"} if method == "DELETE" else {}
+    await cluster.change_spec(deviceClass=spec)
+    cluster.server.fail(
+        method, "/apis/resource.k8s.io", status=code, reason=reason, message=words, times=1
+    )
+    assert await cluster.refresh() == 60, "it may be allowed later"
     accepted = cluster.condition("Accepted")
-    assert accepted["reason"] == "DeviceClassConflict"
-    assert "DeviceClass serial.drakit.dev cannot be written" in accepted["message"]
+    assert (accepted["status"], accepted["reason"]) == ("False", "DeviceClassConflict")
+    assert f"cannot be written: {words}" in accepted["message"]
+    assert cluster.controller.problem() is None, "about one policy"
+    assert await cluster.refresh() is None
+    assert cluster.condition("Accepted")["reason"] == "NoNodes"
+
+
+WRITES = {"class": ("POST", "/apis/resource.k8s.io"), "status": ("PATCH", f"{PATH}/status")}
+
+
+@pytest.mark.parametrize(("method", "path"), WRITES.values(), ids=WRITES)
+async def test_a_missing_right_is_a_problem_of_the_operator(cluster, method, path):
+    words = 'User "o" cannot patch resource "x" in API group "y" at the cluster scope'
+    cluster.server.fail(method, path, status=403, reason="Forbidden", message=words, times=1)
+    assert await cluster.refresh() == 60
+    assert 'lacks the verb "patch" on "x"' in cluster.controller.problem()
+    assert ("Accepted" in str(cluster.status)) is (path != f"{PATH}/status")
+    await cluster.refresh()
+    assert cluster.controller.problem() is None
 
 
 @pytest.mark.parametrize("changed", [{"name": "tty"}, {"create": "Never"}])
@@ -487,8 +603,7 @@ async def test_a_policy_that_is_gone_gets_no_class(cluster):
     await cluster.refresh()
     cluster.at = 100
     cluster.server.store(PATH, {"spec": {}})  # another one of this name
-    with pytest.raises(ConflictError):
-        await cluster.refresh()
+    assert await cluster.refresh() == OUTDATED_SECONDS
     assert await cluster.classes() == set()
 
 
@@ -503,31 +618,57 @@ async def test_a_condition_has_the_time_of_its_change(cluster):
     assert cluster.condition("Accepted")["lastTransitionTime"] == "2026-05-01T12:00:00Z"
 
 
-async def test_a_new_generation_and_its_end_are_written_at_once_and_the_rest_once_in_a_minute(
-    cluster,
-):
+async def test_conditions_that_turn_are_written_at_once_and_numbers_once_in_a_minute(cluster):
     await cluster.refresh(reported("a", 1), reported("b", 1))
     assert STATUS in cluster.writes()
     await cluster.change_spec(group="Unit")
-    cluster.at = 1
-    assert await cluster.refresh() is None
-    assert cluster.writes() == [STATUS], "a new generation"
-    cluster.at = 2
-    assert await cluster.refresh(reported("a", 2)) == 59
-    assert cluster.writes() == [], "one of two nodes has answered"
-    assert cluster.condition("Applied")["reason"] == "Progressing"
-    cluster.at = 3
-    assert await cluster.refresh(reported("b", 2)) is None
-    assert cluster.writes() == [STATUS], "all nodes have answered"
-    assert cluster.condition("Applied")["reason"] == "Applied"
-    for second in range(4, 63):
+    expected = [
+        ((), "Progressing", "a new generation"),
+        ((reported("a", 2),), "Progressing", "Accepted turns"),
+        ((reported("b", 2),), "Applied", "Applied turns"),
+        ((reported("b", 2, problem="its bus is down"),), "NodeProblems", "false again"),
+        ((reported("b", 2),), "Applied", "true again"),
+    ]
+    for second, (facts, reason, why) in enumerate(expected, 1):
         cluster.at = second
-        assert await cluster.refresh(reported("b", 2, published=second)) == 63 - second
+        assert await cluster.refresh(*facts) is None
+        assert cluster.writes() == [STATUS], why
+        assert cluster.condition("Applied")["reason"] == reason
+    for second in range(6, 65):
+        cluster.at = second
+        assert await cluster.refresh(reported("b", 2, published=second)) == 65 - second
     assert cluster.writes() == []
-    cluster.at = 63
+    cluster.at = 65
     assert await cluster.refresh() is None
     assert cluster.writes() == [STATUS]
-    assert cluster.status["devices"] == 63
+    assert cluster.status["devices"] == 65
+
+
+async def test_a_node_whose_problem_comes_and_goes_does_not_cause_a_write_each_second(cluster):
+    written = 0
+    for second in range(600):
+        cluster.at = second
+        await cluster.refresh(reported("a", 1, problem="its bus is down" * (second % 2)))
+        written += cluster.writes().count(STATUS)
+    assert written <= TURNS + 600 / 60 + 1
+
+
+async def test_the_statuses_of_a_large_cluster_take_a_part_of_the_time_only(cluster, monkeypatch):
+    """Finding a status takes a second here."""
+    found = []
+
+    def slow(*args, **options):
+        found.append(cluster.at)
+        cluster.at += 1
+        return status_of(*args, **options)
+
+    monkeypatch.setattr(controller, "status_of", slow)
+    await cluster.refresh(reported("a", 1))
+    again = await cluster.refresh(reported("a", 1, problem="its bus is down"))
+    assert (found, again) == ([0], 19)
+    cluster.at += again
+    await cluster.refresh()
+    assert cluster.condition("Applied")["reason"] == "NodeProblems"
 
 
 @pytest.mark.parametrize(
@@ -539,8 +680,7 @@ async def test_a_new_generation_and_its_end_are_written_at_once_and_the_rest_onc
 )
 async def test_a_policy_that_was_replaced_or_changed_gets_no_status(cluster, facts):
     known = cluster.world.of(PolicyFacts)[Name("", "serial")]
-    with pytest.raises(ConflictError):
-        await cluster.refresh(replace(known, **facts))
+    assert await cluster.refresh(replace(known, **facts)) == OUTDATED_SECONDS
     assert cluster.status == {}
 
 
@@ -550,10 +690,15 @@ async def test_a_policy_that_is_being_deleted_is_left_alone(cluster):
     assert cluster.writes() == []
 
 
-async def test_an_api_server_that_does_not_answer_is_an_error_of_the_caller(cluster):
-    cluster.server.fail("POST", "/apis/resource.k8s.io", status=500)
-    with pytest.raises(UnavailableError):
+@pytest.mark.parametrize(("method", "path"), WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("code", [401, 429, 503, 504])
+async def test_an_api_server_that_does_not_answer_is_an_error_of_the_caller(
+    cluster, code, method, path
+):
+    cluster.server.fail(method, path, status=code)
+    with pytest.raises(ApiError):
         await cluster.refresh()
+    assert cluster.status == {}
 
 
 # ------------------------------------------------------------ Kopf
