@@ -11,7 +11,7 @@ how devices are allocated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from drakit_explain.allocation import tolerates
@@ -23,7 +23,6 @@ from drakit_explain.pending_claims import of_other_pod
 from drakit_explain.pools import NodeView, is_complete, newest, place_includes
 from drakit_explain.reports import HOSTDEV, UNHEALTHY, not_registered, share_not_offered, words_of
 from drakit_explain.world import World
-from drakit_formats.resource.objects import children
 
 MAX_CONSUMERS = 256
 """Entries of ``status.reservedFor`` of a claim: the API's limit."""
@@ -135,15 +134,10 @@ def not_bindable(pod: PodFacts, claims: Iterable[ClaimFacts], world: World) -> I
 
 def node_of_claim(claim: ClaimFacts) -> str | None:
     """Return the only node of an allocation, by its name; None if it is for several."""
-    if isinstance(claim.nodes, str):
+    if claim.nodes is None or isinstance(claim.nodes, str):
         return claim.nodes
-    terms = children(claim.nodes or {}, "nodeSelectorTerms")
-    fields = children(terms[0], "matchFields") if len(terms) == 1 else []
-    for each in fields:
-        values: Sequence[str] = each.get("values") or ()
-        if each.get("operator") == "In" and len(values) == 1:
-            return values[0]
-    return None
+    fields = claim.nodes[0].fields if len(claim.nodes) == 1 else ()
+    return next((each.values[0] for each in fields if each.is_one_value), None)
 
 
 # ---- the pod

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeVar, overload
 
-from drakit_formats.resource.objects import Object
+from drakit_formats.resource.nodes import NodeSelector
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class Place:
 
     node: str = ""
     every: bool = False
-    selector: Object | None = None
-    """API: ``nodeSelector``, raw."""
+    selector: NodeSelector | None = None
+    """API: ``nodeSelector``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

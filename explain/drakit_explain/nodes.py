@@ -135,13 +135,6 @@ Nodes = Mapping[str, Unusable | None]
 
 
 _STEPS_PER_NODE = 2
-_BYTES_PER_STEP = 40
-"""A term of a node affinity takes about a microsecond, and at least so many bytes of JSON."""
-
-
-def _steps(placement: Placement) -> int:
-    """Return how many steps the rules of a pod take for one node."""
-    return _STEPS_PER_NODE + placement.size_bytes // _BYTES_PER_STEP
 
 
 class UsableNodes:
@@ -190,7 +183,7 @@ class UsableNodes:
         small = self._too_small(pod, name)
         if small is not None and small != problem:
             return False
-        budget.spend(_steps(pod.placement))
+        budget.spend(_STEPS_PER_NODE + pod.placement.steps)
         placement, node = resolved(problem, pod.placement, node)
         others = [
             each
@@ -221,18 +214,18 @@ class UsableNodes:
             budget.spend(len(rules) * (_STEPS_PER_NODE + len(pod.requests)))
             return {name: problem or self._too_small(pod, name) for name, problem in rules.items()}
 
-        return _used(self._with_room, (pod.placement.key, pod.requests, pod.displaces), find)
+        return _used(self._with_room, (pod.placement, pod.requests, pod.displaces), find)
 
     def _rules(self, pod: PodFacts, budget: Budget) -> Nodes:
         def find() -> Nodes:
-            budget.spend(len(self._views) * _steps(pod.placement))
+            budget.spend(len(self._views) * (_STEPS_PER_NODE + pod.placement.steps))
             nodes = {name: self._world.node(name) for name in self._views}
             return {
                 name: None if node is None else unusable(pod.placement, node)
                 for name, node in nodes.items()
             }
 
-        return _used(self._by_rules, pod.placement.key, find)
+        return _used(self._by_rules, pod.placement, find)
 
     def _too_small(self, pod: PodFacts, name: str) -> Unusable | None:
         node, loads = self._world.node(name), self._world.loads

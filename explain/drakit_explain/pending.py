@@ -417,7 +417,7 @@ class Explainer:
     def _result(self, pod: PodFacts, allocated: Sequence[ClaimFacts], trial: Trial) -> _Result:
         """Judge the nodes of a pod; pods with equal rules and equal claims share the result."""
         key = (
-            (pod.namespace, pod.placement.key, pod.requests, pod.displaces),
+            (pod.namespace, pod.placement, pod.requests, pod.displaces),
             tuple(claim.name for claim in allocated),
             tuple((each.origin, each.requests, each.constraints) for each in trial.wanted),
         )

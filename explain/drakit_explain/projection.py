@@ -57,6 +57,7 @@ from drakit_explain.model import (
     Toleration,
     without_content,
 )
+from drakit_formats.resource.nodes import NodeSelector, NodeTerm, node_selector
 from drakit_formats.resource.objects import (
     VERSIONS,
     Object,
@@ -159,14 +160,13 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
             for consumer in children(status, "reservedFor")
         ]
     )
-    requests, constraints, size = _requests(spec)
+    requests, constraints = _requests(spec)
     return ClaimFacts(
         namespace=intern(text(metadata, "namespace")),
         name=metadata["name"],
         uid=metadata["uid"],
         requests=requests,
         constraints=constraints,
-        size_bytes=size,
         allocated=allocation is not None,
         devices=tuple([device for result, device in taken if not result.get("shareID")]),
         shares=tuple(
@@ -187,20 +187,15 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
     )
 
 
-def _nodes(selector: Object) -> Object | str | None:
-    """Return the name of a node if a selector selects it alone, by name, as the allocator writes
-    it; otherwise the selector."""
-    match selector:
-        case {
-            "nodeSelectorTerms": [
-                {
-                    "matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]
-                } as term
-            ]
-        } if len(term) == 1 or not any(term[each] for each in term if each != "matchFields"):
+def _nodes(selector: Object) -> NodeSelector | str | None:
+    """Return the name of a node if a selector selects only that node, by name, as the allocator
+    writes it; otherwise the selector."""
+    terms = node_selector(selector) if selector else None
+    match terms:
+        case (NodeTerm(((("metadata.name", "In", (name,))),), ()),):
             return intern(name)
         case _:
-            return selector or None
+            return terms
 
 
 def _device_key(entry: Object) -> tuple[str, ...]:
@@ -223,14 +218,13 @@ def project_template(body: Object, version: str = VERSIONS[0]) -> TemplateFacts:
     """Project a ResourceClaimTemplate of a version."""
     metadata = child(body, "metadata")
     spec = requests_from_version(child(body, "spec", "spec"), version)
-    requests, constraints, size = _requests(spec)
+    requests, constraints = _requests(spec)
     return TemplateFacts(
         namespace=intern(text(metadata, "namespace")),
         name=metadata["name"],
         uid=metadata["uid"],
         requests=requests,
         constraints=constraints,
-        size_bytes=size,
     )
 
 
@@ -285,7 +279,7 @@ def _place(body: Object) -> Place | None:
     if body.get("allNodes"):
         return _EVERYWHERE
     if (selector := body.get("nodeSelector")) is not None:
-        return Place(selector=selector)
+        return Place(selector=node_selector(selector))
     return None
 
 
@@ -303,8 +297,8 @@ def _constraint(body: Object) -> Constraint:
     )
 
 
-def _requests(spec: Object) -> tuple[tuple[Request, ...], tuple[Constraint, ...], int]:
-    """Read requests and constraints, and how large they are; not the content of those too large."""
+def _requests(spec: Object) -> tuple[tuple[Request, ...], tuple[Constraint, ...]]:
+    """Read requests and constraints; not the content of those that are too large."""
     devices = child(spec, "devices")
     bodies, constraints = children(devices, "requests"), children(devices, "constraints")
     content = orjson.dumps((bodies, constraints))
@@ -312,15 +306,15 @@ def _requests(spec: Object) -> tuple[tuple[Request, ...], tuple[Constraint, ...]
         return _requests_of(content)
     if len(content) > MAX_CONTENT:
         why = f"the size (the requests of its claim have more than {MAX_CONTENT >> 10} KiB)"
-        return without_content(tuple(map(_request, bodies)), why), (), 0
-    return tuple(map(_request, bodies)), tuple(map(_constraint, constraints)), len(content)
+        return without_content(tuple(map(_request, bodies)), why), ()
+    return tuple(map(_request, bodies)), tuple(map(_constraint, constraints))
 
 
 @lru_cache(maxsize=1024)
-def _requests_of(content: bytes) -> tuple[tuple[Request, ...], tuple[Constraint, ...], int]:
+def _requests_of(content: bytes) -> tuple[tuple[Request, ...], tuple[Constraint, ...]]:
     """Read requests and constraints; most claims have those of many others."""
     bodies, constraints = orjson.loads(content)
-    return tuple(map(_request, bodies)), tuple(map(_constraint, constraints)), len(content)
+    return tuple(map(_request, bodies)), tuple(map(_constraint, constraints))
 
 
 def _request(request: Object) -> Request:
@@ -627,11 +621,10 @@ def _placement(spec: Object) -> Placement:
         return Placement(unread=why)
     placement = Placement(
         node_selector=tuple(sorted(child(spec, "nodeSelector").items())),
-        affinity=affinity,
+        affinity=node_selector(affinity) if affinity is not None else None,
         tolerations=tuple(map(_toleration, children(spec, "tolerations"))),
-        size_bytes=size,
     )
-    return placement if affinity is not None or size > MAX_SHARED else once(placement)
+    return placement if size > MAX_SHARED else once(placement)
 
 
 def project_node(body: Object) -> NodeFacts:

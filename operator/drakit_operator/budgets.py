@@ -1,18 +1,19 @@
 """
-The budgets of each namespace: how many bytes of content its pods, claims and templates may have,
-and how many seconds their evaluation may take.
+The budgets of namespaces: how many bytes of content their pods, claims and templates may have
+together, and how many seconds their evaluation may take.
 
 Content is what their authors can make large: the requests of claims and templates, and the rules of
-pods for nodes. Each object has a limit of its own (:mod:`drakit_explain.projection`), but a tenant
-can create thousands. Equal contents count once and are one object in memory, so a Deployment of any
-size costs what one of its pods costs.
+pods for nodes. Each object has a limit of its own (:mod:`drakit_explain.projection`), but tenants
+can create thousands. Equal contents of a namespace count once and are one object in memory, so a
+Deployment of any size costs what one of its pods costs.
 
-Beyond the budget, an object is known without its content, and every answer about it is undecided,
-until it changes or all objects of its kind are listed again; :meth:`ContentBudgets.take_room` tells
-when that helps. Beyond the budget of time, the objects of a namespace wait while others have work.
-Other namespaces are not affected.
+All namespaces have one sum. When it is full, the namespaces with most content lose theirs first,
+the newest before the oldest. An object that has lost its content is known without it, and every
+answer about it is undecided, until it changes or all objects of its kind are listed again;
+:meth:`ContentBudgets.take_room` returns when that helps. Beyond the budget of time, the objects of
+a namespace wait while others have work.
 
-It must not know queues, Events, or how content is evaluated.
+Does not depend on queues, Events, or how content is evaluated.
 """
 
 from __future__ import annotations
@@ -22,26 +23,40 @@ import logging
 from collections.abc import AsyncGenerator, Collection, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from sys import getsizeof, intern
 from typing import TypeVar
 
-from drakit_explain.model import ClaimFacts, Placement, PodFacts, TemplateFacts, without_content
+from drakit_explain.model import (
+    ClaimFacts,
+    Placement,
+    PodFacts,
+    Request,
+    TemplateFacts,
+)
 from drakit_explain.world import Fact
 
 logger = logging.getLogger(__name__)
 
-NAMESPACE_BYTES = 2 * 2**20
-"""Bytes of JSON of different contents in one namespace: 8,000 claims that differ from each other. A
-tenant can make each byte take 25 bytes of memory."""
+STORE_BYTES = 64 * 2**20
+"""Bytes in memory of the different contents of all namespaces: 30,000 claims that differ from each
+other."""
+
+ROOM = 16
+"""A sixteenth of all content is dropped at once, so that objects are not searched for each new one.
+Lost content is listed again when there is twice as much room."""
 
 MAX_NAMESPACES = 1000
 """Namespaces with a record of their time, before those with a whole budget are dropped."""
 
 AnyFact = TypeVar("AnyFact", bound=Fact)
+_WithContent = PodFacts | ClaimFacts | TemplateFacts
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Content:
-    facts: PodFacts | ClaimFacts | TemplateFacts
+    """What equal objects of a kind and namespace share."""
+
+    facts: _WithContent
     """An object that has it."""
 
     key: Hashable
@@ -49,104 +64,177 @@ class _Content:
 
     size_bytes: int
     users: int = 0
-    uses: dict[type[Fact], _Use] = field(default_factory=dict[type[Fact], "_Use"])
-    """One object for all users of a kind."""
+    lost: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Namespace:
     contents: dict[Hashable, _Content] = field(default_factory=dict[Hashable, _Content])
+    """In the order in which they came."""
+
     used_bytes: int = 0
-    refused: set[type[Fact]] = field(default_factory=set[type[Fact]])
-    """Kinds of which objects have no content since the last time that others returned theirs."""
 
-    reported: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    kind: type[Fact]
-    namespace: str
-    key: Hashable
+    def drop(self, content: _Content) -> None:
+        del self.contents[content.key]
+        self.used_bytes -= content.size_bytes
 
 
 class ContentBudgets:
-    """The contents in use, by namespace. Not for threads."""
+    """The contents in use, by namespace. Not thread-safe."""
 
-    def __init__(self, *, limit_bytes: int = NAMESPACE_BYTES) -> None:
+    def __init__(self, *, limit_bytes: int = STORE_BYTES) -> None:
         self._limit_bytes = limit_bytes
+        self._used_bytes = 0
         self._namespaces: dict[str, _Namespace] = {}
-        self._uses: dict[str, _Use] = {}
-        self._with_room: set[type[Fact]] = set()
+        self._uses: dict[str, _Content] = {}
+        """By the UID of the object."""
+
+        self._refused: set[type[Fact]] = set()
+        """Kinds of which objects have lost their content since they were last listed."""
+
+        self._lost: dict[str, type[Fact]] = {}
+        """The UIDs of objects that have lost their content after they were admitted."""
+
+        self._reported: set[str] = set()
+        self.losses = 0
+        """How often objects have lost the content with which they were admitted."""
 
     def admit(self, fact: AnyFact) -> AnyFact:
         """Return an object as it is to be kept: with its content, or without it."""
         if not isinstance(fact, PodFacts | ClaimFacts | TemplateFacts):
             return fact
-        key, size_bytes = _content(fact)
-        use = _Use(type(fact), fact.namespace, key)
-        if self._uses.get(fact.uid) != use:
+        key = _key(fact)
+        used = self._uses.get(fact.uid)
+        if used is None or used.key != key:
             self.release(fact.uid)
-            if not size_bytes:
-                return fact
             namespace = self._namespaces.setdefault(fact.namespace, _Namespace())
-            if key not in namespace.contents:
-                if namespace.used_bytes + size_bytes > self._limit_bytes:
-                    self._report(fact.namespace, namespace)
-                    namespace.refused.add(type(fact))
-                    return _stripped(fact, self._limit_bytes)
-                namespace.contents[key] = _Content(fact, key, size_bytes)
-                namespace.used_bytes += size_bytes
-            content = namespace.contents[key]
-            content.users += 1
-            same = replace(use, key=content.key)
-            self._uses[fact.uid] = content.uses.setdefault(type(fact), same)
-        return _shared(fact, self._namespaces[fact.namespace].contents[key].facts)
+            used = namespace.contents.get(key)
+            if used is None:
+                used = _Content(fact, key, _memory_bytes(key))
+                if not self._has_room(used, namespace.used_bytes):
+                    self._refuse(used)
+                    if not namespace.contents:
+                        del self._namespaces[fact.namespace]
+                    return self._stripped(fact)
+                namespace.contents[key] = used
+                namespace.used_bytes += used.size_bytes
+                self._used_bytes += used.size_bytes
+            used.users += 1
+            self._uses[fact.uid] = used
+        return _shared(fact, used.facts)
+
+    def without_lost(self, fact: AnyFact) -> AnyFact:
+        """Return an admitted object as it is to be stored now: it may have lost its content."""
+        return self._stripped(fact) if fact.uid in self._lost else fact
 
     def release(self, uid: str) -> None:
-        """Return what an object uses: it is gone, or has no content."""
-        use = self._uses.pop(uid, None)
-        if use is None:
+        """Return what an object uses: it is gone, or does not have content."""
+        self._lost.pop(uid, None)
+        content = self._uses.pop(uid, None)
+        if content is None:
             return
-        namespace = self._namespaces[use.namespace]
-        content = namespace.contents[use.key]
         content.users -= 1
         if not content.users:
-            del namespace.contents[use.key]
-            namespace.used_bytes -= content.size_bytes
-            self._with_room |= namespace.refused
-            namespace.refused.clear()
-            if not namespace.contents:
-                del self._namespaces[use.namespace]
+            self._drop(content)
 
     def retain(self, kind: type[Fact], uids: Collection[str]) -> None:
         """Return what the objects of a kind use, except for these."""
-        gone = [uid for uid, use in self._uses.items() if use.kind is kind and uid not in uids]
-        for uid in gone:
-            self.release(uid)
+        kinds = {uid: type(content.facts) for uid, content in self._uses.items()} | self._lost
+        for uid, each in kinds.items():
+            if each is kind and uid not in uids:
+                self.release(uid)
 
     def take_room(self, kind: type[Fact]) -> bool:
-        """Return whether there may be room again for contents that were refused; True only once."""
-        if kind not in self._with_room:
+        """Return whether there is room again for contents that were refused; True only once."""
+        room_bytes = self._limit_bytes - self._used_bytes
+        if kind not in self._refused or room_bytes < 2 * self._limit_bytes // ROOM:
             return False
-        self._with_room.discard(kind)
+        self._refused.discard(kind)
         return True
 
-    def _report(self, name: str, namespace: _Namespace) -> None:
-        if not namespace.reported:
-            namespace.reported = True
+    def _has_room(self, content: _Content, used_bytes: int) -> bool:
+        """Return whether content fits, after namespaces with more than its own have lost some."""
+        if self._used_bytes + content.size_bytes <= self._limit_bytes:
+            return True
+        goal_bytes = self._limit_bytes - self._limit_bytes // ROOM - content.size_bytes
+        most = sorted(self._namespaces.values(), key=lambda each: each.used_bytes, reverse=True)
+        for namespace in most:
+            if namespace.used_bytes <= used_bytes + content.size_bytes:
+                break
+            keep_bytes = namespace.used_bytes // 2
+            while namespace.used_bytes > keep_bytes and self._used_bytes > goal_bytes:
+                newest = next(reversed(namespace.contents.values()))
+                newest.lost = True
+                self._drop(newest)
+                self._refuse(newest)
+        lost = {uid: type(each.facts) for uid, each in self._uses.items() if each.lost}
+        for uid in lost:
+            del self._uses[uid]
+        self._lost |= lost
+        self.losses += len(lost)
+        return self._used_bytes + content.size_bytes <= self._limit_bytes
+
+    def _drop(self, content: _Content) -> None:
+        name = content.facts.namespace
+        self._namespaces[name].drop(content)
+        self._used_bytes -= content.size_bytes
+        if not self._namespaces[name].contents:
+            del self._namespaces[name]
+
+    def _refuse(self, content: _Content) -> None:
+        """Record that a content is not kept, and report its namespace once."""
+        self._refused.add(type(content.facts))
+        name = content.facts.namespace
+        if name not in self._reported and len(self._reported) < MAX_NAMESPACES:
+            self._reported.add(name)
             logger.warning(
-                "a namespace has too much content; further objects are not evaluated",
+                "a namespace has too much content; some of its objects are not evaluated",
                 extra={"namespace": name, "limit_bytes": self._limit_bytes},
             )
 
+    def _stripped(self, fact: AnyFact) -> AnyFact:
+        limit = f"{self._limit_bytes >> 20} MiB"
+        match fact:
+            case PodFacts():
+                why = (
+                    f"the pods and claims of all namespaces have more than {limit} of requests and "
+                    f"rules for nodes, and namespace {fact.namespace} has too many of them, so "
+                    f"drakit does not evaluate those of this pod"
+                )
+                unread = Placement(unread=intern(why))
+                return replace(fact, placement=unread, extended=(), requests=())
+            case ClaimFacts() | TemplateFacts():
+                why = (
+                    f"the size (the pods and claims of all namespaces have more than {limit}, and "
+                    f"namespace {fact.namespace} has too many of them)"
+                )
+                unread = Request(name="", device_class="", unsupported=intern(why))
+                return replace(fact, requests=(unread,), constraints=())
+            case _:
+                return fact
 
-def _content(fact: PodFacts | ClaimFacts | TemplateFacts) -> tuple[Hashable, int]:
-    """Return a key that is equal for equal contents, and how large the content is."""
+
+def _key(fact: _WithContent) -> Hashable:
+    """Return a key that is equal for equal contents of objects of a kind."""
     if isinstance(fact, PodFacts):
-        key = (fact.placement.key, fact.extended, fact.requests)
-        return key, fact.placement.size_bytes
-    return (fact.requests, fact.constraints), fact.size_bytes
+        return fact.placement, fact.extended, fact.requests
+    return type(fact), fact.requests, fact.constraints
+
+
+def _memory_bytes(content: object) -> int:
+    """Return how much memory plain data takes; what occurs twice counts once."""
+    found: dict[int, int] = {}
+    left = [content]
+    while left:
+        each = left.pop()
+        if id(each) in found or isinstance(each, type):
+            continue
+        found[id(each)] = getsizeof(each)
+        if isinstance(each, tuple):
+            left += each
+        else:
+            left += (getattr(each, name) for name in getattr(type(each), "__slots__", ()))
+    return sum(found.values())
 
 
 def _shared(fact: AnyFact, first: Fact) -> AnyFact:
@@ -162,22 +250,6 @@ def _shared(fact: AnyFact, first: Fact) -> AnyFact:
             if fact.requests is first.requests:
                 return fact
             return replace(fact, requests=first.requests, constraints=first.constraints)
-        case _:
-            return fact
-
-
-def _stripped(fact: AnyFact, limit_bytes: int) -> AnyFact:
-    limit = f"more than {limit_bytes >> 10} KiB"
-    match fact:
-        case PodFacts():
-            why = (
-                f"the pods and claims of namespace {fact.namespace} have {limit} of requests and "
-                f"rules for nodes, so drakit does not evaluate those of this pod"
-            )
-            return replace(fact, placement=Placement(unread=why), extended=(), requests=())
-        case ClaimFacts() | TemplateFacts():
-            why = f"the size (the pods and claims of namespace {fact.namespace} have {limit})"
-            return replace(fact, requests=without_content(fact.requests, why), constraints=())
         case _:
             return fact
 

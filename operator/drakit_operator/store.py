@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from drakit_explain.kinds import Kind
-from drakit_explain.model import Placement, PodFacts
+from drakit_explain.model import ClaimFacts, Placement, PodFacts, TemplateFacts
 from drakit_explain.world import Fact, Name, World
 from drakit_operator.budgets import ContentBudgets
 
@@ -44,14 +44,17 @@ class Store:
         if isinstance(fact, PodFacts) and not _wants_devices(fact):
             self._budgets.release(fact.uid)
             return replace(fact, placement=Placement(), requests=())
-        return self._budgets.admit(fact)
+        before = self._budgets.losses
+        admitted = self._budgets.admit(fact)
+        self._drop_lost(since=before)
+        return admitted
 
     def apply(self, kind: Kind, fact: Fact) -> Change | None:
         """Store an object as it is now. Return the change, or None if nothing has changed."""
         if isinstance(fact, PodFacts) and not _wants_devices(fact):
             # Most pods do not use devices; the store does not keep them.
             return self.remove(kind, Name(fact.namespace, fact.name), uid=None)
-        change = self.world.apply(fact)
+        change = self.world.apply(self._budgets.without_lost(fact))
         if change is None:
             return None
         if change.old is not None and change.old.uid != fact.uid:
@@ -78,8 +81,20 @@ class Store:
         """
         kept = [fact for fact in facts if not isinstance(fact, PodFacts) or _wants_devices(fact)]
         self._budgets.retain(kind.type, {fact.uid for fact in kept})
+        before = self._budgets.losses
+        kept = [self._budgets.without_lost(fact) for fact in kept]
         for change in self.world.replace(kind.type, kept):
             yield change and Change(kind=kind, name=change.name, old=change.old, new=change.new)
+        self._drop_lost(since=before)
+
+    def _drop_lost(self, *, since: int) -> None:
+        """Drop the content that objects have lost. No Event follows from it: it is not a change."""
+        if self._budgets.losses == since:
+            return
+        for kind in (PodFacts, ClaimFacts, TemplateFacts):
+            for fact in list(self.world.of(kind).values()):
+                if (kept := self._budgets.without_lost(fact)) is not fact:
+                    self.world.apply(kept)
 
     def take_room(self, kind: Kind) -> bool:
         """Return whether another list may give objects their content back; True only once."""

@@ -159,7 +159,7 @@ class Confirmations:
         """Return an explanation as far as the allocator confirms it, and why it cannot."""
         key = (
             (explanation.verdict, explanation.fits_on, *(one.code for one in explanation.reasons)),
-            (pod.placement.key, pod.requests, pod.displaces),
+            (pod.placement, pod.requests, pod.displaces),
             tuple((one.requests, one.constraints) for one in wanted_of(pod, found.world)),
             tuple((pod.namespace, one.claim) for one in explanation.claims if one.allocated),
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drakit_formats.resource.limits import is_dns_label
+from drakit_formats.resource.nodes import NodeSelector, node_selector
 from drakit_formats.resource.objects import Object, child, children, text
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
@@ -56,7 +57,7 @@ class Allocation:
     """The allocation of the scheduler (API: ``status.allocation``)."""
 
     results: tuple[DeviceResult, ...]
-    node_selector: Object | None = None
+    node_selector: NodeSelector | None = None
     """The nodes on which the claim can be used; None means all nodes."""
 
     configs: tuple[OpaqueConfig, ...] = ()
@@ -113,6 +114,7 @@ def parse_claim(body: Object) -> Claim:
 
 
 def _parse_allocation(body: Object) -> Allocation:
+    selector = body.get("nodeSelector")
     return Allocation(
         results=tuple(
             DeviceResult(
@@ -126,7 +128,7 @@ def _parse_allocation(body: Object) -> Allocation:
             )
             for result in children(body, "devices", "results")
         ),
-        node_selector=body.get("nodeSelector"),
+        node_selector=None if selector is None else node_selector(selector),
         configs=tuple(
             OpaqueConfig(
                 driver=config["opaque"]["driver"],

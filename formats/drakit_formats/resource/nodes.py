@@ -8,6 +8,8 @@ It must not know what is in a pool, or where the selector or the labels come fro
 from __future__ import annotations
 
 from collections.abc import Mapping
+from sys import intern
+from typing import NamedTuple
 
 from drakit_formats.resource.objects import Object, children
 
@@ -45,20 +47,57 @@ class NodeLabelsUnknownError(Exception):
     """The selector needs labels, and the node's labels are not known yet."""
 
 
-def selects_node(selector: Object | None, *, name: str, labels: Mapping[str, str] | None) -> bool:
+class Requirement(NamedTuple):
+    """A condition on a label, or on a field of a node."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+    @property
+    def is_one_value(self) -> bool:
+        return self.operator == "In" and len(self.values) == 1
+
+
+class NodeTerm(NamedTuple):
+    """Requirements that a node must meet together."""
+
+    fields: tuple[Requirement, ...] = ()
+    expressions: tuple[Requirement, ...] = ()
+
+
+NodeSelector = tuple[NodeTerm, ...]
+"""The terms of a NodeSelector. Each of them selects nodes, so none of them is empty or repeated."""
+
+
+def node_selector(body: Object) -> NodeSelector:
+    """Read a NodeSelector (core/v1). An empty term selects nothing, and is left out."""
+    known: dict[Requirement, Requirement] = {}
+
+    def read(term: Object, field: str) -> tuple[Requirement, ...]:
+        found = map(_requirement, children(term, field))
+        return tuple([known.setdefault(each, each) for each in found])
+
+    terms = [
+        NodeTerm(read(each, "matchFields"), read(each, "matchExpressions"))
+        for each in children(body, "nodeSelectorTerms")
+        if each
+    ]
+    return tuple(dict.fromkeys(each for each in terms if any(each)))
+
+
+def selects_node(
+    selector: NodeSelector | None, *, name: str, labels: Mapping[str, str] | None
+) -> bool:
     """
-    Evaluate a NodeSelector (core/v1) for one node; no selector means every node.
+    Evaluate a NodeSelector for one node; no selector means every node.
 
     Raises :class:`NodeLabelsUnknownError` if the answer depends on labels that are None.
     """
     if selector is None:
         return True
     unknown = False
-    for term in children(selector, "nodeSelectorTerms"):
-        fields = children(term, "matchFields")
-        expressions = children(term, "matchExpressions")
-        if not fields and not expressions:
-            continue  # core/v1: an empty term matches nothing
+    for fields, expressions in selector:
         if not all(_holds(field, {"metadata.name": name}) for field in fields):
             continue
         if expressions and labels is None:
@@ -76,13 +115,17 @@ def selects_labels(selector: Object | None, labels: Mapping[str, str]) -> bool:
         return True
     wanted: Mapping[str, str] = selector.get("matchLabels") or {}
     return wanted.items() <= labels.items() and all(
-        _holds(each, labels) for each in children(selector, "matchExpressions")
+        _holds(_requirement(each), labels) for each in children(selector, "matchExpressions")
     )
 
 
-def _holds(requirement: Object, facts: Mapping[str, str]) -> bool:
-    key, operator = requirement["key"], requirement["operator"]
-    values: list[str] = requirement.get("values") or []
+def _requirement(body: Object) -> Requirement:
+    values = body.get("values")
+    return Requirement(body["key"], intern(body["operator"]), tuple(values or ()))
+
+
+def _holds(requirement: Requirement, facts: Mapping[str, str]) -> bool:
+    key, operator, values = requirement
     value = facts.get(key)
     match operator:
         case "In":

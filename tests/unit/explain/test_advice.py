@@ -21,6 +21,7 @@ from drakit_explain.model import (
     Toleration,
 )
 from drakit_explain.pending import Explainer, Verdict
+from drakit_formats.resource.nodes import node_selector
 from tests.fakes.world import (
     ANY,
     POD,
@@ -88,7 +89,7 @@ def test_the_values_of_a_nodes_taint_and_of_a_toleration_are_compared():
 
 def on_node(name):
     field = {"key": "metadata.name", "operator": "In", "values": [name]}
-    return {"nodeSelectorTerms": [{"matchFields": [field]}]}
+    return node_selector({"nodeSelectorTerms": [{"matchFields": [field]}]})
 
 
 def held_on(name, *consumers):

@@ -15,6 +15,7 @@ from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.pending_claims import Wanted
 from drakit_explain.trial import Trial
+from drakit_formats.resource.nodes import node_selector
 from tests.fakes.world import (
     ANY,
     POD,
@@ -285,7 +286,7 @@ def test_the_search_reaches_a_node_that_an_allocated_claim_excludes(fits):
     only = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]
     disk = replace(
         holding("disk", "d0", pool="disks"),
-        nodes={"nodeSelectorTerms": only},
+        nodes=node_selector({"nodeSelectorTerms": only}),
         requests=(request(),),
     )
     world = cluster(slice_on("n1", BAD), disk, claim(request(selectors=(MODEL,))))

@@ -4,6 +4,7 @@ import pytest
 
 from drakit_explain.model import Consumer, DeviceID, PodClaim, Result, Toleration
 from drakit_explain.projection import project_claim, project_pod, project_slice
+from drakit_formats.resource.nodes import node_selector
 
 
 def test_a_pod_with_claims_of_each_sort():
@@ -184,7 +185,7 @@ def test_of_an_allocation_on_one_node_only_its_name_is_kept():
         allocation = {"devices": {"results": []}, "nodeSelector": selector}
         metadata = {"name": "c", "namespace": "lab", "uid": "u"}
         found = project_claim({"metadata": metadata, "status": {"allocation": allocation}}).nodes
-        return "raw" if found == selector else found
+        return "terms" if found == node_selector(selector) else found
 
     def field(*values, operator="In"):
         return {"key": "metadata.name", "operator": operator, "values": list(values)}
@@ -199,8 +200,8 @@ def test_of_an_allocation_on_one_node_only_its_name_is_kept():
         [{"matchFields": [field("n1")], "matchExpressions": [expression]}],
         [{"matchExpressions": [expression]}],
     ):
-        assert nodes_of(*terms) == "raw"
-    assert nodes_of() == "raw"
+        assert nodes_of(*terms) == "terms"
+    assert nodes_of() == "terms"
 
 
 def test_compatibility_groups_of_a_device_are_noticed():

@@ -295,8 +295,7 @@ def test_a_pod_whose_device_of_a_registered_driver_is_taken_does_not_fit_where_i
 
 
 def test_a_pod_whose_claims_are_allocated_where_their_driver_is_not_registered_cannot_start():
-    field = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
-    used = replace(USED, nodes={"nodeSelectorTerms": [{"matchFields": [field]}]})
+    used = replace(USED, nodes="n1")
     other = report("e", registration="Rejected: not in use")
     for said, number in (([REJECTED, other], 1), ([other], 0)):
         found = explain(POD, world_of(ANY, N1, slice_on("n1", device("g0")), used, *said))

@@ -17,6 +17,7 @@ from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.projection import UNREAD_CLAIM, project_claim
 from drakit_explain.selectors import Reads
 from drakit_explain.world import Name
+from drakit_formats.resource.nodes import node_selector
 from tests.fakes.world import (
     ANY,
     POD,
@@ -86,10 +87,11 @@ def test_a_pod_that_tolerates_the_taint_fits():
     assert (explanation.verdict, explanation.fits_on) == (Verdict.FITS, "n1")
 
 
-ONLY_N2 = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}
+FIELD = {"key": "metadata.name", "operator": "In", "values": ["n2"]}
+ONLY_N2 = node_selector({"nodeSelectorTerms": [{"matchFields": [FIELD]}]})
 
 
-@pytest.mark.parametrize("nodes", [{"nodeSelectorTerms": [ONLY_N2]}, "n2"])
+@pytest.mark.parametrize("nodes", [ONLY_N2, "n2"], ids=["terms", "name"])
 def test_an_allocated_claim_excludes_other_nodes(nodes):
     other = replace(holding("other"), nodes=nodes)
     world = cluster(node("n2"), slice_on("n1", device("g0")), claim(request()), other)
@@ -100,7 +102,7 @@ def test_an_allocated_claim_excludes_other_nodes(nodes):
 
 
 def test_an_allocated_claim_that_no_pod_uses_excludes_no_node_for_certain():
-    other = replace(holding("other"), nodes={"nodeSelectorTerms": [ONLY_N2]}, consumers=())
+    other = replace(holding("other"), nodes=ONLY_N2, consumers=())
     world = cluster(node("n2"), slice_on("n1", device("g0")), claim(request()), other)
     pod = replace(POD, claims=(*POD.claims, PodClaim(name="o", claim="other")))
     explanation = explain(pod, world)

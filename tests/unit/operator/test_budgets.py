@@ -1,9 +1,11 @@
-"""The budgets of a namespace: what counts, what is left of an object beyond it, and who gets it."""
+"""The budgets of namespaces: what counts, what is left of an object beyond them, and for whom."""
 
 import asyncio
+import gc
 import tracemalloc
 from dataclasses import replace
 
+import orjson
 import pytest
 
 from drakit_explain.kinds import CLAIMS, PODS, TEMPLATES
@@ -17,28 +19,31 @@ from drakit_explain.model import (
     Request,
     TemplateFacts,
 )
+from drakit_explain.projection import project_claim, project_pod
+from drakit_formats.resource.nodes import NodeTerm, Requirement
 from drakit_operator import budgets as module
 from drakit_operator.budgets import ContentBudgets, TimeBudgets, Turns
 from drakit_operator.store import Store
 
-SELECTED = Request(name="gpu", device_class="gpu.example", count=2, selectors=("true",))
+LIMIT = 100_000
+"""Bytes that the budgets of most tests allow."""
 
 
-def claim(number, *, size=400, namespace="lab", **fields):
-    requests = (replace(SELECTED, selectors=(f"device.driver == 'd{number}'",)),)
+def claim(number, *, size=40_000, namespace="lab", uid=None, allocated=False):
+    """A claim with a content of its own."""
+    selector = f"{number}-{namespace}-".ljust(size, "x")
     return ClaimFacts(
         namespace=namespace,
         name=f"c{number}",
-        uid=f"{namespace}-c{number}",
-        requests=fields.pop("requests", requests),
+        uid=uid or f"{namespace}-c{number}",
+        requests=(Request(name="gpu", device_class="gpu.example", selectors=(selector,)),),
         constraints=(Constraint(attribute="d/a"),),
-        size_bytes=size,
-        **fields,
+        allocated=allocated,
     )
 
 
-def pod(number, *, size=400, zone="", claims=(PodClaim(name="gpu", claim="c"),)):
-    affinity = {"nodeSelectorTerms": [{"matchExpressions": [{"key": zone or str(number)}]}]}
+def pod(number, *, size=40_000, zone="", claims=(PodClaim(name="gpu", claim="c"),)):
+    key = (zone or str(number)).ljust(size, "x")
     return PodFacts(
         namespace="lab",
         name=f"p{number}",
@@ -46,7 +51,7 @@ def pod(number, *, size=400, zone="", claims=(PodClaim(name="gpu", claim="c"),))
         claims=claims,
         extended=(ExtendedRequest("c", "example.com/gpu", 1),),
         requests=(("cpu", 1),),
-        placement=Placement(affinity=affinity, size_bytes=size),
+        placement=Placement(affinity=(NodeTerm((), (Requirement(key, "Exists"),)),)),
     )
 
 
@@ -58,64 +63,48 @@ def is_whole(fact):
 
 @pytest.fixture
 def budgets():
-    return ContentBudgets(limit_bytes=1000)
+    return ContentBudgets(limit_bytes=LIMIT)
 
 
-def test_different_contents_of_a_namespace_count_together(budgets, caplog):
+def test_different_contents_count_together(budgets, caplog):
     facts = [claim(1), pod(2), claim(3), pod(4), claim(5)]
     assert [is_whole(budgets.admit(each)) for each in facts] == [True, True, False, False, False]
     (logged,) = caplog.records
-    assert (logged.namespace, logged.limit_bytes) == ("lab", 1000)
-
-
-def test_another_namespace_has_a_budget_of_its_own(budgets):
-    for number in range(3):
-        budgets.admit(claim(number))
-    assert is_whole(budgets.admit(claim(1, namespace="innocent")))
+    assert (logged.namespace, logged.limit_bytes) == ("lab", LIMIT)
 
 
 def test_equal_contents_count_once_and_are_one_object(budgets):
     pods = [budgets.admit(pod(number, zone="a")) for number in range(50)]
     assert all(each.placement is pods[0].placement for each in pods)
-    template = TemplateFacts(
-        namespace="lab",
-        name="t",
-        uid="t",
-        requests=(SELECTED,),
-        constraints=(Constraint(attribute="d/a"),),
-        size_bytes=400,
-    )
-    made = [budgets.admit(claim(number, requests=(replace(SELECTED),))) for number in range(50)]
+    made = [budgets.admit(claim(1, uid=str(number))) for number in range(50)]
     assert all(is_whole(each) for each in made)
-    assert is_whole(budgets.admit(template))
     assert all(each.requests is made[0].requests for each in made)
 
 
 def test_equal_contents_are_in_memory_once():
     budgets = ContentBudgets()
-    kept = [budgets.admit(pod(0, zone="z" * 50_000))]
+    kept = [budgets.admit(pod(0, zone="z"))]
     tracemalloc.start()
     try:
-        kept += [budgets.admit(pod(number, zone="z" * 50_000)) for number in range(1, 100)]
+        kept += [budgets.admit(pod(number, zone="z")) for number in range(1, 100)]
         size_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert all(each.placement is kept[0].placement for each in kept)
-    assert size_bytes < 20 * 50_000
+    assert size_bytes < 20 * 40_000
 
 
-def test_a_claim_beyond_the_budget_keeps_its_allocation_names_and_classes(budgets):
-    whole = claim(1, size=2000, allocated=True)
+def test_a_claim_beyond_the_budget_keeps_its_allocation(budgets):
+    whole = claim(1, size=LIMIT, allocated=True)
     kept = budgets.admit(whole)
     (request,) = kept.requests
-    assert (request.name, request.device_class, request.count) == ("gpu", "gpu.example", 2)
     assert (request.selectors, kept.constraints) == ((), ())
-    assert "namespace lab have more than 0 KiB" in request.unsupported
+    assert "namespace lab has too many of them" in request.unsupported
     assert replace(kept, requests=whole.requests, constraints=whole.constraints) == whole
 
 
 def test_a_pod_beyond_the_budget_keeps_its_claims(budgets):
-    kept = budgets.admit(pod(1, size=2000))
+    kept = budgets.admit(pod(1, size=LIMIT))
     assert kept.claims == (PodClaim(name="gpu", claim="c"),)
     assert (kept.extended, kept.requests, kept.placement.affinity) == ((), (), None)
     assert "namespace lab" in kept.placement.unread
@@ -128,12 +117,12 @@ def test_an_object_that_is_seen_again_counts_once(budgets):
 
 
 def test_an_object_that_changes_gives_its_former_content_back(budgets):
-    budgets.admit(claim(1, size=900))
-    assert is_whole(budgets.admit(replace(claim(9, size=900), uid="lab-c1")))
+    budgets.admit(claim(1, size=90_000))
+    assert is_whole(budgets.admit(claim(9, size=90_000, uid="lab-c1")))
 
 
 def test_a_content_counts_until_its_last_user_is_gone(budgets):
-    first, second = pod(1, size=900, zone="a"), pod(2, size=900, zone="a")
+    first, second = pod(1, size=90_000, zone="a"), pod(2, size=90_000, zone="a")
     budgets.admit(first)
     budgets.admit(second)
     budgets.release(first.uid)
@@ -144,24 +133,22 @@ def test_a_content_counts_until_its_last_user_is_gone(budgets):
 
 
 def test_refused_contents_have_room_again_when_others_are_gone(budgets):
-    for fact in (claim(1), claim(2), claim(3), claim(1, namespace="other")):
+    for fact in (claim(1), claim(2, size=55_000), claim(3)):
         budgets.admit(fact)
     assert not budgets.take_room(ClaimFacts)
-    budgets.release(claim(1, namespace="other").uid)
-    assert not budgets.take_room(ClaimFacts), "its namespace has refused nothing"
     budgets.release(claim(1).uid)
     assert not budgets.take_room(PodFacts), "no pod was refused"
     assert budgets.take_room(ClaimFacts)
     assert not budgets.take_room(ClaimFacts), "only once"
 
 
-# ---------------------------------------------------------------- in the store
+# ---------------------------------------------------------------- the sum of namespaces
 
 
 @pytest.fixture
 def store(monkeypatch):
     monkeypatch.setattr(
-        "drakit_operator.store.ContentBudgets", lambda: ContentBudgets(limit_bytes=1000)
+        "drakit_operator.store.ContentBudgets", lambda: ContentBudgets(limit_bytes=LIMIT)
     )
     return Store()
 
@@ -172,32 +159,132 @@ def apply(store, kind, fact):
     return is_whole(admitted)
 
 
+def whole_claims(store, namespace):
+    return [
+        fact.name
+        for fact in store.world.of(ClaimFacts).values()
+        if fact.namespace == namespace and is_whole(fact)
+    ]
+
+
+def test_the_namespace_with_most_content_loses_its_newest_first(store):
+    for number in range(8):
+        assert apply(store, CLAIMS, claim(number, size=11_000, namespace="large"))
+    assert apply(store, CLAIMS, claim(1, size=20_000, namespace="small"))
+    assert whole_claims(store, "large") == [f"c{number}" for number in range(6)]
+    assert whole_claims(store, "small") == ["c1"]
+    assert not apply(store, CLAIMS, claim(9, size=30_000, namespace="large"))
+    assert whole_claims(store, "small") == ["c1"]
+
+
+def test_a_namespace_with_little_content_loses_none_to_many_with_more(store):
+    assert apply(store, CLAIMS, claim(1, size=500, namespace="innocent"))
+    for number in range(20):
+        for namespace in range(20):
+            apply(store, CLAIMS, claim(number, size=1000, namespace=f"n{namespace}"))
+    assert apply(store, CLAIMS, claim(2, size=500, namespace="innocent"))
+    assert whole_claims(store, "innocent") == ["c1", "c2"]
+
+
+def test_an_object_that_waits_for_the_end_of_a_list_can_lose_its_content(store):
+    listed = [store.admit(claim(number, size=30_000, namespace="large")) for number in range(3)]
+    assert all(map(is_whole, listed))
+    replacing = store.replace(CLAIMS, listed)
+    next(replacing)
+    assert is_whole(store.admit(pod(1, size=20_000)))
+    assert [change for change in replacing if change]
+    assert len(whole_claims(store, "large")) == 2
+    store.apply(CLAIMS, listed[-1])
+    assert len(whole_claims(store, "large")) == 2
+
+
+def test_an_object_that_has_lost_its_content_has_it_again_after_a_list(store):
+    large = [claim(number, size=31_000, namespace="large") for number in range(3)]
+    for each in large:
+        apply(store, CLAIMS, each)
+    assert apply(store, PODS, pod(1, size=25_000))
+    assert not store.take_room(CLAIMS)
+    list(store.replace(PODS, []))
+    assert store.take_room(CLAIMS)
+    list(store.replace(CLAIMS, [store.admit(each) for each in large]))
+    assert len(whole_claims(store, "large")) == 3
+
+
+def hostile_pod(namespace, number):
+    """A pod with 62 KiB of empty terms, and one that selects."""
+    term = {"matchExpressions": [{"key": f"k{number}", "operator": "Exists"}]}
+    terms = {"nodeSelectorTerms": [{}] * 20_500 + [term]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    return project_pod(
+        {
+            "metadata": {
+                "namespace": namespace,
+                "name": f"p{number}",
+                "uid": f"{namespace}{number}",
+            },
+            "spec": {
+                "resourceClaims": [{"name": "c", "resourceClaimName": "c"}],
+                "affinity": {"nodeAffinity": required},
+            },
+        }
+    )
+
+
+def hostile_claim(namespace, number):
+    """A claim whose 60 KiB of JSON are short tolerations."""
+    tolerations = [{"key": f"{number}-{each}"} for each in range(3_700)]
+    request = {"name": "r", "exactly": {"deviceClassName": "c", "tolerations": tolerations}}
+    metadata = {"namespace": namespace, "name": f"c{number}", "uid": f"{namespace}{number}"}
+    body = {"metadata": metadata, "spec": {"devices": {"requests": [request]}}}
+    assert len(orjson.dumps(body)) > 60_000
+    return project_claim(body)
+
+
+@pytest.mark.parametrize("fact_of", [hostile_pod, hostile_claim])
+def test_large_objects_of_many_namespaces_take_no_more_memory_than_the_limit(fact_of):
+    budgets = ContentBudgets(limit_bytes=3 << 20)
+    tracemalloc.start()
+    try:
+        kept = [
+            budgets.admit(fact_of(f"n{namespace}", number))
+            for namespace in range(4)
+            for number in range(4)
+        ]
+        kept = [budgets.without_lost(each) for each in kept]
+        gc.collect()
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(kept) == 16
+    assert size_bytes < 4 << 20
+
+
+# ---------------------------------------------------------------- in the store
+
+
 def test_an_object_of_the_same_name_replaces_the_content_of_the_former(store):
     assert apply(store, CLAIMS, claim(1))
-    assert apply(store, CLAIMS, replace(claim(9), name="c1", uid="new"))
+    assert apply(store, CLAIMS, replace(claim(9), name="c1"))
     assert apply(store, CLAIMS, claim(2))
 
 
 def test_an_object_that_a_list_lacks_gives_its_content_back(store):
     """Also one that was admitted for a list that was never complete."""
-    assert apply(store, PODS, pod(0, size=100))
-    store.admit(claim(1, size=800))
+    assert apply(store, PODS, pod(0, size=15_000))
+    store.admit(claim(1, size=80_000))
     list(store.replace(CLAIMS, []))
-    assert apply(store, CLAIMS, claim(2, size=800))
+    assert apply(store, CLAIMS, claim(2, size=80_000))
     list(store.replace(PODS, []))
-    assert apply(store, TEMPLATES, replace_type(claim(3, size=150)))
-
-
-def replace_type(fact):
-    return TemplateFacts(
-        namespace="lab", name="t", uid="t", requests=fact.requests, size_bytes=fact.size_bytes
+    requests = claim(3, size=15_000).requests
+    assert apply(
+        store, TEMPLATES, TemplateFacts(namespace="lab", name="t", uid="t", requests=requests)
     )
 
 
 def test_a_pod_without_devices_has_no_content(store):
-    plain = replace(pod(1, size=900, claims=()), extended=())
+    plain = replace(pod(1, size=90_000, claims=()), extended=())
     assert store.admit(plain).placement == Placement()
-    assert apply(store, CLAIMS, claim(1, size=900))
+    assert apply(store, CLAIMS, claim(1, size=90_000))
 
 
 def test_a_pod_whose_content_is_not_known_is_stored_for_it_may_request_devices(store):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from drakit_formats.resource.claim import base_request
-from drakit_formats.resource.nodes import NodeLabelsUnknownError, selects_node
+from drakit_formats.resource.nodes import NodeLabelsUnknownError, node_selector, selects_node
 
 
 def term(key: str, operator: str, *values: str, kind: str = "matchExpressions") -> dict:
     requirement = {"key": key, "operator": operator, "values": list(values)}
-    return {"nodeSelectorTerms": [{kind: [requirement]}]}
+    return node_selector({"nodeSelectorTerms": [{kind: [requirement]}]})
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,22 @@ def term(key: str, operator: str, *values: str, kind: str = "matchExpressions") 
         pytest.param(term("slots", "Gt", "3"), True, id="greater"),
         pytest.param(term("slots", "Lt", "3"), False, id="less"),
         pytest.param(term("zone", "Gt", "3"), False, id="greater-than-text"),
-        pytest.param({"nodeSelectorTerms": [{}]}, False, id="an-empty-term-matches-nothing"),
-        pytest.param({"nodeSelectorTerms": []}, False, id="no-term"),
+        pytest.param(
+            node_selector({"nodeSelectorTerms": [{}, {"matchFields": []}]}),
+            False,
+            id="an-empty-term-matches-nothing",
+        ),
+        pytest.param(node_selector({"nodeSelectorTerms": []}), False, id="no-term"),
     ],
 )
 def test_node_selectors(selector, here):
     assert selects_node(selector, name="node-1", labels={"zone": "a", "slots": "4"}) is here
+
+
+def test_equal_terms_are_one():
+    required = {"key": "zone", "operator": "In", "values": ["a"]}
+    terms = [{"matchExpressions": [dict(required)]} for _ in range(3)]
+    assert node_selector({"nodeSelectorTerms": [{}, *terms]}) == term("zone", "In", "a")
 
 
 def test_a_selector_on_labels_needs_labels():
