@@ -18,7 +18,17 @@ from drakit_explain.allocation import tolerates
 from drakit_explain.causes import cause_at_node
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.devices import DeviceFacts
-from drakit_explain.model import ClaimFacts, DeviceID, NodeFacts, PodClaim, PodFacts, PoolID, Result
+from drakit_explain.model import (
+    ClaimFacts,
+    Consumer,
+    DeviceID,
+    NodeFacts,
+    ObjectReference,
+    PodClaim,
+    PodFacts,
+    PoolID,
+    Result,
+)
 from drakit_explain.pending_claims import of_other_pod
 from drakit_explain.pools import NodeView, is_complete, newest, place_includes
 from drakit_explain.reports import HOSTDEV, UNHEALTHY, not_registered, share_not_offered, words_of
@@ -34,6 +44,9 @@ _NODE_GONE = "the node no longer exists"
 
 WORDS_SECONDS = 15.0
 """The time in which the report of a node follows its slices."""
+
+REPUBLISHED_SECONDS = 15.0
+"""The time in which the devices of a driver that starts follow its first slices."""
 
 _MUST_LAST = frozenset(
     [Code.RESOURCE_CLAIM_MISSING, Code.CLAIM_NOT_ALLOCATED, Code.CLAIM_NOT_RESERVED]
@@ -89,22 +102,35 @@ def broken_claim(claim: ClaimFacts, world: World, *, node: str | None = None) ->
 
     :param node: the node on which a pod uses it; by default the only one of its allocation.
     """
+    start = f"ResourceClaim {claim.namespace}/{claim.name} is allocated, but"
+    found = _of_allocation(claim, node or node_of_claim(claim), world)
+    return tuple(_reason(each, start, claim.reference) for each in found)
+
+
+def gone_under(claim: ClaimFacts, consumer: Consumer, world: World) -> tuple[Reason, ...]:
+    """Return which devices of a claim are gone, for a pod that runs with it."""
+    found = _of_allocation(claim, node_of_claim(claim), world)
+    pod = ObjectReference("Pod", consumer.name, consumer.uid, claim.namespace, api_version="v1")
+    start = f"pod {claim.namespace}/{consumer.name} is running, but"
+    return tuple(_reason(each, start, pod) for each in found if each.code is Code.DEVICE_GONE)
+
+
+def _of_allocation(claim: ClaimFacts, node: str | None, world: World) -> Mapping[Finding, None]:
     if not claim.allocated:
-        return ()
-    node = node or node_of_claim(claim)
+        return {}
     problem = _node_problem(node, world) if node is not None else None
     found = [problem] if problem is not None else list(_of_devices(claim, node, world))
-    start = f"ResourceClaim {claim.namespace}/{claim.name} is allocated, but"
-    return tuple(
-        Reason(
-            code=each.code,
-            sentence=f"{start} {each.what}",
-            regarding=claim.reference,
-            transient=each.transient,
-            patience_seconds=each.patience_seconds,
-            cause=each.cause,
-        )
-        for each in dict.fromkeys((*found, *_binding(claim)))
+    return dict.fromkeys((*found, *_binding(claim)))
+
+
+def _reason(finding: Finding, start: str, regarding: ObjectReference) -> Reason:
+    return Reason(
+        code=finding.code,
+        sentence=f"{start} {finding.what}",
+        regarding=regarding,
+        transient=finding.transient,
+        patience_seconds=finding.patience_seconds,
+        cause=finding.cause,
     )
 
 
@@ -291,6 +317,7 @@ def _binding(claim: ClaimFacts) -> Iterator[Finding]:
         elif result.outstanding:
             yield Finding(
                 code=Code.BINDING_OUTSTANDING,
+                transient=Code.BINDING_OUTSTANDING,  # devices are attached at this time
                 what=f"{device_of_result(result, claim)} waits for its binding condition "
                 f"{', '.join(result.outstanding)}; check the controller of "
                 f"driver {result.device.driver}, which sets it in status.devices of the claim",
@@ -335,6 +362,7 @@ def _of_result(
             what=f"{device_of_result(result, claim)} is no longer published; "
             f"{_back(result.device)}, or delete the pod and the claim, so that another device is "
             f"allocated",
+            patience_seconds=REPUBLISHED_SECONDS,
             cause=cause_at_node(node, _devices_are("no longer published", result), world),
         )
 
@@ -371,6 +399,7 @@ def _of_taints(
             code=Code.DEVICE_GONE,
             what=f"{device} is gone: its driver no longer lists it; {back}, or delete the "
             f"pod and the claim, so that another device is allocated",
+            patience_seconds=0.0,
             cause=cause_at_node(node, _devices_are("gone", result), world),
         )
     said = words_of(result.device, world) if UNHEALTHY in keys else None

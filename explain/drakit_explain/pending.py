@@ -157,7 +157,7 @@ class Explainer:
         self._nodes = UsableNodes(world)
         self._analyses: dict[Request, Analysis] = {}
         self._counted: dict[Request, Counted] = {}
-        self._revisions: tuple[int, int | None] = (-1, None)
+        self._revisions: tuple[int, int, int | None] = (-1, -1, None)
         self._results: dict[int, _Result] = {}
         """By the hash of its key, which is computed once: it takes longest."""
 
@@ -328,9 +328,11 @@ class Explainer:
     # ---- what the cluster has
 
     def _refresh(self) -> None:
-        loads = self._world.loads.revision if self._world.loads is not None else None
-        if self._revisions != (self._world.revision, loads):
-            self._revisions = (self._world.revision, loads)
+        world = self._world
+        loads = world.loads.revision if world.loads is not None else None
+        revisions = (world.revision, world.registrations_revision, loads)
+        if self._revisions != revisions:
+            self._revisions = revisions
             self._results.clear()
 
     def _analysis(self, request: Request, budget: Budget) -> Analysis:

@@ -184,6 +184,9 @@ class World:
         self.rules_revision: int = 0
         """The revision of the last change of a DeviceClass or DeviceTaintRule."""
 
+        self.registrations_revision: int = 0
+        """Grows when the kubelet registers a driver, or a driver is no longer registered."""
+
     # ---- what goes in
 
     def use_release(self, minor: int | None) -> bool:
@@ -441,6 +444,12 @@ class World:
 
     # ---- selectors
 
+    def forget_outcomes(self) -> None:
+        """Drop the outcomes of all selectors: other rules evaluate them from now on."""
+        self.selectors.clear()
+        self.revision += 1
+        self.rules_revision = self.revision
+
     def expressions(self, request: Request) -> tuple[tuple[str, str], ...]:
         """Return the selectors of a request in the scheduler's order: owner and expression."""
         device_class = self.device_class(request.device_class)
@@ -509,6 +518,8 @@ class World:
         if new is not None:
             self._facts[type(new)][name] = new
             self._link(name, new)
+        if _registration(old) != _registration(new):
+            self.registrations_revision += 1
 
     def _link(self, name: Name, fact: Fact) -> None:
         match fact:
@@ -582,7 +593,7 @@ class World:
     def _claim_changed(self, fact: ClaimFacts) -> None:
         pools = {device.of_pool for device in fact.devices}
         pools.update(share.device.of_pool for share in fact.shares)
-        if pools:
+        if fact.allocated:  # also with admin access alone: it decides on which nodes pods can run
             self.revision += 1
         for pool in pools & self._slices_by_pool.keys():
             self._stamps.pop(pool, None)  # the last one is the newest
@@ -616,6 +627,10 @@ def _drop(table: dict[Key, dict[str, SliceFacts]], key: Key, name: str) -> None:
     entries.pop(name, None)
     if not entries:
         del table[key]
+
+
+def _registration(fact: Fact | None) -> str:
+    return fact.registration if isinstance(fact, ReportFacts) else ""
 
 
 def _place_of(fact: SliceFacts) -> str:

@@ -252,10 +252,12 @@ class Announcer:
         return max(0.0, self._since.setdefault(uid, now) + self._timing.settle_seconds - now)
 
     async def announce(
-        self, uid: str, reasons: Sequence[Reason], *, once: bool = False
+        self, uid: str, reasons: Sequence[Reason], *, once: bool = False, as_old_as: str = ""
     ) -> float | None:
         """
         Announce the reasons if they are due; return in how many seconds to check again.
+
+        :param as_old_as: the UID of an object with the age of this one, if it is not known.
 
         It does not suspend before it knows the remedy and what must be confirmed, so that both
         come from the facts that gave the reasons.
@@ -271,7 +273,7 @@ class Announcer:
         decision = decide(
             wanted,
             last,
-            age_seconds=now - self._since.setdefault(uid, now),
+            age_seconds=now - self._since.setdefault(uid, self._since.get(as_old_as, now)),
             now=now,
             timing=self._timing,
             once=once,

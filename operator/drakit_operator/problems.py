@@ -2,7 +2,8 @@
 The problems of one pod or claim, from the facts of the store. Pure.
 
 Why a claim is not allocated depends on the pod that waits for it, so :func:`problems_of_pod` also
-reports the claims of the pod. :func:`claim_problems` reports problems that do not depend on a pod.
+reports the claims of the pod. :func:`problems_of_claim` reports what does not depend on a pod that
+waits, also about pods that run.
 
 :mod:`drakit_explain` makes the sentences, :mod:`drakit_operator.announcing` reports them. It must
 not know queues, clocks or sessions.
@@ -10,11 +11,12 @@ not know queues, clocks or sessions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from drakit_explain.broken import broken_claim, is_placed
+from drakit_explain.broken import broken_claim, gone_under, is_placed
 from drakit_explain.codes import Code, Reason, certain, no_remedy, with_limits
-from drakit_explain.model import ClaimFacts, PodFacts, ReportFacts
+from drakit_explain.model import ClaimFacts, Consumer, PodFacts, ReportFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.pending_claims import missing_classes
 from drakit_explain.world import Name, World
@@ -32,7 +34,8 @@ _BINDING = frozenset([Code.BINDING_OUTSTANDING, Code.BINDING_FAILED])
 """Problems of an allocated claim because of which its pod waits for a node."""
 
 _AT_ONCE = frozenset([Code.BINDING_FAILED, Code.DEVICE_UNHEALTHY, Code.EVICTION_BY_TAINT])
-"""Problems of allocated claims that are reported at once; others may occur in a driver's update."""
+"""Problems of allocated claims that are reported at once; others may occur in a driver's update. A
+device that is gone has a patience of its own."""
 
 
 def problems_of_pod(
@@ -84,12 +87,34 @@ def _represents(pod: PodFacts, claim: str, world: World) -> bool:
     return pod.name == min(waiting, default="")
 
 
-def claim_problems(claim: ClaimFacts, world: World) -> list[Reason]:
-    """Return what is wrong with a claim, whatever pod waits for it."""
-    if claim.deleting:
-        return []
+def problems_of_claim(name: Name, world: World) -> dict[str, list[Reason]]:
+    """
+    Return what is wrong with a claim, whatever pod waits for it, by the UID of the claim.
+
+    A device that is gone is also a problem of the pods that run with it, by their UIDs: such a pod
+    can fail, and then its claim is deleted. Empty if there is no such claim.
+    """
+    claim = world.claim(*name)
+    if claim is None or claim.deleting:
+        return {} if claim is None else {claim.uid: []}
     found = _broken(claim, world) if claim.allocated else missing_classes(claim, world)
-    return [each for each in found if not _is_reported_by_pod(each.code, claim, world)]
+    of_claim = [each for each in found if not _is_reported_by_pod(each.code, claim, world)]
+    gone = any(each.code is Code.DEVICE_GONE for each in found)
+    of_pods = {
+        each.uid: _lasting(gone_under(claim, each, world)) if gone else []
+        for each in running_pods(claim, world)
+    }
+    return {claim.uid: of_claim, **of_pods}
+
+
+def running_pods(claim: ClaimFacts, world: World) -> list[Consumer]:
+    """Return the pods that a claim is reserved for, without those that have not started."""
+
+    def has_started(consumer: Consumer) -> bool:
+        pod = world.pod(claim.namespace, consumer.name)
+        return pod is None or pod.uid != consumer.uid
+
+    return [each for each in claim.consumers if each.resource == "pods" and has_started(each)]
 
 
 def _is_reported_by_pod(code: Code, claim: ClaimFacts, world: World) -> bool:
@@ -106,7 +131,14 @@ def _broken(claim: ClaimFacts, world: World) -> list[Reason]:
     if not claim.consumers:  # it is about to be deallocated
         return []
     return [
-        each if each.code in _AT_ONCE else replace(each, transient=each.code)
-        for each in broken_claim(claim, world)
+        each
+        for each in _lasting(broken_claim(claim, world))
         if each.code not in _REPORTED_BY_KUBERNETES
+    ]
+
+
+def _lasting(reasons: Iterable[Reason]) -> list[Reason]:
+    """Mark the reasons that must last, because they also occur in a driver's update."""
+    return [
+        each if each.code in _AT_ONCE else replace(each, transient=each.code) for each in reasons
     ]

@@ -41,7 +41,7 @@ from drakit_operator.affected import (
 from drakit_operator.announcing import Announcer, NotWrittenError
 from drakit_operator.budgets import TimeBudgets, Turns
 from drakit_operator.metrics import Metrics
-from drakit_operator.problems import claim_problems, problems_of_pod
+from drakit_operator.problems import problems_of_claim, problems_of_pod, running_pods
 from drakit_operator.selecting import BusyError, SelectorEvaluation
 from drakit_operator.store import Change, Store
 
@@ -154,7 +154,9 @@ def concerns_of(store: Store, *, name_all_holders: bool) -> dict[str, Concern]:
             prepare=prepare_pod,
         ),
         "claim": Concern(
-            kind=CLAIMS, affected=claims_affected, problems=problems_of(ClaimFacts, claim_problems)
+            kind=CLAIMS,
+            affected=claims_affected,
+            problems=lambda name, _: problems_of_claim(name, world),
         ),
         # Templates and classes are checked when they appear, not whenever devices change: a pod
         # that waits gets Events then.
@@ -256,6 +258,11 @@ class Reconciler:
             self._announcer.forget(change.old.uid)
         if change.new is not None:
             self._announcer.known(change.new.uid)
+        if isinstance(change.old, ClaimFacts):
+            users = change.new.consumers if isinstance(change.new, ClaimFacts) else ()
+            for each in running_pods(change.old, self._store.world):
+                if each not in users:  # the Events of a pod that runs depend on its claims alone
+                    self._announcer.forget(each.uid)
 
     def measure(self) -> None:
         """Count the pools."""
@@ -358,6 +365,7 @@ class Reconciler:
                 uid,
                 [self._with_charge(each, budgets, payer) for each in reasons],
                 once=concern.once,
+                as_old_as=next(iter(found)),
             )
             for uid, reasons in found.items()
         ]

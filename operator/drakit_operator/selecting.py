@@ -117,7 +117,7 @@ class SelectorEvaluation:
                 )
                 await asyncio.to_thread(self._selectors.use, wanted)
             if dropped:
-                self._world.selectors.clear()
+                self._world.forget_outcomes()
                 self._refused.clear()
                 self._expensive.clear()
             self._gates_known.set()

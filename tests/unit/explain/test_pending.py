@@ -4,17 +4,32 @@ from dataclasses import replace
 
 import pytest
 
+from drakit_explain.cel.library import Library
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     Consumer,
     PodClaim,
     PodFacts,
+    ReportFacts,
     Request,
     TemplateFacts,
 )
+from drakit_explain.pending import Explainer
 from drakit_explain.pending_claims import missing_classes
-from tests.fakes.world import device, holding, slice_on, world_of
+from drakit_explain.selectors import FeatureGates
+from tests.fakes.world import (
+    ANY,
+    claim,
+    device,
+    evaluate_for,
+    holding,
+    node,
+    request,
+    slice_on,
+    world_of,
+)
+from tests.fakes.world import POD as POD_OF_ANY
 from tests.fakes.world import explain as explained
 
 
@@ -321,3 +336,57 @@ def test_a_template_that_names_a_missing_class():
         'DeviceClass "gone.example" of ResourceClaimTemplate lab/tpl, request "gpu/one", does not '
         "exist; create it or correct deviceClassName"
     )
+
+
+def registered_on(*nodes):
+    return [
+        ReportFacts(
+            name=f"{name}.d",
+            uid=name,
+            node=name,
+            driver="d",
+            registration="" if name in nodes else "Rejected",
+        )
+        for name in ("n1", "n2")
+    ]
+
+
+def admin_claim(on):
+    """An allocated claim that takes no device from others, on one node."""
+    return ClaimFacts(namespace="lab", name="admin", uid="a", allocated=True, nodes=on)
+
+
+ASKS_MULTIPLE = ClassFacts(name="any", uid="c", selectors=("device.allowMultipleAllocations",))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param([admin_claim("n1")], [admin_claim("n2")], id="claim-with-admin-access-moved"),
+        pytest.param(registered_on("n2"), registered_on("n1"), id="driver-registered-elsewhere"),
+        pytest.param(registered_on("n1", "n2"), registered_on("n2"), id="driver-unregistered"),
+        pytest.param([holding("h", "g", pool="n1")], [holding("h", "g", pool="n2")], id="holder"),
+        pytest.param(
+            [ANY], [replace(ANY, selectors=('device.driver == "e"',))], id="selector-of-the-class"
+        ),
+        pytest.param([], [replace(node("n1"), unschedulable=True)], id="node-cordoned"),
+        pytest.param([ASKS_MULTIPLE], None, id="feature-gates"),
+    ],
+)
+def test_an_answer_follows_each_of_its_inputs(before, after):
+    """An explainer that keeps its answers says what a new one says."""
+    waiting = replace(POD_OF_ANY, claims=(*POD_OF_ANY.claims, PodClaim(name="x", claim="admin")))
+    shared = (slice_on(name, device("g", shareable=name == "n2")) for name in ("n1", "n2"))
+    start = (node("n1"), node("n2"), *shared, ANY, claim(request()), admin_claim(None))
+    world = world_of(*start, *before)
+    kept = Explainer(world)
+    evaluate_for(kept, world, waiting, Library())
+    first = kept.explain(waiting)
+    for fact in after or ():
+        world.apply(fact)
+    rules = Library()
+    if after is None:
+        rules.use(FeatureGates(consumable_capacity=False))
+        world.forget_outcomes()
+    evaluate_for(kept, world, waiting, rules)
+    assert kept.explain(waiting) == Explainer(world).explain(waiting) != first

@@ -162,7 +162,9 @@ async def test_a_pod_that_waits_for_the_binding_of_its_claim_gets_the_only_event
         result["bindingConditions"] = ["attached"]
         bench.see(CLAIMS, made)
         bench.see(PODS, waiting)
-        await asyncio.sleep(400)
+        await asyncio.sleep(100)
+        assert bench.told == [], "devices are attached in this time"
+        await asyncio.sleep(300)
     assert by_object(bench.told) == {("train", "BindingConditionsOutstanding")}
 
 
@@ -251,6 +253,59 @@ async def test_a_claim_of_a_running_pod_is_reported_when_its_device_is_unhealthy
         bench.see(SLICES, unhealthy("g0"))
         await asyncio.sleep(2)
     assert by_object(bench.told) == {("used", "DeviceUnhealthy")}
+
+
+GONE = [{"key": "drakit.dev/gone", "effect": "NoSchedule"}]
+
+
+@pytest.mark.parametrize(
+    ("slices", "seconds"),
+    [
+        pytest.param(pool("s", "g0", "g1", taints=GONE), 0.1, id="tainted"),
+        pytest.param(pool("s", "g1"), 16, id="no-longer-published"),
+        pytest.param(pool("s", "g1", slices=2), None, id="perhaps-in-a-slice-that-is-to-come"),
+    ],
+)
+async def test_a_device_that_is_gone_is_reported_on_its_claim_and_on_the_pods_that_run(
+    slices, seconds
+):
+    async with Bench().running() as bench:
+        bench.see(NODES, NODE)
+        bench.see(SLICES, pool("s", "g0", "g1"))
+        bench.see(CLAIMS, claim("used", devices=["g0"]))
+        await asyncio.sleep(10)
+        bench.see(SLICES, slices)
+        if seconds is None:
+            await asyncio.sleep(200)
+            assert by_object(bench.told) == set()
+            return
+        if seconds > 1:
+            await asyncio.sleep(14)
+            assert bench.told == []
+        await asyncio.sleep(seconds)
+        both = {("used", "DeviceGone"), ("train", "DeviceGone")}
+        assert by_object(bench.told) == both
+        assert bench.notes["train"].startswith("pod lab/train is running, but device g0 (driver d,")
+        # The pod fails, and its claim goes.
+        bench.see(CLAIMS, claim("used", devices=["g0"], pod="other"))
+        await asyncio.sleep(100)
+        assert by_object(bench.told) == both | {("other", "DeviceGone")}
+        bench.see(CLAIMS, claim("used"), gone=True)
+        await asyncio.sleep(100)
+    assert not bench.reconciler._announcer._since.keys() & {"used", "train", "other"}
+
+
+async def test_a_device_that_is_gone_before_its_pod_starts_is_reported_on_the_pod_once():
+    async with Bench().running() as bench:
+        bench.see(NODES, READY)
+        bench.see(SLICES, pool("s", "g0", taints=GONE))
+        placed, made = made_for(devices=["g0"])
+        placed["spec"]["nodeName"] = "n1"
+        bench.see(CLAIMS, made)
+        bench.see(PODS, placed)
+        await asyncio.sleep(60)
+        assert by_object(bench.told) == {("train", "DeviceGone")}
+        assert bench.notes["train"].startswith("pod lab/train cannot start on node n1: device g0")
 
 
 async def test_the_event_of_an_unhealthy_device_waits_for_the_words_of_its_driver():

@@ -191,10 +191,10 @@ async def test_a_claim_does_not_wait_for_the_pods_of_its_namespace(monkeypatch):
 
     def check_claim(claim, world):
         checked.append(asyncio.get_running_loop().time())
-        return []
+        return {}
 
     monkeypatch.setattr("drakit_operator.reconciler.problems_of_pod", check)
-    monkeypatch.setattr("drakit_operator.reconciler.claim_problems", check_claim)
+    monkeypatch.setattr("drakit_operator.reconciler.problems_of_claim", check_claim)
     bench = Bench(clock=lambda: passed[0])
     bench.see(PODS, pod())
     async with bench.running():
