@@ -32,6 +32,10 @@ class RateLimiter:
         self._left -= 1
         return max(0.0, -self._left / self._per_second)
 
+    def give_back(self) -> None:
+        """Return a token that was taken and not used."""
+        self._left = min(self._burst, self._left + 1)
+
     async def wait(self) -> None:
         """Take a token, and wait until there is one; concurrent callers get theirs in order."""
         if seconds := self.reserve():

@@ -7,7 +7,8 @@ object returns to an earlier reason, the next follows after a pause that doubles
 A cause that many objects share is announced once, about what they share (:mod:`.shared_causes`).
 A state that is normal for a while is announced only if it lasts.
 A remedy is searched only for an announcement that is due: another remedy alone is no news.
-The rate of all announcements is limited, here alone; an object that is due waits for its turn.
+The rate of all announcements is limited, here alone; an object that is due waits for its turn
+(:class:`EventTurns`).
 
 :func:`decide` is pure; :class:`Announcer` remembers; :class:`EventWriter` writes. Its recorder
 deduplicates across replicas and restarts.
@@ -44,6 +45,9 @@ BURST = 1_000
 
 PER_SECOND = 200.0
 """Events per second after that. For 10,000 waiting pods, the operator needs 45 seconds."""
+
+TURN_SECONDS = 0.05
+"""Pause between two looks at whose turn it is, while objects wait."""
 
 SAME_SECONDS = 0.1
 """Objects that are first seen within this time share one number: a list has 100,000 of them."""
@@ -202,6 +206,73 @@ class Confirm(Protocol):
     async def __call__(self, asked: Confirmation, namespace: str, /) -> float | None: ...
 
 
+class EventTurns:
+    """
+    The rate of all Events, and whose Event is next: namespaces take turns, however many objects of
+    each wait. An object keeps its turn until it uses it, or leaves and gives its place back.
+    """
+
+    def __init__(self, *, burst: float, per_second: float) -> None:
+        self._limiter = RateLimiter(burst=burst, per_second=per_second)
+        self._waiting: dict[str, dict[str, Callable[[], None]]] = {}
+        """What wakes each object, by namespace and UID, both in the order of their turns."""
+
+        self._namespace_of: dict[str, str] = {}
+        """The namespace of each object that waits, by UID."""
+
+        self._granted: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, uid: str, namespace: str, wake: Callable[[], None]) -> bool:
+        """Return whether it is an object's turn; otherwise, `wake` is called when it is."""
+        if uid in self._granted:
+            return True
+        if uid not in self._namespace_of:
+            if not self._waiting and self._limiter.take():
+                self._granted.add(uid)
+                return True
+            self._namespace_of[uid] = namespace
+            self._waiting.setdefault(namespace, {})[uid] = wake
+            self._start()
+        return False
+
+    def is_waiting(self, uid: str) -> bool:
+        return uid in self._namespace_of
+
+    def use(self, uid: str) -> None:
+        """The object has its Event now, and its next one needs another turn."""
+        self._granted.discard(uid)
+
+    def leave(self, uid: str) -> None:
+        """The object does not need its turn, or its place among those that wait."""
+        if uid in self._granted:
+            self._granted.discard(uid)
+            self._limiter.give_back()
+        elif (namespace := self._namespace_of.pop(uid, None)) is not None:
+            objects = self._waiting[namespace]
+            del objects[uid]
+            if not objects:
+                del self._waiting[namespace]
+
+    def _start(self) -> None:
+        if self._timer is None and self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(TURN_SECONDS, self._grant)
+
+    def _grant(self) -> None:
+        self._timer = None
+        while self._waiting and self._limiter.take():
+            namespace = next(iter(self._waiting))
+            objects = self._waiting.pop(namespace)
+            uid = next(iter(objects))
+            wake = objects.pop(uid)
+            if objects:
+                self._waiting[namespace] = objects  # behind the others
+            del self._namespace_of[uid]
+            self._granted.add(uid)
+            wake()
+        self._start()
+
+
 class Announcer:
     """Remembers, by UID, the age and the last Event of each object. Not for threads."""
 
@@ -229,9 +300,7 @@ class Announcer:
         self._transient: dict[str, dict[str, float]] = {}
         """The transient states of an object, and since when each has been found."""
 
-        self._limiter = RateLimiter(burst=BURST, per_second=PER_SECOND)
-        self._turns: dict[str, float] = {}
-        """When an object that is due may be announced."""
+        self._turns = EventTurns(burst=BURST, per_second=PER_SECOND)
 
     def known(self, uid: str) -> None:
         """Record when an object was first seen."""
@@ -243,7 +312,8 @@ class Announcer:
     def forget(self, uid: str) -> None:
         """The object is gone, or is no longer of interest."""
         self._causes.leave(uid, now=asyncio.get_running_loop().time())
-        for each in (self._since, self._announced, self._transient, self._turns, self._flapping):
+        self._turns.leave(uid)
+        for each in (self._since, self._announced, self._transient, self._flapping):
             each.pop(uid, None)
 
     def unsettled_seconds(self, uid: str) -> float:
@@ -252,11 +322,18 @@ class Announcer:
         return max(0.0, self._since.setdefault(uid, now) + self._timing.settle_seconds - now)
 
     async def announce(
-        self, uid: str, reasons: Sequence[Reason], *, once: bool = False, as_old_as: str = ""
+        self,
+        uid: str,
+        reasons: Sequence[Reason],
+        *,
+        wake: Callable[[], None],
+        once: bool = False,
+        as_old_as: str = "",
     ) -> float | None:
         """
         Announce the reasons if they are due; return in how many seconds to check again.
 
+        :param wake: called when an object that waits for its turn must be checked again.
         :param as_old_as: the UID of an object with the age of this one, if it is not known.
 
         It does not suspend before it knows the remedy and what must be confirmed, so that both
@@ -268,6 +345,7 @@ class Announcer:
         if wanted is None:
             # The last Event is remembered: a reason that flaps is announced once.
             self._causes.leave(uid, now=now)
+            self._turns.leave(uid)
             return wait_seconds
         last = self._announced.get(uid)
         decision = decide(
@@ -284,15 +362,18 @@ class Announcer:
         self._causes.join(uid, wanted.code, cause, wanted.regarding, now=now)
         if not decision.announce:
             self._count_flapping(uid, wanted.code, last)
+            self._turns.leave(uid)
             return _sooner(decision.again_seconds, wait_seconds)
         judgment = self._causes.judge(uid, now=now)
         if judgment.action is Action.COVERED:
             self._cover(uid, wanted, now)
         if judgment.again_seconds is not None:
             return _sooner(judgment.again_seconds, wait_seconds)
-        turn_seconds = self._turn_seconds(uid, now)
-        if turn_seconds > 0:
-            return turn_seconds
+        has_waited = self._turns.is_waiting(uid)
+        if not self._turns.take(uid, wanted.regarding.namespace, wake):
+            if not has_waited:
+                self._metrics.delayed_events.inc()
+            return None
         if judgment.action is Action.SHARED:
             again = await self._announce_shared(uid, wanted, lasting[0], now)
         else:
@@ -306,7 +387,7 @@ class Announcer:
         remedy = next((found for each in lasting if (found := each.find_remedy())), "")
         if (uncertain_seconds := await self._uncertain_seconds(lasting[0])) is not None:
             return uncertain_seconds
-        self._turns.pop(uid, None)
+        self._turns.use(uid)
         await self._write(replace(wanted, note=_note(lasting, remedy)))
         self._remember(uid, wanted, now)
         return None
@@ -319,7 +400,7 @@ class Announcer:
             return uncertain_seconds
         if self._causes.judge(uid, now=now).action is not Action.SHARED:
             return PAUSE_SECONDS  # it changed meanwhile, or another object of the cause was faster
-        self._turns.pop(uid, None)
+        self._turns.use(uid)
         with self._causes.announcing(uid, now=now) as group:
             note = _cut(group.note(), NOTE_BYTES)
             await self._write(replace(wanted, note=note, regarding=group.cause.about))
@@ -337,7 +418,7 @@ class Announcer:
         last = self._announced.get(uid)
         if last is None or not last.is_repeated_by(wanted):
             self._metrics.suppressed_events.labels("shared").inc()
-        self._turns.pop(uid, None)
+        self._turns.leave(uid)
         self._remember(uid, wanted, now, shared=True)
 
     def _count_flapping(self, uid: str, code: Code, last: Announced | None) -> None:
@@ -367,15 +448,6 @@ class Announcer:
         }
         lasting = [each for each in reasons if each.transient not in waits]
         return lasting, min(waits.values(), default=None)
-
-    def _turn_seconds(self, uid: str, now: float) -> float:
-        """Return in how many seconds it is an object's turn; it keeps its turn until it is used."""
-        if uid not in self._turns:
-            seconds = self._limiter.reserve()
-            self._turns[uid] = now + seconds
-            if seconds > 0:
-                self._metrics.delayed_events.inc()
-        return self._turns[uid] - now
 
     def _remember(
         self, uid: str, wanted: Announcement, now: float, *, shared: bool = False

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from drakit_daemon.kube import ApiError
@@ -364,6 +365,7 @@ class Reconciler:
             await self._announcer.announce(
                 uid,
                 [self._with_charge(each, budgets, payer) for each in reasons],
+                wake=partial(self._queue.add, key),
                 once=concern.once,
                 as_old_as=next(iter(found)),
             )

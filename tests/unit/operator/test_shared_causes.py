@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -68,11 +69,16 @@ class Place:
         while now() < end:
             for uid in [uid for uid, at in self.due.items() if at <= now()]:
                 try:
-                    again = await self.announcer.announce(uid, self.reasons[uid])
+                    again = await self.announcer.announce(
+                        uid, self.reasons[uid], wake=partial(self.wake, uid)
+                    )
                 except OSError:
                     again = 1.0
                 self.due[uid] = now() + (3600 if again is None else again)
             await asyncio.sleep(0.25)
+
+    def wake(self, uid):
+        self.due[uid] = now()
 
     @property
     def about(self):
