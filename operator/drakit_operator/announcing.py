@@ -4,7 +4,8 @@ Announcements: when an object gets an Event, with which note, and how often.
 A sentence is announced once, and again only after half an hour (the API server deletes Events after
 an hour). If the sentence changes and not its reason, because holders of devices come and go, or an
 object returns to an earlier reason, the next follows after a pause that doubles each time.
-A cause that many objects share is announced once, about what they share (:mod:`.shared_causes`).
+A cause that many objects share is announced once, about what they share, and once with the whole
+reason in each namespace (:mod:`.shared_causes`).
 A state that is normal for a while is announced only if it lasts.
 A remedy is searched only for an announcement that is due: another remedy alone is no news.
 The rate of all announcements is limited, here alone; an object that is due waits for its turn
@@ -27,7 +28,7 @@ from typing import Protocol
 from drakit_daemon.kube import ApiError, Session
 from drakit_daemon.kube.events import EventRecorder, EventTimings
 from drakit_daemon.rate_limiter import RateLimiter
-from drakit_explain.codes import Code, Reason
+from drakit_explain.codes import Cause, Code, Reason
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import ObjectReference
 from drakit_operator.metrics import Metrics
@@ -192,6 +193,13 @@ def decide(
 
 class NotWrittenError(Exception):
     """An announcement was not written; the text is the reason. The caller must retry."""
+
+    def __init__(self, why: str, *, refused: bool = False) -> None:
+        """
+        :param refused: the API server does not accept it, such as a quota or webhook.
+        """
+        super().__init__(why)
+        self.refused = refused
 
 
 class Recorder(Protocol):
@@ -360,22 +368,29 @@ class Announcer:
             return _sooner(decision.again_seconds, wait_seconds)
         cause = None if once else lasting[0].cause
         self._causes.join(uid, wanted.code, cause, wanted.regarding, now=now)
+        if last is not None and not decision.announce:
+            if not last.shared:
+                self._causes.announced(uid, now=now)
+            elif self._causes.representative(uid) is None:  # the object that it named is gone
+                decision = Decision(announce=True, again_seconds=self._timing.repeat_seconds)
         if not decision.announce:
             self._count_flapping(uid, wanted.code, last)
             self._turns.leave(uid)
             return _sooner(decision.again_seconds, wait_seconds)
-        judgment = self._causes.judge(uid, now=now)
-        if judgment.action is Action.COVERED:
+        action, again = self._causes.judge(uid, now=now)
+        if action is Action.COVERED:
             self._cover(uid, wanted, now)
-        if judgment.again_seconds is not None:
-            return _sooner(judgment.again_seconds, wait_seconds)
+        if action in (Action.COVERED, Action.WAIT):
+            return _sooner(again, wait_seconds)
         has_waited = self._turns.is_waiting(uid)
         if not self._turns.take(uid, wanted.regarding.namespace, wake):
             if not has_waited:
                 self._metrics.delayed_events.inc()
             return None
-        if judgment.action is Action.SHARED:
+        if action is Action.SHARED:
             again = await self._announce_shared(uid, wanted, lasting[0], now)
+        elif action is Action.NAMING:
+            await self._announce_naming(uid, wanted, cause, now)
         else:
             again = await self._announce_own(uid, wanted, lasting, now)
         return again if again is not None else _sooner(decision.again_seconds, wait_seconds)
@@ -390,31 +405,46 @@ class Announcer:
         self._turns.use(uid)
         await self._write(replace(wanted, note=_note(lasting, remedy)))
         self._remember(uid, wanted, now)
+        self._causes.announced(uid, now=now)
         return None
+
+    async def _announce_naming(
+        self, uid: str, wanted: Announcement, cause: Cause | None, now: float
+    ) -> None:
+        """Write the Event of an object whose reason is in the Event of another one."""
+        first = self._causes.representative(uid)
+        if first is None or cause is None:
+            return
+        self._turns.use(uid)
+        note = f"{cause.what}; the Event of {first.kind} {first.name} has the details"
+        await self._write(replace(wanted, note=_cut(note, NOTE_BYTES)))
+        self._remember(uid, wanted, now, shared=True)
 
     async def _announce_shared(
         self, uid: str, wanted: Announcement, reason: Reason, now: float
-    ) -> float | None:
-        """Write the Event about a cause; if it is uncertain, return when to check again."""
+    ) -> float:
+        """Write the Event about a cause; return when to check again."""
         if (uncertain_seconds := await self._uncertain_seconds(reason)) is not None:
             return uncertain_seconds
         if self._causes.judge(uid, now=now).action is not Action.SHARED:
             return PAUSE_SECONDS  # it changed meanwhile, or another object of the cause was faster
         self._turns.use(uid)
-        with self._causes.announcing(uid, now=now) as group:
-            note = _cut(group.note(), NOTE_BYTES)
-            await self._write(replace(wanted, note=note, regarding=group.cause.about))
-        for member, regarding in list(group.members.items()):
-            if group.is_covered(regarding):
-                self._cover(member, replace(wanted, note="", regarding=regarding), now)
-        return None
+        try:
+            with self._causes.announcing(uid, now=now) as group:
+                note = _cut(group.note(), NOTE_BYTES)
+                await self._write(replace(wanted, note=note, regarding=group.cause.about))
+        except NotWrittenError as error:
+            if not error.refused:
+                raise
+            self._causes.refuse(uid, now=now)
+        return PAUSE_SECONDS  # its own Event follows
 
     async def _uncertain_seconds(self, reason: Reason) -> float | None:
         asked = reason.find_confirmation()
         return await self._confirm(asked, reason.regarding.namespace) if asked else None
 
     def _cover(self, uid: str, wanted: Announcement, now: float) -> None:
-        """The Event about its cause replaces the one of an object."""
+        """The Events of others replace the one of an object."""
         last = self._announced.get(uid)
         if last is None or not last.is_repeated_by(wanted):
             self._metrics.suppressed_events.labels("shared").inc()
@@ -498,7 +528,7 @@ class EventWriter:
                 note=announcement.note,
             )
         except ApiError as error:
-            raise NotWrittenError(str(error)) from error
+            raise NotWrittenError(str(error), refused=error.is_refusal) from error
 
 
 def _sooner(one: float | None, other: float | None) -> float | None:

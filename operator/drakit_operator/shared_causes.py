@@ -1,12 +1,13 @@
 """
-Causes that many objects share: when one Event about a class or a node replaces one for each object.
+Causes that many objects share: one Event about a class or a node, and one in each namespace.
 
 The objects of a cause are counted while they have it. Below :data:`MANY` in a namespace, each has
-its own Event; from then on the class, node or template has one, with the number of all. The objects
-of one namespace do not take the Events from those of another. A cause is judged when it has
-stopped growing for a moment, because objects come in bursts: a Job creates 50 pods in seconds.
+its own Event. From then on, the class, node or template has one with the number of all, which the
+owners of the objects often cannot read. So one object of each namespace represents the others: it
+keeps its own Event, and theirs only name it. A cause is judged when it has stopped growing for a
+moment, because objects come in bursts: a Job creates 50 pods in seconds.
 
-It must not know Events, sessions, or why an object has a cause.
+Does not depend on Events, sessions, or why an object has a cause.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ PAUSE_SECONDS = 0.5
 LIMIT_SECONDS = 5.0
 """Longest time that a cause may grow before it is judged."""
 
+NAMING = 100
+"""Objects of a namespace with an Event that names the representative; the rest have none."""
+
 
 class Action(Enum):
     """What an object with a shared cause needs."""
@@ -43,8 +47,11 @@ class Action(Enum):
     WAIT = "wait"
     """No Event now: others with its cause may follow."""
 
+    NAMING = "naming"
+    """An Event that names the object with the whole reason."""
+
     COVERED = "covered"
-    """None: the Event about its cause covers the object."""
+    """None: the Events of others cover the object."""
 
 
 class Judgment(NamedTuple):
@@ -55,6 +62,27 @@ class Judgment(NamedTuple):
 class _Key(NamedTuple):
     code: Code
     cause: Cause
+
+
+@dataclass(slots=True)
+class _Space:
+    """The objects of one namespace that have one cause."""
+
+    kinds: Counter[str] = field(default_factory=Counter[str])
+    representative: ObjectReference | None = None
+    chosen_at: float = 0.0
+    is_announced: bool = False
+    """The representative has its Event."""
+
+    naming: set[str] = field(default_factory=set[str])
+    """The objects that name it, by UID."""
+
+    @property
+    def is_many(self) -> bool:
+        return max(self.kinds.values()) >= MANY
+
+    def choose(self, member: ObjectReference, *, now: float) -> None:
+        self.representative, self.chosen_at, self.is_announced = member, now, False
 
 
 @dataclass(slots=True)
@@ -70,8 +98,8 @@ class Group:
     """By UID."""
 
     kinds: Counter[str] = field(default_factory=Counter[str])
-    spaces: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
-    """The kinds by namespace."""
+    spaces: dict[str, _Space] = field(default_factory=dict[str, _Space])
+    """By namespace."""
 
     judges: set[str] = field(default_factory=set[str])
     """The first members: enough to judge it in time. Others check when it must have been judged."""
@@ -79,27 +107,28 @@ class Group:
     announced_at: float | None = None
     announced_size: int = 0
     being_announced: bool = False
+    refused_until: float = float("-inf")
+    """Until then, each object has its own Event, because one about the cause is refused."""
 
     @property
     def size(self) -> int:
         """Objects of its most frequent kind: a pod and its claim are one problem."""
         return max(self.kinds.values(), default=0)
 
-    def is_covered(self, member: ObjectReference) -> bool:
-        """Return whether many of a member's namespace have the cause: its Event is theirs."""
-        return max(self.spaces[member.namespace].values()) >= MANY
-
     def add(self, uid: str, member: ObjectReference) -> None:
         self.members[uid] = member
         self.kinds[member.kind] += 1
-        self.spaces.setdefault(member.namespace, Counter())[member.kind] += 1
+        self.spaces.setdefault(member.namespace, _Space()).kinds[member.kind] += 1
 
     def remove(self, uid: str) -> None:
         member = self.members.pop(uid)
         self.kinds[member.kind] -= 1
         space = self.spaces[member.namespace]
-        space[member.kind] -= 1
-        if not any(space.values()):
+        space.kinds[member.kind] -= 1
+        space.naming.discard(uid)
+        if space.representative == member:
+            space.representative = None
+        if not any(space.kinds.values()):
             del self.spaces[member.namespace]
 
     def note(self) -> str:
@@ -168,27 +197,55 @@ class SharedCauses:
         if key is None:
             return Judgment(Action.OWN)
         group = self._groups[key]
+        member = group.members[uid]
+        space = group.spaces[member.namespace]
         forming = min(group.grew + PAUSE_SECONDS, group.began + LIMIT_SECONDS)
-        if not group.is_covered(group.members[uid]):
-            return Judgment(Action.WAIT, forming - now) if forming > now else Judgment(Action.OWN)
+        if forming > now:
+            if space.is_many and uid not in group.judges:
+                forming = group.began + LIMIT_SECONDS
+            return Judgment(Action.WAIT, forming - now)
+        if not space.is_many or now < group.refused_until:
+            return Judgment(Action.OWN)
+        if space.representative is None or (
+            not space.is_announced and now >= space.chosen_at + LIMIT_SECONDS
+        ):
+            space.choose(member, now=now)
+        if space.representative == member:
+            return Judgment(Action.OWN)
         if group.being_announced:
             return Judgment(Action.WAIT, PAUSE_SECONDS)
-        due = max(forming, self._next(group))
+        due = self._next(group)
         if due <= now:
             return Judgment(Action.SHARED)
-        if uid not in group.judges:
-            due = max(due, group.began + LIMIT_SECONDS)
-        action = Action.WAIT if group.announced_at is None else Action.COVERED
-        return Judgment(action, due - now)
+        if not space.is_announced:
+            return Judgment(Action.WAIT, PAUSE_SECONDS)
+        if uid not in space.naming and len(space.naming) >= NAMING:
+            return Judgment(Action.COVERED, due - now)
+        space.naming.add(uid)
+        return Judgment(Action.NAMING, due - now)
 
-    def group(self, uid: str) -> Group:
-        """Return the objects that share the cause of an object."""
-        return self._groups[self._key_of[uid]]
+    def representative(self, uid: str) -> ObjectReference | None:
+        """Return the object whose Event has the whole reason of this one, if there is one."""
+        key = self._key_of.get(uid)
+        if key is None:
+            return None
+        group = self._groups[key]
+        space = group.spaces[group.members[uid].namespace]
+        return space.representative if space.is_announced else None
+
+    def announced(self, uid: str, *, now: float) -> None:
+        """Record that an object has an Event of its own: another one may name it."""
+        if (key := self._key_of.get(uid)) is not None:
+            member = self._groups[key].members[uid]
+            space = self._groups[key].spaces[member.namespace]
+            if space.representative is None:
+                space.choose(member, now=now)
+            space.is_announced |= space.representative == member
 
     @contextmanager
     def announcing(self, uid: str, *, now: float) -> Generator[Group]:
         """Announce the cause of an object in the body; after an error it is due again."""
-        group = self.group(uid)
+        group = self._groups[self._key_of[uid]]
         group.being_announced = True
         try:
             yield group
@@ -196,6 +253,11 @@ class SharedCauses:
         finally:
             group.being_announced = False
         self._forget_old(now)
+
+    def refuse(self, uid: str, *, now: float) -> None:
+        """Nobody may write an Event about the cause of an object: the objects have their own."""
+        if key := self._key_of.get(uid):
+            self._groups[key].refused_until = now + self._change_seconds
 
     def _forget_old(self, now: float) -> None:
         old = [

@@ -101,6 +101,10 @@ _MAX_MESSAGE_CHARACTERS = 2000
 """A proxy in between may answer with a page of HTML; a validation error lists every field."""
 
 
+_NO_ANSWER = frozenset([0, 401, 429, 503, 504])
+"""Statuses that say nothing about the request itself; a webhook that fails is a 500."""
+
+
 class ApiError(Exception):
     """The API server did not fulfil a request. The text is a sentence for logs and Events."""
 
@@ -125,6 +129,12 @@ class ApiError(Exception):
         self.details: Mapping[str, Any] = details or {}
         self.retry_after_seconds = retry_after_seconds
         super().__init__(self.sentence())
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the API server, or a webhook that it asks, does not accept the request: another
+        attempt can succeed only after somebody has changed something."""
+        return self.status not in _NO_ANSWER
 
     def sentence(self) -> str:
         return f"{self.method} {self.path}: {self.message} ({self.status} {self.reason})"

@@ -56,9 +56,6 @@ REFUSED_SECONDS = 60.0
 OUTDATED_SECONDS = 2.0
 """Pause after a write of a policy that has changed: the store soon knows it."""
 
-_NO_ANSWER = frozenset([0, 401, 429, 503, 504])
-"""Statuses of errors that say nothing about the request; a failed webhook is a 500."""
-
 
 @dataclass(slots=True)
 class _Pace:
@@ -147,7 +144,7 @@ class PolicyController:
         except ConflictError:
             return OUTDATED_SECONDS
         except ApiError as error:
-            if error.status in _NO_ANSWER:
+            if not error.is_refusal:
                 raise
             self._denied[policy.name] = str(error)
             extra = {"policy": policy.name, "error": str(error)}
@@ -204,7 +201,7 @@ class PolicyController:
         except (AlreadyExistsError, ConflictError, NotFoundError):
             return ""  # the store is behind: the watch reports it
         except ApiError as error:
-            if error.status in _NO_ANSWER:
+            if not error.is_refusal:
                 raise
             if isinstance(error, ForbiddenError) and error.verb:
                 self._denied[policy.name] = str(error)

@@ -6,6 +6,8 @@ from functools import partial
 
 import pytest
 
+from drakit.testing.apiserver import FakeApiServer
+from drakit_daemon.kube import connect
 from drakit_explain.codes import Code, Reason
 from drakit_explain.model import ObjectReference
 from drakit_operator.announcing import (
@@ -13,6 +15,8 @@ from drakit_operator.announcing import (
     Announced,
     Announcement,
     Announcer,
+    EventWriter,
+    NotWrittenError,
     Timing,
     decide,
     summarize,
@@ -299,3 +303,18 @@ async def test_an_object_without_a_reason_gives_its_place_and_its_turn_back():
     await asyncio.sleep(1)
     assert events.woken == [ids[0], ids[2]]
     assert events.announcer._turns._limiter.reserve() == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "refused"), [(403, True), (422, True), (500, True), (429, False), (503, False)]
+)
+async def test_an_event_that_is_refused_is_not_one_that_can_be_written_later(
+    tmp_path, code, refused
+):
+    async with FakeApiServer() as server:
+        server.fail("POST", "/apis/events.k8s.io", status=code, message="exceeded quota")
+        async with await connect(server.write_kubeconfig(tmp_path), user_agent="t") as session:
+            writer = EventWriter(session, instance="one", may_write=lambda: True)
+            with pytest.raises(NotWrittenError, match="exceeded quota") as caught:
+                await writer(Announcement(code=reason().code, note="it waits", regarding=POD))
+    assert caught.value.refused is refused

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +11,7 @@ import pytest
 from drakit_explain.codes import Cause, Code, Reason
 from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
 from drakit_explain.model import ObjectReference
-from drakit_operator.announcing import Announcer, Timing
+from drakit_operator.announcing import Announcer, NotWrittenError, Timing
 from drakit_operator.metrics import Metrics
 from tests.fakes.operator_reconciler import GPU, Bench, confirmed, pod, template
 from tests.unit.operator.test_object_events import NODE, READY, claim, pool, see_taken_device
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.looptime
 
 GPUS = Cause(ObjectReference("DeviceClass", "gpu.example", "k"), "other claims hold the devices")
 NODE_1 = Cause(ObjectReference("Node", "n1", "n1", api_version="v1"), "devices are unhealthy")
+NAMING = "; the Event of"
 TIMING = Timing(debounce_seconds=0, change_seconds=60, repeat_seconds=1800)
 
 
@@ -36,6 +38,7 @@ class Place:
     def __init__(self, *, failures=0):
         self.written = []
         self.failures = failures
+        self.refused, self.attempts = "", 0
         self.metrics = Metrics()
         self.due = {}
         self.reasons = {}
@@ -47,6 +50,9 @@ class Place:
         if self.failures:
             self.failures -= 1
             raise OSError("the API server is unavailable")
+        self.attempts += 1
+        if announcement.regarding.name == self.refused:
+            raise NotWrittenError("exceeded quota", refused=True)
         self.written.append((now(), announcement.regarding.name, announcement.note))
         return announcement.regarding.namespace != "deleted"
 
@@ -72,7 +78,7 @@ class Place:
                     again = await self.announcer.announce(
                         uid, self.reasons[uid], wake=partial(self.wake, uid)
                     )
-                except OSError:
+                except (OSError, NotWrittenError):
                     again = 1.0
                 self.due[uid] = now() + (3600 if again is None else again)
             await asyncio.sleep(0.25)
@@ -82,7 +88,13 @@ class Place:
 
     @property
     def about(self):
-        return [name for _, name, _ in self.written]
+        """The objects with an Event, without those whose Event names another object."""
+        return [name for _, name, note in self.written if NAMING not in note]
+
+    def naming(self, number):
+        """Return the objects that name another one."""
+        end = f"{NAMING} Pod train-{number} has the details"
+        return {name for _, name, note in self.written if note.endswith(end)}
 
     def suppressed(self, cause):
         name = "drakit_operator_events_suppressed_total"
@@ -90,22 +102,57 @@ class Place:
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.25], ids=["at-once", "four-a-second"])
-async def test_fifty_objects_with_one_cause_give_one_event(pause):
+async def test_fifty_objects_with_one_cause_give_one_event_and_one_in_each_namespace(pause):
     place = Place()
     for number in range(50):
         place.set(number)
         await place.run(pause)
     await place.run(1000)
-    (first, *others) = place.written
-    assert first[1] == "gpu.example"
-    assert first[2].startswith("other claims hold the devices; this affects ")
-    assert first[2].endswith(" Pods in 2 namespaces (kubectl drakit explain -A)")
+    shared = [note for _, name, note in place.written if name == "gpu.example"]
+    assert shared[0].startswith("other claims hold the devices; this affects ")
+    assert shared[0].endswith(" Pods in 2 namespaces (kubectl drakit explain -A)")
+    assert {"train-0", "train-1"} <= set(place.about)
+    assert len(shared) <= 1 + bool(pause), "once more, because the number has doubled"
     if not pause:
-        assert "50 Pods" in first[2]
-        assert others == []
-        assert place.suppressed("shared") == 50
-    assert {name for _, name, _ in others} <= {"gpu.example"}
-    assert len(others) <= 1, "once more, because the number has doubled"
+        assert "50 Pods" in shared[0]
+        assert sorted(place.about) == ["gpu.example", "train-0", "train-1"]
+        for first in (0, 1):
+            others = {reference(number).name for number in range(first + 2, 50, 2)}
+            assert place.naming(first) == others
+    assert len(place.written) == 50 + len(shared)
+
+
+async def test_of_a_crowd_a_hundred_name_the_one_with_the_whole_reason():
+    place = Place()
+    for number in range(0, 300, 2):
+        place.set(number)
+    await place.run(30)
+    assert place.about == ["train-0", "gpu.example"]
+    assert (len(place.naming(0)), place.suppressed("shared")) == (100, 49)
+
+
+async def test_another_object_gets_the_whole_reason_when_the_one_with_it_is_gone():
+    place = Place()
+    for number in range(0, 100, 2):
+        place.set(number)
+    await place.run(10)
+    place.written.clear()
+    place.end(0)
+    for number in range(2, 100, 2):  # what the end of a pod changes is checked
+        place.set(number)
+    await place.run(10)
+    assert place.about == ["train-2"]
+    assert len(place.written) == 1
+
+
+async def test_without_an_event_about_the_cause_each_object_has_its_own():
+    place = Place()
+    place.refused = "gpu.example"
+    for number in range(24):
+        place.set(number)
+    await place.run(60)
+    assert sorted(place.about) == sorted(reference(number).name for number in range(24))
+    assert place.attempts <= 24 + 2, "not one for each object"
 
 
 async def test_an_event_about_a_cause_is_repeated_like_others():
@@ -113,8 +160,8 @@ async def test_an_event_about_a_cause_is_repeated_like_others():
     for number in range(20):
         place.set(number)
     await place.run(4000)
-    assert place.about == ["gpu.example"] * 3
-    times = [at for at, _, _ in place.written]
+    assert Counter(place.about) == {"gpu.example": 3, "train-0": 3, "train-1": 3}
+    times = [at for at, name, _ in place.written if name == "gpu.example"]
     assert times[1] - times[0] == pytest.approx(1800, abs=2)
 
 
@@ -129,6 +176,7 @@ async def test_a_few_objects_of_a_namespace_with_one_cause_have_their_own_events
     await place.run(1000)
     assert place.about == ["gpu.example"]
     assert "19 Pods" in place.written[0][2]
+    assert place.naming(0) == {"train-18"}
 
 
 async def test_many_objects_of_a_namespace_do_not_take_the_events_of_another():
@@ -136,7 +184,7 @@ async def test_many_objects_of_a_namespace_do_not_take_the_events_of_another():
     for number in (*range(0, 100, 2), 1, 3):  # those with an odd number are in lab-1
         place.set(number)
     await place.run(10)
-    assert sorted(place.about) == ["gpu.example", "train-1", "train-3"]
+    assert sorted(place.about) == ["gpu.example", "train-0", "train-1", "train-3"]
     place.written.clear()
     for number in (5, 7):
         place.set(number)
@@ -155,7 +203,8 @@ async def test_objects_that_remain_of_many_do_not_get_an_event_each_and_later_on
         place.set(number, sentence="another holder")
     place.set(50)
     await place.run(1000)
-    assert place.about == ["gpu.example", "train-50"]
+    remaining = {"train-45", "train-46"}  # one in each namespace: the one that they named is gone
+    assert set(place.about) == {"train-0", "train-1", "gpu.example", "train-50"} | remaining
 
 
 async def test_two_causes_are_two_events_and_an_object_has_one_of_them():
@@ -163,8 +212,9 @@ async def test_two_causes_are_two_events_and_an_object_has_one_of_them():
     for number in range(40):
         place.set(number, *((GPUS,) if number % 2 else (NODE_1, Code.DEVICE_UNHEALTHY)))
     await place.run(100)
-    assert sorted(place.about) == ["gpu.example", "n1"]
-    assert all("20 Pods" in note for _, _, note in place.written)
+    assert sorted(place.about) == ["gpu.example", "n1", "train-0", "train-1"]
+    for _, name, note in place.written:
+        assert ("20 Pods" in note) is (name in ("gpu.example", "n1"))
 
 
 async def test_an_event_about_a_cause_that_could_not_be_written_is_written_later():
@@ -172,7 +222,7 @@ async def test_an_event_about_a_cause_that_could_not_be_written_is_written_later
     for number in range(50):
         place.set(number)
     await place.run(100)
-    assert place.about == ["gpu.example"]
+    assert sorted(place.about) == ["gpu.example", "train-0", "train-1"]
 
 
 async def test_causes_that_alternate_for_all_objects_give_one_event_each():
@@ -181,7 +231,10 @@ async def test_causes_that_alternate_for_all_objects_give_one_event_each():
         for number in range(20):
             place.set(number, *((NODE_1, Code.DEVICE_UNHEALTHY) if turn % 2 else (GPUS,)))
         await place.run(20)
-    assert place.about == ["gpu.example", "n1"]
+    counts = Counter(place.about)
+    assert (counts.pop("gpu.example"), counts.pop("n1")) == (1, 1)
+    assert counts.keys() == {"train-0", "train-1"}
+    assert max(counts.values()) <= 3, "as for any object that returns to an earlier reason"
 
 
 async def test_reasons_that_alternate_give_events_after_pauses_that_double():
@@ -236,6 +289,11 @@ async def test_events_that_wait_for_the_rate_limit_are_counted():
 # ---- from the objects of a cluster
 
 
+def whole(bench):
+    """The Events that do not name another object."""
+    return {(name, code) for _, name, code in bench.told if NAMING not in bench.notes[name]}
+
+
 async def test_fifty_pods_for_taken_devices_give_one_event_about_the_class():
     async with Bench().running() as bench:
         see_taken_device(bench)
@@ -243,10 +301,28 @@ async def test_fifty_pods_for_taken_devices_give_one_event_about_the_class():
             bench.see(CLAIMS, claim(f"claim-{number}"))
             bench.see(PODS, pod(f"train-{number}", f"claim-{number}"))
         await asyncio.sleep(100)
-    assert [told[1:] for told in bench.told] == [("gpu.example", "DevicesAllocated")]
+    assert whole(bench) == {("gpu.example", "DevicesAllocated"), ("train-0", "DevicesAllocated")}
     assert (
         "this affects 50 Pods and 50 ResourceClaims in one namespace" in bench.notes["gpu.example"]
     )
+    assert "claim lab/taken (pod pod-taken) released its devices" in bench.notes["train-0"]
+    for name in ("train-7", "claim-0"):
+        assert bench.notes[name] == (
+            "other claims hold the devices of the class that match the requests; the Event of Pod "
+            "train-0 has the details"
+        )
+
+
+async def test_the_events_of_a_crowd_do_not_name_holders_of_other_namespaces():
+    async with Bench().running() as bench:
+        see_taken_device(bench, holder="secret", namespace="other")
+        for number in range(12):
+            bench.see(CLAIMS, claim(f"claim-{number}"))
+            bench.see(PODS, pod(f"train-{number}", f"claim-{number}"))
+        await asyncio.sleep(100)
+    assert "a claim in another namespace" in bench.notes["train-0"]
+    assert len(bench.notes) == 25
+    assert not any("secret" in note or "other/" in note for note in bench.notes.values())
 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["that-is-gone", "with-unhealthy-devices"])
@@ -273,8 +349,10 @@ async def test_fifty_claims_of_a_node_give_one_event_about_the_node(gone):
             unhealthy = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
             bench.see(SLICES, pool("s", *devices, taints=[unhealthy]))
         await asyncio.sleep(400)
-    told = [("n1", "NodeGone" if gone else "DeviceUnhealthy")]
-    assert [each[1:] for each in bench.told if each[1] != "s"] == told
+    code = "NodeGone" if gone else "DeviceUnhealthy"
+    (of_node, of_claim) = sorted(whole(bench) - {("s", "NodeGone")}, reverse=True)
+    assert (of_node, of_claim[1]) == (("n1", code), code)
+    assert of_claim[0].startswith("claim-g")
     if gone:
         words = "the node no longer exists; this affects 50 ResourceClaims"
         assert bench.notes["n1"].startswith(words)
@@ -292,5 +370,5 @@ async def test_fifty_pods_of_a_template_without_its_class_give_one_event_about_t
             body["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "tpl"}]
             bench.see(PODS, body)
         await asyncio.sleep(20)
-    assert [told[1:] for told in bench.told] == [("tpl", "DeviceClassMissing")]
+    assert whole(bench) == {("tpl", "DeviceClassMissing"), ("train-0", "DeviceClassMissing")}
     assert "this affects 50 Pods in one namespace" in bench.notes["tpl"]
