@@ -41,7 +41,11 @@ MAX_REQUEST_BYTES = 8192
 """Request line and headers: the usual limit of other servers."""
 
 SHARED_SECONDS = 0.25
-"""The maximum age of a shared answer: a flood of requests costs four answers per second."""
+"""The age up to which an answer is shared: a flood of requests costs four answers per second."""
+
+SHARED_FACTOR = 50
+"""An answer that takes long is shared for this many times as long, if its server allows that: a
+flood then takes 2 % of the time."""
 
 _BACKLOG = 1024
 """Connections that the kernel queues; in a flood, a probe waits in this queue."""
@@ -79,34 +83,47 @@ def _plain(status: HTTPStatus) -> Answer:
 class _SharedAnswer:
     """The answer of one path, computed once for concurrent requests."""
 
-    def __init__(self, path: str, route: Route) -> None:
+    def __init__(self, path: str, route: Route, *, shared_limit_seconds: float) -> None:
         self._path = path
         self._route = route
-        self._begun_at = 0.0
+        self._shared_limit_seconds = shared_limit_seconds
+        self._shared_until = 0.0
         self.task: asyncio.Task[Answer] | None = None
 
     async def get(self) -> Answer:
         now = asyncio.get_running_loop().time()
-        if self.task is None or (self.task.done() and now - self._begun_at >= SHARED_SECONDS):
-            self._begun_at = now
+        if self.task is None or (self.task.done() and now >= self._shared_until):
             self.task = asyncio.create_task(self._compute(), name=f"answer of {self._path}")
         # A client that disconnects must not cancel the answer for the others.
         return await asyncio.shield(self.task)
 
     async def _compute(self) -> Answer:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             return await self._route()
         except Exception:
             logger.exception("HTTP request failed", extra={"path": self._path})
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
+        finally:
+            seconds = min(SHARED_FACTOR * (loop.time() - began), self._shared_limit_seconds)
+            self._shared_until = began + max(seconds, SHARED_SECONDS)
 
 
 class HttpServer:
     """Serves its routes at one address, from `start` to `stop`."""
 
-    def __init__(self, *, listen: str, routes: Mapping[str, Route]) -> None:
+    def __init__(
+        self, *, listen: str, routes: Mapping[str, Route], shared_limit_seconds: float = 0.0
+    ) -> None:
+        """
+        :param shared_limit_seconds: how long answers that take long are shared at most.
+        """
         self.listen: str = listen
-        self._answers = {path: _SharedAnswer(path, route) for path, route in routes.items()}
+        self._answers = {
+            path: _SharedAnswer(path, route, shared_limit_seconds=shared_limit_seconds)
+            for path, route in routes.items()
+        }
         # Whether each connection waits for its client, the oldest connection first.
         self._connections: dict[asyncio.Task[None], bool] = {}
         self._listener: socket.socket | None = None

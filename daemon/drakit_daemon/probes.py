@@ -28,6 +28,10 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 CHECK_SECONDS = 1.5
 """The time limit of a check: less than the deadline of its request."""
 
+SCRAPE_SECONDS = 5.0
+"""The time for which the text of a scrape is used again if it takes long: scrapes are 15 s or more
+apart, and anyone can send a hundred per second."""
+
 REPORT_SECONDS = 5.0
 """The minimum pause between two log lines of one probe, in case its result flaps."""
 
@@ -64,7 +68,11 @@ class StatusServers:
         self.probes: HttpServer = HttpServer(
             listen=listen.probes, routes={probe.path: probe.answer for probe in (healthz, readyz)}
         )
-        self.metrics: HttpServer = HttpServer(listen=listen.metrics, routes={"/metrics": measured})
+        self.metrics: HttpServer = HttpServer(
+            listen=listen.metrics,
+            routes={"/metrics": measured},
+            shared_limit_seconds=SCRAPE_SECONDS,
+        )
 
     async def start(self) -> None:
         """Listen; an OSError names the setting and the address that cannot be used."""

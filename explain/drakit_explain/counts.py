@@ -30,7 +30,11 @@ GONE = "drakit.dev/gone"
 """The taint of a device that its driver does not list any more, while a claim holds it."""
 
 MAX_NAMES = 100
-"""Classes and policies that are counted, the first by name: each has a series for each state."""
+"""Drivers, classes and policies with numbers of their own, because each has a series for each
+state: the drivers and policies with most devices, and the first classes by name."""
+
+OTHERS = "(others)"
+"""The name of the sum of other drivers or policies; none can have this name."""
 
 POLICY = ("policy", f"{HOSTDEV}/policy")
 """The attribute with the policy of a host device, by its short and its full name."""
@@ -46,7 +50,8 @@ class Numbers:
 
     drivers: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
     classes: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
-    """Those of classes whose selectors are evaluated; a device can be in several of them."""
+    """Those of classes whose selectors are evaluated; a device can be in several of them, so others
+    have no sum."""
 
     policies: dict[str, Counter[str]] = field(default_factory=dict[str, "Counter[str]"])
     """Those of policies with devices in slices."""
@@ -81,7 +86,7 @@ def count(world: World, numbers: Numbers) -> Iterator[None]:
                     del selectors[name], numbers.classes[name]
                 elif matches:
                     _add(numbers.classes[name], masks, matches)
-    numbers.policies = dict(sorted(numbers.policies.items())[:MAX_NAMES])
+    numbers.policies = _largest(numbers.policies)
     shared: set[DeviceID] = set()
     for done, claim in enumerate(list(world.of(ClaimFacts).values())):
         if done % CLAIMS_AT_ONCE == 0:
@@ -94,6 +99,18 @@ def count(world: World, numbers: Numbers) -> Iterator[None]:
     for driver, number in held.items():
         if (missing := number - in_slices[driver]) > 0:  # no slice has them
             numbers.drivers.setdefault(driver, _zeros())["gone"] += missing
+    numbers.drivers = _largest(numbers.drivers)
+
+
+def _largest(numbers: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
+    """Return the entries with most devices, by name, and the sum of the others."""
+    names = sorted(numbers, key=lambda name: (-numbers[name].total(), name))
+    found = {name: numbers[name] for name in sorted(names[:MAX_NAMES])}
+    if others := [numbers[name] for name in names[MAX_NAMES:]]:
+        found[OTHERS] = _zeros()
+        for each in others:
+            found[OTHERS].update(each)
+    return found
 
 
 def _zeros() -> Counter[str]:

@@ -62,7 +62,8 @@ class Metrics:
         self.devices = Gauge(
             "drakit_operator_devices",
             "Devices of all drivers by state; a device counts in one state only. DeviceTaintRules "
-            "count. Only the leader reports them",
+            "count. Only the leader reports them, for the 100 drivers with the most devices; "
+            "`(others)` is the sum of the others",
             ["driver", "state"],
             registry=self.registry,
         )
@@ -76,8 +77,8 @@ class Metrics:
         )
         self.policy_devices = Gauge(
             "drakit_operator_policy_devices",
-            "Devices of a HostDevicePolicy by state. Only the leader reports them, for the first "
-            "100 policies by name",
+            "Devices of a HostDevicePolicy by state. Only the leader reports them, for the 100 "
+            "policies with the most devices; `(others)` is the sum of the others",
             ["policy", "state"],
             registry=self.registry,
         )

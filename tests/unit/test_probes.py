@@ -239,6 +239,23 @@ async def test_requests_at_the_same_time_share_one_check(servers, daemon, monkey
     assert daemon.checks == 1
 
 
+@pytest.mark.parametrize(
+    ("seconds", "measured"), [(0.02, 1), (0.0, 3)], ids=["slow-for-a-second", "fast-not-at-all"]
+)
+async def test_a_scrape_that_takes_long_is_used_again(servers, daemon, seconds, measured):
+    scrapes = []
+
+    async def measure():
+        scrapes.append(None)
+        await asyncio.sleep(seconds)
+
+    daemon.measure = measure
+    for _ in range(3):
+        assert (await get(servers.metrics, "/metrics"))[0] == 200
+        await asyncio.sleep(0.2)  # fifty times as long as a fast scrape
+    assert len(scrapes) == measured
+
+
 async def test_an_address_in_use_is_named(servers, daemon):
     taken = f"127.0.0.1:{servers.metrics.port}"
     second = StatusServers(

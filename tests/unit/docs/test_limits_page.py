@@ -126,7 +126,7 @@ EXPECTED = [
     f"{projection.MAX_EXPRESSION:,} bytes",
     kibibytes(projection.MAX_CONTENT),
     kibibytes(projection.MAX_CONTENT),
-    kibibytes(budgets.NAMESPACE_BYTES),
+    kibibytes(budgets.STORE_BYTES),
     f"{selecting.MAX_OF_OBJECT}",
     "1 s",
     "96 MiB",
@@ -175,7 +175,7 @@ def test_the_operators_page_has_the_limits_of_explanations():
         projection.MAX_EXPRESSION,
         selecting.MAX_OF_OBJECT,
         projection.MAX_CONTENT // 2**10,
-        budgets.NAMESPACE_BYTES // 2**20,
+        budgets.STORE_BYTES // 2**20,
     ]
 
 

@@ -11,7 +11,7 @@ import pytest
 from drakit_cli.kubectl.devices import pool_rows
 from drakit_cli.kubectl.gather import Gathered
 from drakit_explain.cel.library import Library
-from drakit_explain.counts import MAX_NAMES, STATES, Numbers, count
+from drakit_explain.counts import MAX_NAMES, OTHERS, STATES, Numbers, count
 from drakit_explain.devices import TaintFacts
 from drakit_explain.model import ClassFacts, DeviceID, Share, TaintRuleFacts
 from drakit_explain.reports import HOSTDEV
@@ -95,7 +95,7 @@ def test_the_states_of_each_policy():
     }
 
 
-def test_the_first_classes_and_policies_by_name_are_counted():
+def test_a_hundred_classes_and_policies_have_numbers_of_their_own():
     names = [f"p{number:03}" for number in range(MAX_NAMES + 2)]
     world = world_of(
         node("n1"),
@@ -103,8 +103,24 @@ def test_the_first_classes_and_policies_by_name_are_counted():
         *[ClassFacts(name=name, uid=name) for name in reversed(names)],
     )
     found = numbers_of(world)
-    assert list(found.classes) == list(found.policies) == names[:MAX_NAMES]
+    assert list(found.classes) == names[:MAX_NAMES]
+    assert list(found.policies) == [*names[:MAX_NAMES], OTHERS]
+    assert found.policies[OTHERS]["free"] == 2
     assert found.drivers[HOSTDEV]["free"] == len(names)
+
+
+def test_the_drivers_with_most_devices_have_numbers_of_their_own():
+    names = [f"d{number:03}" for number in range(MAX_NAMES + 2)]
+    slices = [published_by(name, number=1 + (position >= 2)) for position, name in enumerate(names)]
+    found = numbers_of(world_of(node("n1"), *slices)).drivers
+    assert list(found) == [*names[2:], OTHERS]
+    assert found[OTHERS] == {"free": 2, "allocated": 0, "tainted": 0, "unhealthy": 0, "gone": 0}
+
+
+def published_by(driver, *, number):
+    """A slice of node n1 with some devices."""
+    devices = tuple(device(f"g{each}") for each in range(number))
+    return replace(slice_on("n1", *devices), name=driver, driver=driver, pool=driver)
 
 
 @pytest.mark.parametrize("seed", range(60))
