@@ -131,3 +131,28 @@ def test_the_operators_token_can_write_events_only_in_the_operators_name(
     else:
         with pytest.raises(CommandError, match=r"reportingController 'drakit[.]dev/operator'"):
             try_write()
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        pytest.param({"status": "Unknown", "reason": "Outdated"}, "", id="outdated"),
+        pytest.param({"status": "True", "reason": "Registered"}, "only to the status", id="fine"),
+    ],
+)
+def test_the_operators_token_can_only_mark_a_report_as_outdated(
+    release: Cluster, as_operator: Kubectl, status: Object, sentence: str
+):
+    found = release.get("nodedevicereports")["items"][0]
+    condition = {"type": "Registered", "lastTransitionTime": "2026-01-01T00:00:00Z", "message": ""}
+    patch = json.dumps({"status": {"conditions": [condition | status]}})
+    options = ("--subresource=status", "--type=merge", "-p", patch)
+
+    def try_write() -> None:
+        as_operator("patch", "nodedevicereport", found["metadata"]["name"], *options)
+
+    if sentence:
+        with pytest.raises(CommandError, match=sentence):
+            try_write()
+    else:
+        try_write()

@@ -226,6 +226,6 @@ def test_the_operator_writes_only_what_its_closed_list_names(space, release):
     allowed = {(verb, "events", None) for verb in ("create", "patch")}
     allowed |= {(verb, "leases", None) for verb in ("create", "update")}
     allowed |= {(verb, "deviceclasses", None) for verb in ("create", "patch", "delete")}
-    allowed.add(("patch", "hostdevicepolicies", "status"))
+    allowed |= {("patch", each, "status") for each in ("hostdevicepolicies", "nodedevicereports")}
     allowed.add(("create", "selfsubjectaccessreviews", None))  # a question: nothing is stored
     assert written <= allowed

@@ -1,4 +1,4 @@
-"""Of 50 objects with one cause, the operator writes one Event, on a real API server."""
+"""Of 50 objects with one cause, one in each namespace gets the whole message."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ NODES = ("here", "there")
 DRIVERS = ("gpu.test", "nic.test")
 """Drivers, and the names of their classes; the second publishes no devices."""
 
+REASONS = ("DevicesTainted", "NoDevicePublished")
 GONE = "gone"
 QUIET_SECONDS = 8
 """Time in which no further Event may follow: longer than a cause may grow."""
+
+MEMBERS = ("Pod", "ResourceClaim")
 
 Object = dict[str, Any]
 
@@ -82,12 +85,22 @@ def held(number: int) -> Object:
     return claim(name, ("r", "gpu.test")) | {"status": status}
 
 
-def reported(server: Cluster) -> list[tuple[str, str, str]]:
-    """The kind, name and reason of the object of each of the operator's Events."""
-    return sorted(
-        (each["involvedObject"]["kind"], each["involvedObject"]["name"], each["reason"])
+def events(server: Cluster, *, naming: bool) -> list[Object]:
+    """The operator's Events that name another object, or those that do not."""
+    return [
+        each
         for each in server.get("events", "-A")["items"]
         if "drakit" in (each.get("reportingComponent") or "")
+        and ("; the Event of " in each["message"]) is naming
+    ]
+
+
+def reported(server: Cluster) -> list[tuple[str, str, str]]:
+    """The kind, the name or namespace, and the reason of each Event that names no other object."""
+    found = [(each["involvedObject"], each["reason"]) for each in events(server, naming=False)]
+    return sorted(
+        (of["kind"], of["namespace" if of["kind"] in MEMBERS else "name"], reason)
+        for of, reason in found
     )
 
 
@@ -96,7 +109,9 @@ def are_ready(server: Cluster) -> bool:
     return not any(each["spec"].get("taints") for each in server.get("nodes")["items"])
 
 
-def test_of_fifty_objects_with_one_cause_one_event_is_written(server: Cluster, tmp_path: Path):
+def test_of_fifty_objects_with_one_cause_one_in_each_namespace_has_it_all(
+    server: Cluster, tmp_path: Path
+):
     """Two causes have 50 objects each, in two namespaces; two pods have a third one."""
     indexes = range(NUMBER // len(SPACES))
     ready = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"pods": "110"}}
@@ -131,7 +146,8 @@ def test_of_fifty_objects_with_one_cause_one_event_is_written(server: Cluster, t
         ("DeviceClass", "gpu.test", "DevicesTainted"),
         ("DeviceClass", "nic.test", "NoDevicePublished"),
         ("Node", GONE, "NodeGone"),
-        *[("Pod", f"other-{each}", "NoDevicePublished") for each in SPACES],
+        *[("Pod", each, reason) for each in SPACES for reason in REASONS],
+        *[("ResourceClaim", each, "NodeGone") for each in SPACES],
         *[("ResourceClaimTemplate", "nic.test", "NoDevicePublished") for _ in SPACES],
     ]
     with operator(server, tmp_path, events={"patience": "1s"}):
@@ -139,6 +155,7 @@ def test_of_fifty_objects_with_one_cause_one_event_is_written(server: Cluster, t
         wait_for("all Events", lambda: set(expected) <= set(reported(server)), seconds=30)
         time.sleep(QUIET_SECONDS)
         assert reported(server) == expected
+        assert len(events(server, naming=True)) == 2 * NUMBER - 2 * len(SPACES)
         (event,) = server.get("events", "-A", "--field-selector=involvedObject.name=gpu.test")[
             "items"
         ]

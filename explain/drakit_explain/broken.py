@@ -348,7 +348,7 @@ def _of_result(
     if not slices:
         if world.unreadable():
             return  # one of those may be the pool
-        if node is not None and not _publishes(pool.driver, node, world):
+        if node is not None and not publishes(pool.driver, node, world):
             yield _no_driver(pool.driver, node, claim, world)
         else:
             yield _no_pool(pool, claim, node, world)
@@ -541,7 +541,10 @@ def _node_problem(name: str, world: World) -> Finding | None:
     return None
 
 
-def _publishes(driver: str, node: str, world: World) -> bool:
+def publishes(driver: str, node: str, world: World) -> bool:
+    """Return whether there are slices of a driver with devices that a node may use."""
+    if any(each.driver == driver for each in world.slices_of_node(node)):
+        return True
     facts = world.node(node)
     view = NodeView(node, facts.labels if facts is not None else {})
     return any(

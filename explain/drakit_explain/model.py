@@ -557,6 +557,15 @@ class ReportFacts:
     refused: str = ""
     """Why the driver refused its policies."""
 
+    published: int = 0
+    """Devices in its slices."""
+
+    updated: float = 0.0
+    """When it was written, in seconds since 1970; 0 if that is unknown."""
+
+    outdated: bool = False
+    """The operator has found that its node plugin is gone."""
+
     registration: str = ""
     """The state of a driver that is not registered with the kubelet, and the kubelet's message."""
 

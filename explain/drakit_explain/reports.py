@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
 from sys import intern
 
 from drakit_explain.model import (
@@ -34,6 +35,9 @@ UNHEALTHY = "drakit.dev/unhealthy"
 
 MAX_UNHEALTHY = 20
 """Unhealthy devices of a report: the limit of its definition."""
+
+OUTDATED = "Outdated"
+"""The reason of the conditions in a report whose node plugin is gone. The operator sets it."""
 
 MAX_DROPPED = 10
 MAX_POLICIES = 20
@@ -75,6 +79,9 @@ def project_report(body: Object) -> ReportFacts:
         ),
         policies_omitted=bool(status.get("policiesOmitted")),
         refused=text(status, "policiesRefused"),
+        published=int(child(status, "devices").get("published") or 0),
+        updated=_seconds(text(status, "lastUpdateTime")),
+        outdated=any(text(each, "reason") == OUTDATED for each in children(status, "conditions")),
         registration=_registration(children(status, "conditions")),
         stopped=next(
             (
@@ -123,6 +130,10 @@ _FAULTS = ("Invalid", "Refused")
 
 def _rejected(body: Object) -> str:
     return f"{words(body, 'device')}: {words(body, 'message') or text(body, 'reason')}"
+
+
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp() if time else 0.0
 
 
 def _registration(conditions: Iterable[Object]) -> str:

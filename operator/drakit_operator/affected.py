@@ -233,7 +233,19 @@ def _comes_or_goes(change: Change) -> bool:
     return change.old is None or change.new is None
 
 
-# ---------------------------------------------------------------- HostDevicePolicies
+# ---------------------------------------------------------------- reports and policies
+
+
+def reports_affected(changes: Iterable[Change]) -> set[Name]:
+    """Return the reports that changed, and those of drivers whose slices came or went."""
+    found: set[Name] = set()
+    for change in changes:
+        of = change.new or change.old
+        if change.kind is REPORTS:
+            found.add(change.name)
+        elif isinstance(of, SliceFacts) and _comes_or_goes(change) and (on := node_of_slice(of)):
+            found.add(Name("", f"{on}.{of.driver}"))
+    return found
 
 
 def policies_affected(changes: Iterable[Change], store: Store) -> set[Name]:
@@ -271,7 +283,9 @@ def _with_resource_of(change: Change, policies: Mapping[Name, PolicyFacts]) -> s
 def _policies_of_report(old: object, new: object) -> set[Name]:
     """Return the policies of which a node reports something else."""
     before, after = (of.policies if isinstance(of, ReportFacts) else () for of in (old, new))
-    one, other = (of.refused if isinstance(of, ReportFacts) else None for of in (old, new))
+    one, other = (
+        (of.refused, of.outdated) if isinstance(of, ReportFacts) else None for of in (old, new)
+    )
     outcomes = set(before) ^ set(after) if one == other else {*before, *after}
     return {Name("", each.name) for each in outcomes}
 

@@ -42,9 +42,10 @@ from drakit_operator.confirming import Confirmations
 from drakit_operator.kinds import KINDS
 from drakit_operator.leadership import Leadership
 from drakit_operator.metrics import Metrics
+from drakit_operator.outdated_reports import OutdatedReports
 from drakit_operator.policies.controller import PolicyController
 from drakit_operator.policies.handlers import PolicyHandlers
-from drakit_operator.reconciler import URGENT, URGENT_WORKERS, Key, Reconciler
+from drakit_operator.reconciler import POLICY, REPORT, URGENT, URGENT_WORKERS, Key, Reconciler
 from drakit_operator.sources import LoadWatch, Sources
 from drakit_operator.store import Store
 
@@ -322,7 +323,10 @@ class _Leader:
             debounce_seconds=config.events.debounce,
             selectors=selectors,
             name_all_holders=config.events.name_holders == "all",
-            refresh_policy=self._policies.refresh,
+            refresh={
+                POLICY: self._policies.refresh,
+                REPORT: OutdatedReports(session, self._store.world).refresh,
+            },
             is_current=lambda: self.sources.is_current,
         )
         self.sources = Sources(

@@ -36,6 +36,7 @@ from drakit_operator.affected import (
     nodes_affected,
     pods_affected,
     policies_affected,
+    reports_affected,
     slices_affected,
     templates_affected,
 )
@@ -72,7 +73,8 @@ YIELD_SECONDS = 0.002
 """Pause of other checks between two looks at whether urgent ones are done."""
 
 POLICY = "policy"
-"""The concern of HostDevicePolicies."""
+REPORT = "report"
+"""The concerns of HostDevicePolicies and NodeDeviceReports."""
 
 COUNT_SECONDS = 30.0
 """Pause between two counts of all devices: in a large cluster, one costs most of a second."""
@@ -198,13 +200,13 @@ class Reconciler:
         debounce_seconds: float,
         selectors: Selectors,
         name_all_holders: bool = False,
-        refresh_policy: Callable[[str], Awaitable[float | None]],
+        refresh: Mapping[str, Callable[[str], Awaitable[float | None]]],
         is_current: Callable[[], bool],
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """
-        :param refresh_policy: reconciles the HostDevicePolicy of a name, and returns in how many
-            seconds to do it again; it may raise ApiError.
+        :param refresh: by concern, what reconciles the HostDevicePolicy or report of a name, and
+            returns in how many seconds to do it again; it may raise ApiError.
         :param is_current: returns whether the store has all objects. While it does not, no problem
             is certain.
         :param clock: measures checks, in seconds.
@@ -212,7 +214,7 @@ class Reconciler:
         self._clock = clock
         self._budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=BUDGET_SHARE)
         self._urgent_budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=URGENT_SHARE)
-        self._refresh_policy = refresh_policy
+        self._refresh = refresh
         self._is_current = is_current
         self._concerns = concerns_of(store, name_all_holders=name_all_holders)
         self._evaluation = SelectorEvaluation(store.world, selectors)
@@ -232,6 +234,8 @@ class Reconciler:
         policy_seconds = 0.0 if all(each.kind is POLICIES for each in changes) else POLICY_SECONDS
         for name in policies_affected(changes, self._store):
             self._queue.add_after(Key(POLICY, name), policy_seconds)
+        for name in reports_affected(changes):
+            self._queue.add_after(Key(REPORT, name), self._debounce_seconds)
         for change in changes:
             self._follow_ages(change)
         for word, concern in self._concerns.items():
@@ -303,9 +307,10 @@ class Reconciler:
         began = asyncio.get_running_loop().time()
         result, again = "success", None
         try:
-            if key.concern == POLICY:
-                current = self._is_current()  # the status sums up all reports
-                again = await self._refresh_policy(key.name.name) if current else OUTDATED_SECONDS
+            if (refresh := self._refresh.get(key.concern)) is not None:
+                # A status sums up all reports, and a report needs all slices.
+                current = self._is_current()
+                again = await refresh(key.name.name) if current else OUTDATED_SECONDS
             else:
                 again = await self._announce_problems(key)
         except Exception as error:

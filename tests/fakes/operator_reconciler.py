@@ -36,6 +36,7 @@ class Bench:
         self.metrics = Metrics()
         self.current = True
         self.refreshed = []
+        self.refreshed_reports = []
         self.reconciler = Reconciler(
             store=self.store,
             queue=self.queue,
@@ -45,7 +46,7 @@ class Bench:
             metrics=self.metrics,
             debounce_seconds=1.0,
             selectors=selectors or Library(),
-            refresh_policy=self.refresh,
+            refresh={"policy": self.refresh, "report": self.refresh_report},
             is_current=lambda: self.current,
             **options,
         )
@@ -55,6 +56,9 @@ class Bench:
         if self.failures:
             self.failures -= 1
             raise UnavailableError.no_answer("GET", name, why="it is away")
+
+    async def refresh_report(self, name):
+        self.refreshed_reports.append(name)
 
     async def record(self, announcement):
         if self.failures:

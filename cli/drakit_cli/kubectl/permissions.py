@@ -104,6 +104,7 @@ RULES: Mapping[str, Sequence[_Rule]] = {
         _Rule(group=_OURS, resource="nodedevicereports", verbs=_READ),
         _Rule(group=_OURS, resource="hostdevicepolicies", verbs=_READ, hostdev=True),
         _Rule(group=_OURS, resource="hostdevicepolicies/status", verbs=("patch",), hostdev=True),
+        _Rule(group=_OURS, resource="nodedevicereports/status", verbs=("patch",)),
         _Rule(
             group=_DRA, resource="deviceclasses", verbs=("create", "patch", "delete"), hostdev=True
         ),

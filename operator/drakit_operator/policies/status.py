@@ -3,7 +3,7 @@ The desired DeviceClass and status of one HostDevicePolicy, from the facts of th
 
 The status sums up what the nodes report (NodeDeviceReport). It concerns the nodes to which the
 policy applies: those that are ready, that its selector selects, and that have a report of the
-driver. Lists in it are bounded: a policy can apply to thousands of nodes.
+driver that is not outdated. Lists in it are bounded: a policy can apply to thousands of nodes.
 
 It must not know queues, clocks, Kopf or sessions.
 """
@@ -281,7 +281,7 @@ def provides(policy: PolicyFacts, resource: str) -> bool:
 def _answers(policy: PolicyFacts, world: World) -> Iterator[_Answer]:
     nodes = world.of(NodeFacts)
     for report in world.of(ReportFacts).values():
-        if report.driver != DRIVER:
+        if report.driver != DRIVER or report.outdated:
             continue
         if nodes:  # an operator that may not read nodes takes all reports
             node = nodes.get(Name("", report.node))

@@ -19,7 +19,7 @@ SLICES = "drakit-nodeplugin"
 EVENTS = "drakit-nodeplugin-events"
 REPORTS = "drakit-nodeplugin-reports"
 CLAIMS = "drakit-nodeplugin-claims"
-OPERATOR = ("drakit-operator", "drakit-operator-events")
+OPERATOR = ("drakit-operator", "drakit-operator-events", "drakit-operator-reports")
 CLAIM_STATUS: dict[str, Any] = {
     "nodeplugin": {"claimStatus": {"enabled": True}},
     "backends": {"enabled": True, "allowed": {"gpu": {"driver": "gpu.test"}}},

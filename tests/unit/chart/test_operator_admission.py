@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from drakit_explain.model import PolicyFacts
+from drakit_explain.reports import OUTDATED
 from drakit_operator.announcing import CONTROLLER
 from drakit_operator.policies.status import desired_class
 from tests.unit.chart.class_writes import EXTENDED, OTHER_FIELDS, PREFIX, WRITES, Write
@@ -17,6 +18,7 @@ from tests.unit.docs.listings import listing
 
 NAME = "drakit-operator"
 EVENTS = "drakit-operator-events"
+REPORTS = "drakit-operator-reports"
 ALLOWING = {"hostdev": {"extendedResourcePrefixes": {PREFIX: True}}}
 SERIAL = {
     "match": [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}],
@@ -61,6 +63,42 @@ def test_events_need_the_operator_as_reporter(render):
         reason, message = policy.refusal(old, new)
         assert reason == "Forbidden"
         assert f"reportingController '{CONTROLLER}'" in message
+
+
+FINE = {"type": "Registered", "status": "True", "reason": "Registered"}
+OUTDATED_ONE = {"type": "Registered", "status": "Unknown", "reason": OUTDATED}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        pytest.param([FINE], {"conditions": [OUTDATED_ONE], "claims": {}}, "", id="marked"),
+        pytest.param([OUTDATED_ONE], {"conditions": [OUTDATED_ONE], "claims": {}}, "", id="again"),
+        pytest.param([FINE], {"conditions": [FINE], "claims": {}}, "", id="as-it-was"),
+        pytest.param(
+            [OUTDATED_ONE],
+            {"conditions": [FINE], "claims": {}},
+            "only to the status Unknown with the reason Outdated",
+            id="invented",
+        ),
+        *(
+            pytest.param([FINE], new, "only the conditions of a NodeDeviceReport", id=name)
+            for name, new in {
+                "field-changed": {"conditions": [FINE], "claims": {"stuck": 1}},
+                "field-added": {"conditions": [FINE], "claims": {}, "policies": []},
+                "field-removed": {"conditions": [FINE]},
+                "deleted": None,
+            }.items()
+        ),
+    ],
+)
+def test_conditions_of_a_report_can_only_be_marked_as_outdated(render, old, new, sentence):
+    policy = AdmissionPolicy(render(), REPORTS)
+    before = {"status": {"conditions": old, "claims": {}}}
+    reason, message = policy.refusal(before, None if new is None else {"status": new})
+    assert sentence in message
+    assert (reason == "Forbidden") is bool(sentence)
+    assert policy.refusal(None, before)[0] == "Forbidden"
 
 
 @pytest.mark.parametrize(

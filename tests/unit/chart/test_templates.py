@@ -203,7 +203,12 @@ def test_values_replace_the_defaults_one_by_one(render, tmp_path, values, path, 
 def test_the_operator_changes_nothing_but_a_closed_list(render):
     rules = the(render(), "ClusterRole", "drakit-operator")["rules"]
     writes = [rule["resources"] for rule in rules if set(rule["verbs"]) - READING]
-    assert writes == [["hostdevicepolicies/status"], ["deviceclasses"], ["events"]]
+    assert writes == [
+        ["nodedevicereports/status"],
+        ["hostdevicepolicies/status"],
+        ["deviceclasses"],
+        ["events"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -124,10 +124,12 @@ def test_the_status_sums_up_the_reports():
         pytest.param([node("b", ready=False)], id="a-node-that-is-not-ready"),
         pytest.param([node("b", lab="no")], id="a-node-that-is-not-selected"),
         pytest.param([], id="a-node-that-is-gone"),
+        pytest.param([node("b")], id="a-node-whose-plugin-is-gone"),
     ],
 )
 def test_nodes_to_which_a_policy_does_not_apply_do_not_count(other):
-    problem = report("b", outcome(problem="its bus is down"))
+    outdated = other == [node("b")]
+    problem = report("b", outcome(problem="its bus is down"), outdated=outdated)
     world = store_of(node("a"), *other, report("a", outcome()), problem).world
     found = status_of(POLICY, world, class_problem="")
     assert conditions(found)["Applied"] == ("True", "Applied")
@@ -374,6 +376,7 @@ def test_a_change_affects_the_policies_that_it_can_concern():
     assert affected(report("a", kvm), replace(report("a", kvm), registration="Rejected")) == set()
     assert affected(report("a", outcome(), kvm), None) == both
     assert affected(report("a", kvm), report("a", kvm, refused="fails")) == {"kvm"}
+    assert affected(report("a", kvm), report("a", kvm, outdated=True)) == {"kvm"}
     assert affected(node("a"), node("a", ready=False), NODES) == both
     assert affected(node("a"), replace(node("a"), unschedulable=True), NODES) == set()
     assert affected(POLICY, replace(POLICY, status={"nodes": 1}, version="9"), POLICIES) == set()
