@@ -28,7 +28,7 @@ from typing import Protocol
 from drakit_daemon.kube import ApiError, Session
 from drakit_daemon.kube.events import EventRecorder, EventTimings
 from drakit_daemon.rate_limiter import RateLimiter
-from drakit_explain.codes import Cause, Code, Reason
+from drakit_explain.codes import Code, Reason
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import ObjectReference
 from drakit_operator.metrics import Metrics
@@ -370,8 +370,8 @@ class Announcer:
         self._causes.join(uid, wanted.code, cause, wanted.regarding, now=now)
         if last is not None and not decision.announce:
             if not last.shared:
-                self._causes.announced(uid, now=now)
-            elif self._causes.representative(uid) is None:  # the object that it named is gone
+                self._causes.announced(uid)
+            elif not self._causes.naming_note(uid):  # the object that it named is gone
                 decision = Decision(announce=True, again_seconds=self._timing.repeat_seconds)
         if not decision.announce:
             self._count_flapping(uid, wanted.code, last)
@@ -390,7 +390,10 @@ class Announcer:
         if action is Action.SHARED:
             again = await self._announce_shared(uid, wanted, lasting[0], now)
         elif action is Action.NAMING:
-            await self._announce_naming(uid, wanted, cause, now)
+            self._turns.use(uid)
+            note = _cut(self._causes.naming_note(uid), NOTE_BYTES)
+            await self._write(replace(wanted, note=note))
+            self._remember(uid, wanted, now, shared=True)
         else:
             again = await self._announce_own(uid, wanted, lasting, now)
         return again if again is not None else _sooner(decision.again_seconds, wait_seconds)
@@ -405,20 +408,8 @@ class Announcer:
         self._turns.use(uid)
         await self._write(replace(wanted, note=_note(lasting, remedy)))
         self._remember(uid, wanted, now)
-        self._causes.announced(uid, now=now)
+        self._causes.announced(uid)
         return None
-
-    async def _announce_naming(
-        self, uid: str, wanted: Announcement, cause: Cause | None, now: float
-    ) -> None:
-        """Write the Event of an object whose reason is in the Event of another one."""
-        first = self._causes.representative(uid)
-        if first is None or cause is None:
-            return
-        self._turns.use(uid)
-        note = f"{cause.what}; the Event of {first.kind} {first.name} has the details"
-        await self._write(replace(wanted, note=_cut(note, NOTE_BYTES)))
-        self._remember(uid, wanted, now, shared=True)
 
     async def _announce_shared(
         self, uid: str, wanted: Announcement, reason: Reason, now: float

@@ -32,7 +32,7 @@ LIMIT_SECONDS = 5.0
 """Longest time that a cause may grow before it is judged."""
 
 NAMING = 100
-"""Objects of a namespace with an Event that names the representative; the rest have none."""
+"""Objects of a namespace that name the representative; of more, no other one has an Event."""
 
 
 class Action(Enum):
@@ -70,19 +70,11 @@ class _Space:
 
     kinds: Counter[str] = field(default_factory=Counter[str])
     representative: ObjectReference | None = None
-    chosen_at: float = 0.0
-    is_announced: bool = False
-    """The representative has its Event."""
-
-    naming: set[str] = field(default_factory=set[str])
-    """The objects that name it, by UID."""
+    """The first one with an Event of its own."""
 
     @property
-    def is_many(self) -> bool:
-        return max(self.kinds.values()) >= MANY
-
-    def choose(self, member: ObjectReference, *, now: float) -> None:
-        self.representative, self.chosen_at, self.is_announced = member, now, False
+    def size(self) -> int:
+        return max(self.kinds.values())
 
 
 @dataclass(slots=True)
@@ -125,7 +117,6 @@ class Group:
         self.kinds[member.kind] -= 1
         space = self.spaces[member.namespace]
         space.kinds[member.kind] -= 1
-        space.naming.discard(uid)
         if space.representative == member:
             space.representative = None
         if not any(space.kinds.values()):
@@ -193,54 +184,43 @@ class SharedCauses:
 
     def judge(self, uid: str, *, now: float) -> Judgment:
         """Return what an object needs that is due for an Event of its own."""
-        key = self._key_of.get(uid)
-        if key is None:
+        if (found := self._find(uid)) is None:
             return Judgment(Action.OWN)
-        group = self._groups[key]
-        member = group.members[uid]
-        space = group.spaces[member.namespace]
+        group, space, member = found
         forming = min(group.grew + PAUSE_SECONDS, group.began + LIMIT_SECONDS)
         if forming > now:
-            if space.is_many and uid not in group.judges:
+            if space.size >= MANY and uid not in group.judges:
                 forming = group.began + LIMIT_SECONDS
             return Judgment(Action.WAIT, forming - now)
-        if not space.is_many or now < group.refused_until:
-            return Judgment(Action.OWN)
-        if space.representative is None or (
-            not space.is_announced and now >= space.chosen_at + LIMIT_SECONDS
-        ):
-            space.choose(member, now=now)
-        if space.representative == member:
+        is_first = space.representative in (None, member)
+        if space.size < MANY or is_first or now < group.refused_until:
             return Judgment(Action.OWN)
         if group.being_announced:
             return Judgment(Action.WAIT, PAUSE_SECONDS)
         due = self._next(group)
         if due <= now:
             return Judgment(Action.SHARED)
-        if not space.is_announced:
-            return Judgment(Action.WAIT, PAUSE_SECONDS)
-        if uid not in space.naming and len(space.naming) >= NAMING:
-            return Judgment(Action.COVERED, due - now)
-        space.naming.add(uid)
-        return Judgment(Action.NAMING, due - now)
+        return Judgment(Action.NAMING if space.size <= NAMING else Action.COVERED, due - now)
 
-    def representative(self, uid: str) -> ObjectReference | None:
-        """Return the object whose Event has the whole reason of this one, if there is one."""
-        key = self._key_of.get(uid)
-        if key is None:
+    def naming_note(self, uid: str) -> str:
+        """Return a note that names the object with the whole reason; empty if there is none."""
+        found = self._find(uid)
+        if found is None or (first := found[1].representative) is None:
+            return ""
+        return f"{found[0].cause.what}; the Event of {first.kind} {first.name} has the details"
+
+    def announced(self, uid: str) -> None:
+        """Record that an object has an Event of its own, which those of others can name."""
+        if (found := self._find(uid)) is not None:
+            _, space, member = found
+            space.representative = space.representative or member
+
+    def _find(self, uid: str) -> tuple[Group, _Space, ObjectReference] | None:
+        if (key := self._key_of.get(uid)) is None:
             return None
         group = self._groups[key]
-        space = group.spaces[group.members[uid].namespace]
-        return space.representative if space.is_announced else None
-
-    def announced(self, uid: str, *, now: float) -> None:
-        """Record that an object has an Event of its own: another one may name it."""
-        if (key := self._key_of.get(uid)) is not None:
-            member = self._groups[key].members[uid]
-            space = self._groups[key].spaces[member.namespace]
-            if space.representative is None:
-                space.choose(member, now=now)
-            space.is_announced |= space.representative == member
+        member = group.members[uid]
+        return group, group.spaces[member.namespace], member
 
     @contextmanager
     def announcing(self, uid: str, *, now: float) -> Generator[Group]:

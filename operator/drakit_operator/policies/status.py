@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from drakit_explain.model import ClassFacts, NodeFacts, PolicyFacts, PolicyReport, ReportFacts
-from drakit_explain.pending_claims import class_of_resource
 from drakit_explain.world import Name, World
 from drakit_formats.crds import API_VERSION
 from drakit_formats.resource.nodes import selects_labels
@@ -30,7 +29,7 @@ LISTED = 20
 """Conflicts and problems that the status lists: enough to find the cause."""
 
 NAMED = 3
-"""Nodes that the message of the condition names."""
+"""Nodes, or other objects, that the message of a condition names."""
 
 Object = dict[str, Any]
 
@@ -243,39 +242,26 @@ def _conflicting(
 
 def _same_resource(policy: PolicyFacts, world: World) -> str:
     """Return which others provide the extended resource of a policy; empty if there are none."""
-    resource = policy.extended_resource
+    resource, policies = policy.extended_resource, world.of(PolicyFacts).values()
     if not resource or not policy.create_class:
         return ""
-    policies = world.of(PolicyFacts).values()
+    owners = {each.uid for each in policies}
     others = [
         f"HostDevicePolicy {each.name}"
         for each in policies
-        if each.uid != policy.uid and provides(each, resource)
-    ]
-    owners = {each.uid for each in policies}
-    others += [
+        if each.extended_resource == resource and each.create_class and each.uid != policy.uid
+    ] + [
         f"DeviceClass {each.name}"
         for each in world.of(ClassFacts).values()
-        if each.extended_resource == resource
-        and each.owner not in owners
-        and each.name != policy.class_name
+        if each.extended_resource == resource and each.owner not in owners
     ]
     if not others:
         return ""
-    shown = ", ".join(sorted(others)[:NAMED])
-    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    used = class_of_resource(resource, world)
-    youngest = f" ({used.name})" if used is not None else ""
     return (
-        f"{shown}{more} also provide{'s' if len(others) == 1 else ''} the extended resource "
-        f"{resource}, and pods that request it get devices of the youngest DeviceClass{youngest} "
-        "only: set another extendedResourceName, or match all devices with one policy"
+        f"the extended resource {resource} is also that of {', '.join(sorted(others)[:NAMED])}, "
+        "and pods that request it get devices of the youngest DeviceClass only: set another "
+        "extendedResourceName, or match all devices with one policy"
     )
-
-
-def provides(policy: PolicyFacts, resource: str) -> bool:
-    """Return whether the DeviceClass of a policy provides an extended resource."""
-    return policy.extended_resource == resource and policy.create_class and not policy.deleting
 
 
 def _answers(policy: PolicyFacts, world: World) -> Iterator[_Answer]:
