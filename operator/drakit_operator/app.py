@@ -28,7 +28,6 @@ from pathlib import Path
 from drakit_daemon import tasks
 from drakit_daemon.kube import ApiError, NotFoundError, Session, connect, resource_path
 from drakit_daemon.kube.discovery import minor_release
-from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.logs import ProblemLog
 from drakit_daemon.metrics import text_of
 from drakit_daemon.probes import StatusServers
@@ -45,7 +44,7 @@ from drakit_operator.metrics import Metrics
 from drakit_operator.outdated_reports import OutdatedReports
 from drakit_operator.policies.controller import PolicyController
 from drakit_operator.policies.handlers import PolicyHandlers
-from drakit_operator.reconciler import POLICY, REPORT, URGENT, URGENT_WORKERS, Key, Reconciler
+from drakit_operator.reconciler import POLICY, REPORT, URGENT_WORKERS, Reconciler, new_queue
 from drakit_operator.sources import LoadWatch, Sources
 from drakit_operator.store import Store
 
@@ -295,12 +294,7 @@ class _Leader:
         self._store = Store()
         self._release_read = asyncio.Event()
         self._allocator = Allocator()
-        self._queue: WorkQueue[Key] = WorkQueue(
-            retry_limit_seconds=RETRY_LIMIT_SECONDS,
-            group_of=lambda key: key.concern,
-            owner_of=lambda key: key.name.namespace,
-            urgent=URGENT,
-        )
+        self._queue = new_queue(retry_limit_seconds=RETRY_LIMIT_SECONDS)
         self._policies = PolicyController(
             session, self._store.world, class_version=lambda: self.sources.version_of(CLASSES)
         )
@@ -352,6 +346,7 @@ class _Leader:
             "release": self._follow_release,
             "resync": self._resync,
             "device counts": self._count_devices,
+            "selectors": self.reconciler.evaluate,
         }
         urgently = partial(self._work, urgent=True)
         parts |= {f"worker {number}": self._work for number in range(self._config.workers)}

@@ -1,6 +1,6 @@
 """
-The budgets of namespaces: how many bytes of content their pods, claims and templates may have
-together, and how many seconds their evaluation may take.
+The budget of the store: how many bytes of content the pods, claims and templates of all namespaces
+may have together.
 
 Content is what their authors can make large: the requests of claims and templates, and the rules of
 pods for nodes. Each object has a limit of its own (:mod:`drakit_explain.projection`), but tenants
@@ -10,18 +10,15 @@ Deployment of any size costs what one of its pods costs.
 All namespaces have one sum. When it is full, the namespaces with most content lose theirs first,
 the newest before the oldest. An object that has lost its content is known without it, and every
 answer about it is undecided, until it changes or all objects of its kind are listed again;
-:meth:`ContentBudgets.take_room` returns when that helps. Beyond the budget of time, the objects of
-a namespace wait while others have work.
+:meth:`ContentBudgets.take_room` returns when that helps.
 
 Does not depend on queues, Events, or how content is evaluated.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field, replace
 from sys import getsizeof, intern
 from typing import TypeVar
@@ -45,8 +42,8 @@ ROOM = 16
 """A sixteenth of all content is dropped at once, so that objects are not searched for each new one.
 Lost content is listed again when there is twice as much room."""
 
-MAX_NAMESPACES = 1000
-"""Namespaces with a record of their time, before those with a whole budget are dropped."""
+MAX_REPORTED = 1000
+"""Namespaces that the log names."""
 
 AnyFact = TypeVar("AnyFact", bound=Fact)
 _WithContent = PodFacts | ClaimFacts | TemplateFacts
@@ -185,7 +182,7 @@ class ContentBudgets:
         """Record that a content is not kept, and report its namespace once."""
         self._refused.add(type(content.facts))
         name = content.facts.namespace
-        if name not in self._reported and len(self._reported) < MAX_NAMESPACES:
+        if name not in self._reported and len(self._reported) < MAX_REPORTED:
             self._reported.add(name)
             logger.warning(
                 "a namespace has too much content; some of its objects are not evaluated",
@@ -252,96 +249,3 @@ def _shared(fact: AnyFact, first: Fact) -> AnyFact:
             return replace(fact, requests=first.requests, constraints=first.constraints)
         case _:
             return fact
-
-
-# ---------------------------------------------------------------- time
-
-
-class TimeBudgets:
-    """
-    Seconds of work for each namespace, which come back as time passes.
-
-    Work is measured afterwards: what is allowed to start may take longer than what is left, and the
-    rest is paid back before the next work of the namespace. Cluster-wide objects (the empty
-    namespace) are written by admins, and have no limit.
-    """
-
-    def __init__(self, *, seconds: float, share: float) -> None:
-        """
-        :param seconds: work of a namespace that had none for a while.
-        :param share: seconds of work that come back each second.
-        """
-        self._seconds = seconds
-        self._share = share
-        self._full_at: dict[str, float] = {}
-        """When each namespace has its whole budget again (loop clock)."""
-
-    def wait_seconds(self, namespace: str) -> float:
-        """Return in how many seconds the namespace may work; 0 if it may now."""
-        full_at = self._full_at.get(namespace)
-        if full_at is None:
-            return 0.0
-        return max(0.0, full_at - asyncio.get_running_loop().time() - self._seconds / self._share)
-
-    def used_seconds(self, namespace: str) -> float:
-        """Return how much of its budget a namespace has used."""
-        full_at = self._full_at.get(namespace)
-        if full_at is None:
-            return 0.0
-        return max(0.0, full_at - asyncio.get_running_loop().time()) * self._share
-
-    def charge(self, namespace: str, seconds: float) -> None:
-        """Take the time of work from what is left to a namespace."""
-        if not namespace or seconds <= 0:
-            return
-        now = asyncio.get_running_loop().time()
-        if len(self._full_at) >= MAX_NAMESPACES:
-            self._full_at = {name: at for name, at in self._full_at.items() if at > now}
-        self._full_at[namespace] = max(self._full_at.get(namespace, now), now) + (
-            seconds / self._share
-        )
-
-
-class Turns:
-    """
-    Turns of one after the other, where a namespace that has used less of its budget comes first.
-
-    So namespaces that use all they may do not delay those that use little. Not for threads.
-    """
-
-    def __init__(self, budgets: TimeBudgets) -> None:
-        self._budgets = budgets
-        self._busy = False
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
-
-    def is_waiting(self, namespace: str) -> bool:
-        """Return whether a namespace waits for a turn."""
-        return any(each == namespace for each, _ in self._waiting)
-
-    @asynccontextmanager
-    async def turn(self, namespace: str) -> AsyncGenerator[None]:
-        """Wait for a turn, and keep it until the end of the block."""
-        if self._busy:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting.append((namespace, waiter))
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                if waiter.done() and not waiter.cancelled():
-                    self._hand_over()  # the turn came with the cancellation
-                raise
-            finally:
-                self._waiting = [each for each in self._waiting if each[1] is not waiter]
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Give the turn to the next one; it stays taken, so that no other comes in between."""
-        waiting = [each for each in self._waiting if not each[1].done()]
-        self._busy = bool(waiting)
-        if waiting:
-            _, waiter = min(waiting, key=lambda each: self._budgets.used_seconds(each[0]))
-            waiter.set_result(None)

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from drakit_daemon.kube import ApiError, NotFoundError, Session
+from drakit_daemon.kube.queue import Turns
 from drakit_daemon.logs import ProblemLog
 from drakit_explain.cel.allocator import Allocator, Confirmed, DeletedError, Result
 from drakit_explain.confirmation import Confirmation
 from drakit_formats.resource.objects import Object, children
-from drakit_operator.budgets import TimeBudgets, Turns
 from drakit_operator.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -37,14 +37,8 @@ AGAIN_SECONDS = 60.0
 OUTDATED_SECONDS = 2.0
 """Pause of a reason that follows from an object that has been deleted: the store soon knows it."""
 
-BUDGET_SECONDS = 15.0
-"""Seconds of a namespace's questions at once. Most take milliseconds, the longest 10 s."""
-
-BUDGET_SHARE = 0.25
-"""Seconds that come back to a namespace each second."""
-
 TURN_SECONDS = 2.0
-"""Longest wait for a turn: one namespace's questions must not keep all workers."""
+"""Longest wait for a turn: questions that take long (10 s at most) must not keep all workers."""
 
 BUSY_SECONDS = 0.5
 """Pause of a reason that had no turn."""
@@ -73,12 +67,10 @@ class Confirmations:
         """
         :param clock: measures questions, in seconds.
         """
-        self._clock = clock
         self._session = session
         self._allocator = allocator
         self._metrics = metrics
-        self._budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=BUDGET_SHARE)
-        self._turns = Turns(self._budgets)
+        self._turns = Turns(clock=clock)
         self._kept: dict[str, _Kept] = {}
         self._problems = ProblemLog(
             logger,
@@ -88,17 +80,10 @@ class Confirmations:
 
     async def __call__(self, asked: Confirmation, namespace: str) -> float | None:
         """Return None if nothing refutes a reason, else in how many seconds to ask again."""
-        if (left := self._budgets.wait_seconds(namespace)) > 0:
-            return left
         try:
             async with asyncio.timeout(TURN_SECONDS) as limit, self._turns.turn(namespace):
                 limit.reschedule(None)
-                # Again: another question of the namespace may have used the rest meanwhile.
-                if (left := self._budgets.wait_seconds(namespace)) > 0:
-                    return left
-                began = self._clock()
                 found = await self._ask(asked)
-                self._budgets.charge(namespace, self._clock() - began)
         except TimeoutError:
             return BUSY_SECONDS
         self._metrics.confirmations.labels(found.result).inc()

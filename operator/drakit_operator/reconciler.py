@@ -1,8 +1,11 @@
 """
-From changes of the store to keys in the one queue, from keys to problems, from problems to Events.
+From changes of the store to keys in the fair queue, from keys to problems, from problems to Events.
 
 The concerns decide which objects a change affects, and find their problems; the announcer decides
 when to announce them. HostDevicePolicies are in the same queue, but have a status, not Events.
+A namespace pays for the work on its objects, and each kind of cluster-wide objects for that on its
+own. The queue (:mod:`drakit_daemon.kube.queue`) has three lanes: claims, which are checked at once;
+questions to the evaluator of selectors; all other checks, one at a time.
 
 It must not know Kopf, leases, or sessions.
 """
@@ -13,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -41,10 +44,9 @@ from drakit_operator.affected import (
     templates_affected,
 )
 from drakit_operator.announcing import Announcer, NotWrittenError
-from drakit_operator.budgets import TimeBudgets, Turns
 from drakit_operator.metrics import Metrics
 from drakit_operator.problems import problems_of_claim, problems_of_pod, running_pods
-from drakit_operator.selecting import BusyError, SelectorEvaluation
+from drakit_operator.selecting import SelectorEvaluation
 from drakit_operator.store import Change, Store
 
 logger = logging.getLogger(__name__)
@@ -57,17 +59,8 @@ URGENT = "claim"
 OUTDATED_SECONDS = 2.0
 """Pause before an object is checked again, if the store does not have all objects."""
 
-BUDGET_SECONDS = 15.0
-"""Seconds that the main loop checks objects of one namespace at once: a thousand pods and more."""
-
-BUDGET_SHARE = 0.5
-"""Seconds that come back to a namespace each second. Without them, it gets what others leave."""
-
 URGENT_WORKERS = 4
-"""Workers for urgent checks alone, in addition to those for all: these may wait for their turn."""
-
-URGENT_SHARE = 0.25
-"""Of urgent checks, which have a budget of their own: other checks must not delay them."""
+"""Workers for claims: each may wait for the API server."""
 
 YIELD_SECONDS = 0.002
 """Pause of other checks between two looks at whether urgent ones are done."""
@@ -84,11 +77,25 @@ POLICY_SECONDS = 1.0
 node reports, a slice changes, a pod starts)."""
 
 
+CHECKS, URGENT_CHECKS, SELECTORS = "checks", "urgent", "selectors"
+"""The lanes of the queue."""
+
+
 class Key(NamedTuple):
     """An entry of the queue: an object of a concern."""
 
     concern: str
     name: Name
+
+
+def new_queue(*, retry_limit_seconds: float) -> WorkQueue[Key]:
+    """Return a queue for a reconciler."""
+    return WorkQueue(
+        retry_limit_seconds=retry_limit_seconds,
+        owner_of=lambda key: key.name.namespace or f"/{key.concern}",
+        lanes=(CHECKS, URGENT_CHECKS, SELECTORS),
+        lane_of=lambda key: URGENT_CHECKS if key.concern == URGENT else CHECKS,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,15 +219,15 @@ class Reconciler:
         :param clock: measures checks, in seconds.
         """
         self._clock = clock
-        self._budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=BUDGET_SHARE)
-        self._urgent_budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=URGENT_SHARE)
         self._refresh = refresh
         self._is_current = is_current
         self._concerns = concerns_of(store, name_all_holders=name_all_holders)
         self._evaluation = SelectorEvaluation(store.world, selectors)
-        self._turns = Turns(self._budgets)
+        self._checking = asyncio.Lock()
+        """One check at a time: that of all devices of a large cluster takes a tenth of a second."""
+
         self._check_seconds = 0.0
-        """What the last check took that is not urgent."""
+        """What the last part of a check took that is not urgent."""
 
         self._store = store
         self._queue = queue
@@ -295,24 +302,49 @@ class Reconciler:
         """
         Reconcile one object after the other, until canceled.
 
-        :param urgent: only those whose checks are urgent.
+        :param urgent: those whose checks are urgent, and not the others.
         """
         while True:
-            key = await self._queue.get(urgent=urgent)
-            with request_scope(new_request_id()):
-                await self._reconcile(key)
+            async with AsyncExitStack() as turn:
+                if not urgent:  # before a key is taken: the queue decides whose turn it is
+                    await turn.enter_async_context(self._checking)
+                key = await self._queue.get(URGENT_CHECKS if urgent else CHECKS)
+                with request_scope(new_request_id()):
+                    await self._reconcile(key, turn)
             await asyncio.sleep(0)  # a long queue must not keep the probes waiting
 
-    async def _reconcile(self, key: Key) -> None:
+    async def evaluate(self) -> None:
+        """Ask one question about the selectors of one object after the other, until canceled."""
+        while True:
+            key = await self._queue.get(SELECTORS)
+            began = time.monotonic()
+            try:
+                expressions = self._expressions(key)
+                if (missing := self._evaluation.first_missing(expressions)) is not None:
+                    await self._evaluation.ask(missing, namespace=key.name.namespace)
+                if self._evaluation.first_missing(expressions) is not None:
+                    self._queue.move(key, SELECTORS)
+                else:
+                    self._queue.add(key)
+            except Exception:  # a defect of ours in one object must not stop the others
+                logger.exception("selectors cannot be evaluated", extra=_facts(key))
+                self._queue.retry(key)
+            finally:
+                self._queue.charge(key, time.monotonic() - began)
+                self._queue.done(key)
+            await asyncio.sleep(0)
+
+    async def _reconcile(self, key: Key, turn: AsyncExitStack) -> None:
         began = asyncio.get_running_loop().time()
         result, again = "success", None
         try:
             if (refresh := self._refresh.get(key.concern)) is not None:
+                await turn.aclose()
                 # A status sums up all reports, and a report needs all slices.
                 current = self._is_current()
                 again = await refresh(key.name.name) if current else OUTDATED_SECONDS
             else:
-                again = await self._announce_problems(key)
+                again = await self._announce_problems(key, turn)
         except Exception as error:
             result = "error"
             if isinstance(error, NotWrittenError | ApiError):
@@ -327,49 +359,38 @@ class Reconciler:
             if again is not None:
                 self._queue.add_after(key, again)
         finally:
-            self._queue.done(key)
+            goes_on_in = self._queue.done(key)
+        if goes_on_in == SELECTORS:  # it is not checked yet
+            return
         seconds = asyncio.get_running_loop().time() - began
         self._metrics.reconcile_seconds.labels(key.concern, result).observe(seconds)
 
-    async def _announce_problems(self, key: Key) -> float | None:
+    async def _announce_problems(self, key: Key, turn: AsyncExitStack) -> float | None:
         """Announce the problems of an object; return in how many seconds to check it again."""
         concern, name = self._concerns[key.concern], key.name
         if not self._is_current():
             return OUTDATED_SECONDS
-        urgent = key.concern == URGENT
-        budgets = self._urgent_budgets if urgent else self._budgets
-        wait_seconds = budgets.wait_seconds(name.namespace)
-        spare = self._queue.is_spare(key)
-        if wait_seconds > 0 and not spare:
-            self._queue.defer(key, wait_seconds)
-            return None
-        payer = "" if spare else name.namespace  # nobody else wanted the time
-        with self._charged(budgets, payer):
-            expressions = concern.expressions(name) if concern.expressions else ()
-        try:
-            retry = await self._evaluation.prepare(expressions, namespace=name.namespace)
-        except BusyError as error:
-            # It soon has outcomes, and an explanation without them costs as much.
-            return error.retry_seconds
-        # One at a time: checking all devices of a large cluster takes a tenth of a second.
-        async with nullcontext() if urgent else self._turns.turn(name.namespace):
-            await (asyncio.sleep(0) if urgent else self._yield_to_urgent())
-            if retry is None:
-                await self._prepare(concern, name, payer)
-            lost = self._evaluation.lost(expressions) and retry is None
-            if lost or not self._is_current():
-                return OUTDATED_SECONDS
-            unsettled = self._unsettled_seconds(concern, name)
-            began = self._clock()
-            with self._charged(budgets, payer):
-                found = concern.problems(name, unsettled <= 0)
-            if not urgent:
-                self._check_seconds = self._clock() - began
+        with self._charged(key):
+            expressions = self._expressions(key)
+            if self._evaluation.first_missing(expressions) is not None:
+                self._queue.move(key, SELECTORS)
+                return None
+            retry = self._evaluation.retry_seconds(expressions)
+        await (asyncio.sleep(0) if key.concern == URGENT else self._yield_to_urgent())
+        for _ in self._parts(key) if retry is None else ():
+            await self._yield_to_urgent()
+        lost = self._evaluation.lost(expressions) and retry is None
+        if lost or not self._is_current():
+            return OUTDATED_SECONDS
+        unsettled = self._unsettled_seconds(concern, name)
+        with self._charged(key):
+            found = concern.problems(name, unsettled <= 0)
+        await turn.aclose()
         # At once: the announcer may ask for a remedy in the world with these problems.
         pauses = [
             await self._announcer.announce(
                 uid,
-                [self._with_charge(each, budgets, payer) for each in reasons],
+                [self._with_charge(each, key) for each in reasons],
                 wake=partial(self._queue.add, key),
                 once=concern.once,
                 as_old_as=next(iter(found)),
@@ -380,40 +401,47 @@ class Reconciler:
             pauses += [retry, unsettled if unsettled > 0 else None]
         return min((each for each in pauses if each is not None), default=None)
 
-    async def _prepare(self, concern: Concern, name: Name, payer: str) -> None:
-        parts = concern.prepare(name)
+    def _expressions(self, key: Key) -> Sequence[str]:
+        """Return the selectors that must be evaluated before an object is checked."""
+        expressions_of = self._concerns[key.concern].expressions
+        return expressions_of(key.name) if expressions_of is not None else ()
+
+    def _parts(self, key: Key) -> Iterator[None]:
+        """Do the long part of a check, and yield in between."""
+        parts = self._concerns[key.concern].prepare(key.name)
         while True:
-            began = self._clock()
-            with self._charged(self._budgets, payer):
+            with self._charged(key):
                 is_last = next(parts, parts) is parts
             if is_last:
                 return
-            self._check_seconds = self._clock() - began
-            await self._yield_to_urgent()
+            yield
 
     async def _yield_to_urgent(self) -> None:
         """Leave urgent checks and their Events the time that the last other check took."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._check_seconds
         await asyncio.sleep(0)
-        while self._queue.is_urgent() and loop.time() < until:  # noqa: ASYNC110 - it is short
+        while self._queue.is_busy(URGENT_CHECKS) and loop.time() < until:  # noqa: ASYNC110 - it is short
             await asyncio.sleep(YIELD_SECONDS)
 
     @contextmanager
-    def _charged(self, budgets: TimeBudgets, namespace: str) -> Generator[None]:
-        """Take the time of some work from a namespace's budget."""
+    def _charged(self, key: Key) -> Generator[None]:
+        """Take the time of some work from the owner of a key."""
         began = self._clock()
         try:
             yield
         finally:
-            budgets.charge(namespace, self._clock() - began)
+            seconds = self._clock() - began
+            self._queue.charge(key, seconds)
+            if key.concern != URGENT:
+                self._check_seconds = seconds
 
-    def _with_charge(self, reason: Reason, budgets: TimeBudgets, namespace: str) -> Reason:
+    def _with_charge(self, reason: Reason, key: Key) -> Reason:
         """Return a reason whose searches for an Event, which take longest, are charged, too."""
 
         def charged(search: Callable[[], T]) -> Callable[[], T]:
             def searched() -> T:
-                with self._charged(budgets, namespace):
+                with self._charged(key):
                     return search()
 
             return searched

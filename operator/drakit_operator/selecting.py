@@ -5,26 +5,26 @@ The evaluator may block for seconds, so it runs in a thread; its questions and o
 data. Each selector is evaluated alone. One that fails counts as not evaluated: the pods that need
 it get no Event about it, and are explained again when another attempt may succeed.
 
-There is one evaluator, and anyone can write selectors that take long. So the time of evaluations is
-a budget of the namespace that asks, and a selector that took too long is remembered by its text.
+There is one evaluator, and anyone can write selectors that take long. So it is asked one question
+at a time, which it answers in a second or two, and the queue decides for which object. A selector
+that took too long is remembered by its text.
 
-It must not know pods, queues, or how CEL is evaluated.
+Does not depend on pods, queues, or how CEL is evaluated.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from drakit_daemon.logs import ProblemLog
 from drakit_explain.cel.helper import HelperError, QuestionError
+from drakit_explain.model import SliceFacts
 from drakit_explain.recent import keep
 from drakit_explain.selectors import Evaluations, FeatureGates, Outcome, Selectors, evaluate
-from drakit_explain.world import World
-from drakit_operator.budgets import TimeBudgets, Turns
+from drakit_explain.world import Reachable, World
 
 logger = logging.getLogger(__name__)
 
@@ -39,51 +39,22 @@ EXPENSIVE_SECONDS = 300.0
 """Time in which a selector that took too long for some devices counts as such for all others: they
 change far more often than selectors."""
 
-BUDGET_SECONDS = 15.0
-"""Seconds of evaluation for a namespace at once: some expressions for 200,000 devices. An evaluator
-that hangs takes 10 s."""
-
-BUDGET_SHARE = 0.25
-"""Seconds of evaluation that come back to a namespace each second."""
-
-BUSY_SECONDS = 0.5
-"""Pause of an object while another one of its namespace waits for the evaluator."""
-
-BUSY_STEP_SECONDS = 0.01
-"""What is added for each other object that has such a pause: thousands must not poll at once."""
-
 MAX_OF_OBJECT = 64
 """Different selectors of one object, those of its classes included; with more, the object is not
 evaluated. A pod of 16 claims can have 131,072."""
 
-P = ParamSpec("P")
-Answered = TypeVar("Answered")
-
-
-class BusyError(Exception):
-    """Another object of the namespace waits for the evaluator."""
-
-    def __init__(self, retry_seconds: float) -> None:
-        super().__init__("another object of the namespace waits for the evaluator")
-        self.retry_seconds: float = retry_seconds
-
 
 class SelectorEvaluation:
-    """Keeps the outcomes of selectors up to date. Not for threads."""
+    """Keeps the outcomes of selectors up to date. Not thread-safe."""
 
-    def __init__(
-        self, world: World, selectors: Selectors, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """
-        :param clock: measures evaluations, in seconds.
-        """
+    def __init__(self, world: World, selectors: Selectors) -> None:
         self._world = world
         self._selectors = selectors
-        self._clock = clock
-        self._budgets = TimeBudgets(seconds=BUDGET_SECONDS, share=BUDGET_SHARE)
-        self._turns = Turns(self._budgets)
-        self._pauses = TimeBudgets(seconds=0, share=1)
-        """The pauses of objects, as if they were work: each comes after the others."""
+        self._asking = asyncio.Lock()
+        self._reachable: Sequence[Reachable] = ()
+        self._slices: list[SliceFacts] = []
+        self._unavailable_until = 0.0
+        """When the evaluator, which has failed, is asked again (loop clock)."""
 
         self._gates: FeatureGates | None = None
         self._gates_known = asyncio.Event()
@@ -104,7 +75,7 @@ class SelectorEvaluation:
         Gates that were known stay in force. Return whether known outcomes were dropped.
         """
         wanted = gates or self._gates or FeatureGates()
-        async with self._turns.turn(""):
+        async with self._asking:
             dropped = self._gates is not None and wanted != self._gates
             if wanted != self._gates:
                 self._gates = wanted
@@ -123,33 +94,55 @@ class SelectorEvaluation:
             self._gates_known.set()
         return dropped
 
-    async def prepare(self, expressions: Sequence[str], *, namespace: str = "") -> float | None:
-        """
-        Evaluate these selectors for all slices, as far as that is not done yet.
-
-        Return None if all are evaluated, otherwise after how many seconds to try again.
-
-        :param namespace: the time is taken from its budget.
-        :raises BusyError: another object of the namespace waits.
-        """
-        wanted = dict.fromkeys(expressions)
-        if not wanted or len(wanted) > MAX_OF_OBJECT:
+    def first_missing(self, expressions: Sequence[str]) -> str | None:
+        """Return the first selector about which the evaluator can be asked now; None if there is
+        none."""
+        wanted, now = dict.fromkeys(expressions), asyncio.get_running_loop().time()
+        if len(wanted) > MAX_OF_OBJECT or self._unavailable_until > now:
             return None
+        index = self._world.selectors
+        for each in wanted:
+            if self._refused.get(each, 0.0) <= now and (index.unread([each]) or self._needed(each)):
+                return each
+        return None
+
+    def retry_seconds(self, expressions: Sequence[str]) -> float | None:
+        """Return in how many seconds the evaluator can be asked about a selector that it did not
+        evaluate; None if there is none."""
+        wanted, now = dict.fromkeys(expressions), asyncio.get_running_loop().time()
+        if len(wanted) > MAX_OF_OBJECT:
+            return None
+        index = self._world.selectors
+        times = [self._refused[each] for each in wanted if each in self._refused]
+        if self._unavailable_until > now and any(
+            index.unread([each]) or self._needed(each) for each in wanted
+        ):
+            times.append(self._unavailable_until)
+        return min((at - now for at in times if at > now), default=None)
+
+    async def ask(self, expression: str, *, namespace: str) -> None:
+        """
+        Ask the evaluator one question about a selector, for the slices that need its answer.
+
+        :param namespace: what the answer needs in memory is taken from its share.
+        """
         await self._wait_for_gates()
-        retries: list[float] = []
-        for expression in wanted:
-            if not self._is_missing(expression):
-                continue
-            if namespace and self._turns.is_waiting(namespace):
-                # The workers are for other namespaces, too.
-                self._pauses.charge(namespace, BUSY_STEP_SECONDS)
-                raise BusyError(BUSY_SECONDS + self._pauses.used_seconds(namespace))
-            # One at a time: pods with other selectors get their turn in between.
-            async with self._turns.turn(namespace):
-                retry = await self._prepare(expression, namespace)
-            if retry is not None:
-                retries.append(retry)
-        return min(retries, default=None)
+        async with self._asking:
+            now = asyncio.get_running_loop().time()
+            try:
+                await self._ask(expression, namespace)
+            except QuestionError as error:
+                logger.warning(
+                    "a selector cannot be evaluated",
+                    extra={"expression": expression, "error": str(error)},
+                )
+                keep(self._refused, expression, now + error.retry_seconds, limit=MAX_REMEMBERED)
+            except HelperError as error:
+                self._problems.report(str(error))
+                self._unavailable_until = now + error.retry_seconds
+            else:
+                self._problems.report(None)
+                self._refused.pop(expression, None)
 
     def lost(self, expressions: Sequence[str]) -> bool:
         """Return whether outcomes were dropped for those of other objects after `prepare`."""
@@ -158,10 +151,6 @@ class SelectorEvaluation:
             return False
         return any(each not in self._refused for each in self._world.selectors.unread(wanted))
 
-    def _is_missing(self, expression: str) -> bool:
-        """Return whether the evaluator must be asked about a selector."""
-        return bool(self._world.selectors.unread([expression]) or self._needed(expression))
-
     async def _wait_for_gates(self) -> None:
         try:
             async with asyncio.timeout(GATES_SECONDS):
@@ -169,67 +158,31 @@ class SelectorEvaluation:
         except TimeoutError:
             await self.use(None)
 
-    async def _prepare(self, expression: str, namespace: str) -> float | None:
-        now = asyncio.get_running_loop().time()
-        if (left := self._refused.get(expression, 0.0) - now) > 0:
-            return left
-        try:
-            left = await self._evaluate(expression, namespace)
-        except QuestionError as error:
-            logger.warning(
-                "a selector cannot be evaluated",
-                extra={"expression": expression, "error": str(error)},
-            )
-            keep(self._refused, expression, now + error.retry_seconds, limit=MAX_REMEMBERED)
-            return error.retry_seconds
-        except HelperError as error:
-            self._problems.report(str(error))
-            return error.retry_seconds
-        self._refused.pop(expression, None)
-        return left
-
-    async def _evaluate(self, expression: str, namespace: str) -> float | None:
-        """Evaluate for all slices; return after how many seconds to go on, None if it is done."""
+    async def _ask(self, expression: str, namespace: str) -> None:
         index = self._world.selectors
         if unread := index.unread([expression]):
-            if (left := self._budgets.wait_seconds(namespace)) > 0:
-                return left
-            reads = await self._ask(namespace, self._selectors.reads, unread)
+            reads = await asyncio.to_thread(self._selectors.reads, unread)
             index.learn(dict(zip(unread, reads, strict=True)), owner=namespace)
-        while needed := self._needed(expression):
-            # Each time: one question takes a second at most, but there may be a hundred.
-            if (left := self._budgets.wait_seconds(namespace)) > 0:
-                return left
-            for each, devices in needed.devices.items():
-                index.store(needed, {each: await self._outcomes(each, devices, namespace)})
-        return None
+            return
+        needed = self._needed(expression)
+        for devices in needed.devices.values():
+            index.store(needed, {expression: await self._outcomes(expression, devices)})
 
     async def _outcomes(
-        self, expression: str, devices: Sequence[Mapping[str, Any]], namespace: str
+        self, expression: str, devices: Sequence[Mapping[str, Any]]
     ) -> Sequence[Outcome]:
         now = asyncio.get_running_loop().time()
         until, outcome = self._expensive.get(expression, (0.0, Outcome()))
         if until > now:
             return [outcome] * len(devices)
-        outcomes = await self._ask(namespace, evaluate, self._selectors, expression, devices)
+        outcomes = await asyncio.to_thread(evaluate, self._selectors, expression, devices)
         if outcomes and outcomes[-1].expensive:
             entry = now + EXPENSIVE_SECONDS, outcomes[-1]
             keep(self._expensive, expression, entry, limit=MAX_REMEMBERED)
         return outcomes
 
-    async def _ask(
-        self, namespace: str, question: Callable[P, Answered], *args: P.args, **kwargs: P.kwargs
-    ) -> Answered:
-        """Ask the evaluator in a thread, and take the time from the namespace's budget."""
-        began = self._clock()
-        try:
-            answer = await asyncio.to_thread(question, *args, **kwargs)
-        finally:
-            self._budgets.charge(namespace, self._clock() - began)
-        self._problems.report(None)
-        return answer
-
     def _needed(self, expression: str) -> Evaluations:
         world = self._world
-        slices = [each.slice for each in world.reachable()]
-        return world.selectors.needed([expression], slices, version=world.slices_revision)
+        if self._reachable is not (reachable := world.reachable()):
+            self._reachable, self._slices = reachable, [each.slice for each in reachable]
+        return world.selectors.needed([expression], self._slices, version=world.slices_revision)

@@ -6,12 +6,11 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from drakit_daemon.kube import UnavailableError
-from drakit_daemon.kube.queue import WorkQueue
 from drakit_explain.cel.library import Library
 from drakit_operator.announcing import Announcer, Timing
 from drakit_operator.kinds import name_of
 from drakit_operator.metrics import Metrics
-from drakit_operator.reconciler import URGENT, Reconciler
+from drakit_operator.reconciler import Reconciler, new_queue
 from drakit_operator.store import Store
 
 GPU = {"metadata": {"name": "gpu.example", "uid": "k"}, "spec": {}}
@@ -30,9 +29,7 @@ class Bench:
         self.notes = {}
         self.failures = failures
         self.store = store or Store()
-        self.queue = WorkQueue(
-            group_of=lambda key: key.concern, owner_of=lambda key: key.name.namespace, urgent=URGENT
-        )
+        self.queue = new_queue(retry_limit_seconds=300.0)
         self.metrics = Metrics()
         self.current = True
         self.refreshed = []
@@ -71,11 +68,14 @@ class Bench:
 
     @asynccontextmanager
     async def running(self):
-        worker = asyncio.create_task(self.reconciler.work())
+        reconciler = self.reconciler
+        parts = (reconciler.work(), reconciler.work(urgent=True), reconciler.evaluate())
+        tasks = [asyncio.create_task(each) for each in parts]
         try:
             yield self
         finally:
-            worker.cancel()
+            for task in tasks:
+                task.cancel()
             self.queue.close()
 
     def see(self, kind, body, *, gone=False):

@@ -1,22 +1,34 @@
 """
-A work queue of keys: many changes of one object are one piece of work; failures are retried later.
+A fair queue of keys: many changes of one object are one piece of work; failures are retried later.
+
+A key is in one lane at a time. A lane has workers of its own, so none waits for the work of another
+lane. Its rules decide who pays, whose turn it is, and when:
+
+1. Each key has an owner, who pays for its work: the time that the workers measure.
+2. The next key of a lane is one of the owner who has used the least time of the lane. Owners who
+   have used as much take turns. The keys of an owner keep their order.
+3. An owner without work does not save time: with its next key, it counts as someone who has used
+   :data:`CREDIT_SECONDS` less than the owner whose turn it last was.
+
+So an owner with little work waits only for the key in progress, however many others have more.
+These share the rest of the time, and none is left unused. :class:`Turns` has the same rules.
 
 While a worker has a key, no other worker gets it; if the key is added meanwhile, it is queued again
-afterwards. Groups of keys take turns, and so do the owners of a group's keys: none waits for all
-keys of another. Time is the loop's. The workers decide what a key means.
-
-Keys can be deferred: they wait for a time, but a worker without other work takes them before.
+afterwards. Time is the loop's. The workers decide what a key means.
 
 A key is in the queue once, so the owner's objects are its bound.
 
-It must not know Kubernetes. It belongs to one loop; from elsewhere use ``call_soon_threadsafe``.
+Does not depend on Kubernetes. It belongs to one loop; from elsewhere use ``call_soon_threadsafe``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
@@ -26,8 +38,15 @@ from drakit_daemon.backoff import Backoff
 Key = TypeVar("Key", bound=Hashable)
 
 
-URGENT_IN_A_ROW = 4
-"""Urgent keys after which another group is next: anyone can change claims, which are urgent."""
+CREDIT_SECONDS = 1.0
+"""How far an owner without work falls behind the others: a burst of a hundred keys comes before
+those of owners that are always busy."""
+
+KEY_SECONDS = 0.0001
+"""What a key costs at least: an owner whose keys cost nothing must not keep the others waiting."""
+
+MANY_OWNERS = 1000
+"""Owners with an account, before those with the whole credit are dropped."""
 
 OUTDATED = 1000
 """Outdated entries of the heap that are kept, beside as many as keys wait: a key that is checked
@@ -37,6 +56,45 @@ DUE_AT_ONCE = 1000
 """Keys that become ready in one turn of the loop: 100,000 can be due at the same time."""
 
 
+class FairShare:
+    """The seconds that owners have used of one resource, and whose turn it is."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, float] = {}
+        self._reached = 0.0
+        """What the owner had used whose turn it last was; it never becomes less."""
+
+        self._many = MANY_OWNERS
+
+    def enter(self, owner: str) -> None:
+        """Note that an owner has work again."""
+        self._used[owner] = max(self._used.get(owner, 0.0), self._reached - CREDIT_SECONDS)
+        if len(self._used) > self._many:
+            least = self._reached - CREDIT_SECONDS
+            self._used = {each: used for each, used in self._used.items() if used >= least}
+            self._many = 2 * len(self._used) + MANY_OWNERS
+
+    def choose(self, owners: Iterable[str]) -> str:
+        """Return the first of the owners, of which each has entered, that have used least."""
+        owner = min(owners, key=self._used.__getitem__)
+        self._reached = max(self._reached, self._used[owner])
+        return owner
+
+    def charge(self, owner: str, seconds: float) -> None:
+        """Take the time of work from an owner."""
+        used = self._used.get(owner, self._reached - CREDIT_SECONDS)
+        self._used[owner] = used + max(seconds, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class _Lane(Generic[Key]):
+    ready: dict[str, deque[Key]] = field(default_factory=dict[str, "deque[Key]"])
+    """By owner, in the order of their turns."""
+
+    share: FairShare = field(default_factory=FairShare)
+    getters: deque[asyncio.Future[None]] = field(default_factory=deque["asyncio.Future[None]"])
+
+
 class WorkQueue(Generic[Key]):
     """
     Keys to be worked on, each once.
@@ -44,7 +102,7 @@ class WorkQueue(Generic[Key]):
         while True:
             key = await queue.get()
             try:
-                await reconcile(key)
+                queue.charge(key, await reconcile(key))
             except Exception:
                 queue.retry(key)
             else:
@@ -58,42 +116,32 @@ class WorkQueue(Generic[Key]):
         *,
         retry_seconds: float = 0.5,
         retry_limit_seconds: float = 300.0,
-        group_of: Callable[[Key], str] = lambda key: "",
         owner_of: Callable[[Key], str] = lambda key: "",
-        urgent: str | None = None,
+        lanes: Sequence[str] = ("",),
+        lane_of: Callable[[Key], str] = lambda key: "",
     ) -> None:
         """
         Make an empty queue.
 
-        :param group_of: returns the group of a key. Groups with ready keys take turns.
-        :param owner_of: returns the owner of a key. Owners take turns within a group.
-        :param urgent: the group that comes before the others. Every fifth turn is another one's
-            nevertheless, so that urgent keys cannot keep the others waiting.
+        :param owner_of: returns the owner of a key.
+        :param lane_of: returns the lane in which a key starts.
         """
         self._retry_seconds = retry_seconds
         self._retry_limit_seconds = retry_limit_seconds
-        self._group_of = group_of
         self._owner_of = owner_of
-        self._urgent = urgent
-        # By group and owner, both in the order of their turns.
-        self._ready: dict[str, dict[str, deque[Key]]] = {}
+        self._lane_of = lane_of
+        self._lanes: dict[str, _Lane[Key]] = {name: _Lane() for name in lanes}
         self._ready_keys: set[Key] = set()
-        self._deferred: dict[Key, None] = {}  # those of `_waiting` that idle workers take
-        self._spare: set[Key] = set()  # deferred keys in progress that were taken before their time
         self._waiting: dict[Key, float] = {}  # until when
         self._due: list[tuple[float, int, Key]] = []  # a heap; outdated if not in `_waiting`
         self._numbers = count()  # keys of one time are not compared
         self._timer: asyncio.TimerHandle | None = None  # one for all keys
         self._timer_at = 0.0  # uvloop's handles do not have a time if they are due at once
-        self._working: set[Key] = set()
-        self._again: set[Key] = set()  # added while they were in progress
+        self._working: dict[Key, str] = {}  # in which lane
+        self._again: dict[Key, str] = {}  # keys in progress, and the lane in which they go on
         self._backoffs: dict[Key, Backoff] = {}
-        self._getters: deque[asyncio.Future[None]] = deque()
-        self._urgent_getters: deque[asyncio.Future[None]] = deque()
         self._progress_at = float("-inf")
         """When a worker last took a key or was done with one, or the first key became ready."""
-
-        self._urgent_row = 0  # urgent keys since the last other one
 
     def __len__(self) -> int:
         """The number of keys that are ready or waiting."""
@@ -102,16 +150,26 @@ class WorkQueue(Generic[Key]):
     def add(self, key: Key) -> None:
         """Queue a key."""
         self._waiting.pop(key, None)
-        self._deferred.pop(key, None)
         if key in self._working:
-            self._again.add(key)
+            self._again.setdefault(key, self._lane_of(key))
         elif key not in self._ready_keys:
-            if not self._ready:
-                self._progress_at = asyncio.get_running_loop().time()
-            self._ready_keys.add(key)
-            owners = self._ready.setdefault(self._group_of(key), {})
-            owners.setdefault(self._owner_of(key), deque()).append(key)
-            self._wake_getter()
+            self._put(key, self._lane_of(key))
+
+    def move(self, key: Key, lane: str) -> None:
+        """Queue a key that is in progress for the workers of another lane."""
+        self._waiting.pop(key, None)
+        self._again[key] = lane
+
+    def _put(self, key: Key, lane: str) -> None:
+        if not self._ready_keys:
+            self._progress_at = asyncio.get_running_loop().time()
+        self._ready_keys.add(key)
+        place, owner = self._lanes[lane], self._owner_of(key)
+        if owner not in place.ready:
+            place.ready[owner] = deque()
+            place.share.enter(owner)
+        place.ready[owner].append(key)
+        _wake_first(place.getters)
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Queue a key after some time, or before if it is added otherwise."""
@@ -124,29 +182,15 @@ class WorkQueue(Generic[Key]):
         if self._waiting.get(key, due + 1) <= due:
             return
         self._waiting[key] = due
-        self._deferred.pop(key, None)
         heappush(self._due, (due, next(self._numbers), key))
         if len(self._due) > 2 * len(self._waiting) + OUTDATED:
             self._due = [each for each in self._due if self._waiting.get(each[2]) == each[0]]
             heapify(self._due)
         self._set_timer()
 
-    def defer(self, key: Key, seconds: float) -> None:
-        """Queue a key after some time, or when a worker has nothing else to do."""
-        self.add_after(key, seconds)
-        if key in self._waiting:
-            self._deferred[key] = None
-            self._wake_getter()
-
-    def is_spare(self, key: Key) -> bool:
-        """Return whether a worker has a deferred key before its time, for want of other work."""
-        return key in self._spare
-
-    def is_urgent(self) -> bool:
-        """Return whether urgent keys are ready or in progress."""
-        return self._urgent in self._ready or any(
-            self._group_of(each) == self._urgent for each in self._working
-        )
+    def is_busy(self, lane: str) -> bool:
+        """Return whether keys of a lane are ready or in progress."""
+        return bool(self._lanes[lane].ready) or lane in self._working.values()
 
     def retry(self, key: Key) -> float:
         """Queue a key again after a failure; return the delay in seconds."""
@@ -167,65 +211,41 @@ class WorkQueue(Generic[Key]):
         backoff = self._backoffs.get(key)
         return backoff.failures if backoff else 0
 
-    async def get(self, *, urgent: bool = False) -> Key:
-        """
-        Wait for a key; no other worker gets it until :meth:`done`.
-
-        :param urgent: wait for urgent keys only.
-        """
-        while not self._can_take(urgent=urgent):
-            getters = self._urgent_getters if urgent else self._getters
+    async def get(self, lane: str = "") -> Key:
+        """Wait for a key of a lane; no other worker gets it until :meth:`done`."""
+        place = self._lanes[lane]
+        while not place.ready:
             getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            getters.append(getter)
+            place.getters.append(getter)
             try:
                 await getter
             except asyncio.CancelledError:
                 # Woken and canceled at the same time: the key is for another worker.
-                if getter.done() and not getter.cancelled() and self._can_take():
-                    self._wake_getter()
+                if getter.done() and not getter.cancelled() and place.ready:
+                    _wake_first(place.getters)
                 raise
         self._progress_at = asyncio.get_running_loop().time()
-        if not self._ready:
-            key = next(self._idle_keys())
-            del self._deferred[key], self._waiting[key]
-            self._spare.add(key)
-            self._working.add(key)
-            return key
-        group = next(iter(self._ready))
-        if urgent or (self._urgent in self._ready and self._urgent_row < URGENT_IN_A_ROW):
-            group = self._urgent or ""
-        if not urgent:
-            self._urgent_row = self._urgent_row + 1 if group == self._urgent else 0
-        owners = self._ready.pop(group)
-        owner = next(iter(owners))
-        keys = owners.pop(owner)
+        owner = place.share.choose(place.ready)
+        keys = place.ready.pop(owner)
         key = keys.popleft()
         if keys:
-            owners[owner] = keys  # behind the others
-        if owners:
-            self._ready[group] = owners
+            place.ready[owner] = keys  # behind the others
+        place.share.charge(owner, KEY_SECONDS)
         self._ready_keys.discard(key)
-        self._working.add(key)
+        self._working[key] = lane
         return key
 
-    def _can_take(self, *, urgent: bool = False) -> bool:
-        if urgent:
-            return self._urgent in self._ready
-        return bool(self._ready) or any(True for _ in self._idle_keys())
+    def charge(self, key: Key, seconds: float) -> None:
+        """Take the time of work from the owner of a key that is in progress."""
+        self._lanes[self._working[key]].share.charge(self._owner_of(key), seconds)
 
-    def _idle_keys(self) -> Iterator[Key]:
-        return (each for each in self._deferred if each not in self._working)
-
-    def done(self, key: Key) -> None:
-        """End the work on a key, with or without success."""
-        self._working.discard(key)
-        self._spare.discard(key)
+    def done(self, key: Key) -> str | None:
+        """End the work on a key, with or without success. Return the lane in which it goes on."""
+        del self._working[key]
         self._progress_at = asyncio.get_running_loop().time()
-        if key in self._again:
-            self._again.discard(key)
-            self.add(key)
-        elif key in self._deferred:
-            self._wake_getter()
+        if (lane := self._again.pop(key, None)) is not None:
+            self._put(key, lane)
+        return lane
 
     def stalled_seconds(self) -> float:
         """
@@ -233,7 +253,7 @@ class WorkQueue(Generic[Key]):
 
         The age of a key is no sign of a hang: a tenant can make more work than the workers can do.
         """
-        if not self._ready:
+        if not self._ready_keys:
             return 0.0
         return asyncio.get_running_loop().time() - self._progress_at
 
@@ -241,10 +261,10 @@ class WorkQueue(Generic[Key]):
         """Drop all keys and the timer. The owner of the workers cancels them."""
         if self._timer is not None:
             self._timer.cancel()
-        for keys in (self._ready, self._ready_keys, self._waiting, self._due, self._again):
+        for lane in self._lanes.values():
+            lane.ready.clear()
+        for keys in (self._ready_keys, self._waiting, self._due, self._again, self._backoffs):
             keys.clear()
-        self._deferred.clear()
-        self._backoffs.clear()
 
     def _set_timer(self) -> None:
         if not self._due:
@@ -268,11 +288,6 @@ class WorkQueue(Generic[Key]):
                 self.add(key)
         self._set_timer()
 
-    def _wake_getter(self) -> None:
-        if self._urgent in self._ready:
-            _wake_first(self._urgent_getters)
-        _wake_first(self._getters)
-
 
 def _wake_first(getters: deque[asyncio.Future[None]]) -> None:
     while getters:
@@ -280,3 +295,51 @@ def _wake_first(getters: deque[asyncio.Future[None]]) -> None:
         if not getter.done():
             getter.set_result(None)
             return
+
+
+class Turns:
+    """Turns of one caller after the other, by the rules of a lane. Not thread-safe."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        :param clock: measures turns, in seconds.
+        """
+        self._clock = clock
+        self._share = FairShare()
+        self._busy = False
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def turn(self, owner: str) -> AsyncGenerator[None]:
+        """Wait for a turn, and keep it until the end of the block; the owner pays for it."""
+        if owner not in self._waiting:
+            self._share.enter(owner)
+        if self._busy:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(owner, deque()).append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._hand_over()  # the turn came with the cancellation
+                raise
+        self._busy = True
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._share.charge(owner, self._clock() - began)
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give the turn to the next one; it stays taken, so that no other comes in between."""
+        self._busy = False
+        while self._waiting and not self._busy:
+            owner = self._share.choose(self._waiting)
+            waiters = self._waiting.pop(owner)
+            waiter = waiters.popleft()
+            if waiters:
+                self._waiting[owner] = waiters  # behind the others
+            if not waiter.done():
+                waiter.set_result(None)
+                self._busy = True

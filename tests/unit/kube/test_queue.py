@@ -1,17 +1,14 @@
 """The work queue of keys, on a virtual clock."""
 
 import asyncio
+import itertools
 import weakref
 
 import pytest
 
-from drakit_daemon.kube.queue import WorkQueue
+from drakit_daemon.kube.queue import CREDIT_SECONDS, MANY_OWNERS, Turns, WorkQueue
 
 pytestmark = pytest.mark.looptime
-
-
-def kind_of(key):
-    return key.partition("-")[0]
 
 
 async def nothing(queue):
@@ -123,112 +120,189 @@ async def test_a_queue_without_progress_is_stalled_however_old_its_keys_are():
     assert queue.stalled_seconds() == 0, "nothing is ready"
 
 
-async def test_urgent_keys_that_come_without_end_do_not_keep_others_waiting():
-    queue = WorkQueue[str](group_of=kind_of, urgent="claim")
-    queue.add("pod-1")
-    queue.add("pod-2")
-    found = []
-    for number in range(12):
-        queue.add(f"claim-{number}")
-        queue.add(f"claim-{number}-again")
-        found.append(await queue.get())
-    assert [found.index("pod-1"), found.index("pod-2")] == [4, 9]
+# ---------------------------------------------------------------- whose turn it is
+
+
+def owner_of(key):
+    return key.partition("-")[0]
+
+
+async def served(arrivals, *, costs, until=1000.0):
+    """
+    Return when one worker takes each key, by key.
+
+    :param arrivals: keys, by the time at which they are added.
+    :param costs: the seconds that the keys of each owner take; 0.1 for all others.
+    """
+    queue, loop, taken = WorkQueue[str](owner_of=owner_of), asyncio.get_running_loop(), {}
+
+    async def work():
+        while True:
+            key = await queue.get()
+            taken[key] = round(loop.time(), 1)
+            cost = costs.get(owner_of(key), 0.1)
+            await asyncio.sleep(cost)
+            queue.charge(key, cost)
+            queue.done(key)
+
+    worker = asyncio.create_task(work())
+    for at, keys in arrivals.items():
+        await asyncio.sleep(at - loop.time())
+        for key in keys:
+            queue.add(key)
+    while len(queue) and loop.time() < until:
+        await asyncio.sleep(1)
+    worker.cancel()
+    queue.close()
+    return taken
+
+
+def keys(owner, number):
+    return [f"{owner}-{each}" for each in range(number)]
 
 
 @pytest.mark.parametrize(
-    ("added", "got"),
+    ("costs", "owners", "order"),
     [
         pytest.param(
-            "pod-1 pod-2 claim-1 claim-2", "claim-1 claim-2 pod-1 pod-2", id="urgent-first"
+            {},
+            {"a": 3, "b": 2, "c": 1},
+            "a-0 b-0 c-0 a-1 b-1 a-2",
+            id="owners-take-turns-however-many-keys-one-has",
         ),
         pytest.param(
-            "pod-1 pod-2 pod-3 node-1 node-2 slice-1",
-            "pod-1 node-1 slice-1 pod-2 node-2 pod-3",
-            id="groups-take-turns",
+            {"slow": 0.3},
+            {"slow": 3, "fast": 5},
+            "slow-0 fast-0 fast-1 fast-2 slow-1 fast-3 fast-4 slow-2",
+            id="the-owner-that-has-used-less-time-comes-first",
+        ),
+        pytest.param(
+            {"free": 0.0},
+            {"free": 3, "a": 2},
+            "free-0 a-0 free-1 free-2 a-1",
+            id="keys-that-cost-nothing-come-first",
         ),
     ],
 )
-async def test_the_order_of_keys(added, got):
-    queue = WorkQueue[str](group_of=kind_of, urgent="claim")
-    for key in added.split():
-        queue.add(key)
-    assert [await queue.get() for _ in added.split()] == got.split()
-    assert len(queue) == 0
+async def test_the_order_of_keys(costs, owners, order):
+    added = [key for owner, number in owners.items() for key in keys(owner, number)]
+    taken = await served({0: added}, costs=costs)
+    assert list(taken) == order.split()
 
 
-async def test_an_urgent_key_that_was_added_during_its_work_is_urgent_again():
-    queue = WorkQueue[str](group_of=kind_of, urgent="claim")
-    queue.add("claim")
-    key = await queue.get()
-    queue.add("pod")
-    queue.add(key)
-    queue.done(key)
-    assert await queue.get() == "claim"
+@pytest.mark.parametrize(
+    ("others", "number", "seconds"),
+    [
+        pytest.param(1, 1, 1.0, id="one-key-waits-for-the-one-in-progress"),
+        pytest.param(200, 1, 1.0, id="however-many-others-there-are"),
+        pytest.param(200, 10, 2.0, id="with-a-burst-of-keys"),
+        pytest.param(20, 20, 40.0, id="a-larger-burst-shares-the-time-with-the-others"),
+    ],
+)
+async def test_an_owner_that_was_idle_waits_for_no_more_than_one_key_of_others(
+    others, number, seconds
+):
+    busy = [key for other in range(others) for key in keys(f"busy{other}", 600 // others)]
+    mine = keys("mine", number)
+    taken = await served(
+        {0: busy, 300.5: mine},
+        costs={owner_of(key): 1.0 for key in busy},
+        until=300.5 + seconds + 1,
+    )
+    assert max(taken.get(key, 1e9) for key in mine) <= 300.5 + seconds
 
 
-async def test_an_urgent_worker_gets_no_other_keys():
-    queue = WorkQueue[str](group_of=kind_of, urgent="claim")
-    workers = [asyncio.create_task(queue.get(urgent=True)) for _ in range(2)]
+async def test_an_owner_with_little_work_does_not_save_time_for_later():
+    quiet = {at: [f"quiet-early{at}"] for at in range(1, 100, 10)}
+    others = {0: keys("a", 90) + keys("b", 90)}
+    burst = {100: keys("quiet", 60)}
+    taken = await served(others | quiet | burst, costs=dict.fromkeys("ab", 1.0), until=115)
+    late = list(itertools.dropwhile(lambda key: key != "quiet-0", taken))
+    first = list(itertools.takewhile(lambda key: owner_of(key) == "quiet", late))
+    assert len(first) == pytest.approx(CREDIT_SECONDS / 0.1, abs=1)
+
+
+async def test_keys_in_another_lane_do_not_wait_for_those_of_the_first():
+    queue = WorkQueue[str](lanes=("", "urgent"), lane_of=lambda key: key.partition("-")[2])
+    workers = [asyncio.create_task(queue.get("urgent")) for _ in range(2)]
     await asyncio.sleep(0)
-    queue.add("pod-1")
-    queue.defer("pod-2", 5)
+    queue.add("a-")
     await asyncio.sleep(10)
     assert not any(each.done() for each in workers)
-    queue.add("claim-1")
-    assert await workers[0] == "claim-1"
-    assert queue.is_urgent()
-    assert [await queue.get(), await queue.get()] == ["pod-1", "pod-2"]
-    queue.done("claim-1")
-    assert not queue.is_urgent()
-    queue.add("claim-2")
-    assert await workers[1] == "claim-2"
+    queue.add("a-urgent")
+    assert await workers[0] == "a-urgent"
+    assert queue.is_busy("urgent")
+    assert await queue.get() == "a-"
+    queue.done("a-urgent")
+    assert not queue.is_busy("urgent")
+    queue.add("b-urgent")
+    assert await workers[1] == "b-urgent"
 
 
-async def test_a_deferred_key_comes_behind_all_others_or_when_its_time_has_come():
-    queue = WorkQueue[str](group_of=kind_of)
-    queue.defer("pod-late", 60)
-    queue.defer("pod-soon", 5)
-    queue.add("pod-1")
-    queue.add("node-1")
-    await asyncio.sleep(10)
-    assert [await queue.get() for _ in range(4)] == ["pod-1", "node-1", "pod-soon", "pod-late"]
-    assert [queue.is_spare(each) for each in ("pod-soon", "pod-late")] == [False, True]
-    queue.done("pod-late")
-    assert not queue.is_spare("pod-late")
-    assert len(queue) == 0
-
-
-async def test_an_idle_worker_gets_a_key_that_is_deferred_while_another_has_it():
-    queue = WorkQueue[str]()
+@pytest.mark.parametrize("changed", [False, True])
+async def test_a_key_that_moves_to_another_lane_is_in_one_lane_only(changed):
+    queue = WorkQueue[str](lanes=("", "other"))
     queue.add("a")
-    key = await queue.get()
-    idle = asyncio.create_task(queue.get())
-    await asyncio.sleep(0)
-    queue.defer(key, 60)
-    await asyncio.sleep(0)
-    assert not idle.done(), "no two workers have a key"
-    queue.done(key)
-    await asyncio.sleep(1)
-    assert idle.done()
+    await queue.get()
+    queue.move("a", "other")
+    if changed:
+        queue.add("a")
+    queue.done("a")
+    queue.add("a")
+    assert len(queue) == 1
+    assert not queue.is_busy("")
+    assert await queue.get("other") == "a"
+    queue.add("a")
+    queue.done("a")
+    assert await queue.get() == "a"
 
 
-async def test_owners_take_turns_within_a_group_however_many_keys_one_has():
-    queue = WorkQueue[str](group_of=kind_of, owner_of=lambda key: key.split("-")[1])
-    for key in ("pod-a-1", "pod-a-2", "pod-a-3", "pod-b-1", "pod-b-2", "node--1", "node--2"):
-        queue.add(key)
-    found = [await queue.get() for _ in range(3)]
-    queue.add("pod-c-1")
-    found += [await queue.get() for _ in range(5)]
-    assert [each for each in found if each.startswith("pod")] == [
-        "pod-a-1",
-        "pod-b-1",
-        "pod-a-2",
-        "pod-b-2",
-        "pod-c-1",
-        "pod-a-3",
-    ]
-    assert [found.index("node--1"), found.index("node--2")] == [1, 3]
-    assert len(queue) == 0
+async def test_owners_without_work_have_no_account():
+    queue = WorkQueue[str](owner_of=owner_of)
+    for number in range(3 * MANY_OWNERS):
+        queue.add(f"{number}-")
+        key = await queue.get()
+        queue.charge(key, CREDIT_SECONDS)
+        queue.done(key)
+        queue.add("busy-")
+        key = await queue.get()
+        queue.charge(key, 2 * CREDIT_SECONDS)
+        queue.done(key)
+    assert len(queue._lanes[""].share._used) <= 2 * MANY_OWNERS
+
+
+async def take(turns, owner, log):
+    async with turns.turn(owner):
+        log.append(owner)
+        await asyncio.sleep(1)
+
+
+async def test_the_next_turn_is_for_the_owner_that_has_used_least():
+    turns, log = Turns(clock=asyncio.get_running_loop().time), []
+    async with asyncio.TaskGroup() as group:
+        for owner in ("hostile", "hostile", "hostile", "innocent"):
+            group.create_task(take(turns, owner, log))
+    assert log == ["hostile", "innocent", "hostile", "hostile"]
+
+
+@pytest.mark.parametrize("at", ["before-its-turn", "with-its-turn"])
+async def test_a_turn_that_is_canceled_goes_to_the_next(at):
+    turns, log = Turns(), []
+    async with turns.turn("a"):
+        second = asyncio.create_task(take(turns, "b", log))
+        third = asyncio.create_task(take(turns, "c", log))
+        await asyncio.sleep(1)
+        if at == "before-its-turn":
+            second.cancel()
+            await asyncio.sleep(1)
+    second.cancel()
+    await asyncio.wait({second, third})
+    assert log == ["c"]
+    await take(turns, "d", log)
+    assert log == ["c", "d"]
+
+
+# ---------------------------------------------------------------- many keys
 
 
 KINDS = {"claim": 100_000, "pod": 35_000, "node": 5_000, "slice": 5_000, "template": 4_000}
@@ -236,7 +310,7 @@ FEW = {"class": 900, "policy": 100}
 
 
 async def test_a_sweep_of_150000_keys_reaches_every_kind_while_new_ones_keep_coming():
-    queue = WorkQueue[str](group_of=kind_of, urgent="claim")
+    queue = WorkQueue[str](owner_of=owner_of)
     kinds = KINDS | FEW
     for kind, number in kinds.items():
         for each in range(number):
@@ -252,7 +326,7 @@ async def test_a_sweep_of_150000_keys_reaches_every_kind_while_new_ones_keep_com
         worked += 1
         if worked % 100 == 0:
             await asyncio.sleep(0)  # as workers do after each key
-        first.setdefault(kind_of(key), worked)
+        first.setdefault(owner_of(key), worked)
         queue.add(key if key.startswith("pod") else f"claim-{worked % 100_000}")
     assert max(first.values()) < 100, "no kind waits for the many keys of another"
     assert worked < 400_000

@@ -1,6 +1,5 @@
-"""The budgets of namespaces: what counts, what is left of an object beyond them, and for whom."""
+"""The budget of the store: what counts, what is left of an object beyond it, and who loses."""
 
-import asyncio
 import gc
 import tracemalloc
 from dataclasses import replace
@@ -21,8 +20,7 @@ from drakit_explain.model import (
 )
 from drakit_explain.projection import project_claim, project_pod
 from drakit_formats.resource.nodes import NodeTerm, Requirement
-from drakit_operator import budgets as module
-from drakit_operator.budgets import ContentBudgets, TimeBudgets, Turns
+from drakit_operator.budgets import ContentBudgets
 from drakit_operator.store import Store
 
 LIMIT = 100_000
@@ -291,81 +289,3 @@ def test_a_pod_whose_content_is_not_known_is_stored_for_it_may_request_devices(s
     unread = PodFacts(namespace="lab", name="p", uid="p", placement=Placement(unread="large"))
     store.apply(PODS, store.admit(unread))
     assert store.world.pod("lab", "p") is not None
-
-
-# ---------------------------------------------------------------- time
-
-
-@pytest.mark.looptime
-async def test_time_is_paid_back_before_the_next_work():
-    times = TimeBudgets(seconds=10, share=0.5)
-    for _ in range(2):
-        assert times.wait_seconds("lab") == 0
-        times.charge("lab", 5)
-    assert times.wait_seconds("lab") == 0, "nothing is left, and nothing is owed"
-    times.charge("lab", 3)
-    assert times.wait_seconds("lab") == 6
-    await asyncio.sleep(6)
-    assert times.wait_seconds("lab") == 0
-    await asyncio.sleep(1000)
-    times.charge("lab", 11)
-    assert times.wait_seconds("lab") == 2, "no more than the budget is saved"
-
-
-@pytest.mark.looptime
-async def test_the_time_of_a_namespace_is_its_own_and_admins_have_no_limit():
-    times = TimeBudgets(seconds=10, share=0.5)
-    for namespace in ("lab", ""):
-        times.charge(namespace, 100)
-    assert times.wait_seconds("lab") == 180
-    assert times.wait_seconds("innocent") == times.wait_seconds("") == 0
-
-
-@pytest.mark.looptime
-async def test_namespaces_with_a_whole_budget_have_no_record(monkeypatch):
-    monkeypatch.setattr(module, "MAX_NAMESPACES", 2)
-    times = TimeBudgets(seconds=10, share=0.5)
-    times.charge("former", 1)
-    times.charge("lab", 100)
-    await asyncio.sleep(5)
-    times.charge("next", 1)
-    assert times._full_at.keys() == {"lab", "next"}
-    assert times.wait_seconds("lab") == 175
-
-
-async def take(turns, namespace, log, *, seconds=1.0):
-    async with turns.turn(namespace):
-        log.append(namespace)
-        await asyncio.sleep(seconds)
-
-
-async def test_the_next_turn_is_for_the_namespace_that_has_used_least():
-    budgets = TimeBudgets(seconds=15, share=0.25)
-    budgets.charge("hostile", 10)
-    budgets.charge("busy", 5)
-    turns, log = Turns(budgets), []
-    async with asyncio.TaskGroup() as group:
-        for namespace in ("hostile", "hostile", "busy", "innocent", ""):
-            group.create_task(take(turns, namespace, log))
-        await asyncio.sleep(0.5)
-        assert turns.is_waiting("hostile")
-        assert not turns.is_waiting("other")
-    assert log == ["hostile", "innocent", "", "busy", "hostile"]
-    assert not turns.is_waiting("hostile")
-
-
-@pytest.mark.parametrize("at", ["before-its-turn", "with-its-turn"])
-async def test_a_turn_that_is_canceled_goes_to_the_next(at):
-    turns, log = Turns(TimeBudgets(seconds=15, share=0.25)), []
-    async with turns.turn("a"):
-        second = asyncio.create_task(take(turns, "b", log))
-        third = asyncio.create_task(take(turns, "c", log))
-        await asyncio.sleep(1)
-        if at == "before-its-turn":
-            second.cancel()
-            await asyncio.sleep(1)
-    second.cancel()
-    await asyncio.wait({second, third})
-    assert log == ["c"]
-    await take(turns, "d", log)
-    assert log == ["c", "d"]

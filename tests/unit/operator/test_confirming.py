@@ -15,7 +15,6 @@ from drakit_explain.model import ObjectReference
 from drakit_operator.announcing import Announcer, Timing
 from drakit_operator.confirming import (
     AGAIN_SECONDS,
-    BUDGET_SECONDS,
     BUSY_SECONDS,
     MAX_KEPT,
     OUTDATED_SECONDS,
@@ -162,24 +161,6 @@ async def test_the_slices_of_many_nodes_are_read_once(place):
 
 
 @pytest.mark.looptime
-async def test_a_namespace_whose_questions_take_long_waits_and_others_do_not(place):
-    place.allocator.seconds = 40.0
-    assert await place.confirm(asked(), "hostile") is None
-    place.allocator.seconds = 0.0
-    assert await place.confirm(asked(), "hostile") > 60
-    assert await place.confirm(asked(), "lab") is None
-    assert len(place.allocator.bodies) == 2
-
-
-@pytest.mark.looptime
-async def test_both_questions_about_a_reason_are_paid(place):
-    await place.confirm(asked(), "lab")
-    place.allocator.answers, place.allocator.seconds = [DIFFERS], 10.0
-    await place.confirm(asked(), "lab")
-    assert await place.confirm(asked(), "lab") == pytest.approx(20.0, abs=1.0)
-
-
-@pytest.mark.looptime
 async def test_one_namespace_keeps_neither_the_workers_nor_the_turn():
     place = Place(seconds=5.0)
     loop = asyncio.get_running_loop()
@@ -191,17 +172,6 @@ async def test_one_namespace_keeps_neither_the_workers_nor_the_turn():
     await asyncio.sleep(0)
     assert await place.confirm(asked(), "lab") is None
     assert loop.time() < 15
-
-
-@pytest.mark.looptime
-async def test_a_question_that_waits_for_its_turn_does_not_exceed_the_budget():
-    place = Place(seconds=1.9)
-    place.confirm._budgets.charge("hostile", BUDGET_SECONDS - 1)
-    two = [asyncio.create_task(place.confirm(asked(), "hostile")) for _ in range(2)]
-    first, second = await asyncio.gather(*two)
-    assert first is None
-    assert second > 0
-    assert len(place.allocator.bodies) == 1
 
 
 POD = ObjectReference(api_version="v1", kind="Pod", namespace="lab", name="train", uid="u")

@@ -138,48 +138,46 @@ async def test_a_remedy_is_searched_before_the_facts_of_the_judgment_can_change(
     assert searched == judged != []
 
 
-@pytest.mark.parametrize(
-    ("idle", "expected"),
-    [(False, [1, 1, 11, 31, 51]), (True, [1, 1, 1, 1, 1])],
-    ids=["busy", "idle"],
-)
-@pytest.mark.parametrize("busy", ["selectors", "problems"])
-async def test_a_namespace_that_keeps_the_loop_busy_is_behind_the_others(
-    monkeypatch, busy, idle, expected
-):
+@pytest.mark.parametrize("busy", ["selectors", "problems", "remedy"])
+async def test_a_namespace_that_keeps_the_loop_busy_is_behind_the_others(monkeypatch, busy):
     passed, checked = [0.0], []
 
     def work(namespace, part):
         passed[0] += 10 if (namespace, part) == ("tenant", busy) else 0
+        return ""
 
     def expressions(explainer, pod):
         work(pod.namespace, "selectors")
         return []
 
     def check(name, world, explainer, *, settled):
-        checked.append((name.namespace, asyncio.get_running_loop().time()))
+        checked.append(name)
         work(name.namespace, "problems")
-        return {}
+        found = world.pod(*name)
+        waits = Reason(
+            code=Code.DEVICES_ALLOCATED,
+            sentence="it waits",
+            regarding=found.reference,
+            find_remedy=lambda: work(name.namespace, "remedy"),
+        )
+        return {found.uid: [waits]}
 
     monkeypatch.setattr("drakit_operator.reconciler.Explainer.expressions", expressions)
     monkeypatch.setattr("drakit_operator.reconciler.problems_of_pod", check)
     bench = Bench(clock=lambda: passed[0])
-    if not idle:
-        monkeypatch.setattr(bench.queue, "defer", bench.queue.add_after)
-    began = asyncio.get_running_loop().time()
-    for number in range(5):
-        metadata = {"namespace": "tenant", "name": str(number), "uid": str(number)}
-        bench.see(PODS, pod() | {"metadata": metadata})
-    bench.see(PODS, pod())
+    for namespace in ("tenant", "lab"):
+        for number in range(3):
+            uid = f"{namespace}-{number}"
+            metadata = {"namespace": namespace, "name": str(number), "uid": uid}
+            bench.see(PODS, pod() | {"metadata": metadata})
     async with bench.running():
-        await asyncio.sleep(100)
-    times = {
-        space: [round(at - began) for each, at in checked if each == space]
-        for space in ("tenant", "lab")
-    }
-    assert times["lab"] == [1]
-    assert times["tenant"] == expected, "15 s at once, then every other second, or when idle"
-    assert [each for each, _ in checked].index("lab") == 1, "namespaces take turns"
+        await asyncio.sleep(5)
+    assert checked == [
+        ("tenant", "0"),
+        *[("lab", str(number)) for number in range(3)],
+        ("tenant", "1"),
+        ("tenant", "2"),
+    ]
 
 
 async def test_a_claim_does_not_wait_for_the_pods_of_its_namespace(monkeypatch):
@@ -203,37 +201,6 @@ async def test_a_claim_does_not_wait_for_the_pods_of_its_namespace(monkeypatch):
         bench.see(CLAIMS, {"metadata": {"namespace": "lab", "name": "c", "uid": "c"}})
         await asyncio.sleep(1)
     assert checked == [now]
-
-
-async def test_the_search_for_a_remedy_is_charged_to_the_namespace(monkeypatch):
-    passed, checked = [0.0], []
-
-    def find_remedy():
-        passed[0] += 40
-        return ""
-
-    def check(name, world, explainer, *, settled):
-        checked.append(asyncio.get_running_loop().time())
-        found = world.pod(*name)
-        reason = Reason(
-            code=Code.DEVICES_ALLOCATED,
-            sentence=f"it waits ({len(checked)})",
-            regarding=found.reference,
-            find_remedy=find_remedy,
-        )
-        return {found.uid: [reason]}
-
-    monkeypatch.setattr("drakit_operator.reconciler.problems_of_pod", check)
-    bench = Bench(clock=lambda: passed[0])
-    monkeypatch.setattr(bench.queue, "defer", bench.queue.add_after)  # others keep it busy
-    bench.see(PODS, pod())
-    async with bench.running():
-        await asyncio.sleep(20)
-        (announced, *_) = bench.told
-        bench.see(PODS, pod("second"))
-        await asyncio.sleep(100)
-    second = min(at for at in checked if at > announced[0])
-    assert second - announced[0] == pytest.approx(50, abs=0.1)
 
 
 async def test_the_devices_of_a_class_or_policy_that_disappears_have_no_series():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -11,7 +12,7 @@ from drakit_explain.cel.library import Library
 from drakit_explain.kinds import CLAIMS, CLASSES, PODS, SLICES
 from drakit_explain.selectors import FeatureGates, Outcome, Reads, SelectorIndex
 from drakit_explain.world import World
-from drakit_operator.selecting import BUSY_SECONDS, BusyError, SelectorEvaluation
+from drakit_operator.selecting import SelectorEvaluation
 from tests.fakes.operator_reconciler import Bench, pod
 
 pytestmark = pytest.mark.looptime
@@ -111,29 +112,30 @@ async def test_a_selector_that_gets_no_answer_is_asked_again_after_minutes():
     evaluation = SelectorEvaluation(_world(), selectors)
     await evaluation.use(FeatureGates())
     for seconds in (300.0, 290.0):
-        assert await evaluation.prepare([EXPENSIVE]) == pytest.approx(seconds, abs=0.1)
+        await evaluated(evaluation, [EXPENSIVE])
+        assert evaluation.retry_seconds([EXPENSIVE]) == pytest.approx(seconds, abs=0.1)
         assert asked == [EXPENSIVE]
         await asyncio.sleep(10)
     await asyncio.sleep(281)
-    await evaluation.prepare([EXPENSIVE])
+    await evaluated(evaluation, [EXPENSIVE])
     assert asked == [EXPENSIVE] * 2
 
 
 async def test_nothing_is_evaluated_before_the_gates_are_known():
     selectors = Flaky()
     evaluation = SelectorEvaluation(_world(), selectors)
-    waiting = asyncio.create_task(evaluation.prepare(["true"]))
+    waiting = asyncio.create_task(evaluated(evaluation, ["true"]))
     await asyncio.sleep(2)
     assert not selectors.asked
     await evaluation.use(FeatureGates(list_attributes=False))
-    assert await waiting is None
+    await waiting
     assert selectors.gates == [FeatureGates(list_attributes=False)]
 
 
 async def test_unknown_gates_count_as_on_after_five_seconds(looptime):
     selectors = Flaky()
     evaluation = SelectorEvaluation(_world(), selectors)
-    assert await evaluation.prepare(["true"]) is None
+    await evaluated(evaluation, ["true"])
     assert 5 <= looptime < 6
     assert selectors.gates == [FeatureGates()]
 
@@ -167,20 +169,16 @@ def _refuse():
     raise QuestionError("two processes died")
 
 
-# ---------------------------------------------------------------- budgets
+# ---------------------------------------------------------------- costs
 
 
 class Slow:
-    """Every question takes some seconds by its own clock, and no time."""
+    """Every question takes some milliseconds."""
 
-    def __init__(self, seconds=6.0, outcome=None):
+    def __init__(self, milliseconds=0, outcome=None):
         self.outcome = outcome or Outcome(selected=True)
-        self.seconds = seconds
-        self.passed = 0.0
+        self.milliseconds = milliseconds
         self.asked = []
-
-    def clock(self):
-        return self.passed
 
     def use(self, gates):
         pass
@@ -190,39 +188,61 @@ class Slow:
 
     def select(self, expression, devices):
         self.asked.append(expression)
-        self.passed += self.seconds
+        time.sleep(self.milliseconds / 1000)
         return [self.outcome] * len(devices)
 
 
 async def evaluation_with(slow):
-    evaluation = SelectorEvaluation(_world(), slow, clock=slow.clock)
+    evaluation = SelectorEvaluation(_world(), slow)
     await evaluation.use(FeatureGates())
     return evaluation
 
 
-async def test_a_namespace_that_spent_its_time_waits_and_others_do_not():
-    slow = Slow()
-    evaluation = await evaluation_with(slow)
-    assert await evaluation.prepare(["a", "b", "c", "d"], namespace="lab") == 12
-    assert slow.asked == ["a", "b", "c"], "15 s are spent after the third"
-    assert await evaluation.prepare(["d"], namespace="lab") == 12
-    assert await evaluation.prepare(["a", "b"], namespace="lab") is None, "they are known"
-    assert await evaluation.prepare(["e"], namespace="innocent") is None
-    assert await evaluation.prepare(["of-a-class"]) is None
-    await asyncio.sleep(12)
-    assert await evaluation.prepare(["d"], namespace="lab") is None
-    assert slow.asked == ["a", "b", "c", "e", "of-a-class", "d"]
-
-
-async def test_a_selector_for_many_devices_does_not_spend_more_at_once():
+async def test_a_question_is_about_one_selector_and_some_devices():
     slow = Slow()
     evaluation = await evaluation_with(slow)
     for number in range(6):
         evaluation._world.apply(SLICES.project(large_slice(number), "v1"))
-    assert await evaluation.prepare(["a"], namespace="lab") == 12
-    assert slow.asked == ["a"] * 3
-    await asyncio.sleep(100)
-    assert await evaluation.prepare(["a"], namespace="lab") is None
+    await evaluated(evaluation, ["a", "b"])
+    assert slow.asked == ["a"] * 5 + ["b"] * 5
+    assert evaluation.first_missing(["a", "b"]) is evaluation.retry_seconds(["a", "b"]) is None
+
+
+async def evaluated(evaluation, expressions):
+    """Ask until nothing is missing that the evaluator can be asked about."""
+    while (missing := evaluation.first_missing(expressions)) is not None:
+        await evaluation.ask(missing, namespace="lab")
+
+
+@pytest.mark.looptime(False)
+async def test_a_pod_does_not_wait_for_the_selectors_of_busy_namespaces():
+    slow = Slow(milliseconds=20)
+    bench = Bench(selectors=slow)
+    bench.see(SLICES, device_slice())
+    bench.see(CLASSES, {"metadata": {"name": "any", "uid": "any"}, "spec": {}})
+    for namespace in range(50):
+        for number in range(20):
+            see_pod(bench, f"busy{namespace}", str(number))
+    async with bench.running():
+        await asyncio.sleep(2)
+        see_pod(bench, "innocent", "mine")
+        before, began = len(slow.asked), time.monotonic()
+        while not any("innocent" in each for each in slow.asked):
+            await asyncio.sleep(0.01)
+            assert time.monotonic() - began < 10
+    others = [each for each in slow.asked[before:] if "innocent" not in each]
+    debounced = 1.0 / 0.02
+    assert len(others) < debounced + 5
+
+
+def see_pod(bench, namespace, name):
+    """A pod that waits for a claim with a selector of its own."""
+    body = claim("any")
+    metadata = {"namespace": namespace, "name": name, "uid": f"{namespace}-{name}"}
+    selector = {"cel": {"expression": f"device.driver == '{namespace}-{name}'"}}
+    body["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [selector]
+    bench.see(CLAIMS, body | {"metadata": metadata})
+    bench.see(PODS, pod(claim=name) | {"metadata": metadata | {"uid": f"pod-{namespace}-{name}"}})
 
 
 def large_slice(number):
@@ -235,56 +255,19 @@ def large_slice(number):
     return {"metadata": {"name": f"s{number}", "uid": f"s{number}"}, "spec": spec}
 
 
-async def test_an_evaluator_that_hangs_delays_one_namespace():
-    slow = Slow(seconds=20)
-    slow.select = lambda expression, devices: _hang(slow, expression)
-    evaluation = await evaluation_with(slow)
-    await evaluation.prepare(["a", "b", "c"], namespace="lab")
-    assert slow.asked == ["a"]
-    await evaluation.prepare(["e"], namespace="innocent")
-    assert slow.asked == ["a", "e"]
-
-
-async def test_one_object_of_a_namespace_waits_and_what_is_known_waits_for_nobody():
-    slow = Slow(seconds=0)
-    evaluation = await evaluation_with(slow)
-    await evaluation.prepare(["known"], namespace="lab")
-    async with asyncio.TaskGroup() as group, evaluation._turns.turn("hostile"):
-        waits = group.create_task(evaluation.prepare(["a"], namespace="lab"))
-        await asyncio.sleep(1)
-        pauses = [await busy_seconds(evaluation, ["b"], namespace="lab") for _ in range(500)]
-        assert pauses == sorted(set(pauses)), "each comes after the others"
-        assert BUSY_SECONDS < pauses[0] < pauses[19] < 1 < 5 < pauses[-1] < 6
-        assert await evaluation.prepare(["known"], namespace="lab") is None
-    assert waits.result() is None
-    assert slow.asked == ["known", "a"]
-
-
-async def busy_seconds(evaluation, expressions, *, namespace):
-    with pytest.raises(BusyError) as error:
-        await evaluation.prepare(expressions, namespace=namespace)
-    return error.value.retry_seconds
-
-
-def _hang(slow, expression):
-    slow.asked.append(expression)
-    slow.passed += slow.seconds
-    raise QuestionError("no answer in time")
-
-
 async def test_a_selector_that_takes_too_long_is_remembered_by_its_text():
-    slow = Slow(seconds=1, outcome=Outcome(unknown="it takes too much time", expensive=True))
+    slow = Slow(outcome=Outcome(unknown="it takes too much time", expensive=True))
     evaluation = await evaluation_with(slow)
     for number in range(5):
         changed = large_slice(number)
         evaluation._world.apply(SLICES.project(changed, "v1"))
-        assert await evaluation.prepare(["a"], namespace=f"ns{number}") is None
+        await evaluated(evaluation, ["a"])
     assert slow.asked == ["a"]
     found = evaluation._world.selectors.evaluated("a", evaluation._world.of(SLICES.type)["", "s4"])
     assert found.unknown == "it takes too much time"
     await asyncio.sleep(301)
     evaluation._world.apply(SLICES.project(large_slice(6), "v1"))
-    await evaluation.prepare(["a"], namespace="lab")
+    await evaluated(evaluation, ["a"])
     assert slow.asked == ["a"] * 2
 
 
@@ -292,13 +275,13 @@ async def test_an_object_with_too_many_selectors_costs_nothing():
     slow = Slow()
     evaluation = await evaluation_with(slow)
     many = [str(number) for number in range(65)]
-    assert await evaluation.prepare(many, namespace="lab") is None
+    assert evaluation.first_missing(many) is evaluation.retry_seconds(many) is None
     assert (slow.asked, evaluation.lost(many)) == ([], False)
 
 
 async def test_selectors_that_lost_their_room_are_lost():
-    evaluation = await evaluation_with(Slow(seconds=0))
-    await evaluation.prepare(["a"], namespace="lab")
+    evaluation = await evaluation_with(Slow())
+    await evaluated(evaluation, ["a"])
     assert not evaluation.lost(["a"])
     evaluation._world.selectors.clear()
     assert evaluation.lost(["a"])
