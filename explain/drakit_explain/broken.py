@@ -356,7 +356,7 @@ def _of_result(
     device = published_device(result.device, world)
     if device is not None:
         yield from _of_taints(result, device, claim, node, world, message)
-    elif is_complete(slices):
+    elif is_complete(slices) and not any(each.unread for each in slices):
         yield Finding(
             code=Code.DEVICE_GONE,
             what=f"{device_of_result(result, claim)} is no longer published; "

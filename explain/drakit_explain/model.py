@@ -450,6 +450,9 @@ class SliceFacts:
     devices: Devices = NO_DEVICES
     """Also accepted as a tuple of DeviceFacts."""
 
+    unread: bool = False
+    """It may have any devices: they take more memory than its node has."""
+
     counter_sets: tuple[CounterSetFacts, ...] = ()
 
     def __post_init__(self) -> None:

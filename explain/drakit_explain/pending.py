@@ -558,6 +558,10 @@ def _unread(trial: Trial) -> list[str]:
     """Return what could not be read, so that every reason is uncertain."""
     if names := trial.world.unreadable():
         return [f"ResourceSlice {names[0]} could not be read"]
+    for pool in trial.not_ready():
+        if pool.state is PoolState.UNREAD and trial.concerns(pool):
+            driver, name = pool.identity
+            return [f"pool {name} of driver {driver} has more devices than drakit evaluates"]
     return []
 
 

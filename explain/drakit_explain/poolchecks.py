@@ -113,6 +113,7 @@ _STATES = {
     PoolState.READY: PoolCondition.READY,
     PoolState.INCOMPLETE: PoolCondition.INCOMPLETE,
     PoolState.INVALID: PoolCondition.INVALID,
+    PoolState.UNREAD: PoolCondition.READY,
 }
 
 

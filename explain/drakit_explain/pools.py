@@ -35,6 +35,7 @@ class PoolState(Enum):
     READY = "ready"
     INCOMPLETE = "incomplete"
     INVALID = "invalid"
+    UNREAD = "unread"  # its devices are not known
 
 
 class NodeView(NamedTuple):
@@ -136,6 +137,8 @@ def _pool(
             )
         for each in others:
             (current if _has_only_counters(each) else elsewhere).append(each)
+    if any(each.unread for each in current):
+        return NodePool(identity=identity, state=PoolState.UNREAD, node=node)
     current.sort(key=lambda each: each.name)
     with_devices = [each for each in current if not _has_only_counters(each)]
     problem = _problem(with_devices, current, elsewhere)

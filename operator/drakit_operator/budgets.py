@@ -1,6 +1,6 @@
 """
-The budget of the store: how many bytes of content the pods, claims and templates of all namespaces
-may have together.
+The budgets of the store: how many bytes of content the pods, claims and templates of all namespaces
+may have together, and the slices and reports of each node.
 
 Content is what their authors can make large: the requests of claims and templates, and the rules of
 pods for nodes. Each object has a limit of its own (:mod:`drakit_explain.projection`), but tenants
@@ -23,11 +23,14 @@ from dataclasses import dataclass, field, replace
 from sys import getsizeof, intern
 from typing import TypeVar
 
+from drakit_explain.devices import NO_DEVICES
 from drakit_explain.model import (
     ClaimFacts,
     Placement,
     PodFacts,
+    ReportFacts,
     Request,
+    SliceFacts,
     TemplateFacts,
 )
 from drakit_explain.world import Fact
@@ -37,6 +40,10 @@ logger = logging.getLogger(__name__)
 STORE_BYTES = 64 * 2**20
 """Bytes in memory of the different contents of all namespaces: 30,000 claims that differ from each
 other."""
+
+NODE_BYTES = 4 * 2**20
+"""Bytes in memory of the slices and reports of one node: 2,000 devices that differ in everything,
+or 10,000 that are alike."""
 
 ROOM = 16
 """A sixteenth of all content is dropped at once, so that objects are not searched for each new one.
@@ -153,6 +160,7 @@ class ContentBudgets:
         """Return whether content fits, after namespaces with more than its own have lost some."""
         if self._used_bytes + content.size_bytes <= self._limit_bytes:
             return True
+        used_before = self._used_bytes
         goal_bytes = self._limit_bytes - self._limit_bytes // ROOM - content.size_bytes
         most = sorted(self._namespaces.values(), key=lambda each: each.used_bytes, reverse=True)
         for namespace in most:
@@ -164,11 +172,12 @@ class ContentBudgets:
                 newest.lost = True
                 self._drop(newest)
                 self._refuse(newest)
-        lost = {uid: type(each.facts) for uid, each in self._uses.items() if each.lost}
-        for uid in lost:
-            del self._uses[uid]
-        self._lost |= lost
-        self.losses += len(lost)
+        if self._used_bytes < used_before:
+            lost = {uid: type(each.facts) for uid, each in self._uses.items() if each.lost}
+            for uid in lost:
+                del self._uses[uid]
+            self._lost |= lost
+            self.losses += len(lost)
         return self._used_bytes + content.size_bytes <= self._limit_bytes
 
     def _drop(self, content: _Content) -> None:
@@ -209,6 +218,84 @@ class ContentBudgets:
                 return replace(fact, requests=(unread,), constraints=())
             case _:
                 return fact
+
+
+class NodeBudgets:
+    """
+    The bytes of the slices and reports of each node. Not thread-safe.
+
+    Beyond the limit, a slice is known without its devices, and no answer that could depend on them
+    is certain; a report is known by its name. Others of the node change when these are gone.
+    """
+
+    def __init__(self, *, limit_bytes: int = NODE_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._used: dict[str, dict[str, int]] = {}
+        """By node and UID."""
+
+        self._uses: dict[str, tuple[str, type[Fact]]] = {}
+        """The node and the kind of each object, by UID."""
+
+        self._refused: dict[str, set[type[Fact]]] = {}
+        self._with_room: set[type[Fact]] = set()
+
+    def admit(self, fact: Fact) -> Fact:
+        """Return an object as it is to be kept: with its content, or without it."""
+        if not isinstance(fact, SliceFacts | ReportFacts):
+            return fact
+        node = fact.node if isinstance(fact, ReportFacts) else fact.place and fact.place.node
+        if self._uses.get(fact.uid, (node,))[0] != node:
+            self.release(fact.uid)
+        if not node:
+            return fact
+        used, size_bytes = self._used.setdefault(node, {}), _memory_bytes(fact)
+        if size_bytes < used.get(fact.uid, 0):
+            self.release(fact.uid)
+            used = self._used.setdefault(node, {})
+        if sum(used.values()) - used.get(fact.uid, 0) + size_bytes > self._limit_bytes:
+            return self._refuse(fact, node)
+        used[fact.uid] = size_bytes
+        self._uses[fact.uid] = node, type(fact)
+        return fact
+
+    def _refuse(self, fact: SliceFacts | ReportFacts, node: str) -> Fact:
+        """Return an object without its content, and report its node once."""
+        self.release(fact.uid)
+        if node not in self._refused:
+            logger.warning(
+                "a node publishes too much; some of its slices or reports are not evaluated",
+                extra={"node": node, "limit_bytes": self._limit_bytes},
+            )
+        self._refused.setdefault(node, set()).add(type(fact))
+        if isinstance(fact, SliceFacts):
+            return replace(fact, devices=NO_DEVICES, counter_sets=(), unread=True)
+        name, uid, driver = fact.name, fact.uid, fact.driver
+        return ReportFacts(name=name, uid=uid, node=node, driver=driver, policies_omitted=True)
+
+    def release(self, uid: str) -> None:
+        """Return what an object uses: it is gone, or changes."""
+        node, _ = self._uses.pop(uid, ("", None))
+        if node:
+            del self._used[node][uid]
+            self._with_room |= self._refused.get(node, set())
+            if not self._used[node]:
+                del self._used[node]
+
+    def retain(self, kind: type[Fact], uids: Collection[str]) -> None:
+        """Return what the objects of a kind use, except for these."""
+        for uid in [uid for uid, (_, each) in self._uses.items() if each is kind]:
+            if uid not in uids:
+                self.release(uid)
+
+    def take_room(self, kind: type[Fact]) -> bool:
+        """Return whether there may be room for content that was refused; True only once."""
+        if kind not in self._with_room:
+            return False
+        self._with_room.discard(kind)
+        for kinds in self._refused.values():
+            kinds.discard(kind)
+        self._refused = {node: kinds for node, kinds in self._refused.items() if kinds}
+        return True
 
 
 def _key(fact: _WithContent) -> Hashable:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from drakit_explain.kinds import Kind
 from drakit_explain.model import ClaimFacts, Placement, PodFacts, TemplateFacts
 from drakit_explain.world import Fact, Name, World
-from drakit_operator.budgets import ContentBudgets
+from drakit_operator.budgets import ContentBudgets, NodeBudgets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +34,7 @@ class Store:
     def __init__(self) -> None:
         self.world = World()
         self._budgets = ContentBudgets()
+        self._nodes = NodeBudgets()
 
     def admit(self, fact: Fact) -> Fact:
         """
@@ -45,7 +46,7 @@ class Store:
             self._budgets.release(fact.uid)
             return replace(fact, placement=Placement(), requests=())
         before = self._budgets.losses
-        admitted = self._budgets.admit(fact)
+        admitted = self._nodes.admit(self._budgets.admit(fact))
         self._drop_lost(since=before)
         return admitted
 
@@ -58,18 +59,18 @@ class Store:
         if change is None:
             return None
         if change.old is not None and change.old.uid != fact.uid:
-            self._budgets.release(change.old.uid)
+            self._release(change.old.uid)
         return Change(kind=kind, name=change.name, old=change.old, new=change.new)
 
     def remove(self, kind: Kind, name: Name, *, uid: str | None) -> Change | None:
         """Remove an object. A deletion of a UID that another object has replaced has no effect."""
         change = self.world.remove(kind.type, name, uid=uid)
         if uid is not None:
-            self._budgets.release(uid)
+            self._release(uid)
         if change is None:
             return None
         if change.old is not None:
-            self._budgets.release(change.old.uid)
+            self._release(change.old.uid)
         return Change(kind=kind, name=change.name, old=change.old, new=change.new)
 
     def replace(self, kind: Kind, facts: Iterable[Fact]) -> Iterator[Change | None]:
@@ -80,12 +81,17 @@ class Store:
         back. Until the end, objects as they were are among those as they are.
         """
         kept = [fact for fact in facts if not isinstance(fact, PodFacts) or _wants_devices(fact)]
-        self._budgets.retain(kind.type, {fact.uid for fact in kept})
+        for budgets in (self._budgets, self._nodes):
+            budgets.retain(kind.type, {fact.uid for fact in kept})
         before = self._budgets.losses
         kept = [self._budgets.without_lost(fact) for fact in kept]
         for change in self.world.replace(kind.type, kept):
             yield change and Change(kind=kind, name=change.name, old=change.old, new=change.new)
         self._drop_lost(since=before)
+
+    def _release(self, uid: str) -> None:
+        self._budgets.release(uid)
+        self._nodes.release(uid)
 
     def _drop_lost(self, *, since: int) -> None:
         """Drop the content that objects have lost. No Event follows from it: it is not a change."""
@@ -98,7 +104,7 @@ class Store:
 
     def take_room(self, kind: Kind) -> bool:
         """Return whether another list may give objects their content back; True only once."""
-        return self._budgets.take_room(kind.type)
+        return self._budgets.take_room(kind.type) or self._nodes.take_room(kind.type)
 
     def uids(self, kind: Kind) -> dict[Name, str]:
         """Return the UIDs of the known objects of a kind, by name."""

@@ -127,6 +127,7 @@ EXPECTED = [
     kibibytes(projection.MAX_CONTENT),
     kibibytes(projection.MAX_CONTENT),
     kibibytes(budgets.STORE_BYTES),
+    kibibytes(budgets.NODE_BYTES),
     f"{selecting.MAX_OF_OBJECT}",
     "1 s",
     "96 MiB",
@@ -176,6 +177,7 @@ def test_the_operators_page_has_the_limits_of_explanations():
         selecting.MAX_OF_OBJECT,
         projection.MAX_CONTENT // 2**10,
         budgets.STORE_BYTES // 2**20,
+        budgets.NODE_BYTES // 2**20,
     ]
 
 

@@ -7,21 +7,27 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from drakit_explain.kinds import CLAIMS, PODS, TEMPLATES
+from drakit_explain.broken import broken_claim
+from drakit_explain.kinds import CLAIMS, PODS, REPORTS, SLICES, TEMPLATES
 from drakit_explain.model import (
     ClaimFacts,
     Constraint,
+    DeviceID,
     ExtendedRequest,
     Placement,
     PodClaim,
     PodFacts,
     Request,
+    Result,
     TemplateFacts,
 )
+from drakit_explain.pending import Verdict
 from drakit_explain.projection import project_claim, project_pod
 from drakit_formats.resource.nodes import NodeTerm, Requirement
-from drakit_operator.budgets import ContentBudgets
+from drakit_operator.budgets import ContentBudgets, NodeBudgets
 from drakit_operator.store import Store
+from tests.fakes.world import ANY, POD, explain, holding, node, request, world_of
+from tests.fakes.world import claim as claim_of
 
 LIMIT = 100_000
 """Bytes that the budgets of most tests allow."""
@@ -289,3 +295,89 @@ def test_a_pod_whose_content_is_not_known_is_stored_for_it_may_request_devices(s
     unread = PodFacts(namespace="lab", name="p", uid="p", placement=Placement(unread="large"))
     store.apply(PODS, store.admit(unread))
     assert store.world.pod("lab", "p") is not None
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def published(number, *, node="n1", devices=20, driver="d"):
+    """A slice with devices that have nothing in common."""
+    serial = {"string": "s" * 60}
+    names = [f"{number}-{each}-".ljust(60, "x") for each in range(devices)]
+    spec = {
+        "driver": driver,
+        "nodeName": node,
+        "pool": {"name": node, "generation": 1, "resourceSliceCount": number + 1},
+        "devices": [
+            {"name": name, "attributes": {f"a{name}": {"string": name}, "b": serial}}
+            for name in names
+        ],
+    }
+    name = f"{node}-{number}"
+    return SLICES.project({"metadata": {"name": name, "uid": name}, "spec": spec}, "v1")
+
+
+def reported(number, *, node="n1"):
+    policies = [
+        {"name": f"{number}-{each}", "uid": "u", "problem": f"{number}-{each}-".ljust(1024, "x")}
+        for each in range(20)
+    ]
+    return REPORTS.project(
+        {
+            "metadata": {"name": f"{node}.d{number}", "uid": f"{node}.d{number}"},
+            "spec": {"nodeName": node, "driver": f"d{number}"},
+            "status": {"policies": policies},
+        },
+        "v1beta1",
+    )
+
+
+@pytest.mark.parametrize("fact_of", [published, reported])
+def test_what_a_node_publishes_has_a_limit(fact_of, caplog):
+    budgets = NodeBudgets(limit_bytes=LIMIT)
+    facts = [budgets.admit(fact_of(number)) for number in range(20)]
+    whole = [each == fact_of(number) for number, each in enumerate(facts)]
+    assert whole[0]
+    assert 0 < sum(whole) < 10
+    assert whole == sorted(whole, reverse=True), "the first ones are kept"
+    assert [record.node for record in caplog.records] == ["n1"]
+    assert budgets.admit(fact_of(0, node="n2")) == fact_of(0, node="n2")
+    assert budgets.admit(fact_of(0)) == fact_of(0), "an object that is seen again counts once"
+    kind = type(facts[0])
+    assert not budgets.take_room(kind)
+    budgets.retain(kind, [facts[1].uid])
+    assert budgets.take_room(kind)
+    assert not budgets.take_room(kind), "only once"
+    assert budgets.admit(fact_of(19)) == fact_of(19)
+
+
+def test_the_devices_of_a_node_take_no_more_memory_than_its_limit():
+    budgets = NodeBudgets(limit_bytes=1 << 20)
+    tracemalloc.start()
+    try:
+        kept = [budgets.admit(published(number, devices=64)) for number in range(64)]
+        gc.collect()
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(len(each.devices) for each in kept) < 64 * 64
+    assert size_bytes < 3 << 20, "and the caches of kinds, which have a limit of their own"
+
+
+def test_answers_that_could_depend_on_devices_without_room_are_undecided():
+    budgets = NodeBudgets(limit_bytes=LIMIT)
+    world = world_of(ANY, node("n1"), claim_of(request(count=250)))
+    for number in range(12):
+        world.apply(budgets.admit(replace(published(number), pool_slices=12)))
+    found = explain(POD, world)
+    assert found.verdict is Verdict.UNDECIDED
+    assert found.unknown == ("pool n1 of driver d has more devices than drakit evaluates",)
+    device = DeviceID("d", "n1", published(11).devices[0].name)
+    held = replace(holding("held", device.device), results=(Result(request="r", device=device),))
+    world.apply(held)
+    assert broken_claim(held, world) == ()
+    world.apply(replace(published(11), pool_slices=12, devices=()))
+    for number in range(11):
+        world.apply(replace(published(number), pool_slices=12))
+    (gone,) = broken_claim(held, world)
+    assert gone.code == "DeviceGone"
