@@ -249,7 +249,8 @@ def reports_affected(changes: Iterable[Change]) -> set[Name]:
 
 
 def policies_affected(changes: Iterable[Change], store: Store) -> set[Name]:
-    """Return the policies whose DeviceClass or status may have to change."""
+    """Return the policies whose DeviceClass or status may have to change because of others; Kopf
+    calls its handlers for changes of a policy itself."""
     found: set[Name] = set()
     policies = store.world.of(PolicyFacts)
     for change in changes:
@@ -265,8 +266,7 @@ def policies_affected(changes: Iterable[Change], store: Store) -> set[Name]:
             }
             found |= _with_resource_of(change, policies)
         elif _spec_of(old) != _spec_of(new):  # its status is what the operator wrote
-            found.add(change.name)
-            found |= _with_resource_of(change, policies)
+            found |= _with_resource_of(change, policies) - {change.name}
     return found
 
 

@@ -38,12 +38,12 @@ from drakit_explain.selectors import Selectors
 from drakit_operator.announcing import Announcer, EventWriter, Timing
 from drakit_operator.config import Config
 from drakit_operator.confirming import Confirmations
+from drakit_operator.handlers import Handlers
 from drakit_operator.kinds import KINDS
 from drakit_operator.leadership import Leadership
 from drakit_operator.metrics import Metrics
 from drakit_operator.outdated_reports import OutdatedReports
 from drakit_operator.policies.controller import PolicyController
-from drakit_operator.policies.handlers import PolicyHandlers
 from drakit_operator.reconciler import POLICY, REPORT, URGENT_WORKERS, Reconciler, new_queue
 from drakit_operator.sources import LoadWatch, Sources
 from drakit_operator.store import Store
@@ -341,7 +341,7 @@ class _Leader:
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "sources": self.sources.run,
             "loads": self._loads.run,
-            "kopf": self._serve_policies,
+            "kopf": self._serve_kinds,
             "feature gates": self._follow_gates,
             "release": self._follow_release,
             "resync": self._resync,
@@ -379,15 +379,14 @@ class _Leader:
                 await self._loads.listed.wait()
         await self.reconciler.work(urgent=urgent)
 
-    async def _serve_policies(self) -> None:
-        await self.sources.complete.wait()  # the status of a policy sums up all reports
+    async def _serve_kinds(self) -> None:
         async with await self._connect() as session:
-            handlers = PolicyHandlers(
+            handlers = Handlers(
                 session,
-                self._store,
-                on_changes=self.reconciler.changed,
+                self.sources,
+                self._policies,
+                check_policy=self.reconciler.check_policy,
                 on_started=self._on_kopf_started,
-                recheck_seconds=self._config.resync_period,
             )
             await handlers.run()
 

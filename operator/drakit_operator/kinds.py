@@ -22,6 +22,7 @@ from drakit_explain.kinds import (
     CLASSES,
     NODES,
     PODS,
+    POLICIES,
     REPORTS,
     RULES,
     SLICES,
@@ -32,8 +33,8 @@ from drakit_explain.kinds import (
 from drakit_explain.world import Fact, Name
 from drakit_formats.resource.objects import Object, child
 
-KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES, REPORTS)
-"""The kinds that are read by reflectors. Kopf serves POLICIES."""
+KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES)
+"""All kinds whose objects the operator knows."""
 
 SELECTED: Mapping[Kind, Mapping[str, str]] = {PODS: {"fieldSelector": "status.phase=Pending"}}
 """The parameters of lists and watches. A pod that stops pending leaves the watch as a deletion."""

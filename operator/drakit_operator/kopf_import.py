@@ -1,19 +1,31 @@
 """
-The only module that imports Kopf, without the client libraries that Kopf would import.
+The only module that imports Kopf: without the client libraries that Kopf would import, and with a
+source of ours in place of its discovery and its watch.
 
 ``import kopf`` imports kubernetes-asyncio, kubernetes and pykube if they are merely installed, to
 offer their logins (Kopf 1.45): 40 MiB that are never used, because Kopf gets our own session.
+
+Kopf's watch does not wait for handlers, so that its backlog has no bound (18 KiB an object at the
+peak); it loses deletions between a watch and the next list; and an answer such as 401 or 404 ends
+the operator. Both functions could stay if Kopf took a source of events as ``spawn_tasks`` takes its
+memories.
 
 It must not know what Kopf is used for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Collection, Generator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
 
-__all__ = ("Insights", "kopf")
+__all__ = ("Resource", "Source", "kopf", "spawn")
+
+NOTIFY_SECONDS = 1.0
+"""Pause between two looks of Kopf at what must be watched."""
 
 _UNWANTED = ("kubernetes_asyncio", "kubernetes", "pykube")
 
@@ -33,4 +45,82 @@ def _hidden(*names: str) -> Generator[None]:
 
 with _hidden(*_UNWANTED):
     import kopf
-    from kopf._cogs.structs.references import Insights
+    from kopf._cogs.clients import scanning, watching
+    from kopf._cogs.structs.references import Insights, Resource
+    from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
+
+_NAMESPACES = Resource(group="", version="v1", plural="namespaces", preferred=True)
+"""Kopf does not start without it, although it serves all namespaces."""
+
+
+class Source(Protocol):
+    """Where Kopf's events come from."""
+
+    @property
+    def resources(self) -> Collection[Resource]:
+        """The resources that have handlers, whether the cluster has them or not."""
+        ...
+
+    def events(self, resource: Resource) -> AsyncIterator[Mapping[str, Any]]:
+        """
+        Return the watch events of a resource, without end. It must not raise.
+
+        Handlers get them as they are, with all of their keys. Kopf remembers nothing of objects
+        that have ``metadata`` only.
+        """
+        ...
+
+
+async def spawn(source: Source, registry: kopf.OperatorRegistry) -> Collection[asyncio.Task[Any]]:
+    """Start Kopf with the handlers of a registry; return its tasks, the first of which ends it."""
+    # Unused without peering. Of itself Kopf asks for the user's name, and images have none.
+    identity: Any = "drakit"
+    insights = Insights()
+    token = _source.set(source)
+    try:
+        # Not kopf.operator: at its end, that cancels all tasks of the loop, ours included.
+        tasks = await kopf.spawn_tasks(
+            registry=registry,
+            memories=_Memories(),
+            insights=insights,
+            clusterwide=True,
+            standalone=True,
+            identity=identity,
+        )
+    finally:
+        _source.reset(token)
+    return [*tasks, asyncio.create_task(_notify(insights), name="discovery of Kopf")]
+
+
+async def _notify(insights: Insights) -> None:
+    """Repeat what Kopf has found: without requests it finds it before it waits for it."""
+    while True:
+        async with insights.revised:
+            insights.revised.notify_all()
+        await asyncio.sleep(NOTIFY_SECONDS)
+
+
+_source: ContextVar[Source] = ContextVar("_source")
+"""The source of the Kopf to which a task belongs."""
+
+
+class _Memories(ResourceMemories):
+    """Remembers nothing of objects whose facts are in the store: 0.8 KiB each, without end."""
+
+    async def recall(self, raw_body: Any, **options: Any) -> ResourceMemory:
+        if raw_body.keys() == {"metadata"}:
+            return ResourceMemory()
+        return await super().recall(raw_body, **options)
+
+
+async def _scan_resources(**_: Any) -> Collection[Resource]:
+    return [*_source.get().resources, _NAMESPACES]
+
+
+async def _infinite_watch(*, resource: Resource, **_: Any) -> AsyncIterator[Any]:
+    async for event in _source.get().events(resource):
+        yield event
+
+
+scanning.scan_resources = _scan_resources
+watching.infinite_watch = _infinite_watch

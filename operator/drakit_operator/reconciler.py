@@ -26,7 +26,7 @@ from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.logs import new_request_id, request_scope
 from drakit_explain.codes import Reason
 from drakit_explain.counts import Numbers, count
-from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, POLICIES, SLICES, TEMPLATES, Kind
+from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES, Kind
 from drakit_explain.model import ClaimFacts, ClassFacts, NodeFacts, SliceFacts, TemplateFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
@@ -237,10 +237,8 @@ class Reconciler:
 
     def changed(self, changes: Sequence[Change]) -> None:
         """Queue the objects that these changes affect; a batch costs one check per object."""
-        # A new spec is answered at once.
-        policy_seconds = 0.0 if all(each.kind is POLICIES for each in changes) else POLICY_SECONDS
         for name in policies_affected(changes, self._store):
-            self._queue.add_after(Key(POLICY, name), policy_seconds)
+            self._queue.add_after(Key(POLICY, name), POLICY_SECONDS)
         for name in reports_affected(changes):
             self._queue.add_after(Key(REPORT, name), self._debounce_seconds)
         for change in changes:
@@ -250,6 +248,10 @@ class Reconciler:
             seconds = 0.0 if word == URGENT else self._debounce_seconds
             for name in concern.affected(changes, self._store):
                 self._queue.add_after(Key(word, name), seconds)
+
+    def check_policy(self, name: str, seconds: float) -> None:
+        """Queue a policy."""
+        self._queue.add_after(Key(POLICY, Name("", name)), seconds)
 
     async def use(self, gates: FeatureGates | None) -> None:
         """Evaluate selectors with these feature gates; after a change, check what has selectors."""

@@ -1,14 +1,15 @@
 """
-Follows Kubernetes' kinds and NodeDeviceReports: a reflector for each, which fills the store.
+Follows all kinds: a reflector for each, whose lists fill the store, and whose changes are events
+for the handlers of Kopf.
 
-Kopf is not used for them: it lists without pages, and does not notice deletions in a gap. The store
-is complete when each kind has been listed once, or is left out because the cluster does not have
-it or forbids it. Causes are certain only with the required kinds.
+A list is no event, because objects may be missing in it. The store is complete when each kind has
+been listed once, or is left out because the cluster does not have it or forbids it. Causes are
+certain only with the required kinds.
 
 Most pods of a cluster neither use devices nor wait. They are not in the store: :class:`LoadWatch`
 keeps only the sums of what they request, by node.
 
-It must not know queues, Events, or what follows from a change.
+It must not know Kopf, queues, Events, or what follows from a change.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from typing import Any
 from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, Session
 from drakit_daemon.kube.listing import SkippedLog
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
-from drakit_explain.kinds import Kind
+from drakit_explain.kinds import POLICIES, Kind
 from drakit_explain.loads import Load, Loads, load_of_pod
-from drakit_explain.world import Fact, name_of_fact
+from drakit_explain.world import Fact, Name, name_of_fact
 from drakit_formats.resource.objects import Object
 from drakit_operator.kinds import SELECTED, Absence, Served, find, name_of
 from drakit_operator.metrics import Metrics
@@ -47,6 +48,16 @@ LASTING_SECONDS = 60.0
 AT_ONCE = 500
 """Objects of a complete list that the store takes in one turn of the loop: about 20 ms."""
 
+IN_FLIGHT = 100
+"""Events of a kind on their way to handlers: further ones wait in the connection."""
+
+WHOLE = frozenset({POLICIES})
+"""Kinds of which handlers get the whole object, because they reconcile it."""
+
+ABSENT_SECONDS = 5.0
+"""Pause before a kind is looked for again that the cluster does not have or the operator may not
+list and watch."""
+
 COLLECTED = 5000
 """Kept objects after which garbage is collected: about 20 ms."""
 
@@ -55,6 +66,11 @@ ON_NODES = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.pha
 
 OUTDATED_SECONDS = 180.0
 """If the watch sends nothing for this long, loads are unknown: bookmarks arrive every minute."""
+
+
+Event = dict[str, Any]
+"""A watch event as Kopf takes it, with the fact of its object (``fact``). Its object has no content
+unless its kind is in WHOLE."""
 
 
 class Sources:
@@ -87,6 +103,8 @@ class Sources:
         self._changes: list[Change] = []
         self._skipped = SkippedLog()
         self._garbage = _Garbage()
+        self._channels = {kind: _Channel() for kind in self._kinds}
+        self._absent_since: dict[Kind, float] = {}
         self._partial: set[Kind] = set()
         """Kinds of which the store does not have all objects of the last list yet."""
 
@@ -101,8 +119,10 @@ class Sources:
 
     def problem(self) -> str | None:
         """Return a kind that prevents all conclusions, with the reason; None if there is none."""
+        now = asyncio.get_running_loop().time()
         for kind, why in self._errors.items():
-            return f"{kind} cannot be listed: {why}"
+            if kind.required or now - self._absent_since[kind] > LASTING_SECONDS:
+                return f"{kind} cannot be listed: {why}"
         for kind, reflector in self._followed():
             if reflector.failing_seconds() > LASTING_SECONDS:
                 return f"{kind} cannot be watched: {reflector.last_error}"
@@ -130,6 +150,21 @@ class Sources:
         version = known.version if isinstance(known, Served) else kind.versions[0]
         return f"{kind.group}/{version}" if kind.group else version
 
+    # ---- the handlers
+
+    async def next_event(self, kind: Kind) -> Event:
+        """Wait for the next event of a kind; each one must get to :meth:`handle`."""
+        return await self._channels[kind].get()
+
+    def handle(self, kind: Kind, event: Event) -> None:
+        """Put the fact of an event into the store, or take it out."""
+        self._channels[kind].handled()
+        fact: Fact = event["fact"]
+        if event["type"] == "DELETED":
+            self._changed(self._store.remove(kind, name_of_fact(fact), uid=fact.uid))
+        else:
+            self._changed(self._store.apply(kind, fact))
+
     # ---- one kind
 
     async def _follow(self, kind: Kind) -> None:
@@ -137,7 +172,7 @@ class Sources:
             found = await self._find(kind)
             if isinstance(found, Absence):
                 self._leave_out(kind, found)
-                await asyncio.sleep(self._recheck_seconds)
+                await asyncio.sleep(min(ABSENT_SECONDS, self._recheck_seconds))
                 continue
             reading = asyncio.create_task(self._read(found), name=f"reflector of {kind}")
             try:
@@ -170,10 +205,13 @@ class Sources:
                 await asyncio.sleep(min(RETRY_SECONDS, self._recheck_seconds))
 
     async def _read(self, served: Served) -> None:
-        kind = served.kind
+        kind, channel = served.kind, self._channels[served.kind]
+        bodies: dict[Name, Object] = {}
 
         def keep(body: dict[str, Any]) -> Fact:
             self._garbage.kept()
+            if kind in WHOLE:
+                bodies[name_of(body)] = body
             fact = self._store.admit(served.read(body, on_skipped=self._on_skipped))
             # Unchanged objects are not in memory twice.
             known = self._store.find(kind, name_of(body))
@@ -182,6 +220,14 @@ class Sources:
         def keep_unreadable(metadata: Mapping[str, Any], reason: str) -> Fact:
             self._on_skipped(kind, metadata, reason)
             return self._store.admit(served.project_unreadable(metadata))
+
+        def event(word: str | None, fact: Fact) -> Event:
+            """Without a UID, Kopf tells objects apart by name, so that an object and the one that
+            replaces it are handled in their order."""
+            name = name_of_fact(fact)
+            metadata = {"name": name.name, "namespace": name.namespace}
+            body = bodies.pop(name, {"metadata": metadata})
+            return {"type": word, "object": body, "fact": fact}
 
         reflector = self._reflectors[kind] = Reflector(
             self._session,
@@ -196,11 +242,14 @@ class Sources:
         async for change in reflector.changes():
             match change:
                 case Replaced(items=facts):
+                    await channel.settled()  # an earlier event must not undo the list
                     await self._replace(served, facts)
+                    for fact in facts if kind in WHOLE else ():
+                        await channel.send(event(None, fact))
                 case Applied(object=fact):
-                    self._changed(self._store.apply(kind, fact))
+                    await channel.send(event("MODIFIED", fact))
                 case Deleted(object=fact):
-                    self._changed(self._store.remove(kind, name_of_fact(fact), uid=fact.uid))
+                    await channel.send(event("DELETED", fact))
 
     async def _replace(self, served: Served, facts: Sequence[Fact]) -> None:
         """Take a complete list, and give the loop back in between."""
@@ -235,21 +284,27 @@ class Sources:
         elif denied or kind not in self._known:
             self._metrics.kind_listed.labels(str(kind)).set(0)
             if kind.required:
-                self._errors[kind] = str(error)
+                self._record(kind, str(error))
+
+    def _record(self, kind: Kind, why: str) -> None:
+        if kind not in self._errors:
+            self._absent_since[kind] = asyncio.get_running_loop().time()
+        self._errors[kind] = why
 
     def _leave_out(self, kind: Kind, absence: Absence) -> None:
         """Record that a kind is not watched, because of permissions or the cluster's version."""
-        if absence.forbidden or kind.required:
+        missing = absence.forbidden or kind.required or kind.is_ours
+        if missing:
             self._metrics.kind_listed.labels(str(kind)).set(0)
         else:  # nothing is wrong with a cluster that does not have the kind
             with suppress(KeyError):
                 self._metrics.kind_listed.remove(str(kind))
         if self._known.get(kind) != absence:
-            level = logging.WARNING if absence.forbidden else logging.INFO
+            level = logging.WARNING if missing else logging.INFO
             extra = {"kind": str(kind), "reason": absence.reason}
             logger.log(level, "kind is not watched", extra=extra)
-        if kind.required:
-            self._errors[kind] = absence.reason
+        if kind.required or kind.is_ours:
+            self._record(kind, absence.reason)
         # What was known of it is no longer kept up to date.
         self._partial.discard(kind)
         self._changes += filter(None, self._store.replace(kind, ()))
@@ -279,6 +334,31 @@ class Sources:
     def _on_skipped(self, kind: Kind, metadata: Mapping[str, Any], reason: str) -> None:
         self._metrics.skipped_objects.labels(str(kind)).inc()
         self._skipped.log(metadata, reason, kind=str(kind))
+
+
+class _Channel:
+    """Events of a kind on their way to handlers, of which only some are ahead of the handlers."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._room = asyncio.Semaphore(IN_FLIGHT)
+
+    async def send(self, event: Event) -> None:
+        """Wait for room, and send an event."""
+        await self._room.acquire()
+        self._events.put_nowait(event)
+
+    async def get(self) -> Event:
+        return await self._events.get()
+
+    def handled(self) -> None:
+        """Make room: a handler has an event that was sent."""
+        self._events.task_done()
+        self._room.release()
+
+    async def settled(self) -> None:
+        """Wait until handlers have got all events."""
+        await self._events.join()
 
 
 class _Garbage:

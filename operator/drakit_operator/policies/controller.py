@@ -97,10 +97,13 @@ class PolicyController:
         """Return why statuses or classes cannot be written, whatever the policies contain."""
         return next(iter(self._denied.values()), None)
 
-    async def refresh(self, name: str) -> float | None:
+    async def refresh(
+        self, name: str, *, write: Callable[[Object], None] | None = None
+    ) -> float | None:
         """
         Reconcile a policy of the world; return in how many seconds to do it again.
 
+        :param write: takes what must change in the status, if the caller writes it.
         :raises ApiError: the API server does not answer.
         """
         policy = self._world.of(PolicyFacts).get(Name("", name))
@@ -127,7 +130,11 @@ class PolicyController:
             and (writes >= TURNS or not _turns(wanted, policy.status))
         ):
             return WRITE_SECONDS - passed
-        later = await self._write(policy, change)
+        later = None
+        if write is None:
+            later = await self._write(policy, change)
+        else:
+            write(change)
         if later is None:
             pace.writes, pace.written_at = writes + 1, now
         return later or again

@@ -1,4 +1,4 @@
-"""A cluster for the operator: the API server in memory, with the discovery that Kopf asks for."""
+"""A cluster for the operator: the API server in memory, with discovery."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ def _resource(plural: str, kind: str, *, namespaced: bool) -> dict:
 
 
 GROUP = "resource.k8s.io"
-CORE = [
-    _resource("pods", "Pod", namespaced=True),
-    _resource("nodes", "Node", namespaced=False),
-    _resource("namespaces", "Namespace", namespaced=False),  # Kopf waits until it sees it
-]
 OF_DRA = [
     *(_resource(plural, kind, namespaced=True) for plural, kind in NAMESPACED.items()),
     *(_resource(plural, kind, namespaced=False) for plural, kind in CLUSTERWIDE.items()),
@@ -49,17 +44,7 @@ RULES = _resource("devicetaintrules", "DeviceTaintRule", namespaced=False)
 
 def _discovered(path: str, versions: list[str], *, ours: bool) -> dict | None:
     """Answer the discovery of a cluster that serves the group in these versions, and our kinds."""
-    named = [{"groupVersion": f"{GROUP}/{each}", "version": each} for each in versions]
     match path.strip("/").split("/"):
-        case ["api"]:
-            return {"kind": "APIVersions", "versions": ["v1"]}
-        case ["api", "v1"]:
-            return {"kind": "APIResourceList", "groupVersion": "v1", "resources": CORE}
-        case ["apis"]:
-            group = {"name": GROUP, "versions": named, "preferredVersion": named[0]}
-            version = {"groupVersion": crds.API_VERSION, "version": crds.VERSION}
-            drakit = {"name": "drakit.dev", "versions": [version], "preferredVersion": version}
-            return {"kind": "APIGroupList", "groups": [group, *([drakit] if ours else [])]}
         case ["apis", "drakit.dev", crds.VERSION] if ours:
             of = crds.API_VERSION
             return {"kind": "APIResourceList", "groupVersion": of, "resources": OF_DRAKIT}
@@ -78,22 +63,16 @@ class Cluster(Objects):
 
     driver = "d"
 
-    listings_of_our_group = 1_000_000
-    """Lists of all groups that still contain ours: a list can lag behind the group itself."""
-
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         versions = self.served.setdefault(GROUP, ["v1", "v1beta2"])
         ours = bool(self.served.setdefault("drakit.dev", [crds.VERSION]))
-        if request.path == "/apis":
-            ours = ours and self.listings_of_our_group > 0
-            self.listings_of_our_group -= 1
         if (answer := _discovered(request.path, versions, ours=ours)) is not None:
             return web.json_response(answer)
         return await super()._handle(request)
 
     def is_watched(self) -> bool:
-        """Whether the operator watches all kinds, policies, and pods on nodes."""
-        return self.watch_count == len(KINDS) + 2
+        """Whether the operator watches all kinds, and pods on nodes."""
+        return self.watch_count == len(KINDS) + 1
 
     def add_policy(self, name: str) -> None:
         self.store(

@@ -45,7 +45,7 @@ async def test_a_cluster_with_older_versions(cluster, tmp_path, served, version)
     waiting_for_a_taken_device(cluster)
     async with replica(cluster, tmp_path, "one") as app:
         await until(lambda: cluster.told_of_pods() == {("Pod", "second", "DevicesAllocated")})
-        await until(lambda: cluster.watch_count == len(KINDS) + (1 if served == ["v1beta1"] else 2))
+        await until(lambda: cluster.watch_count == len(KINDS) + (0 if served == ["v1beta1"] else 1))
         assert (await probe(app, "/readyz"))[0] == 200
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from drakit.testing.apiserver import FakeApiServer
-from drakit_daemon.kube import ApiError, Session, UnavailableError, connect
+from drakit_daemon.kube import ApiError, Session, connect
 from drakit_explain.kinds import CLASSES, NODES, POLICIES, REPORTS, Kind
 from drakit_explain.model import (
     ClassFacts,
@@ -27,7 +27,7 @@ from drakit_explain.reports import project_policy, project_report
 from drakit_explain.world import Fact, Name, name_of_fact
 from drakit_formats import crds
 from drakit_operator.affected import policies_affected
-from drakit_operator.policies import controller, handlers
+from drakit_operator.policies import controller
 from drakit_operator.policies.controller import OUTDATED_SECONDS, TURNS, PolicyController
 from drakit_operator.policies.status import DRIVER, Status, desired_class, status_of
 from drakit_operator.store import Change, Store
@@ -368,13 +368,12 @@ def test_a_change_affects_the_policies_that_it_can_concern():
     assert affected(report("a", kvm), report("a", kvm, outdated=True)) == {"kvm"}
     assert affected(node("a"), node("a", ready=False), NODES) == both
     assert affected(node("a"), replace(node("a"), unschedulable=True), NODES) == set()
-    assert affected(POLICY, replace(POLICY, status={"nodes": 1}, version="9"), POLICIES) == set()
-    assert affected(POLICY, replace(POLICY, generation=4), POLICIES) == {"serial"}
+    assert affected(POLICY, replace(POLICY, generation=4), POLICIES) == set()  # Kopf calls handlers
     assert affected(None, ClassFacts(name="kvm.drakit.dev", uid="k"), CLASSES) == {"kvm"}
     resource = replace(POLICY, extended_resource="a.b/c")
     for each in (resource, replace(other, extended_resource="a.b/c")):
         store.world.apply(each)
-    assert affected(resource, replace(POLICY, generation=4), POLICIES) == both
+    assert affected(resource, replace(POLICY, generation=4), POLICIES) == {"kvm"}
     theirs = ClassFacts(name="theirs", uid="t", extended_resource="a.b/c")
     assert affected(theirs, None, CLASSES) == both
 
@@ -694,42 +693,6 @@ async def test_an_api_server_that_does_not_answer_is_an_error_of_the_caller(
 
 
 # ------------------------------------------------------------ Kopf
-
-
-@pytest.mark.looptime
-async def test_policies_are_looked_for_soon_after_an_error(monkeypatch):
-    answers = {
-        "/api": {},
-        "/apis": {"groups": [{"name": "drakit.dev"}]},
-        "/apis/drakit.dev": {"versions": [{"version": crds.VERSION}]},
-        f"/apis/{crds.API_VERSION}": {"resources": [{"name": "hostdevicepolicies"}]},
-    }
-    failures = ["/apis/drakit.dev", "/apis"]
-
-    class Discovery:
-        async def get(self, path, **_):
-            if path in failures:
-                failures.remove(path)
-                raise UnavailableError.no_answer("GET", path, why="it is away")
-            return answers[path]
-
-        async def create(self, path, body, **_):
-            return {"status": {"allowed": True}}
-
-    async def spawn_tasks(**_):
-        raise InterruptedError
-
-    monkeypatch.setattr(handlers.kopf, "spawn_tasks", spawn_tasks)
-    served = handlers.PolicyHandlers(
-        Discovery(),
-        Store(),
-        on_changes=lambda changes: None,
-        on_started=lambda: None,
-        recheck_seconds=300,
-    )
-    with pytest.raises(InterruptedError):
-        await served.run()
-    assert asyncio.get_running_loop().time() == 20
 
 
 def test_importing_kopf_leaves_client_libraries_out_and_importable():

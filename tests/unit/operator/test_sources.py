@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from drakit_daemon.kube import connect
 from drakit_daemon.metrics import text_of
-from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, REPORTS, RULES, SLICES
+from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, POLICIES, REPORTS, RULES, SLICES
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit_explain.pending import Verdict
 from drakit_explain.world import Name
@@ -46,6 +47,17 @@ class Followed:
             recheck_seconds=recheck_seconds,
         )
 
+    async def run(self):
+        """Follow the kinds; what Kopf and the handlers do with events is tested with them."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.sources.run())
+            for kind in KINDS:
+                group.create_task(self.handle(kind))
+
+    async def handle(self, kind):
+        while True:
+            self.sources.handle(kind, await self.sources.next_event(kind))
+
     @property
     def numbers(self):
         return text_of(self.metrics.registry).decode()
@@ -67,7 +79,7 @@ def follow(cluster, tmp_path):
         config = cluster.write_kubeconfig(tmp_path)
         async with await connect(config, user_agent="test") as session:
             followed = Followed(session, recheck_seconds=recheck_seconds)
-            running = asyncio.create_task(followed.sources.run())
+            running = asyncio.create_task(followed.run())
             try:
                 if complete:
                     async with asyncio.timeout(20):
@@ -90,7 +102,8 @@ async def test_everything_is_known_then_every_change(cluster, follow, streams):
         assert len(followed.changed()) == followed.store.size(CLAIMS) == 5
         versions = {kind: followed.sources.version_of(kind).rpartition("/")[2] for kind in KINDS}
         assert versions == {
-            kind: {RULES: "v1beta2", REPORTS: crds.VERSION}.get(kind, "v1") for kind in KINDS
+            kind: {RULES: "v1beta2", REPORTS: crds.VERSION, POLICIES: crds.VERSION}.get(kind, "v1")
+            for kind in KINDS
         }
         cluster.claim("new")
         cluster.remove(f"{CLAIM_PATH}/c0")
@@ -209,6 +222,7 @@ async def test_managed_fields_that_are_nested_too_deep_cost_nothing_in_any_kind(
     cluster.pod("p1", "c1")
     cluster.add_rule("r1", driver="d")
     cluster.add_report("n1", "serial")
+    cluster.add_policy("serial")
 
     def nest():
         for path in (
@@ -220,6 +234,7 @@ async def test_managed_fields_that_are_nested_too_deep_cost_nothing_in_any_kind(
             f"{V1}/resourceslices/s1",
             "/apis/resource.k8s.io/v1beta2/devicetaintrules/r1",
             f"/apis/{crds.API_VERSION}/nodedevicereports/n1.hostdev.drakit.dev",
+            f"/apis/{crds.API_VERSION}/hostdevicepolicies/serial",
         ):
             body = cluster.object(path)
             managers = [{"manager": "m", "fieldsV1": {"name": "other", "x": "@deep"}}]
@@ -235,6 +250,10 @@ async def test_managed_fields_that_are_nested_too_deep_cost_nothing_in_any_kind(
     async with follow() as followed:
         after = {kind: dict(followed.store.world.of(kind.type)) for kind in KINDS}
         del after[CLAIMS]["lab", "last"]
+        after[POLICIES] = {
+            name: replace(fact, version=before[POLICIES][name].version)
+            for name, fact in after[POLICIES].items()
+        }
         assert after == before
         assert "skipped_objects_total{" not in followed.numbers
 

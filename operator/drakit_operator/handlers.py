@@ -1,0 +1,155 @@
+"""
+The handlers of Kopf: one for the events of each kind, and those that reconcile HostDevicePolicies.
+
+Kopf runs on the leader, in the main loop. A handler of events puts one fact into the store, and the
+queue decides what follows for other objects; Kopf has no such thing. Handlers of kinds of drakit
+reconcile one object, with a status of Kopf's in ``status.kopf``. Nothing has a finalizer: the
+garbage collector deletes what a policy owns.
+
+It must not know what is reconciled, or how the cluster is followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from drakit_daemon.kube import ApiError, Session
+from drakit_explain.kinds import POLICIES, UNREADABLE
+from drakit_formats import crds
+from drakit_formats.resource.objects import GROUP
+from drakit_operator.kinds import KINDS
+from drakit_operator.kopf_import import Resource, kopf, spawn
+from drakit_operator.policies.controller import PolicyController
+from drakit_operator.sources import Event, Sources
+
+STOP_SECONDS = 2.0
+"""Longest wait for Kopf's end."""
+
+WORKERS_STOP_SECONDS = 1.0
+"""The part of it in which Kopf's workers may end what they do."""
+
+IDLE_SECONDS = 0.2
+"""Time without events after which Kopf ends the worker of an object; it starts another one for the
+next event. Of itself Kopf waits 5 s, with a task and a queue for each object that has changed."""
+
+RETRY_SECONDS = 5.0
+"""Pause before a handler that failed is called again."""
+
+RESOURCES = {
+    Resource(
+        group=kind.group,
+        version=kind.versions[0],
+        plural=kind.plural,
+        namespaced=kind.namespaced,
+        subresources=frozenset({"status"}),
+        preferred=True,
+        verbs=frozenset({"list", "watch", "patch"}),
+    ): kind
+    for kind in KINDS
+}
+"""The kinds by the words of Kopf; the version is that of the handlers, not of the cluster."""
+
+
+class Handlers:
+    """Serves all kinds with Kopf while this replica leads."""
+
+    def __init__(
+        self,
+        session: Session,
+        sources: Sources,
+        policies: PolicyController,
+        *,
+        check_policy: Callable[[str, float], None],
+        on_started: Callable[[], None],
+    ) -> None:
+        """
+        :param session: of Kopf alone, because Kopf closes its HTTP client. The caller closes it.
+        :param check_policy: reconciles a policy again, in some seconds.
+        :param on_started: called when Kopf has started, and has replaced the handlers of signals.
+        """
+        self._session = session
+        self._sources = sources
+        self._policies = policies
+        self._check_policy = check_policy
+        self._on_started = on_started
+        self.resources = RESOURCES.keys()
+
+    async def run(self) -> None:
+        """Serve all kinds until canceled; raises what ended Kopf."""
+        tasks = await spawn(self, self.registry())
+        self._on_started()
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=STOP_SECONDS)
+
+    async def events(self, resource: Resource) -> AsyncGenerator[Event]:
+        """Yield the events of a kind without end."""
+        while True:
+            yield await self._sources.next_event(RESOURCES[resource])
+
+    def registry(self) -> kopf.OperatorRegistry:
+        """Return the handlers of all kinds."""
+        registry = kopf.OperatorRegistry()
+        kopf.on.startup(registry=registry)(self._configure)
+        kopf.on.login(registry=registry)(self._login)
+
+        kopf.on.event("", "v1", "pods", registry=registry)(self._seen)
+        kopf.on.event("", "v1", "nodes", registry=registry)(self._seen)
+        kopf.on.event(GROUP, "resourceclaims", registry=registry)(self._seen)
+        kopf.on.event(GROUP, "resourceclaimtemplates", registry=registry)(self._seen)
+        kopf.on.event(GROUP, "resourceslices", registry=registry)(self._seen)
+        kopf.on.event(GROUP, "deviceclasses", registry=registry)(self._seen)
+        kopf.on.event(GROUP, "devicetaintrules", registry=registry)(self._seen)
+        kopf.on.event(crds.GROUP, "nodedevicereports", registry=registry)(self._seen)
+        kopf.on.event(crds.GROUP, "hostdevicepolicies", registry=registry)(self._seen)
+
+        for on in (kopf.on.create, kopf.on.update, kopf.on.resume):
+            on(crds.GROUP, "hostdevicepolicies", registry=registry)(self._reconcile_policy)
+        return registry
+
+    async def _configure(self, settings: kopf.OperatorSettings, **_: Any) -> None:
+        # Nothing of ours has a finalizer. Kopf would remove its own from the objects of another
+        # operator made with Kopf.
+        settings.persistence.finalizer = "drakit.dev/never-set"
+        settings.persistence.progress_storage = kopf.StatusProgressStorage()
+        settings.persistence.diffbase_storage = kopf.StatusDiffBaseStorage()
+        settings.posting.enabled = False  # our Events are deduplicated
+        # The Lease decides the leader, and the kinds are known.
+        settings.scanning.disabled = True
+        settings.networking.request_timeout = 30
+        settings.networking.connect_timeout = 5
+        settings.queueing.idle_timeout = IDLE_SECONDS
+        settings.queueing.exit_timeout = WORKERS_STOP_SECONDS
+        settings.process.ultimate_exiting_timeout = None
+
+    async def _login(self, **_: Any) -> kopf.AiohttpSession:
+        # The session puts the current token into each request.
+        return kopf.AiohttpSession(server=self._session.server, aiohttp_session=self._session.http)
+
+    async def _seen(self, *, event: Any, resource: Any, **_: Any) -> None:
+        """Put the fact of an object into the store, or take it out."""
+        self._sources.handle(RESOURCES[resource], event)
+
+    async def _reconcile_policy(
+        self, *, name: str, body: kopf.Body, patch: kopf.Patch, **_: Any
+    ) -> None:
+        """Maintain the DeviceClass and the status of a policy whose spec is new."""
+        try:
+            POLICIES.project(body, crds.VERSION)
+        except UNREADABLE as error:
+            raise kopf.PermanentError(f"its content has an unknown shape: {error!r}") from error
+        if not self._sources.is_current:
+            raise kopf.TemporaryError("not everything is listed yet", delay=RETRY_SECONDS)
+        try:
+            again = await self._policies.refresh(name, write=patch.status.update)
+        except ApiError as error:
+            raise kopf.TemporaryError(str(error), delay=RETRY_SECONDS) from error
+        # Kopf writes the status afterwards, and may be refused.
+        self._check_policy(name, again or RETRY_SECONDS)
