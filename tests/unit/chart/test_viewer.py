@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from drakit_cli.kubectl import gather
 from drakit_cli.kubectl.cluster_checks import VIEWER_LACKS
 from drakit_cli.kubectl.permissions import COMMANDS, VIEWER_LABELS
 from drakit_cli.kubectl.targets import KINDS
+from drakit_explain import kinds
 from tests.unit.chart.reading import the
 
 READ = {"get", "list", "watch"}
@@ -26,8 +26,8 @@ def rights(objects) -> dict[tuple[str, str], set[str]]:
 
 def test_the_viewer_reads_what_kubectl_drakit_reads_and_no_more_than_that(render):
     allowed = rights(render())
-    kinds = [each for each in vars(gather).values() if isinstance(each, gather.Kind)]
-    listed = {(each.group, each.plural) for each in kinds} | {("", "events")}
+    read = [each for each in vars(kinds).values() if isinstance(each, kinds.Kind)]
+    listed = {(each.group, each.plural) for each in read} | {("", "events")}
     named = {(each.group, each.names[0]) for each in KINDS}
     assert {key for key, verbs in allowed.items() if verbs == READ} == listed
     assert {key for key, verbs in allowed.items() if verbs == {"get", "list"}} == RELEASES
