@@ -25,7 +25,7 @@ from drakit_nodeplugin.state.records import STATES
 from drakit_operator import kinds
 from drakit_operator.metrics import SUPPRESSED
 from drakit_operator.metrics import Metrics as OperatorMetrics
-from drakit_operator.reconciler import POLICY, concerns_of
+from drakit_operator.reconciler import POLICY, REPORT, concerns_of
 from drakit_operator.store import Store
 from tools.reference import markdown
 
@@ -84,6 +84,7 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_operator_reconcile_duration_seconds", "concern"): (
         *concerns_of(Store(), name_all_holders=False),
         POLICY,
+        REPORT,
     ),
     ("drakit_operator_reconcile_duration_seconds", "result"): ("success", "error"),
     ("drakit_operator_events_suppressed_total", "cause"): SUPPRESSED,
