@@ -1,12 +1,16 @@
 """
 A rate limit with a burst: a token bucket on the loop's clock.
 
-The caller decides whether to wait, drop or refuse. It must not know what is limited.
+The caller decides whether to wait, drop or refuse. Does not depend on what is limited.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+TURN_SECONDS = 0.05
+"""Pause between two looks at whose turn it is, while objects wait."""
 
 
 class RateLimiter:
@@ -45,3 +49,72 @@ class RateLimiter:
         now = self._loop.time()
         self._left = min(self._burst, self._left + (now - self._at) * self._per_second)
         self._at = now
+
+
+class FairRateLimiter:
+    """
+    One rate for the objects of many owners: owners take turns, however many objects of each wait.
+
+    An object has one token, or one place among those that wait. It keeps them until it uses the
+    token, or leaves and gives them back. Use it in one event loop.
+    """
+
+    def __init__(self, *, burst: float, per_second: float) -> None:
+        self._limiter = RateLimiter(burst=burst, per_second=per_second)
+        self._waiting: dict[str, dict[str, Callable[[], None]]] = {}
+        """What wakes each object, by owner and object, both in the order of their turns."""
+
+        self._owner_of: dict[str, str] = {}
+        """The owner of each object that waits."""
+
+        self._granted: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, name: str, owner: str, wake: Callable[[], None]) -> bool:
+        """Return whether an object has a token; otherwise, `wake` is called when it has one."""
+        if name in self._granted:
+            return True
+        if name not in self._owner_of:
+            if not self._waiting and self._limiter.take():
+                self._granted.add(name)
+                return True
+            self._owner_of[name] = owner
+            self._waiting.setdefault(owner, {})[name] = wake
+            self._start()
+        return False
+
+    def is_waiting(self, name: str) -> bool:
+        return name in self._owner_of
+
+    def use(self, name: str) -> None:
+        """The object has used its token, and needs another one for the next time."""
+        self._granted.discard(name)
+
+    def leave(self, name: str) -> None:
+        """The object does not need its token, or its place among those that wait."""
+        if name in self._granted:
+            self._granted.discard(name)
+            self._limiter.give_back()
+        elif (owner := self._owner_of.pop(name, None)) is not None:
+            objects = self._waiting[owner]
+            del objects[name]
+            if not objects:
+                del self._waiting[owner]
+
+    def _start(self) -> None:
+        if self._timer is None and self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(TURN_SECONDS, self._grant)
+
+    def _grant(self) -> None:
+        self._timer = None
+        while self._waiting and self._limiter.take():
+            owner = next(iter(self._waiting))
+            objects = self._waiting.pop(owner)
+            name = next(iter(objects))
+            wake = objects.pop(name)
+            if objects:
+                self._waiting[owner] = objects  # behind the others
+            del self._owner_of[name]
+            self._granted.add(name)
+            wake()
+        self._start()

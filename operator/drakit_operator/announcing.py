@@ -9,7 +9,7 @@ reason in each namespace (:mod:`.shared_causes`).
 A state that is normal for a while is announced only if it lasts.
 A remedy is searched only for an announcement that is due: another remedy alone is no news.
 The rate of all announcements is limited, here alone; an object that is due waits for its turn
-(:class:`EventTurns`).
+(:class:`drakit_daemon.rate_limiter.FairRateLimiter`).
 
 :func:`decide` is pure; :class:`Announcer` remembers; :class:`EventWriter` writes. Its recorder
 deduplicates across replicas and restarts.
@@ -27,7 +27,7 @@ from typing import Protocol
 
 from drakit_daemon.kube import ApiError, Session
 from drakit_daemon.kube.events import EventRecorder, EventTimings
-from drakit_daemon.rate_limiter import RateLimiter
+from drakit_daemon.rate_limiter import FairRateLimiter
 from drakit_explain.codes import Code, Reason
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import ObjectReference
@@ -46,9 +46,6 @@ BURST = 1_000
 
 PER_SECOND = 200.0
 """Events per second after that. For 10,000 waiting pods, the operator needs 45 seconds."""
-
-TURN_SECONDS = 0.05
-"""Pause between two looks at whose turn it is, while objects wait."""
 
 SAME_SECONDS = 0.1
 """Objects that are first seen within this time share one number: a list has 100,000 of them."""
@@ -214,73 +211,6 @@ class Confirm(Protocol):
     async def __call__(self, asked: Confirmation, namespace: str, /) -> float | None: ...
 
 
-class EventTurns:
-    """
-    The rate of all Events, and whose Event is next: namespaces take turns, however many objects of
-    each wait. An object keeps its turn until it uses it, or leaves and gives its place back.
-    """
-
-    def __init__(self, *, burst: float, per_second: float) -> None:
-        self._limiter = RateLimiter(burst=burst, per_second=per_second)
-        self._waiting: dict[str, dict[str, Callable[[], None]]] = {}
-        """What wakes each object, by namespace and UID, both in the order of their turns."""
-
-        self._namespace_of: dict[str, str] = {}
-        """The namespace of each object that waits, by UID."""
-
-        self._granted: set[str] = set()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def take(self, uid: str, namespace: str, wake: Callable[[], None]) -> bool:
-        """Return whether it is an object's turn; otherwise, `wake` is called when it is."""
-        if uid in self._granted:
-            return True
-        if uid not in self._namespace_of:
-            if not self._waiting and self._limiter.take():
-                self._granted.add(uid)
-                return True
-            self._namespace_of[uid] = namespace
-            self._waiting.setdefault(namespace, {})[uid] = wake
-            self._start()
-        return False
-
-    def is_waiting(self, uid: str) -> bool:
-        return uid in self._namespace_of
-
-    def use(self, uid: str) -> None:
-        """The object has its Event now, and its next one needs another turn."""
-        self._granted.discard(uid)
-
-    def leave(self, uid: str) -> None:
-        """The object does not need its turn, or its place among those that wait."""
-        if uid in self._granted:
-            self._granted.discard(uid)
-            self._limiter.give_back()
-        elif (namespace := self._namespace_of.pop(uid, None)) is not None:
-            objects = self._waiting[namespace]
-            del objects[uid]
-            if not objects:
-                del self._waiting[namespace]
-
-    def _start(self) -> None:
-        if self._timer is None and self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(TURN_SECONDS, self._grant)
-
-    def _grant(self) -> None:
-        self._timer = None
-        while self._waiting and self._limiter.take():
-            namespace = next(iter(self._waiting))
-            objects = self._waiting.pop(namespace)
-            uid = next(iter(objects))
-            wake = objects.pop(uid)
-            if objects:
-                self._waiting[namespace] = objects  # behind the others
-            del self._namespace_of[uid]
-            self._granted.add(uid)
-            wake()
-        self._start()
-
-
 class Announcer:
     """Remembers, by UID, the age and the last Event of each object. Not for threads."""
 
@@ -308,7 +238,7 @@ class Announcer:
         self._transient: dict[str, dict[str, float]] = {}
         """The transient states of an object, and since when each has been found."""
 
-        self._turns = EventTurns(burst=BURST, per_second=PER_SECOND)
+        self._turns = FairRateLimiter(burst=BURST, per_second=PER_SECOND)
 
     def known(self, uid: str) -> None:
         """Record when an object was first seen."""

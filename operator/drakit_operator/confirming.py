@@ -37,8 +37,9 @@ AGAIN_SECONDS = 60.0
 OUTDATED_SECONDS = 2.0
 """Pause of a reason that follows from an object that has been deleted: the store soon knows it."""
 
-TURN_SECONDS = 2.0
-"""Longest wait for a turn: questions that take long (10 s at most) must not keep all workers."""
+TURN_SECONDS = 3.0
+"""Longest wait for a turn, because questions must not keep all workers. The longest question takes
+2.5 s, so the namespace that has used least gets the next turn."""
 
 BUSY_SECONDS = 0.5
 """Pause of a reason that had no turn."""
