@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from drakit_explain.model import ClassFacts, NodeFacts, PolicyFacts, PolicyReport, ReportFacts
 from drakit_explain.world import Name, World
@@ -34,15 +34,11 @@ NAMED = 3
 Object = dict[str, Any]
 
 
-State = Literal["True", "False", "Unknown"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Condition:
+class Condition(NamedTuple):
     """A condition without times."""
 
-    type: Literal["Accepted", "Applied", "Conflicting"]
-    status: State
+    type: str
+    status: Literal["True", "False", "Unknown"]
     reason: str
     message: str
 
@@ -119,22 +115,21 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
     answers = sorted(_answers(policy, world), key=lambda each: each.node)
     applied = sum(each.state == "applied" for each in answers)
     problems = [{"node": each.node, "message": each.message} for each in answers if each.message]
-    conflicts = {
-        (each.node, device.device, device.policy): {
-            "node": each.node,
-            "device": device.device,
-            "policy": device.policy,
-        }
+    matched_twice = dict.fromkeys(
+        (each.node, device.device, device.policy)
         for each in answers
         for device in each.report.conflicts
-    }
+    )
+    conflicts = [
+        {"node": node, "device": device, "policy": other} for node, device, other in matched_twice
+    ]
     fields: Object = {
         "observedGeneration": policy.generation,
         "desiredNodes": len(answers),
         "appliedNodes": applied,
         "nodes": sum(each.report.matched > 0 for each in answers),
         "devices": sum(each.report.published for each in answers),
-        "conflicts": list(conflicts.values())[:LISTED],
+        "conflicts": conflicts[:LISTED],
         "problems": problems[:LISTED],
     }
     if policy.create_class and not class_problem:
@@ -143,101 +138,88 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
         conditions=(
             _accepted(answers, policy, class_problem),
             _applied(answers, policy, applied),
-            _conflicting(answers, list(conflicts.values()), _same_resource(policy, world)),
+            _conflicting(answers, conflicts, _same_resource(policy, world)),
         ),
         fields=fields,
     )
 
 
-_NO_NODES = (
-    "no ready node that nodeSelector selects reports the driver: check nodeSelector, and that the "
-    "node plugin with hostdev.enabled runs on the nodes"
-)
+def _unknown(condition: str, answers: Sequence[_Answer]) -> Condition | None:
+    """Return a condition about which no node has said anything."""
+    if not answers:
+        message = (
+            "no ready node that nodeSelector selects reports the driver: check nodeSelector, and "
+            "that the node plugin with hostdev.enabled runs on the nodes"
+        )
+        return Condition(condition, "Unknown", "NoNodes", message)
+    if all(each.state == "behind" for each in answers):
+        message = "no node has checked this generation yet"
+        return Condition(condition, "Unknown", "Pending", message)
+    return None
 
 
 def _accepted(answers: Sequence[_Answer], policy: PolicyFacts, class_problem: str) -> Condition:
-    refused = [each for each in answers if each.state == "refused"]
-    known = sum(each.state != "behind" for each in answers)
     if class_problem:
-        status, reason, message = "False", "DeviceClassConflict", class_problem
-    elif refused:
-        status, reason = "False", "Refused"
+        return Condition("Accepted", "False", "DeviceClassConflict", class_problem)
+    if refused := [each for each in answers if each.state == "refused"]:
         message = (
-            f"{_count(len(refused), 'node')} {'refuses' if len(refused) == 1 else 'refuse'} "
-            f"generation {policy.generation} ({_names(refused)}): {refused[0].message}"
+            f"generation {policy.generation} is refused by {_count(len(refused), 'node')} "
+            f"({_names(refused)}): {refused[0].message}"
         )
-    elif not answers:
-        status, reason, message = "Unknown", "NoNodes", _NO_NODES
-    elif not known:
-        status, reason = "Unknown", "Pending"
-        message = f"no node has checked generation {policy.generation} yet"
-    else:
-        status, reason = "True", "Accepted"
-        message = f"{known} of {_count(len(answers), 'node')} accept it, and none refuses it"
-    return Condition(type="Accepted", status=status, reason=reason, message=message)
+        return Condition("Accepted", "False", "Refused", message)
+    known = sum(each.state != "behind" for each in answers)
+    message = f"{known} of {_count(len(answers), 'node')} accept it, and none refuses it"
+    return _unknown("Accepted", answers) or Condition("Accepted", "True", "Accepted", message)
+
+
+_NOT_APPLIED = {
+    "refused": "Refused",
+    "problem": "NodeProblems",
+    "behind": "Progressing",
+    "in use": "DevicesInUse",
+}
+"""The reasons by the state of a node, the most serious first."""
 
 
 def _applied(answers: Sequence[_Answer], policy: PolicyFacts, applied: int) -> Condition:
-    message = f"{applied} of {_count(len(answers), 'node')} apply generation {policy.generation}"
-
-    def of(state: str) -> list[_Answer]:
-        return [each for each in answers if each.state == state]
-
-    status = "False"
-    if not answers:
-        status, reason, message = "Unknown", "NoNodes", _NO_NODES
-    elif failing := of("refused") or of("problem"):
-        reason = "Refused" if failing[0].state == "refused" else "NodeProblems"
-        message += f"; {_names(failing)}: {failing[0].message}"
-    elif behind := of("behind"):
-        reason = "Progressing"
-        message += f"; waiting for {_names(behind)}"
-    elif holding := of("in use"):
-        reason = "DevicesInUse"
-        message += f"; {_names(holding)}: {holding[0].message}"
-    elif rejecting := [each for each in answers if each.report.rejected]:
-        status, reason = "True", "DevicesRejected"
-        number = sum(each.report.rejected for each in rejecting)
-        message += (
-            f"; {_count(number, 'device')} that it matches on {_names(rejecting)} "
-            f"{'is' if number == 1 else 'are'} not published, such as "
-            f"{rejecting[0].report.rejected_example}"
-        )
+    if not answers and (unknown := _unknown("Applied", answers)):
+        return unknown
+    message = f"{applied} of {_count(len(answers), 'node')} apply generation {policy.generation}; "
+    for state, reason in _NOT_APPLIED.items():
+        if found := [each for each in answers if each.state == state]:
+            why = f"{_names(found)}: {found[0].message}"
+            why = f"waiting for {_names(found)}" if state == "behind" else why
+            return Condition("Applied", "False", reason, f"{message}{why}")
+    reason, why = "Applied", ""
+    if rejecting := [each for each in answers if each.report.rejected]:
+        reason = "DevicesRejected"
+        number = _count(sum(each.report.rejected for each in rejecting), "device")
+        example = rejecting[0].report.rejected_example
+        why = f"not published on {_names(rejecting)}: {number}, such as {example}"
     elif omitting := [each for each in answers if not each.listed]:
-        status, reason = "True", "Applied"
-        message += f"; its devices on {_names(omitting)} are not counted: too many policies"
+        why = f"its devices on {_names(omitting)} are not counted: too many policies"
     elif not any(each.report.matched for each in answers):
-        status, reason = "True", "NoDeviceMatched"
-        message += (
-            "; no node has a device that it matches: connect a device, or check spec.match "
+        reason = "NoDeviceMatched"
+        why = (
+            "no node has a device that it matches: connect a device, or check spec.match "
             "('drakit node devices' in a pod of the node plugin lists devices)"
         )
-    else:
-        status, reason = "True", "Applied"
-    return Condition(type="Applied", status=status, reason=reason, message=message)
+    return Condition("Applied", "True", reason, f"{message}{why}".removesuffix("; "))
 
 
 def _conflicting(
     answers: Sequence[_Answer], conflicts: Sequence[Object], same_resource: str
 ) -> Condition:
-    status: State
     if same_resource:
-        status, reason, message = "True", "ExtendedResourceUsedTwice", same_resource
-    elif conflicts:
-        first = conflicts[0]
-        status, reason = "True", "DevicesMatchedTwice"
-        message = (
-            f"other policies also match {_count(len(conflicts), 'device')}: policy "
-            f"{first['policy']} matches {first['device']} on {first['node']}"
+        return Condition("Conflicting", "True", "ExtendedResourceUsedTwice", same_resource)
+    if conflicts:
+        message = "other policies also match {}: policy {policy} matches {device} on {node}".format(
+            _count(len(conflicts), "device"), **conflicts[0]
         )
-    elif not answers:
-        status, reason, message = "Unknown", "NoNodes", _NO_NODES
-    elif all(each.state == "behind" for each in answers):
-        status, reason, message = "Unknown", "Pending", "no node has reported it yet"
-    else:
-        status, reason = "False", "NoConflict"
-        message = "no other policy matches its devices"
-    return Condition(type="Conflicting", status=status, reason=reason, message=message)
+        return Condition("Conflicting", "True", "DevicesMatchedTwice", message)
+    return _unknown("Conflicting", answers) or Condition(
+        "Conflicting", "False", "NoConflict", "no other policy matches its devices"
+    )
 
 
 def _same_resource(policy: PolicyFacts, world: World) -> str:

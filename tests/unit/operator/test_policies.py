@@ -313,8 +313,8 @@ def test_devices_that_are_rejected_are_in_the_conditions():
     found = status(project_report(body), report("b", outcome()))
     assert conditions(found)["Applied"] == ("True", "DevicesRejected")
     assert message(found, "Applied") == (
-        "2 of 2 nodes apply generation 3; 2 devices that it matches on a are not published, such "
-        "as /dev/sda: it is a disk"
+        "2 of 2 nodes apply generation 3; not published on a: 2 devices, such as /dev/sda: it is a "
+        "disk"
     )
 
 
