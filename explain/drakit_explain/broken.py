@@ -32,7 +32,7 @@ from drakit_explain.model import (
 from drakit_explain.pending_claims import of_other_pod
 from drakit_explain.pools import NodeView, is_complete, newest, place_includes
 from drakit_explain.reports import HOSTDEV, UNHEALTHY, not_registered, share_not_offered, words_of
-from drakit_explain.world import World
+from drakit_explain.world import EVERYWHERE, World
 
 MAX_CONSUMERS = 256
 """Entries of ``status.reservedFor`` of a claim: the API's limit."""
@@ -543,12 +543,11 @@ def _node_problem(name: str, world: World) -> Finding | None:
 
 def publishes(driver: str, node: str, world: World) -> bool:
     """Return whether there are slices of a driver with devices that a node may use."""
-    if any(each.driver == driver for each in world.slices_of_node(node)):
-        return True
     facts = world.node(node)
     view = NodeView(node, facts.labels if facts is not None else {})
     return any(
         each.driver == driver
         and (each.by_device or bool(each.counter_sets) or place_includes(each.place, view))
-        for each in world.slices()
+        for place in (node, EVERYWHERE)
+        for each in world.slices_of_node(place)
     )
