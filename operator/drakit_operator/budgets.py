@@ -21,7 +21,7 @@ import logging
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field, replace
 from sys import getsizeof, intern
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from drakit_explain.devices import NO_DEVICES
 from drakit_explain.model import (
@@ -305,19 +305,27 @@ def _key(fact: _WithContent) -> Hashable:
     return type(fact), fact.requests, fact.constraints
 
 
+_PLAIN = frozenset((str, int, bool, type(None)))
+
+
 def _memory_bytes(content: object) -> int:
     """Return how much memory plain data takes; what occurs twice counts once."""
     found: dict[int, int] = {}
     left = [content]
     while left:
         each = left.pop()
-        if id(each) in found or isinstance(each, type):
+        key = id(each)
+        if key in found or isinstance(each, type):
             continue
-        found[id(each)] = getsizeof(each)
-        if isinstance(each, tuple):
-            left += each
-        else:
+        found[key] = getsizeof(each)
+        if not isinstance(each, tuple):
             left += (getattr(each, name) for name in getattr(type(each), "__slots__", ()))
+            continue
+        values = cast("tuple[object, ...]", each)
+        if _PLAIN.issuperset(map(type, values)):  # as most are, and a loop takes longer
+            found[key] += sum(map(getsizeof, set(values)))
+        else:
+            left += values
     return sum(found.values())
 
 
