@@ -1,16 +1,17 @@
 """
-What one tenant can write to delay or end the operator: objects of the largest size, number, depth
-or cost that the API server accepts.
+What tenants can write to delay or end the operator: objects of the largest size, number, depth or
+cost that the API server accepts, from one namespace or from many.
 
-Each attack has a namespace of its own. :data:`ATTACKS` has them all, in the order of their rows;
-:mod:`.hostile` runs them. It must not know processes, clocks or budgets.
+Each attack has namespaces of its own. :data:`ATTACKS` has them all, in the order of their rows;
+:mod:`.hostile` runs them. Does not depend on processes, clocks or budgets.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 from bench.apiserver import Body
@@ -38,6 +39,11 @@ _DEEP_LIST = "[" * LEVELS + "1" + "]" * LEVELS
 _DEEP_FIELDS = '{"f:x":' * LEVELS + "{}" + "}" * LEVELS
 
 
+OF_MANY = 40
+"""Objects that each of many namespaces creates at least, if the attack has as many. Beyond that,
+the namespaces share the number of one."""
+
+
 class Item(NamedTuple):
     """An object to create: the resource, and the text of the body."""
 
@@ -62,6 +68,19 @@ class Attack:
     """How often per second the first object is changed."""
 
     helper_hangs: bool = False
+
+    def namespaces(self, number: int) -> list[str]:
+        """Name the first of its namespaces."""
+        return [f"{self.name}-{each}" for each in range(number)]
+
+    def items_of(self, namespaces: Sequence[str]) -> Iterator[Item]:
+        """Yield the objects of an attack from several namespaces."""
+        number: int | None = None
+        if len(namespaces) > 1:
+            whole = sum(1 for _ in self.items(namespaces[0]))
+            number = max(whole // len(namespaces), OF_MANY)
+        for namespace in namespaces:
+            yield from islice(self.items(namespace), number)
 
 
 def scene() -> Iterator[Item]:

@@ -1,8 +1,9 @@
 """
-What one tenant can do to the others: `python -m bench.hostile`.
+What tenants can do to the others: `python -m bench.hostile`.
 
 The operator runs as a process with the chart's limits against a real API server. For each of the
-:mod:`.attacks` it starts again; the last row is a start while the objects of all attacks exist.
+:mod:`.attacks`, from 1, 10 and 100 namespaces, it starts again. The last row of each number is a
+start while the objects of all attacks exist.
 During an attack, pods of other namespaces appear, the probes are asked as a kubelet asks them, and
 the Lease is read.
 
@@ -41,7 +42,7 @@ from bench.claims import report
 from bench.machine import describe, folders
 from bench.operator import OperatorProcess, frozen, running_operator
 from bench.rows import Row
-from drakit_daemon.kube import ApiError, Session, connect, resource_path
+from drakit_daemon.kube import AlreadyExistsError, ApiError, Session, connect, resource_path
 from drakit_daemon.kube.session import Timeouts
 from drakit_formats import crds
 from drakit_operator.announcing import CONTROLLER
@@ -99,7 +100,10 @@ def main() -> None:
         for crd in sorted((REPOSITORY / "charts" / "drakit" / "crds").glob("*.yaml")):
             cluster.kubectl("apply", "-f", str(crd))
         with frozen(cluster):
-            missed = asyncio.run(_run(cluster, chosen, together=arguments.together))
+            for number in arguments.namespaces:
+                missed += asyncio.run(
+                    _run(cluster, chosen, namespaces=number, together=arguments.together)
+                )
     finally:
         cluster.stop()
     for sentence in missed:
@@ -112,30 +116,37 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.hostile", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="these attacks")
     parser.add_argument(
+        "--namespaces", nargs="+", type=int, default=[1, 10, 100], help="numbers of namespaces"
+    )
+    parser.add_argument(
         "--no-together", dest="together", action="store_false", help="without the last row"
     )
     return parser
 
 
-async def _run(cluster: Cluster, attacks: Sequence[Attack], *, together: bool) -> list[str]:
+async def _run(
+    cluster: Cluster, attacks: Sequence[Attack], *, namespaces: int, together: bool
+) -> list[str]:
     missed: list[str] = []
     async with await _connect(cluster) as session:
-        await _create_scene(session, attacks)
+        await _create_scene(session, attacks, namespaces)
         for attack in attacks:
-            row = await _measure(cluster, session, attack)
-            await _delete_all(session, attack)
+            row = await _measure(cluster, session, attack, namespaces)
+            await _delete_all(session, attack, namespaces)
             missed += _print(row)
         if together:
-            report("creating the objects of all attacks")
+            report(f"creating the objects of all attacks from {namespaces} namespaces each")
             for attack in attacks:
-                await _create(session, attack.items(attack.name))
+                await _create(session, attack.items_of(attack.namespaces(namespaces)))
             every = Attack(
                 name="start",
                 facts=f"attacks={len(attacks)}",
                 items=lambda _: iter(()),
                 helper_hangs=any(each.helper_hangs for each in attacks),
             )
-            missed += _print(await _measure(cluster, session, every))
+            missed += _print(await _measure(cluster, session, every, namespaces))
+            for attack in attacks:
+                await _delete_all(session, attack, namespaces)
     return missed
 
 
@@ -181,7 +192,7 @@ class _Observed:
     """Requests that the API server did not answer: then it is the bottleneck."""
 
 
-async def _measure(cluster: Cluster, session: Session, attack: Attack) -> Row:
+async def _measure(cluster: Cluster, session: Session, attack: Attack, namespaces: int) -> Row:
     seen = _Observed()
     with (
         _memory_limit() as group,
@@ -196,13 +207,13 @@ async def _measure(cluster: Cluster, session: Session, attack: Attack) -> Row:
         await _wait_until_ready(operator)
         began = time.monotonic()
         async with _observing(session, operator, seen):
-            await _attack(cluster, session, attack, seen)
+            await _attack(cluster, session, attack, namespaces, seen)
         seconds = time.monotonic() - began
         kills = group.kills() if group is not None else None
         ended = operator.process.poll()
         cpu_seconds = 0.0 if ended is not None else operator.cpu_seconds()
         row = Row(
-            f"{attack.name} {attack.facts}",
+            f"{attack.name} {attack.facts} namespaces={namespaces}",
             {
                 "seconds": seconds,
                 "ended": 0 if ended is None else 1,
@@ -238,13 +249,14 @@ async def _measure(cluster: Cluster, session: Session, attack: Attack) -> Row:
         return row
 
 
-async def _attack(cluster: Cluster, session: Session, attack: Attack, seen: _Observed) -> None:
+async def _attack(
+    cluster: Cluster, session: Session, attack: Attack, namespaces: int, seen: _Observed
+) -> None:
     """Create the objects of an attack and, meanwhile, innocent pods; wait for their Events."""
     created, ended = threading.Event(), threading.Event()
     # In another thread: to encode large objects would delay the probes.
-    attacking = asyncio.create_task(
-        asyncio.to_thread(asyncio.run, _write(cluster, attack, seen, created=created, ended=ended))
-    )
+    writing = _write(cluster, attack, namespaces, seen, created=created, ended=ended)
+    attacking = asyncio.create_task(asyncio.to_thread(asyncio.run, writing))
     until: float | None = None
     number = 0
     try:
@@ -267,6 +279,7 @@ async def _attack(cluster: Cluster, session: Session, attack: Attack, seen: _Obs
 async def _write(
     cluster: Cluster,
     attack: Attack,
+    namespaces: int,
     seen: _Observed,
     *,
     created: threading.Event,
@@ -274,11 +287,12 @@ async def _write(
 ) -> None:
     """Write the objects of an attack, and go on with changes until the attack ends."""
     async with await _connect(cluster) as session:
-        await _create(session, attack.items(attack.name))
+        names = attack.namespaces(namespaces)
+        await _create(session, attack.items_of(names))
         created.set()
         while attack.rewrites and not ended.is_set():
             next_at = time.monotonic() + 1 / attack.rewrites
-            first = next(attack.items(attack.name))
+            first = next(attack.items(names[seen.writes % namespaces]))
             label = {"metadata": {"labels": {"round": str(seen.writes)}}}
             await session.patch(f"{_collection(first)}/{first.name}", label)
             seen.writes += 1
@@ -391,21 +405,24 @@ async def _wait_until_ready(operator: OperatorProcess) -> None:
 # ---------------------------------------------------------------- objects
 
 
-async def _create_scene(session: Session, attacks: Sequence[Attack]) -> None:
-    for name in (*INNOCENTS, *(each.name for each in attacks)):
+async def _create_scene(session: Session, attacks: Sequence[Attack], namespaces: int) -> None:
+    """Create what is there before each attack, as far as it does not exist."""
+    hostile = [name for each in attacks for name in each.namespaces(namespaces)]
+    for name in (*INNOCENTS, *hostile):
         body = {"metadata": {"name": name}}
-        await session.create(resource_path("v1", "namespaces"), body)
         # The controller manager, which makes it, is frozen.
         account = {"metadata": {"name": "default"}}
-        await session.create(resource_path("v1", "serviceaccounts", namespace=name), account)
-    await _create(session, scene())
+        with suppress(AlreadyExistsError):
+            await session.create(resource_path("v1", "namespaces"), body)
+            await session.create(resource_path("v1", "serviceaccounts", namespace=name), account)
+    await _create(session, scene(), may_exist=True)
     for item in scene():
         if item.resource == "nodes":  # admission taints each new node
             path = resource_path("v1", "nodes", name=item.name)
             await session.patch(path, {"spec": {"taints": None}})
 
 
-async def _create(session: Session, items: Iterator[Item]) -> None:
+async def _create(session: Session, items: Iterator[Item], *, may_exist: bool = False) -> None:
     async def create(item: Item) -> None:
         body = item.text.encode()
         stored = b""
@@ -415,7 +432,7 @@ async def _create(session: Session, items: Iterator[Item]) -> None:
                 if len(stored) < len(body):
                     raise RuntimeError(f"the API server drops a part of {item.name}")
                 return
-            if status == HTTPStatus.CONFLICT and attempt:
+            if status == HTTPStatus.CONFLICT and (attempt or may_exist):
                 return  # the API server took too long, but created it
             if status not in _BUSY:
                 break
@@ -432,12 +449,12 @@ async def _post(session: Session, path: str, body: bytes) -> tuple[int, bytes]:
         return answer.status, await answer.read()
 
 
-async def _delete_all(session: Session, attack: Attack) -> None:
+async def _delete_all(session: Session, attack: Attack, namespaces: int) -> None:
     """Delete the objects of an attack, and the innocent pods: the next operator would see them."""
     paths = {
         _collection(item) if item.namespace else f"{_collection(item)}/{item.name}"
         for item in (
-            *attack.items(attack.name),
+            *attack.items_of(attack.namespaces(namespaces)),
             *(item for namespace in INNOCENTS for item in innocent(namespace, "")),
         )
     }

@@ -12,16 +12,22 @@ MAX_OBJECT = 1.5 * 2**20
 _CLAIM_NAME = re.compile(r'"resourceClaimName":"([^"]+)"')
 
 
+@pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-def test_an_attack(attack):
-    items = list(attack.items(attack.name))
+def test_an_attack(attack, number):
+    namespaces = attack.namespaces(number)
+    items = list(attack.items_of(namespaces))
     names = [each[:3] for each in items]
     assert len(set(names)) == len(names)
-    assert {each.namespace for each in items} <= {attack.name, ""}
+    assert {each.namespace for each in items} - {""} == set(namespaces)
     assert max(len(each.text.encode()) for each in items) < MAX_OBJECT
-    claims = {each.name for each in items if each.resource == "resourceclaims"}
-    used = [set(_CLAIM_NAME.findall(each.text)) for each in items if each.resource == "pods"]
-    assert used
+    claims = {each[1:3] for each in items if each.resource == "resourceclaims"}
+    used = [
+        {(each.namespace, name) for name in _CLAIM_NAME.findall(each.text)}
+        for each in items
+        if each.resource == "pods"
+    ]
+    assert len(used) >= number
     assert all(each and each <= claims for each in used)
 
 
