@@ -33,7 +33,7 @@ from drakit_daemon.metrics import text_of
 from drakit_daemon.probes import StatusServers
 from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.gates import GatesUnknownError, allocator_gates, gates_of, read_all_gates
-from drakit_explain.kinds import CLASSES
+from drakit_explain.kinds import CLASSES, POLICIES
 from drakit_explain.selectors import Selectors
 from drakit_operator.announcing import Announcer, EventWriter, Timing
 from drakit_operator.config import Config
@@ -326,7 +326,7 @@ class _Leader:
         self.sources = Sources(
             session,
             self._store,
-            KINDS,
+            [kind for kind in KINDS if config.host_device_policies or kind is not POLICIES],
             metrics=metrics,
             take=self.reconciler.changed,
             recheck_seconds=config.resync_period,

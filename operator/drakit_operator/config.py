@@ -79,6 +79,9 @@ class Config(Settings):
     election: Election = Election()
     events: Events = Events()
 
+    host_device_policies: bool = True
+    """Whether the operator reconciles HostDevicePolicies. The chart sets ``hostdev.enabled``."""
+
     resync_period: Seconds = 300.0
     """The interval at which the operator checks its permissions, the versions of the API and the
     feature gates, and evaluates all waiting pods again."""

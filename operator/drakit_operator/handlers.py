@@ -74,7 +74,7 @@ class Handlers:
         self._policies = policies
         self._check_policy = check_policy
         self._on_started = on_started
-        self.resources = RESOURCES.keys()
+        self.resources = [of for of, kind in RESOURCES.items() if kind in sources.kinds]
 
     async def run(self) -> None:
         """Serve all kinds until canceled; raises what ended Kopf."""
@@ -108,10 +108,10 @@ class Handlers:
         kopf.on.event(GROUP, "deviceclasses", registry=registry)(self._seen)
         kopf.on.event(GROUP, "devicetaintrules", registry=registry)(self._seen)
         kopf.on.event(crds.GROUP, "nodedevicereports", registry=registry)(self._seen)
-        kopf.on.event(crds.GROUP, "hostdevicepolicies", registry=registry)(self._seen)
-
-        for on in (kopf.on.create, kopf.on.update, kopf.on.resume):
-            on(crds.GROUP, "hostdevicepolicies", registry=registry)(self._reconcile_policy)
+        if POLICIES in self._sources.kinds:
+            kopf.on.event(crds.GROUP, "hostdevicepolicies", registry=registry)(self._seen)
+            for on in (kopf.on.create, kopf.on.update, kopf.on.resume):
+                on(crds.GROUP, "hostdevicepolicies", registry=registry)(self._reconcile_policy)
         return registry
 
     async def _configure(self, settings: kopf.OperatorSettings, **_: Any) -> None:

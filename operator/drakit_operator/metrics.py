@@ -53,6 +53,12 @@ class Metrics:
             ["result"],
             registry=self.registry,
         )
+        self.objects = Gauge(
+            "drakit_operator_objects",
+            "Objects of a kind that the leader knows; of pods only those that wait and use devices",
+            ["kind"],
+            registry=self.registry,
+        )
         self.pools = Gauge(
             "drakit_operator_pools",
             "Published pools by their most serious state; only the leader reports them",

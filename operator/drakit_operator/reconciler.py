@@ -44,6 +44,7 @@ from drakit_operator.affected import (
     templates_affected,
 )
 from drakit_operator.announcing import Announcer, NotWrittenError
+from drakit_operator.kinds import KINDS
 from drakit_operator.metrics import Metrics
 from drakit_operator.problems import problems_of_claim, problems_of_pod, running_pods
 from drakit_operator.selecting import SelectorEvaluation
@@ -279,7 +280,9 @@ class Reconciler:
                     self._announcer.forget(each.uid)
 
     def measure(self) -> None:
-        """Count the pools."""
+        """Count the known objects, and the pools."""
+        for kind in KINDS:
+            self._metrics.objects.labels(str(kind)).set(self._store.size(kind))
         for condition, number in pool_conditions(self._store.world).items():
             self._metrics.pools.labels(str(condition)).set(number)
 

@@ -92,7 +92,7 @@ class Sources:
         """
         self._session = session
         self._store = store
-        self._kinds = tuple(kinds)
+        self.kinds = tuple(kinds)
         self._metrics = metrics
         self._take = take
         self._recheck_seconds = recheck_seconds
@@ -103,7 +103,7 @@ class Sources:
         self._changes: list[Change] = []
         self._skipped = SkippedLog()
         self._garbage = _Garbage()
-        self._channels = {kind: _Channel() for kind in self._kinds}
+        self._channels = {kind: _Channel() for kind in self.kinds}
         self._absent_since: dict[Kind, float] = {}
         self._partial: set[Kind] = set()
         """Kinds of which the store does not have all objects of the last list yet."""
@@ -114,7 +114,7 @@ class Sources:
     async def run(self) -> None:
         """Follow the kinds until canceled; errors are retried without end."""
         async with asyncio.TaskGroup() as group:
-            for kind in self._kinds:
+            for kind in self.kinds:
                 group.create_task(self._follow(kind), name=str(kind))
 
     def problem(self) -> str | None:
@@ -317,7 +317,7 @@ class Sources:
         self._store.world.hidden = frozenset(
             kind.type for kind, each in absent.items() if each.forbidden
         )
-        if len(self._known) == len(self._kinds) and not any(kind.required for kind in absent):
+        if len(self._known) == len(self.kinds) and not any(kind.required for kind in absent):
             self.complete.set()
 
     def _changed(self, change: Change | None) -> None:

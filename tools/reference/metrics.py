@@ -97,6 +97,7 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_operator_policy_devices", "policy"): [],
     ("drakit_operator_policy_devices", "state"): DEVICE_STATES,
     ("drakit_operator_kind_listed", "kind"): [],
+    ("drakit_operator_objects", "kind"): [],
     ("drakit_devices", "pool"): [],
     ("drakit_operator_skipped_objects_total", "kind"): [],
 }
@@ -115,6 +116,7 @@ LABELS: Mapping[tuple[str, str], str] = {
     ("drakit_operator_class_devices", "device_class"): "the name of a DeviceClass",
     ("drakit_operator_policy_devices", "policy"): "the name of a HostDevicePolicy",
     ("drakit_operator_kind_listed", "kind"): f"resource and group, such as `{kinds.CLAIMS}`",
+    ("drakit_operator_objects", "kind"): f"resource and group, such as `{kinds.CLAIMS}`",
     (
         "drakit_operator_skipped_objects_total",
         "kind",

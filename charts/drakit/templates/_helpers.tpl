@@ -418,7 +418,7 @@ drivers:
 {{- define "drakit.operator.config" -}}
 {{- $election := dict "leaseName" (include "drakit.operator" .) }}
 {{- $listen := include "drakit.listen" . | fromYaml }}
-{{- $defaults := dict "election" $election "events" .Values.events }}
+{{- $defaults := dict "election" $election "events" .Values.events "hostDevicePolicies" .Values.hostdev.enabled }}
 {{- toYaml (merge (dict "logging" .Values.logging) $listen .Values.operator.config $defaults) }}
 {{- end }}
 

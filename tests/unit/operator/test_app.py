@@ -256,6 +256,16 @@ async def test_policies_are_served_as_soon_as_they_can_be(cluster, tmp_path, mis
         await until(lambda: cluster.object(path).get("status"))
 
 
+async def test_policies_are_left_alone_where_hostdev_is_not_enabled(cluster, tmp_path):
+    cluster.forbidden.add(("list", "hostdevicepolicies"))
+    cluster.add_policy("serial")
+    cluster.pod("waits", "gone")
+    async with replica(cluster, tmp_path, "one", hostDevicePolicies=False) as app:
+        await until(lambda: cluster.told() == {("Pod", "waits", "ResourceClaimMissing")})
+        assert app._leader.sources.problem() is None
+    assert not [path for _, path in cluster.requests if "hostdevicepolicies" in path]
+
+
 async def test_a_kind_that_cannot_be_listed_makes_the_leader_unready(cluster, tmp_path):
     slices = "/apis/resource.k8s.io/v1/resourceslices"
     for method in ("GET", "WATCH"):

@@ -486,6 +486,10 @@ async def test_the_pools_are_counted_for_the_metrics():
     }
     assert {state for state, number in states.items() if number} == {"incomplete"}
     assert states["ready"] == 0
+    (objects,) = bench.metrics.objects.collect()
+    sizes = {sample.labels["kind"]: sample.value for sample in objects.samples}
+    assert {kind for kind, size in sizes.items() if size == 1} == {str(NODES), str(SLICES)}
+    assert sizes["hostdevicepolicies.drakit.dev"] == 0
     bench.queue.close()
 
 

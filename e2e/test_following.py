@@ -1,0 +1,144 @@
+"""The operator follows the cluster through everything that its kinds and permissions do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from drakit_formats import crds
+from e2e.cluster.api import Cluster
+from e2e.kit import (
+    NAMESPACE,
+    OPERATOR,
+    claim,
+    from_claim,
+    lease_holder,
+    operator_metric,
+    pod,
+    wait_for,
+)
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.serial,
+    pytest.mark.timeout(300),
+    pytest.mark.feature("operator"),
+]
+
+POLICIES = f"{crds.POLICIES}.{crds.GROUP}"
+CLAIMS = "resourceclaims.resource.k8s.io"
+MANY = 1000
+"""Claims, each with a pod: 2,000 objects."""
+
+
+def objects(cluster: Cluster, kind: str) -> float:
+    return operator_metric(cluster, f'drakit_operator_objects{{kind="{kind}"}}')
+
+
+def listed(cluster: Cluster, kind: str) -> float:
+    return operator_metric(cluster, f'drakit_operator_kind_listed{{kind="{kind}"}}')
+
+
+def restarts(cluster: Cluster) -> dict[str, int]:
+    text = cluster.kubectl("-n", NAMESPACE, "get", "pods", "-l", OPERATOR, "-o", "json").stdout
+    return {
+        each["metadata"]["name"]: each["status"]["containerStatuses"][0]["restartCount"]
+        for each in json.loads(text)["items"]
+    }
+
+
+@contextmanager
+def one_process(cluster: Cluster) -> Iterator[None]:
+    """Check that the leader leads on, in the same process."""
+    before = (lease_holder(cluster), restarts(cluster))
+    yield
+    assert (lease_holder(cluster), restarts(cluster)) == before
+
+
+def read(cluster: Cluster, *arguments: str) -> dict:
+    """An object as it can be created again."""
+    body = json.loads(cluster.kubectl("get", *arguments, "-o", "json").stdout)
+    for each in body.get("items", [body]):
+        each.pop("status", None)
+        for name in ("uid", "resourceVersion", "creationTimestamp", "generation"):
+            each["metadata"].pop(name, None)
+    return body
+
+
+def test_the_definition_of_policies_is_deleted_and_created_again(release):
+    number = objects(release, POLICIES)
+    assert number > 0
+    definition = read(release, "crd", POLICIES)
+    policies = read(release, crds.POLICIES)
+    with one_process(release):
+        try:
+            release.kubectl("delete", "crd", POLICIES, "--wait", "--timeout=60s")
+            wait_for(
+                "the policies to be forgotten",
+                lambda: objects(release, POLICIES) == 0 and listed(release, POLICIES) == 0,
+                seconds=30,
+            )
+        finally:
+            release.apply(json.dumps(definition))
+            release.kubectl("wait", "--for=condition=Established", f"crd/{POLICIES}")
+            wait_for(
+                "the policies to be created again",
+                lambda: release.apply(json.dumps(policies)) or True,
+                seconds=30,
+            )
+        wait_for(
+            "the policies to be known again",
+            lambda: objects(release, POLICIES) == number and listed(release, POLICIES) == 1,
+            seconds=30,
+        )
+        for each in policies["items"]:
+            name = each["metadata"]["name"]
+            release.kubectl(
+                "wait", f"{crds.POLICIES}/{name}", "--for=condition=Accepted", "--timeout=60s"
+            )
+
+
+def test_a_verb_is_taken_away_and_given_back(release):
+    role = read(release, "clusterrole", "drakit-operator")
+    without = json.loads(json.dumps(role))
+    for rule in without["rules"]:
+        if "resourceclaims" in rule.get("resources", ()):
+            rule["resources"].remove("resourceclaims")
+    known = objects(release, CLAIMS)
+    with one_process(release):
+        try:
+            release.apply(json.dumps(without))
+            release.kubectl("-n", NAMESPACE, "get", "pods", "-l", OPERATOR)
+            # The API server checks a watch only when it begins.
+            wait_for("the kind to be refused", lambda: listed(release, CLAIMS) == 0, seconds=200)
+        finally:
+            release.apply(json.dumps(role))
+        wait_for(
+            "the claims to be known again",
+            lambda: listed(release, CLAIMS) == 1 and objects(release, CLAIMS) >= known,
+            seconds=60,
+        )
+
+
+def test_of_many_objects_that_come_and_go_at_once_nothing_stays(space, release):
+    kinds = (CLAIMS, "pods")
+    before = {kind: objects(release, kind) for kind in kinds}
+    names = [f"many-{number}" for number in range(MANY)]
+    with one_process(release):
+        space.apply(*(claim(name, ("disk", "nothing.test")) for name in names))
+        space.apply(*(pod(name, ("disk", from_claim(name))) for name in names))
+        wait_for(
+            "all of them to be known",
+            lambda: all(objects(release, kind) >= before[kind] + MANY for kind in kinds),
+            seconds=60,
+        )
+        space.kubectl("delete", "pods", "--all", "--force", "--wait=false")
+        space.kubectl("delete", "resourceclaims", "--all", "--wait=false")
+        wait_for(
+            "nothing to be left",
+            lambda: all(objects(release, kind) <= before[kind] for kind in kinds),
+            seconds=120,
+        )
