@@ -66,7 +66,8 @@ class OutdatedReports:
         if report.updated:
             due = report.updated + SILENT_SECONDS
             why = "the node plugin has not written this report for an hour"
-        if report.published and not publishes(report.driver, report.node, self._world):
+        unread = self._world.unreadable()  # one of those may be of the driver
+        if report.published and not (unread or publishes(report.driver, report.node, self._world)):
             since = self._withdrawn.setdefault(name, now.timestamp())
             if since + WITHDRAWN_SECONDS < due:
                 due = since + WITHDRAWN_SECONDS

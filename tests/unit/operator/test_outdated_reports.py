@@ -124,6 +124,11 @@ async def test_a_report_that_is_not_written_for_an_hour_is_marked(cluster):
     assert cluster.conditions() == MARKED
 
 
+async def test_a_slice_that_cannot_be_read_may_be_the_one_that_is_missing(cluster):
+    unreadable = {**SLICES.unknown, "metadata": {"name": "s", "uid": "s"}}
+    assert await cluster.refresh(unreadable) == 3600
+
+
 async def test_a_report_without_times_and_devices_is_not_marked(cluster):
     body = report(published=0)
     del body["status"]["lastUpdateTime"]
