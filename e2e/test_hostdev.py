@@ -195,6 +195,7 @@ def test_pods_are_evicted_only_from_a_device_that_stays_unplugged(space, release
             # The device of a deleted policy is still there.
             release.kubectl("delete", "hdp", "kept")
             wait_for("the other taint", lambda: gone in taint_of(release, devices["kept"]))
+            space.event("kept", "is running, but device", "is gone", seconds=30)
             holds_for("both pods run", lambda: phases() == {"Running"}, seconds=13)
             assert evicting not in taint_of(release, devices["kept"])
         reason = wait_for("the eviction", lambda: space.eviction("torn"), seconds=30)
