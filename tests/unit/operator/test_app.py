@@ -129,10 +129,10 @@ async def test_the_rules_are_those_of_the_release_of_kubernetes(cluster, tmp_pat
     assert "the pod would fit on node n2, but the scheduler gives up" in cluster.events()[0]["note"]
 
 
-async def until_ready(app) -> None:
+async def until_ready(app, *, is_ready: bool = True) -> None:
     await until(lambda: app.servers.probes._listener)
     async with asyncio.timeout(20):
-        while (await probe(app, "/readyz"))[0] != 200:
+        while ((await probe(app, "/readyz"))[0] == 200) is not is_ready:
             await asyncio.sleep(0.05)
 
 
@@ -266,23 +266,36 @@ async def test_policies_are_left_alone_where_hostdev_is_not_enabled(cluster, tmp
     assert not [path for _, path in cluster.requests if "hostdevicepolicies" in path]
 
 
+async def test_a_role_that_forbids_classes_makes_the_leader_unready(cluster, tmp_path):
+    words = 'User "one" cannot create resource "deviceclasses" in API group "resource.k8s.io"'
+    classes = "/apis/resource.k8s.io/v1/deviceclasses"
+    cluster.fail("POST", classes, status=403, reason="Forbidden", message=words, times=1000)
+    async with replica(cluster, tmp_path, "one") as app:
+        await until(cluster.is_watched)
+        cluster.add_policy("serial")
+        await until_ready(app, is_ready=False)
+        (problem,) = await app.readiness_problems()
+        assert 'lacks the verb "create" on "deviceclasses"' in problem
+        path = f"/apis/{crds.API_VERSION}/hostdevicepolicies/serial"
+        await until(lambda: words in str((cluster.object(path) or {}).get("status")))
+        cluster.heal()
+        cluster.add_report("n1", "serial")
+        await until_ready(app)
+
+
 async def test_a_kind_that_cannot_be_listed_makes_the_leader_unready(cluster, tmp_path):
     slices = "/apis/resource.k8s.io/v1/resourceslices"
     for method in ("GET", "WATCH"):
         cluster.fail(method, slices, status=403, reason="Forbidden", times=1000)
     async with replica(cluster, tmp_path, "one") as app:
         await until(lambda: holder(cluster))
-        async with asyncio.timeout(20):
-            while (await probe(app, "/readyz"))[0] == 200:
-                await asyncio.sleep(0.05)
+        await until_ready(app, is_ready=False)
         _, numbers = await probe(app, "/metrics")
         kind = 'kind="resourceslices.resource.k8s.io"'
         assert f"drakit_operator_kind_listed{{{kind}}} 0.0" in numbers
         assert (await probe(app, "/healthz"))[0] == 200, "a new process would not help"
         cluster.heal()
-        async with asyncio.timeout(20):
-            while (await probe(app, "/readyz"))[0] != 200:
-                await asyncio.sleep(0.05)
+        await until_ready(app)
 
 
 async def test_a_leader_that_cannot_renew_ends(cluster, tmp_path):
