@@ -50,7 +50,7 @@ SHARE = 20
 """The statuses of all policies take at most a part of the main loop's time: for 5,000 reports, one
 takes some 20 ms."""
 
-REFUSED_SECONDS = 60.0
+REFUSED_SECONDS = 30.0
 """Pause after a refusal: a webhook, quota or role may allow the write later."""
 
 OUTDATED_SECONDS = 2.0
@@ -129,7 +129,7 @@ class PolicyController:
             and not is_new
             and (writes >= TURNS or not _turns(wanted, policy.status))
         ):
-            return WRITE_SECONDS - passed
+            return min(again or WRITE_SECONDS, WRITE_SECONDS - passed)
         later = None
         if write is None:
             later = await self._write(policy, change)

@@ -173,15 +173,6 @@ def test_a_prefix_ends_the_domain(values, schema, prefix):
         check(**{prefix: True})
 
 
-def test_new_prefixes_replace_the_operator_so_that_it_writes_the_refused_classes(render):
-    def annotations(overrides: dict[str, Any]) -> dict[str, str]:
-        template = the(render(overrides), "Deployment", NAME)["spec"]["template"]
-        return template["metadata"]["annotations"]
-
-    assert annotations(ALLOWING) != annotations({})
-    assert annotations({"hostdev": {"rescanInterval": "20s"}}) == annotations({})
-
-
 @pytest.mark.parametrize(
     ("old", "new", "warning"),
     [

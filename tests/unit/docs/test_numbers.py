@@ -75,6 +75,7 @@ SENTENCES = {
     ],
     "reference/operator": [
         f"about {reconciler.POLICY_SECONDS:.0f} s after a change",
+        f"retries every {controller.REFUSED_SECONDS:.0f} s",
         f"up to {status.LISTED} conflicts and {status.LISTED} problems",
         f"at least {OPERATOR.events.debounce:.0f} s after the object is created",
         f"the next Event after {OPERATOR.events.change_pause / 60:.0f} minute",

@@ -28,7 +28,12 @@ from drakit_explain.world import Fact, Name, name_of_fact
 from drakit_formats import crds
 from drakit_operator.affected import policies_affected
 from drakit_operator.policies import controller
-from drakit_operator.policies.controller import OUTDATED_SECONDS, TURNS, PolicyController
+from drakit_operator.policies.controller import (
+    OUTDATED_SECONDS,
+    REFUSED_SECONDS,
+    TURNS,
+    PolicyController,
+)
 from drakit_operator.policies.status import DRIVER, Status, desired_class, status_of
 from drakit_operator.store import Change, Store
 from tests.fakes.operator_reconciler import Bench
@@ -547,7 +552,7 @@ async def test_whatever_refuses_a_class_is_in_the_status_until_it_is_written(
     cluster.server.fail(
         method, "/apis/resource.k8s.io", status=code, reason=reason, message=words, times=1
     )
-    assert await cluster.refresh() == 60, "it may be allowed later"
+    assert await cluster.refresh() == REFUSED_SECONDS, "it may be allowed later"
     accepted = cluster.condition("Accepted")
     assert (accepted["status"], accepted["reason"]) == ("False", "DeviceClassConflict")
     assert f"cannot be written: {words}" in accepted["message"]
@@ -563,7 +568,7 @@ WRITES = {"class": ("POST", "/apis/resource.k8s.io"), "status": ("PATCH", f"{PAT
 async def test_a_missing_right_is_a_problem_of_the_operator(cluster, method, path):
     words = 'User "o" cannot patch resource "x" in API group "y" at the cluster scope'
     cluster.server.fail(method, path, status=403, reason="Forbidden", message=words, times=1)
-    assert await cluster.refresh() == 60
+    assert await cluster.refresh() == REFUSED_SECONDS
     assert 'lacks the verb "patch" on "x"' in cluster.controller.problem()
     assert ("Accepted" in str(cluster.status)) is (path != f"{PATH}/status")
     await cluster.refresh()
