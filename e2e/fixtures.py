@@ -167,6 +167,13 @@ def namespace_of(cluster: Cluster, request: pytest.FixtureRequest) -> Generator[
 
 
 @pytest.fixture
+def room(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    """A namespace for one test that has drivers of its own."""
+    with namespace_of(cluster, request) as name:
+        yield Space(cluster, name)
+
+
+@pytest.fixture
 def space(release: Cluster, zram: Zram, request: pytest.FixtureRequest) -> Iterator[Space]:
     """A namespace for one test, on a release that has healed from what a test before broke."""
     wait_settled(release, zram)

@@ -19,7 +19,6 @@ import pytest
 import yaml
 
 from e2e.cluster.api import Cluster
-from e2e.fixtures import namespace_of
 from e2e.images.vendor import driver_image
 from e2e.kit import TEST_IMAGE, Space, devices_of, plugin_pod, ready, restarts, wait_for
 from e2e.release import Release, install, uninstall
@@ -94,12 +93,6 @@ def project(cluster: Cluster, images: list[Path], tmp_path_factory) -> Iterator[
     yield made
     cluster.helm("uninstall", "torches", "--namespace=torches", "--ignore-not-found", "--wait")
     uninstall(cluster, DRAKIT)
-
-
-@pytest.fixture
-def room(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    with namespace_of(cluster, request) as name:
-        yield Space(cluster, name)
 
 
 def environment(room: Space, pod: str) -> dict[str, str]:

@@ -25,10 +25,9 @@ import pytest
 import yaml
 
 from e2e.cluster.api import Cluster
-from e2e.fixtures import namespace_of
 from e2e.images.build import TAG
 from e2e.images.vendor import driver_image
-from e2e.kit import TEST_IMAGE, Space, plugin_pod, slices, taints, wait_for
+from e2e.kit import TEST_IMAGE, plugin_pod, slices, taints, wait_for
 from e2e.release import Release, install, uninstall
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.feature("vendors")]
@@ -210,12 +209,6 @@ def gpus(drakit: Cluster, images: list[Path], tmp_path_factory) -> Iterator[str]
     with applied(drakit, gpus_manifests(drakit, node)):
         yield node
     file.unlink()
-
-
-@pytest.fixture
-def room(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    with namespace_of(cluster, request) as name:
-        yield Space(cluster, name)
 
 
 def published(cluster: Cluster, node: str, driver: str = DRIVER) -> set[str]:

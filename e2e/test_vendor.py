@@ -22,7 +22,6 @@ import pytest
 import yaml
 
 from e2e.cluster.api import Cluster
-from e2e.fixtures import namespace_of
 from e2e.images import vendor_image
 from e2e.images.build import TAG
 from e2e.images.cache import run
@@ -93,12 +92,6 @@ def rotors(cluster: Cluster, images: list[Path]) -> Iterator[Path]:
         device_class, *_ = objects_of((EXAMPLE / "claim.yaml").read_text())
         cluster.apply(json.dumps(device_class))
         yield directory
-
-
-@pytest.fixture
-def room(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    with namespace_of(cluster, request) as name:
-        yield Space(cluster, name)
 
 
 def end(room: Space, pod: str) -> None:

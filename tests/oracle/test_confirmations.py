@@ -14,15 +14,9 @@ import pytest
 from drakit_explain.cel.allocator import Allocator, Confirmed, Result
 from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.cel.helper import Helper
-from drakit_explain.model import ClassFacts, PodClaim, PodFacts
+from drakit_explain.model import ClassFacts
 from drakit_explain.pending import Explainer, Verdict
-from drakit_explain.projection import (
-    project_claim,
-    project_class,
-    project_node,
-    project_slice,
-    project_template,
-)
+from drakit_explain.projection import project_template
 from drakit_explain.selectors import bring_up_to_date
 from drakit_explain.templates import class_problems, expressions_of, template_problems
 from drakit_explain.world import World as Facts
@@ -37,17 +31,8 @@ API = "/apis/resource.k8s.io/v1"
 
 
 def facts_of(world: World) -> Facts:
-    facts = Facts()
+    facts = world.facts()
     facts.use_release(int(MINOR.removeprefix("1.")))
-    for node in world.nodes:
-        facts.apply(project_node({"metadata": {"uid": "node", **node["metadata"]}}))
-    for project, bodies in (
-        (project_class, world.classes),
-        (project_slice, world.slices),
-        (project_claim, [*world.allocated, *world.claims]),
-    ):
-        for body in bodies:
-            facts.apply(project(body))
     return facts
 
 
@@ -66,14 +51,7 @@ def confirmed(
     world: World, selectors: Helper, allocator: Allocator
 ) -> tuple[Verdict, Confirmed | None]:
     """Explain a pod with the claims of a world, and ask the allocator."""
-    facts, objects = facts_of(world), objects_of(world)
-    claims = [project_claim(body) for body in world.claims]
-    pod = PodFacts(
-        namespace=claims[0].namespace,
-        name="pod",
-        uid="pod",
-        claims=tuple(PodClaim(name=each.name, claim=each.name) for each in claims),
-    )
+    facts, objects, pod = facts_of(world), objects_of(world), world.pod()
     explainer = Explainer(facts)
     evaluate_for(explainer, facts, pod, selectors)
     explanation = explainer.explain(pod)

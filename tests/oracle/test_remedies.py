@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from drakit_explain.cel.helper import Helper
-from drakit_explain.model import PodClaim, PodFacts
 from drakit_explain.pending import Explainer
-from drakit_explain.projection import project_claim, project_class, project_node, project_slice
 from drakit_explain.verdicts import VerdictOutcome
-from drakit_explain.world import World as Facts
 from e2e.images.go import cel_program
 from tests.fakes.world import evaluate_for
 from tests.oracle.worlds import NEWEST, Body, World, make_world
@@ -74,29 +71,8 @@ REMEDIES: dict[re.Pattern[str], Callable[[World, re.Match[str]], None]] = {
 }
 
 
-def _facts(world: World) -> Facts:
-    facts = Facts()
-    (node,) = world.nodes
-    facts.apply(project_node({"metadata": {"uid": "node", **node["metadata"]}}))
-    for project, bodies in (
-        (project_class, world.classes),
-        (project_slice, world.slices),
-        (project_claim, [*world.allocated, *world.claims]),
-    ):
-        for body in bodies:
-            facts.apply(project(body))
-    return facts
-
-
 def _remedy(world: World, helper: Helper) -> str:
-    facts = _facts(world)
-    claims = [project_claim(body) for body in world.claims]
-    pod = PodFacts(
-        namespace=claims[0].namespace,
-        name="pod",
-        uid="pod",
-        claims=tuple(PodClaim(name=each.name, claim=each.name) for each in claims),
-    )
+    facts, pod = world.facts(), world.pod()
     explainer = Explainer(facts, name_all_holders=True)
     evaluate_for(explainer, facts, pod, helper)
     return explainer.explain(pod).remedy

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from drakit_explain.cel.gates import DEFAULT_GATES
+from drakit_explain.model import PodClaim, PodFacts
+from drakit_explain.projection import project_claim, project_class, project_node, project_slice
 from drakit_explain.verdicts import VerdictQuestion
+from drakit_explain.world import World as Facts
 
 Body = dict[str, Any]
 
@@ -53,6 +56,30 @@ class World:
                 for result in claim["status"]["allocation"]["devices"]["results"]
             ],
             gates=dict.fromkeys(DEFAULT_GATES[self.minor], True),
+        )
+
+    def facts(self) -> Facts:
+        """The explainer's facts of the cluster."""
+        facts = Facts()
+        for node in self.nodes:
+            facts.apply(project_node({"metadata": {"uid": "node", **node["metadata"]}}))
+        for project, bodies in (
+            (project_class, self.classes),
+            (project_slice, self.slices),
+            (project_claim, [*self.allocated, *self.claims]),
+        ):
+            for body in bodies:
+                facts.apply(project(body))
+        return facts
+
+    def pod(self) -> PodFacts:
+        """A pod with all claims that are to be allocated."""
+        claims = [project_claim(body) for body in self.claims]
+        return PodFacts(
+            namespace=claims[0].namespace,
+            name="pod",
+            uid="pod",
+            claims=tuple(PodClaim(name=each.name, claim=each.name) for each in claims),
         )
 
 

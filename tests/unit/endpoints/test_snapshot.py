@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from drakit.device import Capacity, CounterSet, Health, Inventory, Taint, Topolo
 from drakit_driver.runtime import snapshot as snapshot
 from drakit_driver.runtime.snapshot import InventorySnapshots, UnsupportedValue, inventory_of
 from drakit_formats.resource.inventory import check_inventory
+from tests.fakes.tasks import counted_turns
 from tests.unit.endpoints.camera import Camera, listing, new_endpoint, running, until
 
 FULL = Device(
@@ -214,19 +214,10 @@ async def test_a_device_that_is_gone_is_forgotten():
 
 async def test_others_have_their_turns_while_many_devices_are_looked_at(monkeypatch):
     monkeypatch.setattr(snapshot, "STEP_SECONDS", 0)
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    other = asyncio.create_task(count())
-    given = await taken(*(Device(name=f"a-{number}") for number in range(640)))
-    other.cancel()
+    with counted_turns() as turns:
+        given = await taken(*(Device(name=f"a-{number}") for number in range(640)))
     assert len(given.devices) == 640
-    assert turns >= 10
+    assert turns[0] >= 10
 
 
 # ------------------------------------------------------------ in the driver's thread

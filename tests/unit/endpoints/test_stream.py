@@ -10,6 +10,7 @@ from drakit.device import Inventory
 from drakit_driver.runtime import thread as stream
 from drakit_driver.runtime.latest_value import LatestValue
 from drakit_driver.runtime.thread import FloodError, read_inventories
+from tests.fakes.tasks import counted_turns
 
 CAM = Device(name="cam-0")
 
@@ -95,23 +96,13 @@ async def test_more_than_two_thousand_a_second_are_a_flood(seconds, looptime):
 
 
 async def test_a_stream_that_never_waits_lets_others_run_until_it_is_a_flood():
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     async def generate():
         while True:
             yield [CAM] * 2000
 
-    other = asyncio.create_task(count())
-    with pytest.raises(FloodError):
+    with counted_turns() as turns, pytest.raises(FloodError):
         await read(generate())
-    other.cancel()
-    assert turns > 1
+    assert turns[0] > 1
 
 
 async def test_large_inventories_without_a_wait_are_a_flood_before_they_cost_much():
@@ -140,12 +131,6 @@ async def test_large_inventories_with_waits_between_them_are_no_flood():
 
 async def test_a_stream_that_blocks_instead_of_waiting_is_no_flood_and_lets_others_run(monkeypatch):
     monkeypatch.setattr(stream, "MAX_YIELDS", 50)
-    others: list[int] = []
-
-    async def count() -> None:
-        while True:
-            others.append(1)
-            await asyncio.sleep(0)
 
     async def generate():
         for _ in range(10):
@@ -154,7 +139,6 @@ async def test_a_stream_that_blocks_instead_of_waiting_is_no_flood_and_lets_othe
             while time.monotonic() < until:
                 pass
 
-    other = asyncio.create_task(count())
-    assert await read(generate()) == 10
-    other.cancel()
-    assert len(others) >= 9, "between two inventories it is their turn"
+    with counted_turns() as turns:
+        assert await read(generate()) == 10
+    assert turns[0] >= 9, "between two inventories it is their turn"

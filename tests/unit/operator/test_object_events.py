@@ -138,6 +138,15 @@ def made_for(name="train", **facts):
     return of, made
 
 
+def see_placed(bench):
+    """A pod on n1 with the device `g0`, by a claim that was made for it."""
+    placed, made = made_for(devices=["g0"])
+    placed["spec"]["nodeName"] = "n1"
+    bench.see(CLAIMS, made)
+    bench.see(PODS, placed)
+    return placed
+
+
 @pytest.mark.parametrize("has_class", [True, False])
 async def test_a_pod_and_the_claim_that_was_made_for_it_do_not_get_one_sentence_twice(has_class):
     async with Bench().running() as bench:
@@ -173,10 +182,7 @@ async def test_a_claim_whose_pod_starts_is_reported_after_the_pod():
         bench.see(NODES, READY)
         unhealthy = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
         bench.see(SLICES, pool("s", "g0", taints=[unhealthy]))
-        placed, made = made_for(devices=["g0"])
-        placed["spec"]["nodeName"] = "n1"
-        bench.see(CLAIMS, made)
-        bench.see(PODS, placed)
+        placed = see_placed(bench)
         await asyncio.sleep(400)
         assert by_object(bench.told) == {("train", "DeviceUnhealthy")}
         bench.see(PODS, placed, gone=True)  # it runs: the watch has pending pods only
@@ -227,10 +233,7 @@ async def test_a_pod_is_reported_when_the_kubelet_no_longer_knows_its_driver():
         bench.see(NODES, READY)
         bench.see(SLICES, pool("s", "g0"))
         bench.see(REPORTS, report("Registered"))
-        placed, made = made_for(devices=["g0"])
-        placed["spec"]["nodeName"] = "n1"
-        bench.see(CLAIMS, made)
-        bench.see(PODS, placed)
+        see_placed(bench)
         await asyncio.sleep(400)
         assert bench.told == []
         bench.see(REPORTS, report("Rejected"))
@@ -299,10 +302,7 @@ async def test_a_device_that_is_gone_before_its_pod_starts_is_reported_on_the_po
     async with Bench().running() as bench:
         bench.see(NODES, READY)
         bench.see(SLICES, pool("s", "g0", taints=GONE))
-        placed, made = made_for(devices=["g0"])
-        placed["spec"]["nodeName"] = "n1"
-        bench.see(CLAIMS, made)
-        bench.see(PODS, placed)
+        see_placed(bench)
         await asyncio.sleep(60)
         assert by_object(bench.told) == {("train", "DeviceGone")}
         assert bench.notes["train"].startswith("pod lab/train cannot start on node n1: device g0")

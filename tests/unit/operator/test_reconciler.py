@@ -11,6 +11,7 @@ from drakit_explain.world import Name, World
 from drakit_operator.reconciler import COUNT_SECONDS
 from drakit_operator.store import Change, Store
 from tests.fakes.operator_reconciler import GPU, Bench, pod, template
+from tests.fakes.tasks import counted_turns
 
 pytestmark = pytest.mark.looptime
 
@@ -69,17 +70,12 @@ async def test_many_changes_at_once_cost_one_look_at_all_pods():
 
 
 async def test_one_object_is_judged_in_a_turn_of_the_loop_however_many_workers_there_are():
-    turns, looks = [0], defaultdict(list)
+    looks = defaultdict(list)
 
     class SlowWorld(World):
         def pod(self, namespace, name):
             looks[name].append(turns[0])
             return super().pod(namespace, name)
-
-    async def count():
-        while True:
-            turns[0] += 1
-            await asyncio.sleep(0)
 
     store = Store()
     store.world = SlowWorld()
@@ -87,12 +83,10 @@ async def test_one_object_is_judged_in_a_turn_of_the_loop_however_many_workers_t
     for number in range(8):
         bench.see(PODS, pod(f"train-{number}"))
     await asyncio.sleep(1.5)  # all are due
-    tasks = [
-        asyncio.create_task(work)
-        for work in (count(), *(bench.reconciler.work() for _ in range(4)))
-    ]
-    while [len(each) for each in looks.values()] != [3] * 8:  # selectors, counts, judgment
-        await asyncio.sleep(0)
+    with counted_turns() as turns:
+        tasks = [asyncio.create_task(bench.reconciler.work()) for _ in range(4)]
+        while [len(each) for each in looks.values()] != [3] * 8:  # selectors, counts, judgment
+            await asyncio.sleep(0)
     for task in tasks:
         task.cancel()
     bench.queue.close()
@@ -100,7 +94,7 @@ async def test_one_object_is_judged_in_a_turn_of_the_loop_however_many_workers_t
 
 
 async def test_a_remedy_is_searched_before_the_facts_of_the_judgment_can_change(monkeypatch):
-    turns, judged, searched = [0], [], []
+    judged, searched = [], []
 
     def find_remedy():
         searched.append(turns[0])
@@ -120,20 +114,15 @@ async def test_a_remedy_is_searched_before_the_facts_of_the_judgment_can_change(
             ]
         }
 
-    async def count():
-        while True:
-            turns[0] += 1
-            await asyncio.sleep(0)
-
     monkeypatch.setattr("drakit_operator.reconciler.problems_of_pod", judge)
     bench = Bench()
     bench.see(PODS, pod())
     await asyncio.sleep(1.5)
-    tasks = [asyncio.create_task(each) for each in (count(), bench.reconciler.work())]
-    while not bench.told:
-        await asyncio.sleep(0)
-    for task in tasks:
-        task.cancel()
+    with counted_turns() as turns:
+        task = asyncio.create_task(bench.reconciler.work())
+        while not bench.told:
+            await asyncio.sleep(0)
+    task.cancel()
     bench.queue.close()
     assert searched == judged != []
 
