@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from drakit_daemon.kube import ApiError, Session
 from drakit_daemon.kube.events import EventRecorder, EventTimings
@@ -199,16 +198,11 @@ class NotWrittenError(Exception):
         self.refused = refused
 
 
-class Recorder(Protocol):
-    """Writes an announcement, or raises NotWrittenError. Returns False if nobody could read it."""
+Recorder = Callable[[Announcement], Awaitable[bool]]
+"""Writes an announcement, or raises NotWrittenError. Returns False if nobody could read it."""
 
-    async def __call__(self, announcement: Announcement) -> bool: ...
-
-
-class Confirm(Protocol):
-    """Asks whether a reason in a namespace is certain: returns None, or when to ask again."""
-
-    async def __call__(self, asked: Confirmation, namespace: str, /) -> float | None: ...
+Confirm = Callable[[Confirmation, str], Awaitable[float | None]]
+"""Asks whether a reason in a namespace is certain: returns None, or when to ask again."""
 
 
 class Announcer:

@@ -104,8 +104,11 @@ class _Health:
     at: float
     """When it was updated (``time.monotonic``)."""
 
-    liveness_problems: tuple[str, ...] = ()
-    readiness_problems: tuple[str, ...] = ()
+    liveness_problem: str | None = None
+    """The reason to restart the process. A replica that does not lead is healthy."""
+
+    readiness_problem: str | None = None
+    """The reason why the leader cannot do its work."""
 
 
 class App:
@@ -193,20 +196,10 @@ class App:
         while True:
             self._health = _Health(
                 at=time.monotonic(),
-                liveness_problems=self._liveness_problems(),
-                readiness_problems=self._readiness_problems(),
+                liveness_problem=self._leader and self._leader.liveness_problem(),
+                readiness_problem=self._leader and self._leader.readiness_problem(),
             )
             await asyncio.sleep(HEALTH_SECONDS)
-
-    def _liveness_problems(self) -> tuple[str, ...]:
-        """Return the reasons to restart the process. A replica that does not lead is healthy."""
-        problem = self._leader.liveness_problem() if self._leader is not None else None
-        return (problem,) if problem is not None else ()
-
-    def _readiness_problems(self) -> tuple[str, ...]:
-        """Return the reasons why the leader cannot do its work."""
-        problem = self._leader.readiness_problem() if self._leader is not None else None
-        return (problem,) if problem is not None else ()
 
     # ------------------------------------------------------------ in the election's thread
 
@@ -247,18 +240,19 @@ class App:
 
     async def liveness_problems(self) -> Sequence[str]:
         """Return the reasons to restart the process."""
-        return self._hanging() or self._health.liveness_problems
+        return self._with_hang(self._health.liveness_problem)
 
     async def readiness_problems(self) -> Sequence[str]:
         """Return the reasons why this replica could not lead."""
         now = asyncio.get_running_loop().time()
         if self._answered_at is None or now - self._answered_at > CHECK_LIMIT_SECONDS:
             return ["the API server does not answer"]
-        return self._hanging() or self._health.readiness_problems
+        return self._with_hang(self._health.readiness_problem)
 
-    def _hanging(self) -> Sequence[str]:
-        seconds = time.monotonic() - self._health.at
-        return ["the main loop makes no progress"] if seconds > HANGING_LIMIT_SECONDS else []
+    def _with_hang(self, problem: str | None) -> Sequence[str]:
+        if time.monotonic() - self._health.at > HANGING_LIMIT_SECONDS:
+            problem = "the main loop makes no progress"
+        return [problem] if problem else []
 
     async def measure(self) -> None:
         """Update the leader's gauges; all others are always up to date."""

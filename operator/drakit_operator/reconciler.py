@@ -258,7 +258,7 @@ class Reconciler:
         """Evaluate selectors with these feature gates; after a change, check what has selectors."""
         if await self._evaluation.use(gates):
             for word, concern in self._concerns.items():
-                for name in self._store.uids(concern.kind) if concern.expressions else ():
+                for name in self._store.world.of(concern.kind.type) if concern.expressions else ():
                     self._queue.add_after(Key(word, name), self._debounce_seconds)
 
     def add_waiting(self) -> None:

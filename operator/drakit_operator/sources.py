@@ -98,13 +98,12 @@ class Sources:
         self._recheck_seconds = recheck_seconds
         self._known: dict[Kind, Served | Absence] = {}
         self._reflectors: dict[Kind, Reflector[Fact]] = {}
-        self._errors: dict[Kind, str] = {}
-        """Why required kinds cannot be listed."""
+        self._errors: dict[Kind, tuple[float, str]] = {}
+        """Since when (loop clock) kinds cannot be listed, and why."""
         self._changes: list[Change] = []
         self._skipped = SkippedLog()
         self._garbage = _Garbage()
         self._channels = {kind: _Channel() for kind in self.kinds}
-        self._absent_since: dict[Kind, float] = {}
         self._partial: set[Kind] = set()
         """Kinds of which the store does not have all objects of the last list yet."""
 
@@ -120,8 +119,8 @@ class Sources:
     def problem(self) -> str | None:
         """Return a kind that prevents all conclusions, with the reason; None if there is none."""
         now = asyncio.get_running_loop().time()
-        for kind, why in self._errors.items():
-            if kind.required or now - self._absent_since[kind] > LASTING_SECONDS:
+        for kind, (since, why) in self._errors.items():
+            if kind.required or now - since > LASTING_SECONDS:
                 return f"{kind} cannot be listed: {why}"
         for kind, reflector in self._followed():
             if reflector.failing_seconds() > LASTING_SECONDS:
@@ -287,9 +286,8 @@ class Sources:
                 self._record(kind, str(error))
 
     def _record(self, kind: Kind, why: str) -> None:
-        if kind not in self._errors:
-            self._absent_since[kind] = asyncio.get_running_loop().time()
-        self._errors[kind] = why
+        since, _ = self._errors.get(kind, (asyncio.get_running_loop().time(), ""))
+        self._errors[kind] = since, why
 
     def _leave_out(self, kind: Kind, absence: Absence) -> None:
         """Record that a kind is not watched, because of permissions or the cluster's version."""

@@ -106,10 +106,6 @@ class Store:
         """Return whether another list may give objects their content back; True only once."""
         return self._budgets.take_room(kind.type) or self._nodes.take_room(kind.type)
 
-    def uids(self, kind: Kind) -> dict[Name, str]:
-        """Return the UIDs of the known objects of a kind, by name."""
-        return {name: fact.uid for name, fact in self.world.of(kind.type).items()}
-
     def find(self, kind: Kind, name: Name) -> Fact | None:
         return self.world.of(kind.type).get(name)
 

@@ -12,7 +12,6 @@ from kopf._core.reactor import observation, queueing
 
 from drakit_daemon.kube import connect
 from drakit_explain.kinds import CLAIMS, PODS, POLICIES, RULES
-from drakit_explain.world import Name
 from drakit_formats import crds
 from drakit_operator import kopf_import, sources
 from drakit_operator.handlers import Handlers
@@ -161,7 +160,7 @@ async def test_an_object_and_the_one_that_replaces_it_are_handled_in_their_order
             cluster.store(PATHS["resourceclaims"], {**body, "metadata": metadata})
         cluster.pod("last", "c")
         await until(lambda: served.store.size(PODS) == 1)
-        await until(lambda: served.store.uids(CLAIMS) == {Name("lab", "c"): "uid-29"})
+        await until(lambda: getattr(served.store.world.claim("lab", "c"), "uid", "") == "uid-29")
 
 
 async def test_what_handlers_do_not_take_waits_in_the_connection(cluster, serve, monkeypatch):

@@ -63,7 +63,7 @@ class Followed:
         return text_of(self.metrics.registry).decode()
 
     def names(self, kind):
-        return {name.name for name in self.store.uids(kind)}
+        return {name.name for name in self.store.world.of(kind.type)}
 
     async def listed(self, kind, size):
         await until(lambda: self.store.size(kind) == size)
