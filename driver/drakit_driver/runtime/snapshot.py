@@ -195,16 +195,12 @@ def _of_type(given: object, kind: type[AnyT], name: str) -> AnyT:
 
 
 def _names(listed: object) -> tuple[str, ...]:
-    if isinstance(listed, str):  # its characters would be names
-        raise DriverError(
-            "it listed str, which is not a collection of withdrawn devices; this is a bug in the "
-            "driver"
-        )
     return tuple([str.__str__(name) for name in _all_of(listed, str, "withdrawn devices")])
 
 
 def _all_of(listed: object, kind: type[AnyT], plural: str) -> tuple[AnyT, ...]:
-    if not isinstance(listed, Iterable):
+    # The characters of a text would be names.
+    if not isinstance(listed, Iterable) or (kind is str and isinstance(listed, str)):
         raise DriverError(
             f"it listed {kind_of(listed)}, which is not a collection of {plural}; this is a bug in "
             "the driver"
@@ -370,14 +366,14 @@ def _text_of(fields: Mapping[str, Any]) -> bytes:
     return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
 
 
+_other_parts = attrgetter(
+    "rejected", "policies", "withdrawn", "ordered", "partition_type_attribute"
+)
+
+
 def same_inventory(one: Inventory, other: Inventory) -> bool:
     """Compare inventories whose unchanged devices have kept their identity."""
     if (one.fallback is None) != (other.fallback is None):
-        return False
-    if (one.ordered, one.partition_type_attribute) != (
-        other.ordered,
-        other.partition_type_attribute,
-    ):
         return False
     pairs = (
         (one.devices, other.devices),
@@ -386,5 +382,4 @@ def same_inventory(one: Inventory, other: Inventory) -> bool:
     )
     if not all(len(new) == len(old) and all(map(is_, new, old)) for new, old in pairs):
         return False
-    reports = attrgetter("rejected", "policies", "withdrawn")
-    return bool(reports(one) == reports(other))
+    return bool(_other_parts(one) == _other_parts(other))

@@ -36,13 +36,6 @@ def policy(name: str, lamps: int = 1, room: str = "") -> dict[str, Policy[LampPo
     return {name: Policy(name=name, created=CREATED, generation=1, spec=spec)}
 
 
-class Bright(Lamps):
-    async def prepare(self, claim, device) -> Edits:
-        if not device.name.startswith("hall"):
-            raise DriverError("no such lamp")
-        return Edits(env={"LAMP": device.name})
-
-
 def ref(name: str) -> ClaimReference:
     return ClaimReference(namespace="default", name=name, uid=f"uid-{name}")
 
@@ -100,21 +93,6 @@ async def test_a_driver_lists_its_devices_only_once_its_policies_are_known(rig):
     assert [device.name for device in inventory.devices] == ["hall-0", "hall-1"]
     assert connection.unavailable is None
     assert rig.feed.in_force.keys() == {"hall"}
-
-
-async def test_a_device_counts_as_held_as_soon_as_it_is_prepared(rig):
-    """Before the checkpoint is read again: another policy could take the device until then."""
-    rig.kind = Bright
-    rig.feed.offer(policy("hall", 2))
-    connection, updates = await rig.connect()
-    await names(updates)
-    answers = await connection.prepare([claim("hall-0"), claim("missing-0")])
-    assert [each.edits for each in answers["uid-hall-0"]] == [Edits(env={"LAMP": "hall-0"})]
-    assert isinstance(answers["uid-missing-0"], Exception), "and is not held"
-    assert rig.feed.held() == {"hall-0": HeldDevice(claims=(ref("hall-0"),))}
-    rig.feed.stored({"hall-0": {ref("hall-0"): ()}})
-    rig.feed.stored({})
-    assert rig.feed.held() == {}
 
 
 async def test_the_numbers_that_a_call_returns_are_held_at_once(rig):
@@ -176,29 +154,6 @@ async def test_a_device_stays_held_while_it_passes_from_one_claim_to_the_next():
     assert feed.held() == {"hall-0": HeldDevice(claims=(ref("b"),))}
 
 
-async def test_a_driver_knows_from_the_start_which_devices_claims_hold(rig):
-    made: list[Lamps] = []
-    rig.make = lambda: made.append(Lamps(None, StaticNode(name="node-1"))) or made[0]
-    rig.connector = PythonConnector(Lamps.name, rig.make, traits_of(Lamps), policies=rig.feed)
-    rig.feed.stored({"hall-0": {ref("a"): ()}})
-    rig.feed.offer(policy("hall"))
-    _, updates = await rig.connect()
-    await names(updates)
-    assert made[0].held_devices().keys() == {"hall-0"}
-    rig.feed.stored({})
-    assert made[0].held_devices() == {}
-
-
-async def test_each_change_reaches_the_driver(rig):
-    rig.feed.offer(policy("hall"))
-    _, updates = await rig.connect()
-    assert await names(updates) == ["hall-0"]
-    rig.feed.offer(policy("hall", 2))
-    assert await names(updates) == ["hall-0", "hall-1"]
-    rig.feed.offer({})
-    assert await names(updates) == []
-
-
 async def test_the_driver_gets_the_last_of_many_changes(rig, monkeypatch):
     monkeypatch.setattr(endpoint_module, "POLICIES_PACE_SECONDS", 0.2)
     applied = []
@@ -212,27 +167,6 @@ async def test_the_driver_gets_the_last_of_many_changes(rig, monkeypatch):
     last = rig.feed._offered
     await until(lambda: rig.feed.in_force is last)
     assert len(applied) <= 3
-
-
-async def test_refused_policies_leave_the_previous_ones_in_force_after_a_restart_as_well(rig):
-    rig.feed.offer(policy("hall"))
-    first, updates = await rig.connect()
-    assert await names(updates) == ["hall-0"]
-    rig.feed.offer(policy("wine", 5, room="cellar"))
-    await until(lambda: rig.feed.refusal)
-    await first.close()
-
-    _, updates = await rig.connect()
-    assert await names(updates) == ["hall-0"], "before it refuses the others again"
-    await until(lambda: rig.feed.refusal)
-    assert rig.feed.refusal == (
-        "driver lamps.example.com: spec.room: the cellar has no lamps; choose another room"
-    )
-    assert rig.feed.in_force.keys() == {"hall"}
-
-    rig.feed.offer(policy("porch"))
-    assert await names(updates) == ["porch-0"]
-    assert rig.feed.refusal is None
 
 
 async def test_a_driver_that_fails_or_hangs_keeps_its_previous_policies(rig, monkeypatch):
