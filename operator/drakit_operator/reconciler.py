@@ -324,11 +324,10 @@ class Reconciler:
             key = await self._queue.get(SELECTORS)
             began = time.monotonic()
             try:
-                expressions = self._expressions(key)
-                if (missing := self._evaluation.first_missing(expressions)) is not None:
+                missing = self._evaluation.first_missing(self._expressions(key))
+                if missing is not None:
                     await self._evaluation.ask(missing, namespace=key.name.namespace)
-                if self._evaluation.first_missing(expressions) is not None:
-                    self._queue.move(key, SELECTORS)
+                    self._queue.move(key, SELECTORS)  # another question may follow
                 else:
                     self._queue.add(key)
             except Exception:  # a defect of ours in one object must not stop the others

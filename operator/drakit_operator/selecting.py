@@ -6,7 +6,7 @@ data. Each selector is evaluated alone. One that fails counts as not evaluated: 
 it get no Event about it, and are explained again when another attempt may succeed.
 
 There is one evaluator, and anyone can write selectors that take long. So it is asked one question
-at a time, which it answers in a second or two, and the queue decides for which object. A selector
+at a time, about as many devices as take 50 ms, and the queue decides for which object. A selector
 that took too long is remembered by its text.
 
 Does not depend on pods, queues, or how CEL is evaluated.
@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from drakit_daemon.logs import ProblemLog
 from drakit_explain.cel.helper import HelperError, QuestionError
@@ -39,9 +41,40 @@ EXPENSIVE_SECONDS = 300.0
 """Time in which a selector that took too long for some devices counts as such for all others: they
 change far more often than selectors."""
 
+TURN_SECONDS = 0.05
+"""Seconds of evaluation after which it is another object's turn. With 200 namespaces that have as
+much to ask, each has a turn within 10 s."""
+
+FIRST_DEVICES = 2
+"""Devices for which a selector is evaluated first, because it can take 20 ms for each."""
+
+LONGEST_SECONDS = 1.0
+"""Seconds for a question of up to 2,000 devices, after which a selector counts as too expensive."""
+
+TOO_EXPENSIVE = Outcome(unknown="the selector takes too much time", expensive=True)
+
+MAX_PARTS = 256
+"""Selectors whose evaluation is interrupted; the oldest start again."""
+
 MAX_OF_OBJECT = 64
 """Different selectors of one object, those of its classes included; with more, the object is not
 evaluated. A pod of 16 claims can have 131,072."""
+
+
+class Missing(NamedTuple):
+    """A question to the evaluator: what a selector reads, or its outcomes for some devices."""
+
+    expression: str
+    needed: Evaluations | None = None
+
+
+@dataclass(slots=True)
+class _Part:
+    """The outcomes of a selector for the first of some devices."""
+
+    devices: Sequence[Mapping[str, Any]]
+    outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    seconds: float = 0.0
 
 
 class SelectorEvaluation:
@@ -60,6 +93,9 @@ class SelectorEvaluation:
         self._gates_known = asyncio.Event()
         self._refused: dict[str, float] = {}
         """Selectors that the evaluator does not answer; when each is asked again (loop clock)."""
+
+        self._parts: dict[str, _Part] = {}
+        """Selectors that are evaluated for some devices of a question only."""
 
         self._expensive: dict[str, tuple[float, Outcome]] = {}
         """Selectors that took too long; until when (loop clock), and the outcome for devices."""
@@ -91,19 +127,23 @@ class SelectorEvaluation:
                 self._world.forget_outcomes()
                 self._refused.clear()
                 self._expensive.clear()
+                self._parts.clear()
             self._gates_known.set()
         return dropped
 
-    def first_missing(self, expressions: Sequence[str]) -> str | None:
-        """Return the first selector about which the evaluator can be asked now; None if there is
-        none."""
+    def first_missing(self, expressions: Sequence[str]) -> Missing | None:
+        """Return the next question that the evaluator can be asked now; None if there is none."""
         wanted, now = dict.fromkeys(expressions), asyncio.get_running_loop().time()
         if len(wanted) > MAX_OF_OBJECT or self._unavailable_until > now:
             return None
         index = self._world.selectors
         for each in wanted:
-            if self._refused.get(each, 0.0) <= now and (index.unread([each]) or self._needed(each)):
-                return each
+            if self._refused.get(each, 0.0) > now:
+                continue
+            if index.unread([each]):
+                return Missing(each)
+            if needed := self._needed(each):
+                return Missing(each, needed)
         return None
 
     def retry_seconds(self, expressions: Sequence[str]) -> float | None:
@@ -120,17 +160,17 @@ class SelectorEvaluation:
             times.append(self._unavailable_until)
         return min((at - now for at in times if at > now), default=None)
 
-    async def ask(self, expression: str, *, namespace: str) -> None:
+    async def ask(self, missing: Missing, *, namespace: str) -> None:
         """
-        Ask the evaluator one question about a selector, for the slices that need its answer.
+        Ask the evaluator one question, and keep the answer.
 
         :param namespace: what the answer needs in memory is taken from its share.
         """
         await self._wait_for_gates()
         async with self._asking:
-            now = asyncio.get_running_loop().time()
+            now, expression = asyncio.get_running_loop().time(), missing.expression
             try:
-                await self._ask(expression, namespace)
+                await self._ask(missing, namespace)
             except QuestionError as error:
                 logger.warning(
                     "a selector cannot be evaluated",
@@ -158,28 +198,49 @@ class SelectorEvaluation:
         except TimeoutError:
             await self.use(None)
 
-    async def _ask(self, expression: str, namespace: str) -> None:
-        index = self._world.selectors
-        if unread := index.unread([expression]):
-            reads = await asyncio.to_thread(self._selectors.reads, unread)
-            index.learn(dict(zip(unread, reads, strict=True)), owner=namespace)
+    async def _ask(self, missing: Missing, namespace: str) -> None:
+        index, expression = self._world.selectors, missing.expression
+        if missing.needed is None:
+            reads = await asyncio.to_thread(self._selectors.reads, [expression])
+            index.learn(dict(zip([expression], reads, strict=True)), owner=namespace)
             return
-        needed = self._needed(expression)
-        for devices in needed.devices.values():
-            index.store(needed, {expression: await self._outcomes(expression, devices)})
+        for devices in missing.needed.devices.values():
+            outcomes = await self._outcomes(expression, devices)
+            if len(outcomes) == len(devices):
+                index.store(missing.needed, {expression: outcomes})
 
     async def _outcomes(
         self, expression: str, devices: Sequence[Mapping[str, Any]]
     ) -> Sequence[Outcome]:
+        """Evaluate a selector for the first of these devices that it is not evaluated for yet."""
         now = asyncio.get_running_loop().time()
         until, outcome = self._expensive.get(expression, (0.0, Outcome()))
         if until > now:
             return [outcome] * len(devices)
-        outcomes = await asyncio.to_thread(evaluate, self._selectors, expression, devices)
-        if outcomes and outcomes[-1].expensive:
-            entry = now + EXPENSIVE_SECONDS, outcomes[-1]
-            keep(self._expensive, expression, entry, limit=MAX_REMEMBERED)
-        return outcomes
+        part = self._parts.pop(expression, None)
+        if part is None or part.devices != devices:
+            part = _Part(devices)
+        spent, number = 0.0, FIRST_DEVICES
+        while len(part.outcomes) < len(devices) and spent < TURN_SECONDS:
+            if part.seconds > 0:
+                left = (TURN_SECONDS - spent) * len(part.outcomes) / part.seconds
+                number = max(int(left), FIRST_DEVICES)
+            done = len(part.outcomes)
+            began = time.monotonic()
+            question = devices[done : done + number]
+            part.outcomes += await asyncio.to_thread(
+                evaluate, self._selectors, expression, question
+            )
+            seconds = time.monotonic() - began
+            spent, part.seconds = spent + seconds, part.seconds + seconds
+            last = TOO_EXPENSIVE if part.seconds > LONGEST_SECONDS else part.outcomes[-1]
+            if last.expensive:
+                entry = now + EXPENSIVE_SECONDS, last
+                keep(self._expensive, expression, entry, limit=MAX_REMEMBERED)
+                return [*part.outcomes, *[last] * (len(devices) - len(part.outcomes))]
+        if len(part.outcomes) < len(devices):
+            keep(self._parts, expression, part, limit=MAX_PARTS)
+        return part.outcomes
 
     def _needed(self, expression: str) -> Evaluations:
         world = self._world

@@ -204,8 +204,43 @@ async def test_a_question_is_about_one_selector_and_some_devices():
     for number in range(6):
         evaluation._world.apply(SLICES.project(large_slice(number), "v1"))
     await evaluated(evaluation, ["a", "b"])
-    assert slow.asked == ["a"] * 5 + ["b"] * 5
+    assert sorted(slow.asked) == slow.asked
+    assert set(slow.asked) == {"a", "b"}
+    assert len(slow.asked) < 40
     assert evaluation.first_missing(["a", "b"]) is evaluation.retry_seconds(["a", "b"]) is None
+
+
+class PerDevice(Slow):
+    """Every device takes some milliseconds."""
+
+    def select(self, expression, devices):
+        self.asked += [expression] * len(devices)
+        time.sleep(self.milliseconds / 1000 * len(devices))
+        return [self.outcome] * len(devices)
+
+
+@pytest.mark.looptime(False)
+async def test_a_selector_that_takes_long_is_evaluated_in_parts():
+    slow = PerDevice(milliseconds=10)
+    evaluation = await evaluation_with(slow)
+    evaluation._world.apply(SLICES.project(large_slice(0, devices=20), "v1"))
+    await evaluation.ask(evaluation.first_missing(["a"]), namespace="lab")  # what it reads
+    for most in (12, 22):
+        await evaluation.ask(evaluation.first_missing(["a"]), namespace="lab")
+        assert 0 < len(slow.asked) <= most, "another object has a turn in between"
+    await evaluated(evaluation, ["a"])
+    assert 20 < len(slow.asked) < 25, "no device is evaluated again"
+
+
+@pytest.mark.looptime(False)
+async def test_a_selector_that_takes_long_in_sum_is_too_expensive():
+    slow = PerDevice(milliseconds=20)
+    evaluation = await evaluation_with(slow)
+    evaluation._world.apply(SLICES.project(large_slice(0, devices=200), "v1"))
+    await evaluated(evaluation, ["a"])
+    assert len(slow.asked) < 60
+    found = evaluation._world.selectors.evaluated("a", evaluation._world.of(SLICES.type)["", "s0"])
+    assert found.unknown == "the selector takes too much time"
 
 
 async def evaluated(evaluation, expressions):
@@ -245,13 +280,13 @@ def see_pod(bench, namespace, name):
     bench.see(PODS, pod(claim=name) | {"metadata": metadata | {"uid": f"pod-{namespace}-{name}"}})
 
 
-def large_slice(number):
+def large_slice(number, *, devices=2000):
     pool = {"name": f"n{number}", "generation": 1, "resourceSliceCount": 1}
-    devices = [
+    found = [
         {"name": f"d{each}", "attributes": {"a": {"int": 5000 * number + each}}}
-        for each in range(2000)
+        for each in range(devices)
     ]
-    spec = {"driver": "other", "nodeName": f"n{number}", "pool": pool, "devices": devices}
+    spec = {"driver": "other", "nodeName": f"n{number}", "pool": pool, "devices": found}
     return {"metadata": {"name": f"s{number}", "uid": f"s{number}"}, "spec": spec}
 
 
