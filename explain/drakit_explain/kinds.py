@@ -185,3 +185,6 @@ QUOTAS = Kind(
     namespaced=True,
     effect="it is unknown whether a quota prevents the creation of a claim",
 )
+
+KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES)
+"""The kinds that the operator follows. The others only tell why a claim is not created."""

@@ -8,7 +8,7 @@ It must not know queues, or what a check finds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from drakit_explain.broken import node_of_claim
 from drakit_explain.devices import DeviceFacts
@@ -42,7 +42,7 @@ def pods_affected(changes: Iterable[Change], store: Store) -> set[Name]:
         elif change.kind is PODS:
             found.add(change.name)
             if change.new is None:  # another pod represents its claims now
-                found |= _pods_with_claims_of(change.old, store)
+                found.update(_pods_with_claims_of(change.old, store))
         elif change.kind is TEMPLATES:
             found |= store.world.pods_of_template(change.name)
         elif change.kind is CLAIMS:
@@ -80,9 +80,9 @@ def claims_affected(changes: Iterable[Change], store: Store) -> set[Name]:
         elif change.kind is CLASSES:
             found |= store.world.claims_of_class(change.name.name)
         elif change.kind is SLICES:
-            found |= _holders_of_changed(change, store)
+            found.update(_holders_of_changed(change, store))
         elif change.kind is REPORTS:
-            found |= _holders_of_unhealthy(change, store)
+            found.update(_holders_of_unhealthy(change, store))
         elif change.kind is NODES and (change.old is None or change.new is None):
             nodes.add(change.name.name)
     if nodes or tainted:
@@ -105,29 +105,24 @@ def _has_any(claim: ClaimFacts, pools: Collection[tuple[str, str]]) -> bool:
     )
 
 
-def _holders_of_changed(change: Change, store: Store) -> set[Name]:
-    """Return the claims that hold devices which a slice changed, added or removed."""
+def _holders_of_changed(change: Change, store: Store) -> Iterator[Name]:
+    """Yield the claims that hold devices which a slice changed, added or removed."""
     old, new = ({each.name: each for each in _devices(of)} for of in (change.old, change.new))
     of = change.new or change.old
-    if not isinstance(of, SliceFacts):
-        return set()
-    found: set[Name] = set()
-    for name in old.keys() | new.keys():
-        if old.get(name) != new.get(name):
-            found |= _holders(DeviceID(of.driver, of.pool, name), store)
-    return found
+    if isinstance(of, SliceFacts):
+        for name in old.keys() | new.keys():
+            if old.get(name) != new.get(name):
+                yield from _holders(DeviceID(of.driver, of.pool, name), store)
 
 
-def _holders_of_unhealthy(change: Change, store: Store) -> set[Name]:
-    """Return the claims that hold devices of which a driver says something else."""
-    found: set[Name] = set()
+def _holders_of_unhealthy(change: Change, store: Store) -> Iterator[Name]:
+    """Yield the claims that hold devices of which a driver says something else."""
     for one, other in ((change.old, change.new), (change.new, change.old)):
         if isinstance(one, ReportFacts):
             known = other.unhealthy if isinstance(other, ReportFacts) else ()
             for each in one.unhealthy:
                 if each not in known:
-                    found |= _holders(DeviceID(one.driver, each.pool, each.device), store)
-    return found
+                    yield from _holders(DeviceID(one.driver, each.pool, each.device), store)
 
 
 def _holders(device: DeviceID, store: Store) -> set[Name]:
@@ -140,14 +135,11 @@ def _devices(of: object) -> Sequence[DeviceFacts]:
     return of.devices if isinstance(of, SliceFacts) else ()
 
 
-def _pods_with_claims_of(pod: object, store: Store) -> set[Name]:
-    found: set[Name] = set()
-    if not isinstance(pod, PodFacts):
-        return found
-    for each in pod.claims:
-        if each.claim is not None:  # only a claim by name has several pods
-            found |= store.world.pods_of_claim(Name(pod.namespace, each.claim))
-    return found
+def _pods_with_claims_of(pod: object, store: Store) -> Iterator[Name]:
+    if isinstance(pod, PodFacts):
+        for each in pod.claims:
+            if each.claim is not None:  # only a claim by name has several pods
+                yield from store.world.pods_of_claim(Name(pod.namespace, each.claim))
 
 
 def _claims_made_for(pod: object) -> set[Name]:
@@ -173,15 +165,13 @@ def _held(claim: object) -> object:
 # ---------------------------------------------------------------- templates and classes
 
 
-def templates_affected(changes: Iterable[Change], store: Store) -> set[Name]:
-    """Return the templates that changed, or whose classes did."""
-    found: set[Name] = set()
+def templates_affected(changes: Iterable[Change], store: Store) -> Iterator[Name]:
+    """Yield the templates that changed, or whose classes did."""
     for change in changes:
         if change.kind is TEMPLATES:
-            found.add(change.name)
+            yield change.name
         elif change.kind is CLASSES:
-            found |= store.world.templates_of_class(change.name.name)
-    return found
+            yield from store.world.templates_of_class(change.name.name)
 
 
 def classes_affected(changes: Iterable[Change], store: Store) -> set[Name]:
@@ -216,17 +206,14 @@ def nodes_affected(changes: Iterable[Change], store: Store) -> set[Name]:
     return found
 
 
-def slices_affected(changes: Iterable[Change], store: Store) -> set[Name]:
-    """Return the slices that are new, and those of nodes that came or went."""
-    found: set[Name] = set()
+def slices_affected(changes: Iterable[Change], store: Store) -> Iterator[Name]:
+    """Yield the slices that are new, and those of nodes that came or went."""
     for change in changes:
         if change.kind is SLICES and change.old is None and change.new is not None:
-            found.add(change.name)
+            yield change.name
         elif change.kind is NODES and _comes_or_goes(change):
-            found.update(
-                Name("", each.name) for each in store.world.slices_of_node(change.name.name)
-            )
-    return found
+            for each in store.world.slices_of_node(change.name.name):
+                yield Name("", each.name)
 
 
 def _comes_or_goes(change: Change) -> bool:
@@ -236,38 +223,34 @@ def _comes_or_goes(change: Change) -> bool:
 # ---------------------------------------------------------------- reports and policies
 
 
-def reports_affected(changes: Iterable[Change]) -> set[Name]:
-    """Return the reports that changed, and those of drivers whose slices came or went."""
-    found: set[Name] = set()
+def reports_affected(changes: Iterable[Change]) -> Iterator[Name]:
+    """Yield the reports that changed, and those of drivers whose slices came or went."""
     for change in changes:
         of = change.new or change.old
         if change.kind is REPORTS:
-            found.add(change.name)
+            yield change.name
         elif isinstance(of, SliceFacts) and _comes_or_goes(change) and (on := node_of_slice(of)):
-            found.add(Name("", f"{on}.{of.driver}"))
-    return found
+            yield Name("", f"{on}.{of.driver}")
 
 
-def policies_affected(changes: Iterable[Change], store: Store) -> set[Name]:
-    """Return the policies whose DeviceClass or status may have to change because of others; Kopf
+def policies_affected(changes: Iterable[Change], store: Store) -> Iterator[Name]:
+    """Yield the policies whose DeviceClass or status may have to change because of others; Kopf
     calls its handlers for changes of a policy itself."""
-    found: set[Name] = set()
     policies = store.world.of(PolicyFacts)
     for change in changes:
         old, new = change.old, change.new
         if isinstance(old, ReportFacts) or isinstance(new, ReportFacts):
-            found |= _policies_of_report(old, new) & policies.keys()
+            yield from _policies_of_report(old, new) & policies.keys()
         elif isinstance(old, NodeFacts) or isinstance(new, NodeFacts):
             if _of_policies(old) != _of_policies(new):
-                found |= policies.keys()  # each has a selector
+                yield from policies  # each has a selector
         elif change.kind is CLASSES:
-            found |= {
-                name for name, each in policies.items() if each.class_name == change.name.name
-            }
-            found |= _with_resource_of(change, policies)
+            for name, each in policies.items():
+                if each.class_name == change.name.name:
+                    yield name
+            yield from _with_resource_of(change, policies)
         elif _spec_of(old) != _spec_of(new):  # its status is what the operator wrote
-            found |= _with_resource_of(change, policies) - {change.name}
-    return found
+            yield from _with_resource_of(change, policies) - {change.name}
 
 
 def _with_resource_of(change: Change, policies: Mapping[Name, PolicyFacts]) -> set[Name]:

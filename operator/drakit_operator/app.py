@@ -33,13 +33,12 @@ from drakit_daemon.metrics import text_of
 from drakit_daemon.probes import StatusServers
 from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.gates import GatesUnknownError, allocator_gates, gates_of, read_all_gates
-from drakit_explain.kinds import CLASSES, POLICIES
+from drakit_explain.kinds import CLASSES, KINDS, POLICIES
 from drakit_explain.selectors import Selectors
 from drakit_operator.announcing import Announcer, EventWriter, Timing
 from drakit_operator.config import Config
 from drakit_operator.confirming import Confirmations
 from drakit_operator.handlers import Handlers
-from drakit_operator.kinds import KINDS
 from drakit_operator.leadership import Leadership
 from drakit_operator.metrics import Metrics
 from drakit_operator.outdated_reports import OutdatedReports

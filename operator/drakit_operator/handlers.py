@@ -16,10 +16,9 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from drakit_daemon.kube import ApiError, Session
-from drakit_explain.kinds import POLICIES, UNREADABLE
+from drakit_explain.kinds import KINDS, POLICIES, UNREADABLE
 from drakit_formats import crds
 from drakit_formats.resource.objects import GROUP
-from drakit_operator.kinds import KINDS
 from drakit_operator.kopf_import import Resource, kopf, spawn
 from drakit_operator.policies.controller import PolicyController
 from drakit_operator.sources import Event, Sources

@@ -17,24 +17,9 @@ from typing import Any
 
 from drakit_daemon.kube import ForbiddenError, Session, resource_path
 from drakit_daemon.kube.discovery import served_versions, version_of
-from drakit_explain.kinds import (
-    CLAIMS,
-    CLASSES,
-    NODES,
-    PODS,
-    POLICIES,
-    REPORTS,
-    RULES,
-    SLICES,
-    TEMPLATES,
-    UNREADABLE,
-    Kind,
-)
+from drakit_explain.kinds import PODS, UNREADABLE, Kind
 from drakit_explain.world import Fact, Name
 from drakit_formats.resource.objects import Object, child
-
-KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES)
-"""All kinds whose objects the operator knows."""
 
 SELECTED: Mapping[Kind, Mapping[str, str]] = {PODS: {"fieldSelector": "status.phase=Pending"}}
 """The parameters of lists and watches. A pod that stops pending leaves the watch as a deletion."""

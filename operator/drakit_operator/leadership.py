@@ -15,7 +15,6 @@ import asyncio
 import logging
 import os
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
@@ -35,13 +34,10 @@ LOG_SECONDS = 1.0
 
 def _end_process(reason: str) -> None:
     # If nobody reads the log, another thread hangs in a write, and holds the log's lock.
-    threading.Thread(target=_end_after, args=(LOG_SECONDS,), daemon=True).start()
+    timer = threading.Timer(LOG_SECONDS, os._exit, args=[1])
+    timer.daemon = True
+    timer.start()
     logger.error("no longer leading; the process ends", extra={"reason": reason})
-    os._exit(1)
-
-
-def _end_after(seconds: float) -> None:
-    time.sleep(seconds)
     os._exit(1)
 
 

@@ -6,6 +6,8 @@ It must not know where the numbers come from, nor how they are served.
 
 from __future__ import annotations
 
+from functools import partial
+
 from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
 
 SUPPRESSED = ("shared", "flapping", "namespace_deleted")
@@ -18,13 +20,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.leader = Gauge(
-            "drakit_operator_leader", "1 if this replica is the leader", registry=self.registry
-        )
-        self.queue_depth = Gauge(
-            "drakit_operator_queue_depth",
-            "Objects that wait for reconciliation",
-            registry=self.registry,
+        gauge = partial(Gauge, registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
+        self.leader = gauge("drakit_operator_leader", "1 if this replica is the leader")
+        self.queue_depth = gauge(
+            "drakit_operator_queue_depth", "Objects that wait for reconciliation"
         )
         self.reconcile_seconds = Histogram(
             "drakit_operator_reconcile_duration_seconds",
@@ -33,70 +33,57 @@ class Metrics:
             buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10),
             registry=self.registry,
         )
-        self.events = Counter(
-            "drakit_operator_events", "Events written", ["reason"], registry=self.registry
-        )
-        self.suppressed_events = Counter(
+        self.events = counter("drakit_operator_events", "Events written", ["reason"])
+        self.suppressed_events = counter(
             "drakit_operator_events_suppressed",
             "Events of objects that were not written, by what replaced or prevented them",
             ["cause"],
-            registry=self.registry,
         )
-        self.delayed_events = Counter(
-            "drakit_operator_events_delayed",
-            "Events that waited because of the rate limit",
-            registry=self.registry,
+        self.delayed_events = counter(
+            "drakit_operator_events_delayed", "Events that waited because of the rate limit"
         )
-        self.confirmations = Counter(
+        self.confirmations = counter(
             "drakit_operator_confirmations",
             "Reasons of Events about which Kubernetes' allocator was asked, by its answer",
             ["result"],
-            registry=self.registry,
         )
-        self.objects = Gauge(
+        self.objects = gauge(
             "drakit_operator_objects",
             "Objects of a kind that the leader knows; of pods only those that wait and use devices",
             ["kind"],
-            registry=self.registry,
         )
-        self.pools = Gauge(
+        self.pools = gauge(
             "drakit_operator_pools",
             "Published pools by their most serious state; only the leader reports them",
             ["state"],
-            registry=self.registry,
         )
-        self.devices = Gauge(
+        self.devices = gauge(
             "drakit_operator_devices",
             "Devices of all drivers by state; a device counts in one state only. DeviceTaintRules "
             "count. Only the leader reports them, for the 100 drivers with the most devices; "
             "`(others)` is the sum of the others",
             ["driver", "state"],
-            registry=self.registry,
         )
-        self.class_devices = Gauge(
+        self.class_devices = gauge(
             "drakit_operator_class_devices",
             "Devices that the selectors of a DeviceClass select, by state; a device can be in "
             "several classes. Only the leader reports them, for classes that it has evaluated, "
             "among the first 100 by name",
             ["device_class", "state"],
-            registry=self.registry,
         )
-        self.policy_devices = Gauge(
+        self.policy_devices = gauge(
             "drakit_operator_policy_devices",
             "Devices of a HostDevicePolicy by state. Only the leader reports them, for the 100 "
             "policies with the most devices; `(others)` is the sum of the others",
             ["policy", "state"],
-            registry=self.registry,
         )
-        self.kind_listed = Gauge(
+        self.kind_listed = gauge(
             "drakit_operator_kind_listed",
             "1 if the last list of a kind succeeded, 0 if it failed or is forbidden",
             ["kind"],
-            registry=self.registry,
         )
-        self.skipped_objects = Counter(
+        self.skipped_objects = counter(
             "drakit_operator_skipped_objects",
             "Objects in lists and watches that are malformed or too large",
             ["kind"],
-            registry=self.registry,
         )

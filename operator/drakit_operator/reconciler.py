@@ -26,7 +26,16 @@ from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.logs import new_request_id, request_scope
 from drakit_explain.codes import Reason
 from drakit_explain.counts import Numbers, count
-from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES, Kind
+from drakit_explain.kinds import (
+    CLAIMS,
+    CLASSES,
+    KINDS,
+    NODES,
+    PODS,
+    SLICES,
+    TEMPLATES,
+    Kind,
+)
 from drakit_explain.model import ClaimFacts, ClassFacts, NodeFacts, SliceFacts, TemplateFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
@@ -44,7 +53,6 @@ from drakit_operator.affected import (
     templates_affected,
 )
 from drakit_operator.announcing import Announcer, NotWrittenError
-from drakit_operator.kinds import KINDS
 from drakit_operator.metrics import Metrics
 from drakit_operator.problems import problems_of_claim, problems_of_pod, running_pods
 from drakit_operator.selecting import SelectorEvaluation
@@ -386,7 +394,8 @@ class Reconciler:
         lost = self._evaluation.lost(expressions) and retry is None
         if lost or not self._is_current():
             return OUTDATED_SECONDS
-        unsettled = self._unsettled_seconds(concern, name)
+        fact = self._store.find(concern.kind, name) if concern.settles else None
+        unsettled = self._announcer.unsettled_seconds(fact.uid) if fact is not None else 0.0
         with self._charged(key):
             found = concern.problems(name, unsettled <= 0)
         await turn.aclose()
@@ -455,11 +464,6 @@ class Reconciler:
             find_remedy=charged(reason.find_remedy),
             find_confirmation=charged(reason.find_confirmation),
         )
-
-    def _unsettled_seconds(self, concern: Concern, name: Name) -> float:
-        """Return in how many seconds an object is settled; 0 if it is."""
-        fact = self._store.find(concern.kind, name) if concern.settles else None
-        return self._announcer.unsettled_seconds(fact.uid) if fact is not None else 0.0
 
 
 def _facts(key: Key) -> dict[str, str]:

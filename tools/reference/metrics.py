@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, get_args
 
 from drakit_daemon.metrics import Counter, Gauge, Histogram
+from drakit_explain import kinds
 from drakit_explain.cel.allocator import Result
 from drakit_explain.poolchecks import PoolCondition
 from drakit_nodeplugin.claims import errors, queue
@@ -22,7 +23,6 @@ from drakit_nodeplugin.devices.counts import DEVICE_STATES
 from drakit_nodeplugin.metrics import Metrics as NodePluginMetrics
 from drakit_nodeplugin.slices.api import Verb
 from drakit_nodeplugin.state.records import STATES
-from drakit_operator import kinds
 from drakit_operator.metrics import SUPPRESSED
 from drakit_operator.metrics import Metrics as OperatorMetrics
 from drakit_operator.reconciler import POLICY, REPORT, concerns_of

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
+from drakit_explain.kinds import KINDS
 from drakit_formats import crds
-from drakit_operator.kinds import KINDS
 from tests.fakes.kube import Target
 from tests.fakes.objects import Objects
 

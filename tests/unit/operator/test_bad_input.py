@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from drakit_daemon.kube import events, lease
-from drakit_operator.kinds import KINDS
+from drakit_explain.kinds import KINDS
 from tests.unit.operator.conftest import GROUP
 from tests.unit.operator.replicas import LEASE, SHORT_LEASE, holder, probe, replica, until
 

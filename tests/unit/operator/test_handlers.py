@@ -11,11 +11,10 @@ from kopf._cogs.clients import scanning, watching
 from kopf._core.reactor import observation, queueing
 
 from drakit_daemon.kube import connect
-from drakit_explain.kinds import CLAIMS, PODS, POLICIES, RULES
+from drakit_explain.kinds import CLAIMS, KINDS, PODS, POLICIES, RULES
 from drakit_formats import crds
 from drakit_operator import kopf_import, sources
 from drakit_operator.handlers import Handlers
-from drakit_operator.kinds import KINDS
 from drakit_operator.metrics import Metrics
 from drakit_operator.policies.controller import PolicyController
 from drakit_operator.sources import Sources

@@ -9,9 +9,9 @@ import pytest
 
 from drakit.testing.apiserver import FakeApiServer
 from drakit_daemon.kube import UnavailableError, connect
+from drakit_explain.kinds import REPORTS, SLICES
 from drakit_explain.reports import project_report
 from drakit_formats import crds
-from drakit_operator.kinds import REPORTS, SLICES
 from drakit_operator.outdated_reports import OutdatedReports
 from drakit_operator.policies.status import DRIVER
 from drakit_operator.store import Store

@@ -10,14 +10,24 @@ import pytest
 
 from drakit_daemon.kube import connect
 from drakit_daemon.metrics import text_of
-from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, POLICIES, REPORTS, RULES, SLICES
+from drakit_explain.kinds import (
+    CLAIMS,
+    CLASSES,
+    KINDS,
+    NODES,
+    PODS,
+    POLICIES,
+    REPORTS,
+    RULES,
+    SLICES,
+)
 from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request
 from drakit_explain.pending import Verdict
 from drakit_explain.world import Name
 from drakit_formats import crds
 from drakit_operator import sources
 from drakit_operator.budgets import ContentBudgets
-from drakit_operator.kinds import KINDS, Served
+from drakit_operator.kinds import Served
 from drakit_operator.metrics import Metrics
 from drakit_operator.sources import Sources
 from drakit_operator.store import Store
