@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -48,17 +49,45 @@ async def run(parts: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
             group.create_task(until_stopped(name, part), name=name)
 
 
+def stop_signals() -> asyncio.Event:
+    """Return what SIGTERM or SIGINT sets from now on."""
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    return stopping
+
+
+async def run_until(
+    stopping: asyncio.Event,
+    parts: Mapping[str, Callable[[], Awaitable[None]]],
+    *,
+    drain: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Run parts until a stop is requested, and `drain` before they are canceled; the end of a part
+    is raised."""
+    running = asyncio.create_task(run(parts))
+    asked = asyncio.create_task(stopping.wait())
+    await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if running.done():
+        await running
+    if drain is not None:
+        await drain()
+    running.cancel()
+    await asyncio.wait({running})
+
+
 LEFT_THREADS_SECONDS = 3.0
 """The grace period of threads that still run when everything else has ended."""
 
 
-def limit_exit(code: int) -> None:
+def limit_exit(code: int, *, seconds: float = LEFT_THREADS_SECONDS) -> None:
     """
     Limit the time that the process takes to exit, even if a driver has left a thread that does not
     end.
 
     At exit, Python waits without a limit for the threads of executors.
     """
-    timer = threading.Timer(LEFT_THREADS_SECONDS, os._exit, (code,))
+    timer = threading.Timer(seconds, os._exit, (code,))
     timer.daemon = True
     timer.start()

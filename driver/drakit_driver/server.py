@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -491,10 +490,7 @@ class Server(Probed, Protocol):
 async def serve(make: Callable[[], Server], *, probe_port: int | None = None) -> None:
     """Serve a driver until SIGTERM or SIGINT; raises what :meth:`DriverServer.start` does. `make`
     is called in the loop that serves. Without a `probe_port`, there are no probes."""
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    stopping = tasks.stop_signals()
     server = make()
     probes = DriverProbes(server)
     try:
@@ -502,15 +498,7 @@ async def serve(make: Callable[[], Server], *, probe_port: int | None = None) ->
             await probes.start(probe_port)
         await server.start()
         parts = {"driver": server.run, "connection": probes.log_connection}
-        running = asyncio.create_task(tasks.run(parts))
-        asked = asyncio.create_task(stopping.wait())
-        await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
-        if running.done():
-            await running
-        await server.drain()
-        running.cancel()
-        await asyncio.wait({running})
+        await tasks.run_until(stopping, parts, drain=server.drain)
     finally:
         await server.stop()
         await probes.stop()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -55,10 +54,7 @@ class Launch:
 
 async def serve(config: NodePluginConfig, launch: Launch) -> None:
     """Run until SIGTERM or SIGINT. Raises :class:`ConfigError` for an invalid setup."""
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    stopping = tasks.stop_signals()
     home = home_directory(config.kubelet_root)
     node = PluginNode(launch.node_name, file=home / "node.json")
     await node.restore()
@@ -66,7 +62,7 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         boot_id = read_boot_id(config.boot_id_file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{launch.config_file}: bootIDFile: {error}") from error
-    session: asyncio.Future[Session] = loop.create_future()
+    session: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
     environment = Environment(
         config=config,
         node=node,
@@ -121,7 +117,7 @@ async def _serve(
             "Events of the process": events.run,
             **drivers.parts(),
         }
-        await _run_until(stopping, parts)
+        await tasks.run_until(stopping, parts)
     finally:
         logger.info("node plugin is stopping", extra={"node": node.name})
         await drivers.stop()
@@ -163,17 +159,3 @@ async def _connect(session: asyncio.Future[Session], kubeconfig: Path | None) ->
     except KubeConfigError as error:
         raise ConfigError(str(error)) from error
     await asyncio.Event().wait()
-
-
-async def _run_until(
-    stopping: asyncio.Event, parts: dict[str, Callable[[], Awaitable[None]]]
-) -> None:
-    """Run the parts until a stop is requested, or until one of them fails, which is raised."""
-    running = asyncio.create_task(tasks.run(parts))
-    asked = asyncio.create_task(stopping.wait())
-    await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
-    if running.done():
-        await running
-    running.cancel()
-    await asyncio.wait({running})

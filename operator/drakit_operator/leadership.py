@@ -18,6 +18,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 
+from drakit_daemon import tasks
 from drakit_daemon.event_loop import new_event_loop
 from drakit_daemon.kube import Session
 from drakit_daemon.kube.lease import LeaseElection, LeaseTimings
@@ -34,9 +35,7 @@ LOG_SECONDS = 1.0
 
 def _end_process(reason: str) -> None:
     # If nobody reads the log, another thread hangs in a write, and holds the log's lock.
-    timer = threading.Timer(LOG_SECONDS, os._exit, args=[1])
-    timer.daemon = True
-    timer.start()
+    tasks.limit_exit(1, seconds=LOG_SECONDS)
     logger.error("no longer leading; the process ends", extra={"reason": reason})
     os._exit(1)
 
