@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from drakit_daemon import tasks
-from drakit_daemon.kube import ApiError, NotFoundError, Session, connect, resource_path
+from drakit_daemon.kube import ApiError, Session, connect
 from drakit_daemon.kube.discovery import minor_release
 from drakit_daemon.logs import ProblemLog
 from drakit_daemon.metrics import text_of
@@ -51,11 +51,8 @@ logger = logging.getLogger(__name__)
 
 USER_AGENT = "drakit-operator"
 
-CHECK_SECONDS = 10.0
-"""Pause between two checks whether the API server answers, for readiness."""
-
-CHECK_LIMIT_SECONDS = 35.0
-"""Without an answer for this long the replica is not ready: three checks failed."""
+SILENT_LIMIT_SECONDS = 35.0
+"""A replica that gets no answer about the Lease for this long is not ready; retries come on top."""
 
 STOP_SECONDS = 4.0
 """Longest stop of the leader's work: Kopf's end (2 s), and a margin."""
@@ -122,7 +119,6 @@ class App:
         self._selectors = selectors
         self._metrics = Metrics()
         self._leader: _Leader | None = None
-        self._answered_at: float | None = None
         self.stop = asyncio.Event()
         self.servers = StatusServers(
             listen=config.listen, probed=self, metrics=partial(text_of, self._metrics.registry)
@@ -203,39 +199,12 @@ class App:
     # ------------------------------------------------------------ in the election's thread
 
     @contextlib.asynccontextmanager
-    async def _serve_probes(self, session: Session) -> AsyncGenerator[None]:
+    async def _serve_probes(self) -> AsyncGenerator[None]:
         await self.servers.start()
         try:
-            async with asyncio.TaskGroup() as group:
-                checking = group.create_task(self._check(session), name="check")
-                try:
-                    yield
-                finally:
-                    checking.cancel()
+            yield
         finally:
             await self.servers.stop()
-
-    async def _check(self, session: Session) -> None:
-        """Read our Lease periodically: even if it does not exist, that is an answer."""
-        path = resource_path(
-            "coordination.k8s.io/v1",
-            "leases",
-            namespace=self._identity.namespace,
-            name=self._config.election.lease_name,
-        )
-        log = ProblemLog(
-            logger, "the API server does not answer", recovered="the API server answers again"
-        )
-        while True:
-            try:
-                with contextlib.suppress(NotFoundError):
-                    await session.get(path)
-            except ApiError as error:
-                log.report(str(error))
-            else:
-                log.report(None)
-                self._answered_at = asyncio.get_running_loop().time()
-            await asyncio.sleep(CHECK_SECONDS)
 
     async def liveness_problems(self) -> Sequence[str]:
         """Return the reasons to restart the process."""
@@ -243,8 +212,8 @@ class App:
 
     async def readiness_problems(self) -> Sequence[str]:
         """Return the reasons why this replica could not lead."""
-        now = asyncio.get_running_loop().time()
-        if self._answered_at is None or now - self._answered_at > CHECK_LIMIT_SECONDS:
+        limit_seconds = SILENT_LIMIT_SECONDS + self._config.election.retry_period
+        if self._leadership.silent_seconds() > limit_seconds:
             return ["the API server does not answer"]
         return self._with_hang(self._health.readiness_problem)
 

@@ -50,13 +50,12 @@ class Leadership:
         *,
         namespace: str,
         identity: str,
-        beside: Callable[[Session], AbstractAsyncContextManager[None]],
+        beside: Callable[[], AbstractAsyncContextManager[None]],
         on_lost: Callable[[str], None] = _end_process,
     ) -> None:
         """
         :param connect: opens the session of the election, in its thread.
-        :param beside: entered in the election's thread, with its session, before the election, and
-            left after it.
+        :param beside: entered in the election's thread before the election, and left after it.
         :param on_lost: called in the election's thread when the Lease may be lost. It must end the
             work of the leader at once.
         """
@@ -94,6 +93,11 @@ class Leadership:
 
     # ---- in the election's thread
 
+    def silent_seconds(self) -> float:
+        """Return for how long the API server has not answered about the Lease."""
+        answered_at = self._election.answered_at if self._election is not None else float("-inf")
+        return asyncio.get_running_loop().time() - answered_at
+
     def _main(self, owner: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
         problem: BaseException | None = None
         try:
@@ -111,7 +115,7 @@ class Leadership:
 
     async def _campaign(self, owner: asyncio.AbstractEventLoop) -> None:
         settings = self._settings
-        async with await self._connect() as session, self._beside(session):
+        async with await self._connect() as session, self._beside():
             election = self._election = LeaseElection(
                 session,
                 namespace=self._namespace,

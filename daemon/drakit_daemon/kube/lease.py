@@ -97,6 +97,11 @@ class LeaseElection:
         self._seen_at = 0.0
         # What prevents us from leading may last, such as a missing permission.
         self._log = ProblemLog(logger, "cannot take the lease")
+        self._renewals = ProblemLog(
+            logger, "cannot renew the lease", recovered="the lease is renewed again"
+        )
+        self.answered_at = float("-inf")
+        """When the API server last answered about the Lease (loop clock)."""
         self._renewed_at: float | None = None
         """When the last successful renewal was sent; None if we do not hold the Lease."""
 
@@ -147,12 +152,13 @@ class LeaseElection:
             began = _now()
             try:
                 await self._write()
+                self._renewals.report(None)
                 return
             except (ConflictError, NotFoundError, AlreadyExistsError):
                 # A renewal of ours whose answer was lost, an edit by hand, or another holder.
                 pass
             except ApiError as error:
-                logger.debug("cannot renew the lease", extra={"error": str(error)})
+                self._renewals.report(str(error))
                 await asyncio.sleep(began + self._timings.retry_seconds - _now())
             began = _now()
             try:
@@ -167,7 +173,9 @@ class LeaseElection:
         timeout = self._timings.request_seconds
         try:
             self._lease = await self._session.get(self._path, timeout_seconds=timeout)
+            self.answered_at = _now()
         except NotFoundError:
+            self.answered_at = _now()
             # If it was deleted, its holder continues until its next renewal. So it counts as
             # the holder as if the Lease still existed.
             self._lease, self.holder = None, self.holder or ""
@@ -200,7 +208,7 @@ class LeaseElection:
         }
         self._lease = await self._put(spec, timeout_seconds=self._timings.request_seconds)
         self.holder = self.identity
-        self._renewed_at = sent_at
+        self._renewed_at, self.answered_at = sent_at, _now()
 
     async def release(self) -> None:
         """Release the Lease if it is ours, so that the next holder need not wait for its end."""

@@ -1,6 +1,7 @@
 """Leader election: never two at a time, on a virtual clock, against objects in memory."""
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -128,6 +129,8 @@ async def test_a_leader_that_is_cut_off_ends_before_another_may_lead(cluster, ho
         assert first.reason == "the Lease was not renewed in time"
         assert not first.election.is_leader
         assert first.task.done()
+        assert cut - 2.1 <= first.election.answered_at <= cut
+        assert second.election.answered_at >= cut + 27
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,8 @@ async def test_a_leader_that_is_cut_off_ends_before_another_may_lead(cluster, ho
         pytest.param("hangs", 2.5, 10, id="renewals-that-are-sent-to-a-server-that-is-gone"),
     ],
 )
-async def test_what_is_survived(cluster, how, cut_seconds, seconds):
+async def test_what_is_survived(cluster, how, cut_seconds, seconds, caplog):
+    caplog.set_level(logging.INFO)
     async with a_leader_and_a_candidate(cluster) as (first, second):
         for _ in range(5):
             first.link.cut(how)
@@ -145,6 +149,8 @@ async def test_what_is_survived(cluster, how, cut_seconds, seconds):
             first.link.cut(None)
             await asyncio.sleep(seconds)
         assert (len(first.spans), len(second.spans)) == (1, 0)
+    logged = {record.msg for record in caplog.records}
+    assert {"cannot renew the lease", "the lease is renewed again"} <= logged
 
 
 async def test_a_renewal_whose_answer_was_lost_is_one_of_ours(cluster):
