@@ -306,7 +306,6 @@ class _Leader:
             "kopf": self._serve_kinds,
             "feature gates": self._follow_gates,
             "release": self._follow_release,
-            "resync": self._resync,
             "device counts": self._count_devices,
             "selectors": self.reconciler.evaluate,
         }
@@ -372,7 +371,8 @@ class _Leader:
             await asyncio.sleep(self._config.resync_period)
 
     async def _follow_release(self) -> None:
-        """An upgrade of the cluster can change the scheduler's rules while we lead."""
+        """Check the pods that wait again and again; an upgrade of the cluster can change the
+        scheduler's rules while we lead."""
         problems = ProblemLog(
             logger,
             "the release of Kubernetes is unknown, so the rules of the newest one are assumed",
@@ -385,12 +385,7 @@ class _Leader:
                 problems.report(str(error))
             else:
                 problems.report(None)
-                if self._store.world.use_release(minor):
-                    self.reconciler.add_waiting()
+                self._store.world.use_release(minor)
             self._release_read.set()
-            await asyncio.sleep(self._config.resync_period)
-
-    async def _resync(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.resync_period)
             self.reconciler.add_waiting()
+            await asyncio.sleep(self._config.resync_period)

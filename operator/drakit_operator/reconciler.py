@@ -350,11 +350,11 @@ class Reconciler:
         began = asyncio.get_running_loop().time()
         result, again = "success", None
         try:
-            if (refresh := self._refresh.get(key.concern)) is not None:
+            if not self._is_current():
+                again = OUTDATED_SECONDS
+            elif (refresh := self._refresh.get(key.concern)) is not None:
                 await turn.aclose()
-                # A status sums up all reports, and a report needs all slices.
-                current = self._is_current()
-                again = await refresh(key.name.name) if current else OUTDATED_SECONDS
+                again = await refresh(key.name.name)
             else:
                 again = await self._announce_problems(key, turn)
         except Exception as error:
@@ -380,8 +380,6 @@ class Reconciler:
     async def _announce_problems(self, key: Key, turn: AsyncExitStack) -> float | None:
         """Announce the problems of an object; return in how many seconds to check it again."""
         concern, name = self._concerns[key.concern], key.name
-        if not self._is_current():
-            return OUTDATED_SECONDS
         with self._charged(key):
             expressions = self._expressions(key)
             if self._evaluation.first_missing(expressions) is not None:
