@@ -78,10 +78,6 @@ class _Namespace:
 
     used_bytes: int = 0
 
-    def drop(self, content: _Content) -> None:
-        del self.contents[content.key]
-        self.used_bytes -= content.size_bytes
-
 
 class ContentBudgets:
     """The contents in use, by namespace. Not thread-safe."""
@@ -181,11 +177,12 @@ class ContentBudgets:
         return self._used_bytes + content.size_bytes <= self._limit_bytes
 
     def _drop(self, content: _Content) -> None:
-        name = content.facts.namespace
-        self._namespaces[name].drop(content)
+        namespace = self._namespaces[content.facts.namespace]
+        del namespace.contents[content.key]
+        namespace.used_bytes -= content.size_bytes
         self._used_bytes -= content.size_bytes
-        if not self._namespaces[name].contents:
-            del self._namespaces[name]
+        if not namespace.contents:
+            del self._namespaces[content.facts.namespace]
 
     def _refuse(self, content: _Content) -> None:
         """Record that a content is not kept, and report its namespace once."""

@@ -16,7 +16,7 @@ from drakit_daemon.kube import (
 )  # before everything that imports aiohttp
 
 # isort: split
-from drakit_daemon.kube.listing import Listing, Skipped, WatchEvent
+from drakit_daemon.kube.listing import Listing, WatchEvent
 from drakit_daemon.kube.request import (
     AlreadyExistsError,
     ApiError,
@@ -45,7 +45,6 @@ __all__ = (
     "NotFoundError",
     "Overrides",
     "Session",
-    "Skipped",
     "TooManyRequestsError",
     "UnauthorizedError",
     "UnavailableError",

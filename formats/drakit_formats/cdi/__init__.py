@@ -12,30 +12,21 @@ It must not know claims, drivers, Kubernetes, or a container runtime's configura
 
 from __future__ import annotations
 
-from drakit_formats.cdi.checks import InvalidNameError, Problem, qualified_name, transient_file_name
+from drakit_formats.cdi.checks import InvalidNameError, Problem, transient_file_name
 from drakit_formats.cdi.directory import DamagedSpecError, SpecDirectory, dump_spec
 from drakit_formats.cdi.lint import lint_directories, lint_spec
-from drakit_formats.cdi.spec import (
-    InvalidEditsError,
-    Spec,
-    build_spec,
-    container_edits,
-    required_version,
-)
+from drakit_formats.cdi.spec import InvalidEditsError, build_spec, container_edits
 
 __all__ = (
     "DamagedSpecError",
     "InvalidEditsError",
     "InvalidNameError",
     "Problem",
-    "Spec",
     "SpecDirectory",
     "build_spec",
     "container_edits",
     "dump_spec",
     "lint_directories",
     "lint_spec",
-    "qualified_name",
-    "required_version",
     "transient_file_name",
 )

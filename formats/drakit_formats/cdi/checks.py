@@ -109,15 +109,9 @@ def check_device_name(name: str) -> None:
         )
 
 
-def qualified_name(kind: str, name: str) -> str:
-    """Return a device's name as the kubelet passes it to the runtime: ``vendor/class=name``."""
-    split_kind(kind)
-    check_device_name(name)
-    return f"{kind}={name}"
-
-
 def split_qualified_name(name: str) -> tuple[str, str]:
-    """Split a qualified name into kind and device, and check both."""
+    """Split a device's name as the kubelet passes it to the runtime (``vendor/class=name``) into
+    kind and device, and check both."""
     kind, equals, device = name.partition("=")
     if not equals:
         raise InvalidNameError(f"qualified CDI name {name!r} must have the form vendor/class=name")

@@ -13,9 +13,9 @@ from drakit_formats.cdi import (
     InvalidNameError,
     build_spec,
     container_edits,
-    qualified_name,
     transient_file_name,
 )
+from drakit_formats.cdi.checks import split_qualified_name
 
 KIND = "hostdev.drakit.dev/claim"
 UID = "3f0d9a52-7c1c-4ad3-a7de-0f6bb5d1fd7e"
@@ -330,10 +330,10 @@ def test_bad_names_are_refused(kind, devices, reason):
 
 
 def test_qualified_names_and_file_names():
-    assert qualified_name(KIND, f"{UID}-0") == f"{KIND}={UID}-0"
+    assert split_qualified_name(f"{KIND}={UID}-0") == (KIND, f"{UID}-0")
     assert transient_file_name(KIND, UID) == f"hostdev.drakit.dev-claim_{UID}.json"
     with pytest.raises(InvalidNameError):
-        qualified_name(KIND, "a/b")
+        split_qualified_name(f"{KIND}=a/b")
     with pytest.raises(InvalidNameError, match="identifier"):
         transient_file_name(KIND, "../a")
 
