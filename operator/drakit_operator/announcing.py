@@ -30,6 +30,7 @@ from drakit_daemon.rate_limiter import FairRateLimiter
 from drakit_explain.codes import Code, Reason
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import ObjectReference
+from drakit_operator.config import Events
 from drakit_operator.metrics import Metrics
 from drakit_operator.shared_causes import PAUSE_SECONDS, Action, SharedCauses
 
@@ -49,30 +50,11 @@ PER_SECOND = 200.0
 SAME_SECONDS = 0.1
 """Objects that are first seen within this time share one number: a list has 100,000 of them."""
 
+SETTLE_SECONDS = 30.0
+"""An object known for this long is settled: controllers and kubelet have had time to act."""
+
 MAX_CHANGES = 16
 """Doublings of a pause that are counted: any limit above the longest pause will do."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
-    """When announcements are made; seconds on the loop's clock."""
-
-    debounce_seconds: float = 1.0
-    """An object younger than this gets no Event: a pod that is just being scheduled is pending,
-    too."""
-
-    settle_seconds: float = 30.0
-    """An object known for this long is settled: controllers and kubelet have had time to act."""
-
-    change_seconds: float = 60.0
-    """Pause before the same reason is announced with another sentence, or an earlier reason again.
-    It doubles with each such Event, up to `repeat_seconds`."""
-
-    repeat_seconds: float = 1800.0
-    """Pause before the same is announced again: Events are kept for an hour by default."""
-
-    patience_seconds: float = 300.0
-    """The time after which a state that is normal during installations and updates is announced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,11 +90,11 @@ class Announced:
     def is_known(self, code: Code) -> bool:
         return code == self.code or code in self.earlier
 
-    def pause_seconds(self, wanted: Announcement, timing: Timing) -> float:
+    def pause_seconds(self, wanted: Announcement, timing: Events) -> float:
         """Return the pause before an Event with a reason that is known."""
         if self.is_repeated_by(wanted):
-            return timing.repeat_seconds
-        return min(timing.change_seconds * 2.0**self.changes, timing.repeat_seconds)
+            return timing.repeat_pause
+        return min(timing.change_pause * 2.0**self.changes, timing.repeat_pause)
 
 
 def remembered(
@@ -167,7 +149,7 @@ def decide(
     *,
     age_seconds: float,
     now: float,
-    timing: Timing,
+    timing: Events,
     once: bool = False,
 ) -> Decision:
     """
@@ -175,16 +157,16 @@ def decide(
 
     :param once: one Event for each reason is enough, because the object does not change.
     """
-    if age_seconds < timing.debounce_seconds:
-        return Decision(again_seconds=timing.debounce_seconds - age_seconds)
+    if age_seconds < timing.debounce:
+        return Decision(again_seconds=timing.debounce - age_seconds)
     if last is None or not last.is_known(wanted.code):
-        return Decision(announce=True, again_seconds=None if once else timing.repeat_seconds)
+        return Decision(announce=True, again_seconds=None if once else timing.repeat_pause)
     if once:
         return Decision()
     rest = last.at + last.pause_seconds(wanted, timing) - now
     if rest > 0:
         return Decision(again_seconds=rest)
-    return Decision(announce=True, again_seconds=timing.repeat_seconds)
+    return Decision(announce=True, again_seconds=timing.repeat_pause)
 
 
 class NotWrittenError(Exception):
@@ -213,7 +195,7 @@ class Announcer:
         recorder: Recorder,
         *,
         confirm: Confirm,
-        timing: Timing,
+        timing: Events,
         metrics: Metrics,
     ) -> None:
         self._confirm = confirm
@@ -227,7 +209,7 @@ class Announcer:
         """The reason that an object has returned to, while its Event is withheld."""
 
         self._causes = SharedCauses(
-            change_seconds=timing.change_seconds, repeat_seconds=timing.repeat_seconds
+            change_seconds=timing.change_pause, repeat_seconds=timing.repeat_pause
         )
         self._transient: dict[str, dict[str, float]] = {}
         """The transient states of an object, and since when each has been found."""
@@ -251,7 +233,7 @@ class Announcer:
     def unsettled_seconds(self, uid: str) -> float:
         """Return in how many seconds an object is settled; 0 if it is."""
         now = asyncio.get_running_loop().time()
-        return max(0.0, self._since.setdefault(uid, now) + self._timing.settle_seconds - now)
+        return max(0.0, self._since.setdefault(uid, now) + SETTLE_SECONDS - now)
 
     async def announce(
         self,
@@ -296,7 +278,7 @@ class Announcer:
             if not last.shared:
                 self._causes.announced(uid)
             elif not self._causes.naming_note(uid):  # the object that it named is gone
-                decision = Decision(announce=True, again_seconds=self._timing.repeat_seconds)
+                decision = Decision(announce=True, again_seconds=self._timing.repeat_pause)
         if not decision.announce:
             self._count_flapping(uid, wanted.code, last)
             self._turns.leave(uid)
@@ -379,7 +361,7 @@ class Announcer:
     ) -> tuple[list[Reason], float | None]:
         """Return the reasons that lasted, and in how many seconds the next one has lasted."""
         before = self._transient.pop(uid, {})
-        usual = self._timing.patience_seconds
+        usual = self._timing.patience
         patience = {
             each.transient: usual if each.patience_seconds is None else each.patience_seconds
             for each in reasons

@@ -35,7 +35,7 @@ from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.gates import GatesUnknownError, allocator_gates, gates_of, read_all_gates
 from drakit_explain.kinds import CLASSES, KINDS, POLICIES
 from drakit_explain.selectors import Selectors
-from drakit_operator.announcing import Announcer, EventWriter, Timing
+from drakit_operator.announcing import Announcer, EventWriter
 from drakit_operator.config import Config
 from drakit_operator.confirming import Confirmations
 from drakit_operator.handlers import Handlers
@@ -260,19 +260,13 @@ class _Leader:
         self._policies = PolicyController(
             session, self._store.world, class_version=lambda: self.sources.version_of(CLASSES)
         )
-        timing = Timing(
-            debounce_seconds=config.events.debounce,
-            change_seconds=config.events.change_pause,
-            repeat_seconds=config.events.repeat_pause,
-            patience_seconds=config.events.patience,
-        )
         self.reconciler = Reconciler(
             store=self._store,
             queue=self._queue,
             announcer=Announcer(
                 writer,
                 confirm=Confirmations(session, self._allocator, metrics),
-                timing=timing,
+                timing=config.events,
                 metrics=metrics,
             ),
             metrics=metrics,

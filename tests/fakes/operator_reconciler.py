@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 
 from drakit_daemon.kube import UnavailableError
 from drakit_explain.cel.library import Library
-from drakit_operator.announcing import Announcer, Timing
+from drakit_operator.announcing import Announcer
+from drakit_operator.config import Events
 from drakit_operator.kinds import name_of
 from drakit_operator.metrics import Metrics
 from drakit_operator.reconciler import Reconciler, new_queue
@@ -38,7 +39,7 @@ class Bench:
             store=self.store,
             queue=self.queue,
             announcer=Announcer(
-                self.record, confirm=confirmed, timing=Timing(), metrics=self.metrics
+                self.record, confirm=confirmed, timing=Events(), metrics=self.metrics
             ),
             metrics=self.metrics,
             debounce_seconds=1.0,

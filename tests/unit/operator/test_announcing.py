@@ -17,16 +17,16 @@ from drakit_operator.announcing import (
     Announcer,
     EventWriter,
     NotWrittenError,
-    Timing,
     decide,
     summarize,
 )
+from drakit_operator.config import Events
 from drakit_operator.metrics import Metrics
 from tests.fakes.operator_reconciler import confirmed
 
 POD = ObjectReference(api_version="v1", kind="Pod", namespace="lab", name="train", uid="u")
-AT_ONCE = Timing(debounce_seconds=0)
-TIMING = Timing(debounce_seconds=1, change_seconds=60, repeat_seconds=1800)
+TIMING = Events()
+AT_ONCE = TIMING.model_copy(update={"debounce": 0.0})
 
 
 def reason(sentence="it waits", code=Code.DEVICES_ALLOCATED, transient=""):
@@ -132,7 +132,7 @@ def with_remedy(remedy, *reasons):
     ],
 )
 async def test_the_note_has_reasons_then_the_remedy(reasons, note):
-    events = Recorded(replace(TIMING, debounce_seconds=0))
+    events = Recorded(AT_ONCE)
     await events.announce(*reasons)
     assert events.notes == [note]
     assert len(note.encode()) <= 1024

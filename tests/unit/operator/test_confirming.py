@@ -12,7 +12,8 @@ from drakit_explain.cel.allocator import Confirmed, DeletedError, Result
 from drakit_explain.codes import Code, Reason
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import ObjectReference
-from drakit_operator.announcing import Announcer, Timing
+from drakit_operator.announcing import Announcer
+from drakit_operator.config import Events
 from drakit_operator.confirming import (
     AGAIN_SECONDS,
     BUSY_SECONDS,
@@ -187,7 +188,7 @@ class Announcing:
         self.announcer = Announcer(
             self.record,
             confirm=self.confirm,
-            timing=Timing(debounce_seconds=0),
+            timing=Events().model_copy(update={"debounce": 0.0}),
             metrics=Metrics(),
         )
         self.announcer.known("u")

@@ -11,7 +11,8 @@ import pytest
 from drakit_explain.codes import Cause, Code, Reason
 from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
 from drakit_explain.model import ObjectReference
-from drakit_operator.announcing import Announcer, NotWrittenError, Timing
+from drakit_operator.announcing import Announcer, NotWrittenError
+from drakit_operator.config import Events
 from drakit_operator.metrics import Metrics
 from tests.fakes.operator_reconciler import GPU, Bench, confirmed, pod, template
 from tests.unit.operator.test_object_events import NODE, READY, claim, pool, see_taken_device
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.looptime
 GPUS = Cause(ObjectReference("DeviceClass", "gpu.example", "k"), "other claims hold the devices")
 NODE_1 = Cause(ObjectReference("Node", "n1", "n1", api_version="v1"), "devices are unhealthy")
 NAMING = "; the Event of"
-TIMING = Timing(debounce_seconds=0, change_seconds=60, repeat_seconds=1800)
+TIMING = Events().model_copy(update={"debounce": 0.0})
 
 
 def now():
