@@ -45,7 +45,7 @@ from drakit_nodeplugin.devices.model import (
 )
 from drakit_nodeplugin.devices.pool_state import DriverState, PoolState
 from drakit_nodeplugin.devices.stored import EndpointWriter, GoneDevices
-from drakit_nodeplugin.devices.taints import UNHEALTHY, HealthTiming
+from drakit_nodeplugin.devices.taints import UNHEALTHY
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.holds import Hardware, HeldDevice
 from drakit_nodeplugin.state.records import StoredEndpoint
@@ -112,10 +112,7 @@ class DeviceManager:
         self._state = DriverState(
             node=node,
             open_ended=not endpoints,
-            timing=HealthTiming(
-                recovery_seconds=settings.health.recovery_period,
-                eviction_seconds=settings.health.eviction_delay,
-            ),
+            timing=settings.health,
             gone_eviction_seconds=settings.gone_eviction_delay,
             now=self._now,
             wall_clock=wall_clock,

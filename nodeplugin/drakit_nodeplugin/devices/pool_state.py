@@ -30,6 +30,7 @@ from drakit_formats.resource.device import (
     device_body,
     device_of,
 )
+from drakit_nodeplugin.config import DeviceHealthSettings
 from drakit_nodeplugin.devices.model import (
     DesiredDevice,
     DesiredPool,
@@ -45,7 +46,6 @@ from drakit_nodeplugin.devices.taints import (
     UNHEALTHY,
     UNKNOWN,
     Condition,
-    HealthTiming,
     adopted,
     listed,
     lost,
@@ -74,7 +74,7 @@ class DriverState:
         *,
         node: str,
         open_ended: bool,
-        timing: HealthTiming,
+        timing: DeviceHealthSettings,
         gone_eviction_seconds: float,
         now: Callable[[], float],
         wall_clock: Callable[[], float],

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from drakit.device import Health, Taint, TaintEffect
+from drakit_nodeplugin.config import DeviceHealthSettings
 from drakit_nodeplugin.devices.model import PublishedTaints, StampedTaint
 
 DOMAIN = "drakit.dev/"
@@ -48,22 +49,6 @@ _ADOPTED_MESSAGE = "it was unhealthy when the node plugin was restarted"
 
 
 # ---------------------------------------------------------------- health
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HealthTiming:
-    """The times for which a health must last before it has an effect."""
-
-    recovery_seconds: float
-    """Seconds of good health until the taints end."""
-    eviction_seconds: float
-    """Seconds for which workloads have failed until the pods are evicted."""
-
-    @property
-    def silence_seconds(self) -> float:
-        """Seconds without a report until taints from before the restart end. A driver that reports
-        health by events does not report a device that was repaired in the meantime."""
-        return max(self.recovery_seconds, SILENCE_SECONDS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,18 +140,20 @@ def listed(old: Condition, *, now: float) -> Condition:
     return replace(old, silent_since=now)
 
 
-def next_change(condition: Condition, timing: HealthTiming) -> float | None:
+def next_change(condition: Condition, timing: DeviceHealthSettings) -> float | None:
     """Return the time at which a condition changes without an event; None if it does not."""
     if condition.silent_since is not None:
-        return condition.silent_since + timing.silence_seconds
+        # A driver that reports health by events does not report a device that was repaired before
+        # the restart.
+        return condition.silent_since + max(timing.recovery_period, SILENCE_SECONDS)
     if condition.well_since is not None:
-        return condition.well_since + (timing.recovery_seconds - condition.well_seconds)
+        return condition.well_since + (timing.recovery_period - condition.well_seconds)
     if condition.broken_since is not None and not condition.evicting:
-        return condition.broken_since + timing.eviction_seconds
+        return condition.broken_since + timing.eviction_delay
     return None
 
 
-def settled(condition: Condition, timing: HealthTiming, *, now: float) -> Condition:
+def settled(condition: Condition, timing: DeviceHealthSettings, *, now: float) -> Condition:
     """Apply the time that has passed without another report."""
     due = next_change(condition, timing)
     if due is None or now < due:

@@ -7,17 +7,17 @@ import pytest
 from drakit import Health
 from drakit.device import Taint
 from drakit_driver.runtime.contract import validated_health
+from drakit_nodeplugin.config import DeviceHealthSettings
 from drakit_nodeplugin.devices.taints import (
     UNKNOWN,
     Condition,
-    HealthTiming,
     next_change,
     observed,
     settled,
     taints,
 )
 
-TIMING = HealthTiming(recovery_seconds=30.0, eviction_seconds=10.0)
+TIMING = DeviceHealthSettings()
 
 OK, BAD, BROKEN, NOBODY = (
     Health.healthy(),
@@ -86,7 +86,7 @@ def test_a_device_is_tainted_by_its_health_reports(reports, until, effects):
 
 
 def test_delays_of_nothing_are_none():
-    now = HealthTiming(recovery_seconds=0, eviction_seconds=0)
+    now = TIMING.model_copy(update={"recovery_period": 0.0, "eviction_delay": 0.0})
     broken = settled(observed(UNKNOWN, BROKEN, now=5), now, now=5)
     assert tainted(broken) == EVICTING
     assert not settled(observed(broken, OK, now=6), now, now=6).tainted

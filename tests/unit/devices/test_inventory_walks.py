@@ -21,9 +21,10 @@ from drakit.device import CounterSet, Inventory, Taint
 from drakit_driver.runtime.contract import DeviceKey
 from drakit_formats.resource.device import Feature, device_body, without
 from drakit_formats.resource.nodes import pool_name
+from drakit_nodeplugin.config import DeviceHealthSettings
 from drakit_nodeplugin.devices.endpoint_state import EndpointState, GracePeriods, Phase
 from drakit_nodeplugin.devices.pool_state import DriverState
-from drakit_nodeplugin.devices.taints import GONE, HealthTiming
+from drakit_nodeplugin.devices.taints import GONE
 from drakit_nodeplugin.slices.contents import choose
 from drakit_nodeplugin.state.records import checksum, dump, load_endpoint
 from tests.unit.devices.conftest import DRIVER, NODE
@@ -65,7 +66,7 @@ class Host:
         self.driver = DriverState(
             node=NODE,
             open_ended=False,
-            timing=HealthTiming(recovery_seconds=30.0, eviction_seconds=10.0),
+            timing=DeviceHealthSettings(),
             gone_eviction_seconds=10.0,
             now=lambda: self.now,
             wall_clock=lambda: 1.7e9 + self.now,

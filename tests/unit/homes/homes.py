@@ -42,9 +42,9 @@ from drakit_driver.runtime.backend import message_of, value_of
 from drakit_driver.runtime.contract import DeviceKey, EndpointContext, HealthReport
 from drakit_driver.runtime.snapshot import is_unchanged
 from drakit_formats.resource.inventory import check_inventory
+from drakit_nodeplugin.config import DeviceHealthSettings
 from drakit_nodeplugin.devices.endpoint_state import EndpointState, GracePeriods
 from drakit_nodeplugin.devices.pool_state import DriverState
-from drakit_nodeplugin.devices.taints import HealthTiming
 from drakit_proto.backend.v1 import backend_pb2 as pb
 from tests.unit.driverprocess.conftest import loaded, serving
 from tests.unit.endpoints.backend.conftest import Found, Listener, new_endpoint
@@ -390,7 +390,7 @@ def seen(before: Inventory, after: Inventory) -> Seen:
     state = DriverState(
         node=NODE,
         open_ended=False,
-        timing=HealthTiming(recovery_seconds=1, eviction_seconds=1),
+        timing=DeviceHealthSettings(),
         gone_eviction_seconds=10,
         now=time.monotonic,
         wall_clock=time.time,
