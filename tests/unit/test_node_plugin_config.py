@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from drakit_nodeplugin.claims.stale import StaleTiming
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig, load_config
 
 A = {"driver": "a.b"}
@@ -48,13 +47,6 @@ def test_the_podresources_socket_follows_the_kubelets_root(load, values, socket)
 def test_it_follows_the_command_line_too(load):
     config = load(kubeletRoot=Path("/data/kubelet"))
     assert config.podresources == Path("/data/kubelet/pod-resources/kubelet.sock")
-
-
-def test_the_defaults_of_stale_claims_are_the_collectors(load):
-    stale, timing = load().stale_claims, StaleTiming()
-    assert stale.period == timing.period_seconds == 60
-    assert stale.grace_period == timing.grace.confirmed_seconds == 120
-    assert stale.unconfirmed_grace_period == timing.grace.unconfirmed_seconds == 3600
 
 
 REFUSED = {

@@ -8,7 +8,7 @@ gave it. An unlisted claim may still be in use: the list omits claims that no co
 of init containers, and those of a container with another claim that is not prepared yet. A kubelet
 that has just started serves its list before it has read its pods, and adds them one by one. So any
 list can show that a claim is in use. Only complete lists show that it is unused, and only if they
-agree for a grace period (:class:`Grace`).
+agree for a grace period (:class:`drakit_nodeplugin.config.StaleClaims`).
 
 The kubelet's state file, ``dra_manager_state``, adds the claims that no container uses any more and
 that the kubelet still has to unprepare. It can only add: if it alone is readable, a claim that it
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from drakit_daemon.logs import ProblemLog
+from drakit_nodeplugin.config import StaleClaims
 from drakit_nodeplugin.state.cdi_files import claim_uid
 from drakit_nodeplugin.state.podresources import (
     ListedDevice,
@@ -72,18 +73,6 @@ class KubeletClaims:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grace:
-    """The time for which the kubelet's lists must agree before a claim or file counts as unused."""
-
-    confirmed_seconds: float = 120.0
-    """Minimum time between two complete lists: twice the time in which a running kubelet unprepares
-    the claims that it knows."""
-
-    unconfirmed_seconds: float = 3600.0
-    """The grace period while the kubelet does not answer. The claim or file may be in use."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Unclaimed:
     """
     The grace period of something that no check has found in use.
@@ -115,14 +104,14 @@ class Unclaimed:
             return replace(self, confirmed_since=claims.asked_at)
         return self
 
-    def due(self, claims: KubeletClaims, grace: Grace) -> bool:
+    def due(self, claims: KubeletClaims, settings: StaleClaims) -> bool:
         """Return whether one more check ends the grace period."""
         if claims.pods is PodView.PARTIAL:
             return False
         if claims.pods is PodView.UNKNOWN:
-            return claims.asked_at - self.since >= grace.unconfirmed_seconds
+            return claims.asked_at - self.since >= settings.unconfirmed_grace_period
         begin = self.confirmed_since
-        return begin is not None and claims.asked_at - begin >= grace.confirmed_seconds
+        return begin is not None and claims.asked_at - begin >= settings.grace_period
 
 
 def names_of_others(device: ListedDevice) -> tuple[str, ...]:

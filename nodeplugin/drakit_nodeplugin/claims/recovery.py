@@ -52,7 +52,6 @@ from drakit_formats.resource.objects import Object, children
 from drakit_nodeplugin.changes import FilePoller, FileWatch
 from drakit_nodeplugin.claims.allocation import device_keys, wanted_claim
 from drakit_nodeplugin.claims.kubelet_claims import (
-    Grace,
     KubeletClaims,
     KubeletClaimView,
     Unclaimed,
@@ -61,6 +60,7 @@ from drakit_nodeplugin.claims.kubelet_claims import (
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.unprepare import Undone
 from drakit_nodeplugin.claims.work import ClaimDependencies, workers
+from drakit_nodeplugin.config import StaleClaims
 from drakit_nodeplugin.state.cdi_files import claim_uid
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.podresources import PodView
@@ -277,14 +277,14 @@ class OrphanRemover:
         *,
         queue: ClaimQueue,
         kubelet: KubeletClaimView,
-        grace: Grace,
+        settings: StaleClaims,
     ) -> None:
         self._driver = parts.driver
         self._checkpoint = parts.checkpoint
         self._specs = parts.specs
         self._queue = queue
         self._kubelet = kubelet
-        self._grace = grace
+        self._settings = settings
         self._unclaimed: dict[str, Unclaimed] = {}
         """Files without an entry, by UID."""
 
@@ -308,7 +308,7 @@ class OrphanRemover:
             else Unclaimed.first(claims)
             for uid in orphans - claims.uids
         }
-        due = {uid for uid, each in self._unclaimed.items() if each.due(claims, self._grace)}
+        due = {uid for uid, each in self._unclaimed.items() if each.due(claims, self._settings)}
         with _free(self._queue, due) as uids:
             return sum([await self._remove(uid) for uid in uids])
 

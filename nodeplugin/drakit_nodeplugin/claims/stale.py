@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from drakit.driver import Node
@@ -34,12 +34,12 @@ from drakit_nodeplugin.claims.errors import (
     WrongNodeError,
 )
 from drakit_nodeplugin.claims.kubelet_claims import (
-    Grace,
     KubeletClaims,
     KubeletClaimView,
     Unclaimed,
 )
 from drakit_nodeplugin.claims.work import ClaimDependencies, workers
+from drakit_nodeplugin.config import StaleClaims
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.podresources import PodView
 from drakit_nodeplugin.state.records import StoredClaim
@@ -101,20 +101,11 @@ def stale_reason(
     return None if same else StaleReason.REALLOCATED
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StaleTiming:
-    """The intervals of the checks, and the grace periods of stale claims."""
+FETCHES_PER_SECOND = 20.0
+"""Claims that are read from the API server: every node of a cluster does this."""
 
-    period_seconds: float = 60.0
-    """Time between two checks. The kubelet checks for deleted pods at the same interval."""
-
-    grace: Grace = field(default_factory=Grace)
-
-    fetches_per_second: float = 20.0
-    """Claims that are read from the API server: every node of a cluster does this."""
-
-    parallel: int = 8
-    """Claims that are read, or unprepared, at the same time."""
+PARALLEL = 8
+"""Claims that are read, or unprepared, at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +136,7 @@ class StaleCollector:
         remove_orphans: Callable[[], Awaitable[object]],
         unprepare: Callable[[StoredClaim], Awaitable[bool]],
         on_collected: Callable[[StaleReason], None],
-        timing: StaleTiming,
+        settings: StaleClaims,
     ) -> None:
         """
         `registered` is set once the kubelet has registered the driver. `remove_orphans` is called
@@ -161,13 +152,13 @@ class StaleCollector:
         self._remove_orphans = remove_orphans
         self._unprepare = unprepare
         self._on_collected = on_collected
-        self._timing = timing
+        self._settings = settings
         self._limiter: RateLimiter | None = None
         self._suspects: dict[str, _Suspect] = {}
 
     async def run(self) -> None:
         """Check periodically; a failed check is logged, and the next one made."""
-        loop, period = asyncio.get_running_loop(), self._timing.period_seconds
+        loop, period = asyncio.get_running_loop(), self._settings.period
         while True:
             # At multiples of the period, so that the collectors of all drivers check at the same
             # time and share one answer of the kubelet.
@@ -217,7 +208,7 @@ class StaleCollector:
     ) -> tuple[Mapping[str, StaleReason | None], bool]:
         """Ask the API server about claims; return its verdicts, and whether it gave no answer at
         all. Then it is unavailable or overloaded, and is asked no more questions."""
-        limiter = self._limiter or RateLimiter(burst=1, per_second=self._timing.fetches_per_second)
+        limiter = self._limiter or RateLimiter(burst=1, per_second=FETCHES_PER_SECOND)
         self._limiter = limiter
         reasons: dict[str, StaleReason | None] = {}
         line = iter(entries)
@@ -240,7 +231,7 @@ class StaleCollector:
                     facts = {"driver": self._driver, "claim": str(entry)}
                     logger.exception("claim cannot be checked", extra=facts)
 
-        await workers(ask, parallel=self._timing.parallel, items=len(entries))
+        await workers(ask, parallel=PARALLEL, items=len(entries))
         return reasons, silent
 
     async def _reason_of(self, entry: StoredClaim) -> StaleReason | None:
@@ -266,7 +257,7 @@ class StaleCollector:
             return False
         unclaimed = known.unclaimed.again(claims)
         self._suspects[entry.uid] = replace(known, unclaimed=unclaimed)
-        return unclaimed.due(claims, self._timing.grace)
+        return unclaimed.due(claims, self._settings)
 
     async def _listed(self) -> KubeletClaims:
         """Ask the kubelet; an incomplete list ends all grace periods, also of entries that this
@@ -290,12 +281,11 @@ class StaleCollector:
         claims = await self._listed()
         if claims.pods is PodView.PARTIAL:
             return 0
-        grace = self._timing.grace
         ready = [
             entry
             for entry in due
             if not self._used(entry, claims)
-            and self._suspects[entry.uid].unclaimed.due(claims, grace)
+            and self._suspects[entry.uid].unclaimed.due(claims, self._settings)
         ]
         collected = 0
         line = iter(ready)
@@ -305,7 +295,7 @@ class StaleCollector:
             for entry in line:
                 collected += await self._collect_one(entry)
 
-        await workers(collect, parallel=self._timing.parallel, items=len(ready))
+        await workers(collect, parallel=PARALLEL, items=len(ready))
         return collected
 
     async def _collect_one(self, entry: StoredClaim) -> bool:

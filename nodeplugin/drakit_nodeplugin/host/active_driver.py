@@ -28,7 +28,7 @@ from drakit_nodeplugin.changes import FileWatch
 from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.claim_status import ClaimStatuses
 from drakit_nodeplugin.claims.events import ClaimEvents
-from drakit_nodeplugin.claims.kubelet_claims import Grace, KubeletClaimView
+from drakit_nodeplugin.claims.kubelet_claims import KubeletClaimView
 from drakit_nodeplugin.claims.outdated import OutdatedClaims
 from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.queue import ClaimQueue
@@ -40,7 +40,7 @@ from drakit_nodeplugin.claims.recovery import (
     SpecRestorer,
 )
 from drakit_nodeplugin.claims.source import ApiClaims
-from drakit_nodeplugin.claims.stale import StaleCollector, StaleTiming
+from drakit_nodeplugin.claims.stale import StaleCollector
 from drakit_nodeplugin.claims.work import ClaimDependencies
 from drakit_nodeplugin.config import ConfigError
 from drakit_nodeplugin.devices.manager import DeviceManager
@@ -89,10 +89,6 @@ class Maintenance:
         kubelet = KubeletClaimView(
             parts.driver, environment.podresources, state_file=config.kubelet_state_file
         )
-        grace = Grace(
-            confirmed_seconds=stale.grace_period,
-            unconfirmed_seconds=stale.unconfirmed_grace_period,
-        )
         self._restorer = SpecRestorer(
             parts,
             directory=config.cdi_directory,
@@ -107,7 +103,7 @@ class Maintenance:
         )
         self._recovery = Recovery(checkpoint=parts.checkpoint, queue=queue)
         self._rebuilder = Rebuilder(parts, kubelet=kubelet)
-        orphans = OrphanRemover(parts, queue=queue, kubelet=kubelet, grace=grace)
+        orphans = OrphanRemover(parts, queue=queue, kubelet=kubelet, settings=stale)
         self._collector = StaleCollector(
             parts,
             kubelet=kubelet,
@@ -115,7 +111,7 @@ class Maintenance:
             remove_orphans=orphans.poll,
             unprepare=queue.collect,
             on_collected=lambda reason: metrics.collected(reason.value),
-            timing=StaleTiming(period_seconds=stale.period, grace=grace),
+            settings=stale,
         )
 
     @property

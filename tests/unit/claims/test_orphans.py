@@ -9,8 +9,8 @@ import json
 import pytest
 
 from drakit_formats.cdi import directory
-from drakit_nodeplugin.claims.kubelet_claims import Grace
 from drakit_nodeplugin.claims.recovery import OrphanRemover
+from drakit_nodeplugin.config import StaleClaims
 from drakit_nodeplugin.state.podresources import PodView
 from tests.fakes.claims import DRIVER, claim_body, reference
 from tests.unit.claims.conftest import Kubelet
@@ -39,7 +39,7 @@ def orphans(plugin, kubelet) -> OrphanRemover:
         plugin.parts,
         queue=plugin.queue,
         kubelet=kubelet,
-        grace=Grace(),
+        settings=StaleClaims(),
     )
 
 

@@ -12,9 +12,9 @@ import pytest
 from drakit_driver.runtime.failures import EndpointStoppedError
 from drakit_formats.resource.claim import parse_claim
 from drakit_nodeplugin.claims.errors import ClaimFetchError, NoAnswerError
-from drakit_nodeplugin.claims.kubelet_claims import Grace
-from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, StaleTiming, stale_reason
+from drakit_nodeplugin.claims.stale import StaleCollector, StaleReason, stale_reason
 from drakit_nodeplugin.claims.work import ClaimDependencies
+from drakit_nodeplugin.config import StaleClaims
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.podresources import PodView
 from drakit_nodeplugin.state.records import StoredClaim
@@ -148,7 +148,7 @@ class Entries:
 class Site:
     """A collector with fakes for its dependencies; `collected` lists its results."""
 
-    def __init__(self, **timing: float) -> None:
+    def __init__(self) -> None:
         self.entries = Entries()
         self.claims = FakeClaims()
         self.kubelet = Kubelet()
@@ -167,7 +167,7 @@ class Site:
             remove_orphans=self.remove_orphans,
             unprepare=lambda claim: self.unprepare(claim),
             on_collected=lambda reason: self.reasons.append(reason),
-            timing=StaleTiming(**timing),
+            settings=StaleClaims(),
         )
         self.reasons: list[StaleReason] = []
 
@@ -530,7 +530,7 @@ async def test_few_claims_are_read_at_the_same_time(site):
 
 @pytest.mark.looptime
 async def test_reads_are_spread_over_time(looptime):
-    site = Site(fetches_per_second=20)
+    site = Site()
     site.entries.store(*(entry(f"{n:03}", f"cam-{n:03}") for n in range(201)))
     site.claims.store(*(claim_body(f"{n:03}", f"cam-{n:03}") for n in range(201)))
     await site.polls(1)
@@ -548,9 +548,9 @@ async def test_without_entries_neither_kubelet_nor_api_server_is_asked(site):
 
 
 @pytest.fixture
-def collector_of():
+def collector_of(monkeypatch):
     """Make a collector that needs no time between its two checks."""
-
+    monkeypatch.setattr("drakit_nodeplugin.claims.stale.FETCHES_PER_SECOND", 10_000)
     registered = asyncio.Event()
     registered.set()
 
@@ -565,7 +565,7 @@ def collector_of():
             remove_orphans=no_files,
             unprepare=plugin.queue.collect,
             on_collected=lambda reason: None,
-            timing=StaleTiming(grace=Grace(confirmed_seconds=0), fetches_per_second=10_000),
+            settings=StaleClaims().model_copy(update={"grace_period": 0.0}),
         )
 
     return make
