@@ -45,7 +45,8 @@ class _LostError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseTimings:
-    """Seconds; a candidate leads at most ``lease + 2 * retry`` after the holder's last renewal."""
+    """Seconds, each longer than the one below; a candidate leads at most ``lease + 2 * retry``
+    after the holder's last renewal."""
 
     lease_seconds: int = 15
     """The duration of a Lease after its last renewal."""
@@ -61,13 +62,6 @@ class LeaseTimings:
         """The time limit of a request. A connection can hang, for example if the API server behind
         it is gone; there must be time for another one. Kubernetes' own components do the same."""
         return self.renew_deadline_seconds / 2
-
-    def __post_init__(self) -> None:
-        if not self.retry_seconds < self.renew_deadline_seconds < self.lease_seconds:
-            raise ValueError(
-                f"retry, renew deadline and lease must each be longer than the one before: "
-                f"{self.retry_seconds}, {self.renew_deadline_seconds}, {self.lease_seconds} s"
-            )
 
 
 class LeaseElection:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from drakit_daemon.kube import ForbiddenError, UnavailableError
-from drakit_daemon.kube.lease import LeaseElection, LeaseTimings
+from drakit_daemon.kube.lease import LeaseElection
 from tests.fakes.kube import FakeCluster
 from tests.unit.kube.conftest import ObjectSession
 
@@ -221,8 +221,3 @@ async def test_a_missing_permission_is_reported_once(cluster, caplog):
     assert len(told) == 1
     assert 'lacks the verb "get" on "leases"' in told[0]
     await candidate.stop()
-
-
-def test_timings_that_cannot_work_are_refused():
-    with pytest.raises(ValueError, match="longer than the one before"):
-        LeaseTimings(lease_seconds=5, renew_deadline_seconds=5)

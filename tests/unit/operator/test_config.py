@@ -43,6 +43,8 @@ def test_a_file_is_read(tmp_path):
         pytest.param("[1, 2]", "top level", id="a-list"),
         pytest.param("{", "is not YAML", id="no-yaml"),
         pytest.param("election: {renewDeadline: 16s}", "leaseDuration", id="deadline-after-lease"),
+        pytest.param("election: {renewDeadline: 15s}", "leaseDuration", id="deadline-at-the-end"),
+        pytest.param("election: {retryPeriod: 10s}", "renewDeadline", id="retry-after-deadline"),
     ],
 )
 def test_what_is_refused_is_named(tmp_path, text, told):
