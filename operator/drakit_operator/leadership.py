@@ -51,20 +51,16 @@ class Leadership:
         namespace: str,
         identity: str,
         beside: Callable[[], AbstractAsyncContextManager[None]],
-        on_lost: Callable[[str], None] = _end_process,
     ) -> None:
         """
         :param connect: opens the session of the election, in its thread.
         :param beside: entered in the election's thread before the election, and left after it.
-        :param on_lost: called in the election's thread when the Lease may be lost. It must end the
-            work of the leader at once.
         """
         self._connect = connect
         self._settings = settings
         self._namespace = namespace
         self._identity = identity
         self._beside = beside
-        self._on_lost = on_lost
         self._election: LeaseElection | None = None
         self._loop = new_event_loop()
         self._stop = asyncio.Event()
@@ -131,7 +127,7 @@ class Leadership:
             async def lead() -> None:
                 await election.acquire()
                 owner.call_soon_threadsafe(self.won.set)
-                self._on_lost(await election.hold())
+                _end_process(await election.hold())
 
             leading = asyncio.create_task(lead(), name="lead")
             stopping = asyncio.create_task(self._stop.wait(), name="stop")

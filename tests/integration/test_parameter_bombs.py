@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from drakit_nodeplugin.claims.allocation import ParameterLimits
+from drakit_nodeplugin.config import OpaqueParameters
 from tests.fakes.kubelet import FakeKubelet, reference
 from tests.integration.test_node_plugin import CLAIMS, DRIVER, NODE, Rig, rig
 
@@ -20,7 +20,7 @@ MAX_RAW = 10 * 1024
 """Bytes of one opaque config, of which an allocation holds 64 (the API server's limits)."""
 
 MAX_CONFIGS = 64
-LIMITS = ParameterLimits()
+LIMITS = OpaqueParameters()
 LIMIT_MIB = 192
 """The chart's memory limit."""
 

@@ -9,7 +9,7 @@ It must not know the API server, the checkpoint's database, drivers or gRPC.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any, cast
 
@@ -38,6 +38,7 @@ from drakit_nodeplugin.claims.errors import (
     TooManyParametersError,
     WrongNodeError,
 )
+from drakit_nodeplugin.config import OpaqueParameters
 from drakit_nodeplugin.state.holds import Hardware
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 
@@ -56,25 +57,6 @@ drivers. The API server limits only consumers (256), configs and devices."""
 
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """kubectl's copy of the object, which no user wrote, and which would count twice."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParameterLimits:
-    """
-    Limits of the opaque parameters of one claim for one driver.
-
-    A config counts once for each device that it applies to, because its driver gets it with each.
-    The API server accepts 64 configs of 10 KiB for 32 devices: 20 MiB, and much more in memory.
-    With the defaults, 110 pods (the kubelet's default), each with a claim just below the limits,
-    can start at once on a node.
-    """
-
-    max_bytes: int = 128 * 1024
-    """Bytes of JSON: 4 KiB for each of 32 devices, or a config of the largest size for 12."""
-
-    max_values: int = 8192
-    """Keys and values. Each takes up to 100 bytes of memory, however short its text is. A config of
-    the largest size has up to 5,120."""
 
 
 class Step(Enum):
@@ -100,7 +82,7 @@ def wanted_claim(
     node: str,
     labels: Mapping[str, str] | None,
     boot_id: str,
-    limits: ParameterLimits,
+    limits: OpaqueParameters,
     side_effects: bool = True,
     data: bool = False,
 ) -> StoredClaim:
@@ -211,7 +193,7 @@ _Applied = tuple[OpaqueConfig, Mapping[int, DeviceResult]]
 
 
 def _texts(
-    configs: Sequence[_Applied], *, claim: str, driver: str, limits: ParameterLimits
+    configs: Sequence[_Applied], *, claim: str, driver: str, limits: OpaqueParameters
 ) -> tuple[str, ...]:
     """Return the parameters as the checkpoint keeps them; raise a ClaimError."""
     texts: list[str] = []

@@ -28,7 +28,7 @@ from drakit_driver.runtime.contract import (
 from drakit_driver.runtime.failures import BadParametersError, DeviceFailedError
 from drakit_driver.runtime.order import Order, Place, hardware_keys
 from drakit_formats.resource.claim import base_request
-from drakit_nodeplugin.claims.allocation import ParameterLimits, allocated_claim
+from drakit_nodeplugin.claims.allocation import allocated_claim
 from drakit_nodeplugin.claims.errors import (
     BadParametersFailedError,
     CheckpointFailedError,
@@ -41,6 +41,7 @@ from drakit_nodeplugin.claims.errors import (
     SpecFailedError,
 )
 from drakit_nodeplugin.claims.source import ApiClaims
+from drakit_nodeplugin.config import OpaqueParameters
 from drakit_nodeplugin.devices.manager import DeviceManager
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError, Outcome
@@ -173,7 +174,7 @@ class ClaimDependencies:
     inventories: DeviceManager
     specs: ClaimSpecs
     metadata: MetadataFiles
-    limits: ParameterLimits
+    limits: OpaqueParameters
     name_all_holders: bool = False
     """Whether errors, which the pod's owner reads, name claims of other namespaces."""
 

@@ -25,7 +25,6 @@ from drakit.driver import DriverError
 from drakit_driver.runtime.order import Order
 from drakit_driver.runtime.policies import PolicyFeed
 from drakit_nodeplugin.changes import FileWatch
-from drakit_nodeplugin.claims.allocation import ParameterLimits
 from drakit_nodeplugin.claims.claim_status import ClaimStatuses
 from drakit_nodeplugin.claims.events import ClaimEvents
 from drakit_nodeplugin.claims.kubelet_claims import KubeletClaimView
@@ -269,10 +268,7 @@ class ActiveDriver:
             inventories=self._devices.manager,
             specs=specs,
             metadata=metadata,
-            limits=ParameterLimits(
-                max_bytes=config.opaque_parameters.max_bytes,
-                max_values=config.opaque_parameters.max_values,
-            ),
+            limits=config.opaque_parameters,
             name_all_holders=config.events.name_holders == "all",
         )
         engine = Preparing(parts)

@@ -17,12 +17,13 @@ from drakit.driver import DriverConfig
 from drakit_driver.runtime.failures import EndpointStoppedError
 from drakit_driver.runtime.order import Order, claim_key
 from drakit_formats.resource.claim import parse_claim
-from drakit_nodeplugin.claims.allocation import ParameterLimits, wanted_claim
+from drakit_nodeplugin.claims.allocation import wanted_claim
 from drakit_nodeplugin.claims.kubelet_claims import KubeletClaims
 from drakit_nodeplugin.claims.prepare import Preparing
 from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.recovery import Recovery, SpecRestorer
 from drakit_nodeplugin.claims.work import ClaimAnswer, ClaimDependencies, waits_for_hardware
+from drakit_nodeplugin.config import OpaqueParameters
 from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint
 from drakit_nodeplugin.state.device_numbers import HeldNumbers
@@ -43,7 +44,7 @@ from tests.fakes.node import StaticNode
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
-def wanted(found: dict[str, Any], limits: ParameterLimits | None = None, **options: Any) -> Any:
+def wanted(found: dict[str, Any], limits: OpaqueParameters | None = None, **options: Any) -> Any:
     return wanted_claim(
         parse_claim(found),
         reference=reference(found["metadata"]["uid"]),
@@ -51,7 +52,7 @@ def wanted(found: dict[str, Any], limits: ParameterLimits | None = None, **optio
         node=NODE,
         labels={},
         boot_id="boot-1",
-        limits=limits or ParameterLimits(),
+        limits=limits or OpaqueParameters(),
         **options,
     )
 
@@ -88,7 +89,7 @@ class Plugin:
             inventories=self.inventories,
             specs=self.specs,
             metadata=self.metadata,
-            limits=ParameterLimits(),
+            limits=OpaqueParameters(),
         )
         self.engine = Preparing(self.parts)
         self.answers: dict[str, ClaimAnswer] = {}

@@ -7,14 +7,15 @@ from typing import Any
 import orjson
 import pytest
 
-from drakit_nodeplugin.claims.allocation import MAX_CONFIG_DEPTH, ParameterLimits, allocated_claim
+from drakit_nodeplugin.claims.allocation import MAX_CONFIG_DEPTH, allocated_claim
 from drakit_nodeplugin.claims.errors import BadConfigError, TooManyParametersError
+from drakit_nodeplugin.config import OpaqueParameters
 from drakit_nodeplugin.state.records import StoredClaim, dump
 from tests.fakes.claims import DRIVER, claim_body, opaque
 from tests.unit.claims.conftest import wanted as parsed
 
 A, B = "uid-a", "uid-b"
-LIMITS = ParameterLimits(max_bytes=1000, max_values=100)
+LIMITS = OpaqueParameters().model_copy(update={"max_bytes": 1000, "max_values": 100})
 
 
 def claim(*configs: Any, devices: int = 1) -> dict[str, Any]:
