@@ -132,6 +132,16 @@ def test_a_kubelet_restart_leaves_the_pod_alone_and_the_slices_come_back(space, 
     )
 
 
+def wait_restarted(space, *, seconds: float = 60) -> None:
+    """Wait until the container of the pod has been started again and is ready."""
+    wait_for(
+        "the container to be started again",
+        lambda: restarts(space.get("pod", "holder")) > 0,
+        seconds=seconds,
+    )
+    wait_for("the pod to be ready", lambda: ready(space.get("pod", "holder")), seconds=seconds)
+
+
 def test_cdi_files_deleted_under_a_running_plugin_are_back_within_two_seconds(space, release, node):
     claim = run_pod(space, command=["sleep", "3601"], restart="Always")
     cdi_file(release, node, claim).unlink()
@@ -142,9 +152,7 @@ def test_cdi_files_deleted_under_a_running_plugin_are_back_within_two_seconds(sp
     assert seconds < 2
 
     release.exec_on_node(node, ["pkill", "-KILL", "-f", "--", "^sleep 3601$"])
-    wait_for("the container to be started again", lambda: restarts(space.get("pod", "holder")) > 0)
-    space.wait_phase("holder", "Running")
-    wait_for("the pod to be ready", lambda: ready(space.get("pod", "holder")))
+    wait_restarted(space)
 
 
 @pytest.mark.parametrize("kubelet_too", [False, True], ids=["plugin", "plugin-and-kubelet"])
@@ -163,12 +171,7 @@ def test_cdi_files_deleted_under_a_stopped_plugin_are_back_at_its_start(
     wait_for("the CDI file", cdi_file(release, node, claim).exists, seconds=90)
 
     release.exec_on_node(node, ["pkill", "-KILL", "-f", "--", "^sleep 3602$"])
-    wait_for(
-        "the container to be started again",
-        lambda: restarts(space.get("pod", "holder")) > 0,
-        seconds=90,
-    )
-    wait_for("the pod to be ready", lambda: ready(space.get("pod", "holder")), seconds=90)
+    wait_restarted(space, seconds=90)
 
 
 @pytest.mark.needs(Capability.REBOOT)
@@ -179,12 +182,7 @@ def test_after_a_reboot_the_pod_comes_up_with_its_device_again(space, release, n
         restart="Always",
     )
     release.reboot_node(node)
-    wait_for(
-        "the container to be started again",
-        lambda: restarts(space.get("pod", "holder")) > 0,
-        seconds=150,
-    )
-    wait_for("the pod to be ready", lambda: ready(space.get("pod", "holder")), seconds=120)
+    wait_restarted(space, seconds=150)
     assert cdi_file(release, node, claim).exists()
     assert space.logs("holder").strip().endswith("ok")
 

@@ -268,14 +268,19 @@ async def test_a_driver_without_policies_does_not_wait():
     assert devices.manager.waiting is None
 
 
-@pytest.mark.looptime
-async def test_a_device_whose_unprepare_does_not_end_is_tainted_until_it_does():
-    rows = Rows()
-    devices = hosted(rows)
+async def list_cameras(devices) -> None:
+    """List two devices after a start."""
     await devices.restore()
     devices.manager.replaced(
         DRIVER, Inventory(devices=(Device(name="cam-0"), Device(name="cam-1")))
     )
+
+
+@pytest.mark.looptime
+async def test_a_device_whose_unprepare_does_not_end_is_tainted_until_it_does():
+    rows = Rows()
+    devices = hosted(rows)
+    await list_cameras(devices)
     watching = asyncio.create_task(devices.parts()["unpreparing"]())
     await asyncio.sleep(6)
     rows.unpreparing = ("cam-0",)
@@ -294,10 +299,7 @@ async def test_devices_that_an_earlier_process_began_to_unprepare_are_tainted_fr
     rows = Rows()
     rows.unpreparing = ("cam-0",)
     devices = hosted(rows)
-    await devices.restore()
-    devices.manager.replaced(
-        DRIVER, Inventory(devices=(Device(name="cam-0"), Device(name="cam-1")))
-    )
+    await list_cameras(devices)
     assert tainted(devices) == {"cam-0"}
 
 

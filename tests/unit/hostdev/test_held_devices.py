@@ -38,6 +38,14 @@ SERIALS = pytest.mark.parametrize(
 # ------------------------------------------------------------ numbers
 
 
+async def holding(host) -> tuple[Rig, str]:
+    """A driver whose only adapter a claim holds, and the adapter's name."""
+    rig = Rig(host, {"serial": TTY})
+    (held,) = await rig.paths()
+    await rig.prepare(held)
+    return rig, held
+
+
 @SERIALS
 async def test_another_adapter_with_the_number_of_a_held_one_is_not_published(host, first, second):
     a = host.adapter("1", "ttyUSB0", serial=first)
@@ -63,9 +71,7 @@ async def test_another_adapter_with_the_number_of_a_held_one_is_not_published(ho
 
 async def test_a_container_keeps_a_former_number_until_its_claim_is_released(host):
     a = host.adapter("1", "ttyUSB0", serial="A1")
-    rig = Rig(host, {"serial": TTY})
-    (held,) = await rig.paths()
-    await rig.prepare(held)
+    rig, held = await holding(host)
     host.unplug(a)
     host.adapter("1", "ttyUSB1", serial="A1")
     await rig.scan()
@@ -118,9 +124,7 @@ async def test_two_held_adapters_that_swap_numbers_are_tainted_and_prepared_agai
 
 async def test_a_number_that_returns_is_no_longer_outdated(host):
     a = host.adapter("1", "ttyUSB0")
-    rig = Rig(host, {"serial": TTY})
-    (held,) = await rig.paths()
-    await rig.prepare(held)
+    rig, held = await holding(host)
     host.unplug(a)
     again = host.adapter("1", "ttyUSB1")
     device = (await rig.devices())[held]
@@ -475,9 +479,7 @@ async def test_an_identity_does_not_depend_on_the_progress_of_udev(host):
     """A held device would be free under another name until udev has processed it."""
     a = host.adapter("1", "ttyUSB0")
     host.udev_entry("c188:0", "E:ID_USB_SERIAL_SHORT=X9")
-    rig = Rig(host, {"serial": TTY})
-    (held,) = await rig.paths()
-    await rig.prepare(held)
+    rig, held = await holding(host)
     host.unplug(a)
     host.adapter("1", "ttyUSB1")
     assert await rig.paths() == {held: "/dev/ttyUSB1"}
