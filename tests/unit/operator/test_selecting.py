@@ -206,7 +206,8 @@ async def test_a_question_is_about_one_selector_and_some_devices():
     await evaluated(evaluation, ["a", "b"])
     assert sorted(slow.asked) == slow.asked
     assert set(slow.asked) == {"a", "b"}
-    assert len(slow.asked) < 40
+    # Hundreds of devices a question; fewer on a busy machine, whose time the parts measure.
+    assert len(slow.asked) < 2 * 12_000 / 100
     assert evaluation.first_missing(["a", "b"]) is evaluation.retry_seconds(["a", "b"]) is None
 
 
