@@ -13,7 +13,6 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from drakit.text import escaped_streams
 from drakit_daemon import event_loop, logs
@@ -30,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the operator until it gets a signal to stop."""
     options = _parser().parse_args(arguments)
     try:
-        config = read_config(options.config, arguments=_settings(options))
+        config = read_config(options.config)
     except ConfigError as error:
         sys.exit(_refuse(str(error)))
     _configure_logging(config.logging)
@@ -73,39 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="kubeconfig file (default: the pod's service account, or the user's kubeconfig)",
     )
-    parser.add_argument(
-        "--listen-probes",
-        metavar="ADDRESS",
-        help="address of /healthz and /readyz; overrides the configuration file",
-    )
-    parser.add_argument(
-        "--listen-metrics",
-        metavar="ADDRESS",
-        help="address of /metrics; overrides the configuration file",
-    )
-    parser.add_argument(
-        "--log-level",
-        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
-        help="lowest level that is logged; overrides the configuration file",
-    )
-    parser.add_argument(
-        "--log-format",
-        choices=("json", "text"),
-        help="format of the log; overrides the configuration file",
-    )
     return parser
-
-
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Nest the arguments that were given as the settings file nests them."""
-    groups = {
-        "logging": {"level": options.log_level, "format": options.log_format},
-        "listen": {"probes": options.listen_probes, "metrics": options.listen_metrics},
-    }
-    return {
-        name: {key: value for key, value in group.items() if value is not None}
-        for name, group in groups.items()
-    }
 
 
 def _configure_logging(settings: Logging) -> None:

@@ -9,9 +9,8 @@ It must not know what is done with a setting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -91,25 +90,9 @@ class Config(Settings):
     object at a time."""
 
 
-def read_config(path: Path | None, *, arguments: Mapping[str, Any] | None = None) -> Config:
-    """
-    Read the file, if there is one. Arguments, nested like the file, take precedence.
-
-    A ConfigError names file, key and reason.
-    """
-    source = str(path) if path is not None else "arguments"
-    content = {} if path is None else read_file(path)
+def read_config(path: Path | None) -> Config:
+    """Read the file, if there is one. A ConfigError names file, key and reason."""
     try:
-        return Config.model_validate(_merged(content, arguments or {}))
+        return Config.model_validate({} if path is None else read_file(path))
     except ValidationError as error:
-        raise ConfigError(describe(error, file=source)) from None
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
-            value = _merged(cast("dict[str, Any]", old), cast("dict[str, Any]", value))
-        merged[key] = value
-    return merged
+        raise ConfigError(describe(error, file=str(path))) from None

@@ -56,18 +56,6 @@ def test_what_is_refused_is_named(tmp_path, text, told):
     assert told in str(refused.value)
 
 
-def test_arguments_win_over_the_file_and_are_checked_alike(tmp_path):
-    path = tmp_path / "c.yaml"
-    path.write_text("logging: {level: DEBUG, format: text}")
-    config = read_config(
-        path, arguments={"logging": {"level": "ERROR"}, "listen": {"probes": ":1"}}
-    )
-    assert (config.logging.level, config.logging.format) == ("ERROR", "text")
-    assert (config.listen.probes, config.listen.metrics) == (":1", "[::]:8080")
-    with pytest.raises(ConfigError, match=r"arguments: listen\.probes: .*host:port"):
-        read_config(None, arguments={"listen": {"probes": "here"}})
-
-
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.yaml: cannot be read"):
         read_config(tmp_path / "gone.yaml")
