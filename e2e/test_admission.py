@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from drakit_daemon.kube import ApiError, connect, resource_path
 from drakit_formats import crds
 from e2e.cluster.api import Cluster, CommandError
 from e2e.kit import write_kubeconfig
@@ -32,14 +35,20 @@ CLASS = "admission.test"
 
 
 @pytest.fixture(scope="module")
-def as_operator(release: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
-    """kubectl with the token of the operator; nothing that it writes is stored."""
+def operator_kubeconfig(release: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kubeconfig with the token of the operator."""
     token = release.kubectl("-n", NAMESPACE, "create", "token", "drakit-operator").stdout.strip()
     path = tmp_path_factory.mktemp("operator") / "kubeconfig"
     write_kubeconfig(release, path, token=token)
+    return path
+
+
+@pytest.fixture(scope="module")
+def as_operator(release: Cluster, operator_kubeconfig: Path) -> Kubectl:
+    """kubectl with the token of the operator; nothing that it writes is stored."""
 
     def kubectl(*arguments: str, **options: Any) -> str:
-        flags = ("--kubeconfig", str(path), "--dry-run=server")
+        flags = ("--kubeconfig", str(operator_kubeconfig), "--dry-run=server")
         return release.kubectl(*arguments, *flags, **options).stdout
 
     return kubectl
@@ -140,19 +149,15 @@ def test_the_operators_token_can_write_events_only_in_the_operators_name(
         pytest.param({"status": "True", "reason": "Registered"}, "only to the status", id="fine"),
     ],
 )
-def test_the_operators_token_can_only_mark_a_report_as_outdated(
-    release: Cluster, as_operator: Kubectl, status: Object, sentence: str
+async def test_the_operators_token_can_only_mark_a_report_as_outdated(
+    release: Cluster, operator_kubeconfig: Path, status: Object, sentence: str
 ):
-    found = release.get("nodedevicereports")["items"][0]
+    found = release.get(crds.REPORTS)["items"][0]
+    # kubectl reads the status before it patches it, and the operator need not.
+    path = resource_path(crds.API_VERSION, crds.REPORTS, name=found["metadata"]["name"])
     condition = {"type": "Registered", "lastTransitionTime": "2026-01-01T00:00:00Z", "message": ""}
-    patch = json.dumps({"status": {"conditions": [condition | status]}})
-    options = ("--subresource=status", "--type=merge", "-p", patch)
-
-    def try_write() -> None:
-        as_operator("patch", "nodedevicereport", found["metadata"]["name"], *options)
-
-    if sentence:
-        with pytest.raises(CommandError, match=sentence):
-            try_write()
-    else:
-        try_write()
+    patch = {"status": {"conditions": [condition | status]}}
+    refused = pytest.raises(ApiError, match=sentence) if sentence else nullcontext()
+    async with await connect(operator_kubeconfig, user_agent="test") as session:
+        with refused:
+            await session.patch(f"{path}/status?dryRun=All", patch)
