@@ -44,8 +44,11 @@ def control_plane(suffix: str, *, gates: Mapping[str, bool] = DEFAULT_GATES) -> 
 
 
 @contextmanager
-def operator(server: Cluster, folder: Path, **settings: Any) -> Generator[None]:
-    """Run the operator with settings in the body; its log is printed afterwards."""
+def operator(
+    server: Cluster, folder: Path, *, kubeconfig: Path | None = None, **settings: Any
+) -> Generator[None]:
+    """Run the operator with settings in one process in the body; its log, the file `log` of the
+    folder, is printed afterwards."""
     config, log = folder / "operator.yaml", folder / "log"
     listen = {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
     config.write_text(json.dumps({"listen": listen, **settings}))
@@ -53,7 +56,7 @@ def operator(server: Cluster, folder: Path, **settings: Any) -> Generator[None]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "drakit_operator", "--config", str(config)),
-                *("--kubeconfig", str(server.kubeconfig)),
+                *("--kubeconfig", str(kubeconfig or server.kubeconfig)),
             ],
             env=os.environ | {"POD_NAME": "operator", "POD_NAMESPACE": "default"},
             stdout=output,
@@ -61,6 +64,7 @@ def operator(server: Cluster, folder: Path, **settings: Any) -> Generator[None]:
         )
     try:
         yield
+        assert process.poll() is None
     finally:
         process.terminate()
         try:

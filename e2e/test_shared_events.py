@@ -28,6 +28,9 @@ DRIVERS = ("gpu.test", "nic.test")
 
 REASONS = ("DevicesTainted", "NoDevicePublished")
 GONE = "gone"
+TOTAL = 2 * NUMBER + 2
+"""Claims: those that are allocated, and those of the pods."""
+
 QUIET_SECONDS = 8
 """Time in which no further Event may follow: longer than a cause may grow."""
 
@@ -150,8 +153,10 @@ def test_of_fifty_objects_with_one_cause_one_in_each_namespace_has_it_all(
         *[("ResourceClaim", each, "NodeGone") for each in SPACES],
         *[("ResourceClaimTemplate", "nic.test", "NoDevicePublished") for _ in SPACES],
     ]
+    apply(server, *pods)
+    wait_for("the pods' claims", lambda: len(server.get("resourceclaims", "-A")["items"]) == TOTAL)
+    # It finds all of them at once. Of objects that come one by one, the first have their own Event.
     with operator(server, tmp_path, events={"patience": "1s"}):
-        apply(server, *pods)
         wait_for("all Events", lambda: set(expected) <= set(reported(server)), seconds=30)
         time.sleep(QUIET_SECONDS)
         assert reported(server) == expected

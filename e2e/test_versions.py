@@ -1,5 +1,5 @@
 """
-Clusters that serve an older version of `resource.k8s.io`, know less of it, or refuse the operator.
+Clusters that serve an older version of `resource.k8s.io`, or know less of it.
 
 The kubelet and the scheduler of our Kubernetes need v1, the node plugin does not: it runs as a
 process beside a control plane without nodes, whose API server is restarted with what a test wants.
@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import time
 import uuid
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from bench.machine import Folders, folders
 from bench.plugin import NODE, Plugin, running
 from drakit.device import ClaimReference
-from drakit_explain.kinds import KINDS
+from e2e.alone import operator
 from e2e.cluster.api import Capability, Cluster, Options
 from e2e.cluster.choice import REPOSITORY
 from e2e.cluster.choice import cluster as choose_cluster
@@ -292,45 +288,16 @@ def gates_told(server: Server) -> set[str]:
     return {gate for note in notes for gate in FEATURES if f"(feature gate {gate})" in note}
 
 
-ELECTION = {"leaseDuration": 120, "renewDeadline": 100}
-"""Of a leader that goes on while no request succeeds; of itself it ends after 10 s."""
-
-
-@contextmanager
-def operator(server: Server, places: Folders, *, kubeconfig: Path | None = None) -> Generator[None]:
-    """Run the operator in one process, which looks for versions and permissions every second."""
-    config = places.root / "operator.yaml"
-    listen = {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
-    config.write_text(json.dumps({"listen": listen, "resyncPeriod": 1, "election": ELECTION}))
-    command = [
-        *(sys.executable, "-m", "drakit_operator"),
-        *("--config", str(config), "--kubeconfig", str(kubeconfig or server.cluster.kubeconfig)),
-    ]
-    with (places.root / "log").open("ab") as log:
-        process = subprocess.Popen(
-            command,
-            env=os.environ | {"POD_NAME": "operator", "POD_NAMESPACE": "default"},
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield
-        assert process.poll() is None
-    finally:
-        process.terminate()  # it releases the Lease
-        assert process.wait(timeout=30) == 0
-
-
-def waiting_pod(server: Server, version: str, name: str) -> None:
-    """Create a pod and a claim of a version, for a class that does not exist."""
-    claim = claim_of(version, name, device_class="missing.test")
+def waiting_pod(server: Server, version: str) -> None:
+    """Create a pod and a claim with the name of a version, for a class that does not exist."""
+    claim = claim_of(version, version, device_class="missing.test")
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name},
+        "metadata": {"name": version},
         "spec": {
             "containers": [{"name": "main", "image": "none.test/none"}],
-            "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": version}],
         },
     }
     for body in (claim, pod):
@@ -348,108 +315,18 @@ def reasons(server: Server, name: str) -> set[str]:
     }
 
 
-def wait_explained(server: Server, version: str, name: str) -> None:
-    """Create a pod that waits, and wait for its Event."""
-    waiting_pod(server, version, name)
-    wait_for(
-        f"an Event about pod {name}",
-        lambda: reasons(server, name) == {"DeviceClassMissing"},
-        seconds=90,
-    )
-
-
 @pytest.mark.slow
 def test_the_operator_explains_pods_before_and_after_an_upgrade_of_the_api_server(server, places):
     server.serve("v1beta1")
-    with operator(server, places):
+    # Of itself, a leader ends when it cannot renew its Lease while the API server restarts.
+    election = {"leaseDuration": 120, "renewDeadline": 100}
+    with operator(server.cluster, places.root, resyncPeriod=1, election=election):
         for version in ("v1beta1", "v1"):
             server.serve(version)
-            wait_explained(server, version, version)
+            waiting_pod(server, version)
+            wait_for(
+                f"an Event about pod {version}",
+                lambda name=version: reasons(server, name) == {"DeviceClassMissing"},
+                seconds=90,
+            )
     server.cluster.kubectl("delete", "pods", "--all", "--force")
-
-
-class Account:
-    """A ServiceAccount that may do what the operator does, and a kubeconfig with its token."""
-
-    NAME = "operator"
-
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self._cluster = cluster
-        self._token = folder / "token"
-        self.kubeconfig = folder / "account.yaml"
-        self.allow()
-        cluster.kubectl("create", "serviceaccount", self.NAME)
-        subject = f"--serviceaccount=default:{self.NAME}"
-        cluster.kubectl(
-            "create", "clusterrolebinding", self.NAME, f"--clusterrole={self.NAME}", subject
-        )
-        self.give_token()
-        content = yaml.safe_load(cluster.kubeconfig.read_text())
-        content["users"] = [
-            {"name": each["name"], "user": {"tokenFile": str(self._token)}}
-            for each in content["users"]
-        ]
-        self.kubeconfig.write_text(yaml.safe_dump(content))
-
-    def allow(self, *, except_for: str = "") -> None:
-        """Give all permissions, or all but those for one kind."""
-        rules = [
-            {"apiGroups": [kind.group], "resources": [kind.plural], "verbs": ["list", "watch"]}
-            for kind in KINDS
-            if kind.plural != except_for
-        ]
-        for group, resource in (("coordination.k8s.io", "leases"), ("events.k8s.io", "events")):
-            rules.append({"apiGroups": [group], "resources": [resource], "verbs": ["*"]})
-        api = "rbac.authorization.k8s.io/v1"
-        role = {"apiVersion": api, "kind": "ClusterRole", "metadata": {"name": self.NAME}}
-        self._cluster.apply(json.dumps(role | {"rules": rules}))
-
-    def give_token(self) -> None:
-        """Write a token that counts while a Secret exists."""
-        self._cluster.kubectl("create", "secret", "generic", self.NAME)
-        bound = ("--bound-object-kind=Secret", f"--bound-object-name={self.NAME}")
-        self._token.write_text(self._cluster.kubectl("create", "token", self.NAME, *bound).stdout)
-
-    def revoke_token(self) -> None:
-        self._cluster.kubectl("delete", "secret", self.NAME)
-
-    def delete(self) -> None:
-        self._cluster.kubectl("delete", "clusterrole,clusterrolebinding", self.NAME)
-        self._cluster.kubectl("delete", "--ignore-not-found", "secret,serviceaccount", self.NAME)
-
-
-@pytest.fixture
-def account(server: Server, places: Folders) -> Iterator[Account]:
-    server.serve("v1")
-    chosen = Account(server.cluster, places.root)
-    yield chosen
-    chosen.delete()
-    server.cluster.kubectl("delete", "pods", "--all", "--force")
-
-
-def log_of(places: Folders) -> str:
-    return (places.root / "log").read_text()
-
-
-def test_the_operator_outlasts_a_permission_taken_away_and_given_back(server, places, account):
-    with operator(server, places, kubeconfig=account.kubeconfig):
-        wait_explained(server, "v1", "permitted")
-        account.allow(except_for="resourceclaims")
-        wait_for("the kind to be refused", lambda: "may not list and watch" in log_of(places))
-        account.allow()
-        wait_explained(server, "v1", "permitted-again")
-
-
-def test_the_operator_outlasts_a_token_that_is_revoked_for_a_while(server, places, account):
-    with operator(server, places, kubeconfig=account.kubeconfig):
-        wait_explained(server, "v1", "known")
-        account.revoke_token()
-        # The API server keeps the answer about a token for 10 s.
-        wait_for(
-            "requests to be refused",
-            lambda: "the API server does not accept" in log_of(places),
-            seconds=30,
-        )
-        time.sleep(20)
-        account.give_token()
-        wait_explained(server, "v1", "known-again")
