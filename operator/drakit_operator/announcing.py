@@ -283,7 +283,8 @@ class Announcer:
             self._count_flapping(uid, wanted.code, last)
             self._turns.leave(uid)
             return _sooner(decision.again_seconds, wait_seconds)
-        action, again = self._causes.judge(uid, now=now)
+        named_another = last is not None and last.shared
+        action, again = self._causes.judge(uid, now=now, named_another=named_another)
         if action is Action.COVERED:
             self._cover(uid, wanted, now)
         if action in (Action.COVERED, Action.WAIT):
@@ -309,12 +310,13 @@ class Announcer:
     ) -> float | None:
         """Write the Event of an object; if it is uncertain, return when to check again."""
         remedy = next((found for each in lasting if (found := each.find_remedy())), "")
-        if (uncertain_seconds := await self._uncertain_seconds(lasting[0])) is not None:
-            return uncertain_seconds
-        self._turns.use(uid)
-        await self._write(replace(wanted, note=_note(lasting, remedy)))
-        self._remember(uid, wanted, now)
-        self._causes.announced(uid)
+        with self._causes.announcing_own(uid):
+            if (uncertain_seconds := await self._uncertain_seconds(lasting[0])) is not None:
+                return uncertain_seconds
+            self._turns.use(uid)
+            await self._write(replace(wanted, note=_note(lasting, remedy)))
+            self._remember(uid, wanted, now)
+            self._causes.announced(uid)
         return None
 
     async def _announce_shared(

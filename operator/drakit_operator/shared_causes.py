@@ -72,6 +72,9 @@ class _Space:
     representative: ObjectReference | None = None
     """The first one with an Event of its own."""
 
+    candidate: ObjectReference | None = None
+    """The one whose own Event is being written while there is no representative."""
+
     @property
     def size(self) -> int:
         return max(self.kinds.values())
@@ -182,8 +185,12 @@ class SharedCauses:
         if not group.members and not group.being_announced and self._is_forgotten(group, now):
             del self._groups[key]
 
-    def judge(self, uid: str, *, now: float) -> Judgment:
-        """Return what an object needs that is due for an Event of its own."""
+    def judge(self, uid: str, *, now: float, named_another: bool = False) -> Judgment:
+        """
+        Return what an object needs that is due for an Event of its own.
+
+        :param named_another: its last Event named another object, which may have a successor soon.
+        """
         if (found := self._find(uid)) is None:
             return Judgment(Action.OWN)
         group, space, member = found
@@ -192,10 +199,11 @@ class SharedCauses:
             if space.size >= MANY and uid not in group.judges:
                 forming = group.began + LIMIT_SECONDS
             return Judgment(Action.WAIT, forming - now)
-        is_first = space.representative in (None, member)
-        if space.size < MANY or is_first or now < group.refused_until:
+        is_first = (space.representative or space.candidate) in (None, member)
+        has_own = space.size < MANY and not (named_another and space.candidate)
+        if has_own or is_first or now < group.refused_until:
             return Judgment(Action.OWN)
-        if group.being_announced:
+        if group.being_announced or space.representative is None:
             return Judgment(Action.WAIT, PAUSE_SECONDS)
         due = self._next(group)
         if due <= now:
@@ -208,6 +216,19 @@ class SharedCauses:
         if found is None or (first := found[1].representative) is None:
             return ""
         return f"{found[0].cause.what}; the Event of {first.kind} {first.name} has the details"
+
+    @contextmanager
+    def announcing_own(self, uid: str) -> Generator[None]:
+        """Write the own Event of an object in the body: the others of its namespace wait for it."""
+        found = self._find(uid)
+        space = found[1] if found is not None else _Space()
+        if found is not None and space.candidate is None:
+            space.candidate = found[2]
+        try:
+            yield
+        finally:
+            if found is not None and space.candidate == found[2]:
+                space.candidate = None
 
     def announced(self, uid: str) -> None:
         """Record that an object has an Event of its own, which those of others can name."""

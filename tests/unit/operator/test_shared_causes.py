@@ -22,6 +22,7 @@ pytestmark = pytest.mark.looptime
 GPUS = Cause(ObjectReference("DeviceClass", "gpu.example", "k"), "other claims hold the devices")
 NODE_1 = Cause(ObjectReference("Node", "n1", "n1", api_version="v1"), "devices are unhealthy")
 NAMING = "; the Event of"
+WRITE_SECONDS = 0.01
 TIMING = Events().model_copy(update={"debounce": 0.0})
 
 
@@ -34,7 +35,8 @@ def reference(number):
 
 
 class Place:
-    """An announcer that checks each object again when the announcer asks for it."""
+    """An announcer that checks each object again when the announcer asks for it, several at a time
+    as the workers of the operator do."""
 
     def __init__(self, *, failures=0):
         self.written = []
@@ -48,6 +50,7 @@ class Place:
         )
 
     async def record(self, announcement):
+        await asyncio.sleep(WRITE_SECONDS)
         if self.failures:
             self.failures -= 1
             raise OSError("the API server is unavailable")
@@ -74,15 +77,18 @@ class Place:
         """Check what is due, four times a second."""
         end = now() + seconds
         while now() < end:
-            for uid in [uid for uid, at in self.due.items() if at <= now()]:
-                try:
-                    again = await self.announcer.announce(
-                        uid, self.reasons[uid], wake=partial(self.wake, uid)
-                    )
-                except (OSError, NotWrittenError):
-                    again = 1.0
-                self.due[uid] = now() + (3600 if again is None else again)
+            due = [uid for uid, at in self.due.items() if at <= now()]
+            await asyncio.gather(*map(self.check, due))
             await asyncio.sleep(0.25)
+
+    async def check(self, uid):
+        try:
+            again = await self.announcer.announce(
+                uid, self.reasons[uid], wake=partial(self.wake, uid)
+            )
+        except (OSError, NotWrittenError):
+            again = 1.0
+        self.due[uid] = now() + (3600 if again is None else again)
 
     def wake(self, uid):
         self.due[uid] = now()
