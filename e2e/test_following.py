@@ -79,7 +79,9 @@ async def created(cluster: Cluster, namespace: str, bodies: Sequence[dict]) -> N
     async def create(session: Session, body: dict) -> None:
         plural = "pods" if body["kind"] == "Pod" else "resourceclaims"
         async with places:
-            await session.create(resource_path(body["apiVersion"], plural, namespace=namespace), body)
+            await session.create(
+                resource_path(body["apiVersion"], plural, namespace=namespace), body
+            )
 
     async with await connect(cluster.kubeconfig, user_agent="test") as session:
         await asyncio.gather(*(create(session, body) for body in bodies))
