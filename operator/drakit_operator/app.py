@@ -43,7 +43,7 @@ from drakit_operator.leadership import Leadership
 from drakit_operator.metrics import Metrics
 from drakit_operator.outdated_reports import OutdatedReports
 from drakit_operator.policies.controller import PolicyController
-from drakit_operator.reconciler import POLICY, REPORT, URGENT_WORKERS, Reconciler, new_queue
+from drakit_operator.reconciler import POLICY, REPORT, Reconciler, new_queue
 from drakit_operator.sources import LoadWatch, Sources
 from drakit_operator.store import Store
 
@@ -303,9 +303,9 @@ class _Leader:
             "device counts": self._count_devices,
             "selectors": self.reconciler.evaluate,
         }
-        urgently = partial(self._work, urgent=True)
-        parts |= {f"worker {number}": self._work for number in range(self._config.workers)}
-        parts |= {f"urgent {number}": urgently for number in range(URGENT_WORKERS)}
+        for number in range(self._config.workers):
+            parts[f"worker {number}"] = self._work
+            parts[f"worker of claims {number}"] = partial(self._work, urgent=True)
         try:
             await tasks.run(parts)
         finally:

@@ -86,8 +86,8 @@ class Config(Settings):
     feature gates, and evaluates all waiting pods again."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 16
-    """The number of objects about which the operator sends requests concurrently. It checks one
-    object at a time."""
+    """The number of claims, and of other objects, about which the operator sends requests
+    concurrently. It checks one object at a time."""
 
 
 def read_config(path: Path | None) -> Config:

@@ -68,9 +68,6 @@ URGENT = "claim"
 OUTDATED_SECONDS = 2.0
 """Pause before an object is checked again, if the store does not have all objects."""
 
-URGENT_WORKERS = 4
-"""Workers for claims: each may wait for the API server."""
-
 YIELD_SECONDS = 0.002
 """Pause of other checks between two looks at whether urgent ones are done."""
 
@@ -125,7 +122,7 @@ class Concern:
     expressions: Callable[[Name], Sequence[str]] | None = None
     """The selectors that must be evaluated first."""
 
-    prepare: Callable[[Name], Iterator[None]] = lambda _: iter(())
+    prepare: Callable[[Name], Iterator[None]] | None = None
     """Does the long part of the check, and yields in between."""
 
 
@@ -380,13 +377,16 @@ class Reconciler:
     async def _announce_problems(self, key: Key, turn: AsyncExitStack) -> float | None:
         """Announce the problems of an object; return in how many seconds to check it again."""
         concern, name = self._concerns[key.concern], key.name
-        with self._charged(key):
-            expressions = self._expressions(key)
-            if self._evaluation.first_missing(expressions) is not None:
-                self._queue.move(key, SELECTORS)
-                return None
-            retry = self._evaluation.retry_seconds(expressions)
-        await (asyncio.sleep(0) if key.concern == URGENT else self._yield_to_urgent())
+        retry, expressions = None, ()
+        if concern.expressions is not None:
+            with self._charged(key):
+                expressions = concern.expressions(name)
+                if self._evaluation.first_missing(expressions) is not None:
+                    self._queue.move(key, SELECTORS)
+                    return None
+                retry = self._evaluation.retry_seconds(expressions)
+        if key.concern != URGENT:
+            await self._yield_to_urgent()
         for _ in self._parts(key) if retry is None else ():
             await self._yield_to_urgent()
         lost = self._evaluation.lost(expressions) and retry is None
@@ -419,7 +419,10 @@ class Reconciler:
 
     def _parts(self, key: Key) -> Iterator[None]:
         """Do the long part of a check, and yield in between."""
-        parts = self._concerns[key.concern].prepare(key.name)
+        prepare = self._concerns[key.concern].prepare
+        if prepare is None:
+            return
+        parts = prepare(key.name)
         while True:
             with self._charged(key):
                 is_last = next(parts, parts) is parts
