@@ -41,8 +41,14 @@ ANSWER_SECONDS = 5.0
 """Longest wait for one answer: most take milliseconds, and the program itself gives up after 2 s.
 Meanwhile, all other questions wait."""
 
+SELECTOR_SECONDS = 2.0
+"""Longest wait for an answer about one selector, of which the program gives up after 1 s."""
+
+COMPILE_SECONDS = 0.03
+"""Longest time to compile one selector."""
+
 MAX_EXPRESSIONS = 100
-"""Expressions in one question: the largest take 30 ms each to compile."""
+"""Expressions in one question."""
 
 FIRST_PAUSE_SECONDS = 1.0
 """Pause after a start that failed; it doubles with each further one."""
@@ -50,7 +56,7 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 
 QUESTION_SECONDS = 300.0
-"""Pause before a question that ended two processes is asked again."""
+"""Pause before a question is asked again that ended two processes, or had no answer in time."""
 
 MAX_ANSWER = 64 << 20
 """Bytes of an answer; one of 2,000 devices has some kilobytes."""
@@ -163,7 +169,8 @@ class Helper:
             ]
 
         question = {"reads": {"expressions": list(expressions)}}
-        return self._ask(self._encoded(question), parse, seconds=self._answer_seconds)
+        seconds = SELECTOR_SECONDS + COMPILE_SECONDS * len(expressions)
+        return self._ask(self._encoded(question), parse, seconds=seconds)
 
     def select(self, expression: str, devices: Sequence[Mapping[str, Any]]) -> list[Outcome]:
         """Evaluate an expression that compiles for each device."""
@@ -174,7 +181,7 @@ class Helper:
             return _outcomes(selection, count=len(devices))
 
         line = self._encoded({"select": question})
-        return self._ask(line, parse, seconds=self._answer_seconds)
+        return self._ask(line, parse, seconds=SELECTOR_SECONDS)
 
     def verdicts(self, question: VerdictQuestion) -> tuple[Verdict, ...]:
         """
@@ -211,9 +218,13 @@ class Helper:
 
     def _ask(self, line: bytes, parse: Callable[[Any], Parsed], *, seconds: float) -> Parsed:
         """Ask a question, and return its parsed answer. Raises as the public methods do."""
+        seconds = min(seconds, self._answer_seconds)
         process = self._process or self._start()
         try:
             return self._exchange(process, line, parse, seconds=seconds)
+        except TimeoutError as error:  # it answered all questions before this one
+            self.close()
+            raise QuestionError(f"{self._program}: {error}") from error
         except OSError as error:
             self.close()
             first = error

@@ -139,6 +139,14 @@ def test_a_question_that_gets_no_answer_costs_itself_only(place, behavior):
     assert place.helper.select("true", DEVICES) == SELECTED
 
 
+def test_a_question_without_an_answer_in_time_is_not_asked_again(place):
+    """All other questions wait meanwhile, and ten tenants can each have such a selector."""
+    place.install("    if poisoned: time.sleep(9)")
+    with pytest.raises(QuestionError, match="no answer in time"):
+        place.helper.select("poison", DEVICES)
+    assert len(place.starts) == 1
+
+
 def test_a_process_that_dies_after_each_answer_still_answers(place):
     place.install(
         """    if "true" in line: say(answer); os._exit(0)""",
