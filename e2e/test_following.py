@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from drakit_daemon.kube import Session, connect, resource_path
+from bench.apiserver import connected
 from drakit_formats import crds
 from e2e.cluster.api import Cluster
 from e2e.kit import (
@@ -34,8 +33,6 @@ POLICIES = f"{crds.POLICIES}.{crds.GROUP}"
 CLAIMS = "resourceclaims.resource.k8s.io"
 MANY = 1000
 """Claims, each with a pod: 2,000 objects."""
-
-WRITERS = 20
 
 
 def objects(cluster: Cluster, kind: str) -> float:
@@ -70,21 +67,6 @@ def read(cluster: Cluster, *arguments: str) -> dict:
         for name in ("uid", "resourceVersion", "creationTimestamp", "generation"):
             each["metadata"].pop(name, None)
     return body
-
-
-async def created(cluster: Cluster, namespace: str, bodies: Sequence[dict]) -> None:
-    """Create objects at once; kubectl would create one after the other."""
-    places = asyncio.Semaphore(WRITERS)
-
-    async def create(session: Session, body: dict) -> None:
-        plural = "pods" if body["kind"] == "Pod" else "resourceclaims"
-        async with places:
-            await session.create(
-                resource_path(body["apiVersion"], plural, namespace=namespace), body
-            )
-
-    async with await connect(cluster.kubeconfig, user_agent="test") as session:
-        await asyncio.gather(*(create(session, body) for body in bodies))
 
 
 def test_the_definition_of_policies_is_deleted_and_created_again(release):
@@ -126,8 +108,12 @@ def test_of_many_objects_that_come_and_go_at_once_nothing_stays(space, release):
     names = [f"many-{number}" for number in range(MANY)]
     claims = [claim(name, ("disk", "nothing.test")) for name in names]
     pods = [pod(name, ("disk", from_claim(name))) for name in names]
-    with one_process(release):
-        asyncio.run(created(release, space.name, [*claims, *pods]))
+    for each in (*claims, *pods):
+        each["metadata"]["namespace"] = space.name
+    with one_process(release), connected(release.kubeconfig) as api:
+        # At once: kubectl would create one after the other.
+        api.create_all("resourceclaims", claims)
+        api.create_all("pods", pods)
         wait_for(
             "all of them to be known",
             lambda: all(objects(release, kind) >= before[kind] + MANY for kind in kinds),
