@@ -220,14 +220,15 @@ class SharedCauses:
     @contextmanager
     def announcing_own(self, uid: str) -> Generator[None]:
         """Write the own Event of an object in the body: the others of its namespace wait for it."""
-        found = self._find(uid)
-        space = found[1] if found is not None else _Space()
-        if found is not None and space.candidate is None:
-            space.candidate = found[2]
+        if (found := self._find(uid)) is None:
+            yield
+            return
+        _, space, member = found
+        space.candidate = space.candidate or member
         try:
             yield
         finally:
-            if found is not None and space.candidate == found[2]:
+            if space.candidate == member:
                 space.candidate = None
 
     def announced(self, uid: str) -> None:
