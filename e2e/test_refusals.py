@@ -106,7 +106,7 @@ def test_a_permission_is_taken_away_and_given_back(server, tmp_path, account):
 
 
 def test_a_token_is_revoked_for_a_while(server, tmp_path, account):
-    # Of itself, a leader ends after 10 s in which it cannot renew its Lease.
+    # By default, a leader ends if it cannot renew its Lease for 10 s.
     election = {"leaseDuration": 120, "renewDeadline": 100}
     log = tmp_path / "log"
     with operator(server, tmp_path, kubeconfig=account.kubeconfig, election=election):

@@ -318,7 +318,7 @@ def reasons(server: Server, name: str) -> set[str]:
 @pytest.mark.slow
 def test_the_operator_explains_pods_before_and_after_an_upgrade_of_the_api_server(server, places):
     server.serve("v1beta1")
-    # Of itself, a leader ends when it cannot renew its Lease while the API server restarts.
+    # With the default, a leader that cannot renew its Lease ends before the API server is back.
     election = {"leaseDuration": 120, "renewDeadline": 100}
     with operator(server.cluster, places.root, resyncPeriod=1, election=election):
         for version in ("v1beta1", "v1"):

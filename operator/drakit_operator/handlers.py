@@ -31,7 +31,7 @@ WORKERS_STOP_SECONDS = 1.0
 
 IDLE_SECONDS = 0.2
 """Time without events after which Kopf ends the worker of an object; it starts another one for the
-next event. Of itself Kopf waits 5 s, with a task and a queue for each object that has changed."""
+next event. By default, Kopf waits 5 s, with a task and a queue for each object that has changed."""
 
 RETRY_SECONDS = 5.0
 """Pause before a handler that failed is called again."""

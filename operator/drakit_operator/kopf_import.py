@@ -73,7 +73,7 @@ class Source(Protocol):
 
 async def spawn(source: Source, registry: kopf.OperatorRegistry) -> Collection[asyncio.Task[Any]]:
     """Start Kopf with the handlers of a registry; return its tasks, the first of which ends it."""
-    # Unused without peering. Of itself Kopf asks for the user's name, and images have none.
+    # Unused without peering. By default, Kopf asks for the user's name, and images have none.
     identity: Any = "drakit"
     insights = Insights()
     token = _source.set(source)

@@ -5,10 +5,10 @@ A key is in one lane at a time. A lane has workers of its own, so none waits for
 lane. Its rules decide who pays, whose turn it is, and when:
 
 1. Each key has an owner, who pays for its work: the time that the workers measure.
-2. The next key of a lane is one of the owner who has used the least time of the lane. Owners who
-   have used as much take turns. The keys of an owner keep their order.
-3. An owner without work does not save time: with its next key, it counts as someone who has used
-   :data:`CREDIT_SECONDS` less than the owner whose turn it last was.
+2. The next key of a lane belongs to the owner who has used the least time of the lane. Owners who
+   have used the same time take turns. The keys of an owner keep their order.
+3. An owner without work does not accumulate credit: when its next key arrives, it counts as having
+   used :data:`CREDIT_SECONDS` less than the owner whose turn came last.
 
 So an owner with little work waits only for the key in progress, however many others have more.
 These share the rest of the time, and none is left unused. :class:`Turns` has the same rules.
