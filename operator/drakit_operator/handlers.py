@@ -144,11 +144,12 @@ class Handlers:
             POLICIES.project(body, crds.VERSION)
         except UNREADABLE as error:
             raise kopf.PermanentError(f"its content has an unknown shape: {error!r}") from error
-        if not self._sources.is_current:
-            raise kopf.TemporaryError("not everything is listed yet", delay=RETRY_SECONDS)
-        try:
-            again = await self._policies.refresh(name, write=patch.status.update)
-        except ApiError as error:
-            raise kopf.TemporaryError(str(error), delay=RETRY_SECONDS) from error
-        # Kopf writes the status afterwards, and may be refused.
+        again = None
+        if self._sources.is_current:
+            try:
+                again = await self._policies.refresh(name, write=patch.status.update)
+            except ApiError as error:
+                raise kopf.TemporaryError(str(error), delay=RETRY_SECONDS) from error
+        # If not everything is listed yet, the queue waits for it; for a temporary error, Kopf would
+        # write the status of each policy twice at each start. And Kopf's write may be refused.
         self._check_policy(name, again or RETRY_SECONDS)

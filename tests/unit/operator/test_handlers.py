@@ -54,6 +54,7 @@ class Served:
             take=self.changes.extend,
             recheck_seconds=0.3,
         )
+        self.checks = []
         policies = PolicyController(
             session,
             self.store.world,
@@ -64,7 +65,7 @@ class Served:
             of_kopf,
             self.sources,
             policies,
-            check_policy=lambda name, seconds: None,
+            check_policy=lambda name, seconds: self.checks.append(name),
             on_started=lambda: None,
         )
 
@@ -80,7 +81,7 @@ class Served:
 @pytest.fixture
 def serve(cluster, tmp_path):
     @asynccontextmanager
-    async def start():
+    async def start(*, until_complete=True):
         config = cluster.write_kubeconfig(tmp_path)
         async with (
             await connect(config, user_agent="test") as session,
@@ -89,7 +90,8 @@ def serve(cluster, tmp_path):
             served = Served(session, of_kopf)
             running = asyncio.create_task(served.run())
             try:
-                await until(served.sources.complete.is_set)
+                if until_complete:
+                    await until(served.sources.complete.is_set)
                 yield served
                 assert not running.done(), "something ended Kopf"
             finally:
@@ -200,6 +202,19 @@ async def test_no_answer_of_the_api_server_ends_kopf(cluster, serve, status):
         await until(lambda: served.store.size(RULES) == served.store.size(POLICIES) == 1)
 
 
+async def test_a_policy_is_left_to_the_queue_while_not_everything_is_listed(cluster, serve):
+    path = PATHS["hostdevicepolicies"]
+    cluster.add_policy("serial")
+    for method in ("GET", "WATCH"):
+        cluster.fail(method, "/api/v1/pods", status=500, times=1000)
+    async with serve(until_complete=False) as served:
+        await until(lambda: served.checks == ["serial"])
+        await asyncio.sleep(0.2)
+        assert "conditions" not in (written := cluster.object(path).get("status", {}))
+        assert "progress" not in written.get("kopf", {}), "Kopf does not try again by itself"
+        cluster.heal()
+
+
 async def test_a_crd_that_is_away_for_a_while_is_found_within_seconds(cluster, serve):
     async with serve() as served:
         cluster.add_policy("serial")
@@ -208,6 +223,9 @@ async def test_a_crd_that_is_away_for_a_while_is_found_within_seconds(cluster, s
         cluster.remove(PATHS["hostdevicepolicies"])
         cluster.drop_watches()
         await until(lambda: isinstance(served.sources._known[POLICIES], sources.Absence))
+        await until(
+            lambda: all(reflector.last_error is None for _, reflector in served.sources._followed())
+        )
         cluster.served["drakit.dev"] = [crds.VERSION]
         cluster.add_policy("kvm")
         path = f"/apis/{crds.API_VERSION}/hostdevicepolicies/kvm"
