@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -151,31 +152,34 @@ async def run_command(
     command: str, *, environment: Mapping[str, str], timeout_seconds: float
 ) -> None:
     """Run a line for the shell to its end; raise ConformanceError if it fails."""
-    process = await asyncio.create_subprocess_shell(
-        command,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        raise ConformanceError(
-            f"the set-up command did not end within {timeout_seconds:g} s: {command}"
-        ) from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    if process.returncode != 0:
-        text = output.decode(errors="replace").strip()[-1000:]
-        raise ConformanceError(
-            f"the set-up command failed with exit code {process.returncode}: {command}"
-            + (f"\n{text}" if text else "")
+    # Not a pipe: what the command leaves in the background would keep it open.
+    with tempfile.TemporaryFile() as output:
+        process = await asyncio.create_subprocess_shell(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await process.wait()
+        except TimeoutError:
+            raise ConformanceError(
+                f"the set-up command did not end within {timeout_seconds:g} s: {command}"
+            ) from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        if process.returncode != 0:
+            output.seek(0)
+            text = output.read().decode(errors="replace").strip()[-1000:]
+            raise ConformanceError(
+                f"the set-up command failed with exit code {process.returncode}: {command}"
+                + (f"\n{text}" if text else "")
+            )
 
 
 def python_environment() -> dict[str, str]:

@@ -94,6 +94,11 @@ async def test_a_set_up_that_fails_is_reported_with_its_words(line, told):
         await run_command(line, environment=dict(os.environ), timeout_seconds=0.1)
 
 
+async def test_a_set_up_may_leave_a_process_that_writes_where_it_did():
+    line = "sleep 9 & setsid sleep 9 & echo up"
+    await run_command(line, environment=dict(os.environ), timeout_seconds=5)
+
+
 async def test_a_relay_leads_to_the_socket_and_ends_with_it(tmp_path):
     async def echo(reader, writer) -> None:
         writer.write((await reader.readline()).upper())
