@@ -169,7 +169,8 @@ class Kit:
                 await self.unprepare(*self._asked.values())
 
     async def kill_target(self) -> None:
-        """Kill the target's own process, or skip the rule if there is none."""
+        """Kill the target's own process, and wait until the node plugin has noticed; skip the rule
+        if there is none."""
         if self._node.program is None:
             self.skip("the target has no process of its own to kill")
         if self.target.lives_on:
@@ -177,7 +178,7 @@ class Kit:
                 "the kit did not start the target's process, so it cannot kill it; use the target "
                 "backend:COMMAND"
             )
-        await self._node.program.kill()
+        await self._node.kill_program()
 
     async def start_target(self) -> None:
         """Start the target's own process again, and wait until its devices are published."""

@@ -149,6 +149,16 @@ class FakeNode:
             await program.start()
         await self._until_ready()
 
+    async def kill_program(self) -> None:
+        """Kill the target's own program, and wait until the node plugin shows it: its metrics are
+        up to some seconds old, and those from before would pass for a new start."""
+        if self.program is not None:
+            await self.program.kill()
+            await self._until("the node plugin still shows a driver that runs", self._is_down)
+
+    async def _is_down(self) -> bool:
+        return not (await self._gauges()).get("drakit_driver_running", 1)
+
     async def stop_plugin(self) -> None:
         """End the node plugin by SIGTERM; raise ConformanceError if it must be killed."""
         if self.plugin.running and await self.plugin.terminate() is None:
