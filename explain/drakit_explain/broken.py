@@ -18,6 +18,14 @@ from drakit_explain.allocation import tolerates
 from drakit_explain.causes import cause_at_node
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.devices import DeviceFacts
+from drakit_explain.evidence import (
+    NO_EVENTS,
+    Events,
+    failed,
+    failed_step,
+    not_running,
+    renumbered,
+)
 from drakit_explain.model import (
     ClaimFacts,
     Consumer,
@@ -31,7 +39,14 @@ from drakit_explain.model import (
 )
 from drakit_explain.pending_claims import of_other_pod
 from drakit_explain.pools import NodeView, is_complete, newest, place_includes
-from drakit_explain.reports import HOSTDEV, UNHEALTHY, not_registered, share_not_offered, words_of
+from drakit_explain.reports import (
+    HOSTDEV,
+    UNHEALTHY,
+    not_registered,
+    report_of,
+    share_not_offered,
+    words_of,
+)
 from drakit_explain.world import EVERYWHERE, World
 
 MAX_CONSUMERS = 256
@@ -60,33 +75,37 @@ def is_placed(pod: PodFacts) -> bool:
     return pod.node is not None and not pod.deleting and pod.phase not in ("Succeeded", "Failed")
 
 
-def broken_pod(pod: PodFacts, world: World, *, settled: bool) -> tuple[Reason, ...]:
+def broken_pod(
+    pod: PodFacts, world: World, *, settled: bool, events: Events = NO_EVENTS
+) -> tuple[Reason, ...]:
     """
-    Return what is wrong with the claims of a pod that has a node.
+    Return why a pod that has a node does not start, or what is wrong with it.
 
     :param settled: the pod has had its node for a while, so that a state that is normal for a
         moment is a problem.
+    :param events: the Events about the pod and its claims, if they are known.
     """
     if pod.node is None or not is_placed(pod):
         return ()
+    claims = claims_of_pod(pod, world)
     found = list(_of_pod(pod, pod.node, world, settled=settled))
-    starting = pod.phase == "Pending"
-    if (
-        not found
-        and settled
-        and starting
-        and not pod.sandbox
-        and (pod.claims or pod.extended_claim)
-    ):
-        found.append(_not_prepared(pod.node))
+    found += not_running(pod, pod.node)
+    found += renumbered(pod, claims, events)
+    if pod.is_starting:
+        step = failed_step(pod, claims, events, pod.node)
+        if step is not None:
+            found.append(step)
+        elif not found and settled and (pod.claims or pod.extended_claim):
+            found.append(_not_prepared(pod.node, claims, world, events))
+    starting = pod.phase == "Pending" or pod.is_starting
     start = f"pod {pod.namespace}/{pod.name} "
-    start += f"cannot start on node {pod.node}" if starting else f"runs on node {pod.node}, but"
-    separator = ": " if starting else " "
+    start += f"cannot start on node {pod.node}: " if starting else f"runs on node {pod.node}, but "
     return tuple(
         Reason(
             code=each.code,
-            sentence=f"{start}{separator}{each.what}",
+            sentence=f"{start}{each.what}",
             regarding=pod.reference,
+            advice=each.advice,
             transient=each.code if each.code in _MUST_LAST else each.transient,
             patience_seconds=each.patience_seconds,
             cause=each.cause,
@@ -94,6 +113,23 @@ def broken_pod(pod: PodFacts, world: World, *, settled: bool) -> tuple[Reason, .
         for each in dict.fromkeys(found)
         if settled or each.code not in _MUST_LAST
     )
+
+
+def failed_pod(pod: PodFacts) -> tuple[Reason, ...]:
+    """Return why a pod has failed."""
+    found = failed(pod)
+    where = f" on node {pod.node}" if pod.node else ""
+    sentence = f"pod {pod.namespace}/{pod.name}{where} {found.what}"
+    return (
+        Reason(code=found.code, sentence=sentence, regarding=pod.reference, advice=found.advice),
+    )
+
+
+def claims_of_pod(pod: PodFacts, world: World) -> list[ClaimFacts]:
+    """Return the claims of a pod that exist."""
+    names = [*(each.claim or each.generated for each in pod.claims), pod.extended_claim]
+    claims = [world.claim(pod.namespace, name) for name in names if name]
+    return [claim for claim in claims if claim is not None]
 
 
 def broken_claim(claim: ClaimFacts, world: World, *, node: str | None = None) -> tuple[Reason, ...]:
@@ -293,12 +329,20 @@ def _full(claim: ClaimFacts) -> Finding:
     )
 
 
-def _not_prepared(node: str) -> Finding:
+def _not_prepared(node: str, claims: Iterable[ClaimFacts], world: World, events: Events) -> Finding:
+    """Return what the kubelet waits for, if it reports no failure."""
+    drivers = dict.fromkeys(result.device.driver for each in claims for result in each.results)
+    reports = [report_of(each, node, world) for each in drivers]
+    slow = [f"driver {each.driver}: {each.progress}" for each in reports if each and each.progress]
+    named = " and ".join(drivers) or "its drivers"
+    waits = "; ".join(slow) or (
+        f"it waits for {named} to prepare the claims, or for volumes or the network; read the log "
+        f"of {named} on node {node}"
+    )
     return Finding(
         code=Code.NOT_PREPARED,
-        what="its devices have no known problem, but the kubelet has not prepared its claims, "
-        "volumes or network; read its Events (kubectl describe pod), such as "
-        f"FailedPrepareDynamicResources, and the log of the driver on node {node}",
+        what="its devices have no known problem, but the kubelet has not started it and reports "
+        f"no failure; {events.instead_of(waits, None)}",
     )
 
 

@@ -92,7 +92,14 @@ class Code(StrEnum):
     DEVICE_UNHEALTHY = "DeviceUnhealthy"
     EVICTION_BY_TAINT = "EvictionByDeviceTaint"
     NOT_PREPARED = "ClaimsNotPrepared"
-    """No problem is known, but the kubelet has not prepared the claims."""
+    """The kubelet has not prepared the claims, or no failure is known."""
+
+    POD_NOT_STARTED = "PodNotStarted"
+    """The claims are prepared, but the sandbox or a container of the pod does not run."""
+
+    POD_FAILED = "PodFailed"
+    DEVICE_RENUMBERED = "DeviceRenumbered"
+    """The kernel gave a device another number after the containers started."""
 
     CLAIM_IN_USE = "ClaimInUse"
     """A claim is being deleted, but still reserved for pods."""
@@ -210,7 +217,11 @@ _WITHOUT_SLICES = frozenset(
         Code.NODE_NOT_READY,
         Code.CLAIM_IN_USE,
         Code.FINALIZER_HOLDS,
+        Code.NOT_PREPARED,
         Code.NOT_UNPREPARED,
+        Code.POD_NOT_STARTED,
+        Code.POD_FAILED,
+        Code.DEVICE_RENUMBERED,
     }
 )
 """Reasons that follow from pods, claims and nodes alone."""

@@ -11,8 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from drakit_explain.broken import device_of_result, node_problem, published_device
+from drakit_explain.broken import (
+    claims_of_pod,
+    device_of_result,
+    node_problem,
+    published_device,
+    publishes,
+)
 from drakit_explain.codes import Code, Finding, Reason
+from drakit_explain.evidence import NO_EVENTS, UNPREPARE_FAILED, Events
 from drakit_explain.model import ClaimFacts, Consumer, ObjectReference, PodFacts
 from drakit_explain.wording import cut
 from drakit_explain.world import World
@@ -42,11 +49,14 @@ def claim_stays(claim: ClaimFacts, world: World, *, all_pods: bool = False) -> t
     return _reasons(start, found, claim.reference)
 
 
-def pod_stays(pod: PodFacts, world: World, *, settled: bool) -> tuple[Reason, ...]:
+def pod_stays(
+    pod: PodFacts, world: World, *, settled: bool, events: Events = NO_EVENTS
+) -> tuple[Reason, ...]:
     """
     Return what prevents the end of a pod's deletion; empty if nothing does.
 
     :param settled: its grace period ended a while ago.
+    :param events: the Events about the pod and its claims, if they are known.
     """
     if not pod.deleting:
         return ()
@@ -56,9 +66,12 @@ def pod_stays(pod: PodFacts, world: World, *, settled: bool) -> tuple[Reason, ..
         if of_node is not None:
             found.append(of_node)
         else:
-            unprepared = list(_not_unprepared(pod, pod.node, world))
-            if not unprepared and not found and settled:
-                unprepared = [_not_stopped(pod, pod.node)]
+            claims = claims_of_pod(pod, world)
+            event = events.latest([pod.uid, *(each.uid for each in claims)], (UNPREPARE_FAILED,))
+            unprepared = list(_not_unprepared(claims, pod.node, world, str(event or "")))
+            if not unprepared and not found and (settled or event is not None):
+                said = events.instead_of(_where_to_read(pod.node), event)
+                unprepared = [_not_stopped(pod, pod.node, said)]
             found += unprepared
     return _reasons(f"pod {pod.namespace}/{pod.name}", found, pod.reference)
 
@@ -153,28 +166,40 @@ def _of_node(name: str, world: World) -> Finding | None:
     return None
 
 
-def _not_unprepared(pod: PodFacts, node: str, world: World) -> Iterator[Finding]:
-    names = [each.claim or each.generated for each in pod.claims]
-    for name in (*names, pod.extended_claim):
-        claim = world.claim(pod.namespace, name) if name is not None else None
-        for result in claim.results if claim is not None else ():
+def _not_unprepared(
+    claims: Iterable[ClaimFacts], node: str, world: World, event: str
+) -> Iterator[Finding]:
+    for claim in claims:
+        for driver in dict.fromkeys(each.device.driver for each in claim.results):
+            if not world.unreadable() and not publishes(driver, node, world):
+                yield Finding(
+                    code=Code.DRIVER_UNAVAILABLE,
+                    what=f"driver {driver} of its claim {claim.name} does not run on node {node}, "
+                    f"so the kubelet cannot unprepare the claim; start or install the driver there "
+                    f"again: the kubelet retries, and the deletion ends by itself",
+                )
+        for result in claim.results:
             device = published_device(result.device, world)
-            if device is None or claim is None:
-                continue
-            if any(each.key == _UNPREPARING for each in world.taints(result.device, device)):
+            if device is not None and any(
+                each.key == _UNPREPARING for each in world.taints(result.device, device)
+            ):
                 yield Finding(
                     code=Code.NOT_UNPREPARED,
-                    what=f"{device_of_result(result, claim)} has not been unprepared; read the "
-                    f"Events of the claim (UnprepareFailed) and the log of the driver on node "
-                    f"{node}",
+                    what=f"{device_of_result(result, claim)} has not been unprepared; "
+                    + (event or _where_to_read(node)),
                 )
 
 
-def _not_stopped(pod: PodFacts, node: str) -> Finding:
+def _where_to_read(node: str) -> str:
+    return (
+        f"read the Events of the pod and its claims (kubectl describe), such as UnprepareFailed, "
+        f"and the log of the driver on node {node}"
+    )
+
+
+def _not_stopped(pod: PodFacts, node: str, said: str) -> Finding:
     claims = " or unpreparing its claims" if pod.claims or pod.extended_claim else ""
     return Finding(
         code=Code.NOT_UNPREPARED,
-        what=f"the kubelet on node {node} has not finished stopping its containers{claims}; read "
-        f"the Events of the pod and its claims (kubectl describe), such as UnprepareFailed, and "
-        f"the log of the driver on that node",
+        what=f"the kubelet on node {node} has not finished stopping its containers{claims}; {said}",
     )

@@ -123,6 +123,16 @@ class Placement:
         )
 
 
+class ContainerProblem(NamedTuple):
+    """A container of a pod that does not run, although it should."""
+
+    container: str
+    reason: str
+    """Of the kubelet, such as CreateContainerError, or of the container's end."""
+
+    message: str
+
+
 class ExtendedRequest(NamedTuple):
     """A number of extended resources that a container of a pod requests."""
 
@@ -212,6 +222,15 @@ class PodFacts:
     sandbox: bool | None = None
     """Condition PodReadyToStartContainers: its claims are prepared; None if it is not reported."""
 
+    containers: tuple[ContainerProblem, ...] = ()
+    """The first of the containers that cannot be created or started, or ended with an error."""
+
+    running_since: str = ""
+    """When the first of the running containers started, without a time zone."""
+
+    failure: str = ""
+    """The pod's own reason and message, such as those of UnexpectedAdmissionError."""
+
     disruption: str = ""
     """The reason in condition DisruptionTarget, such as DeletionByDeviceTaintManager."""
 
@@ -228,6 +247,11 @@ class PodFacts:
 
     priority: int = 0
     preempts: bool = True
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether its claims may not be prepared; also after a reboot of its node."""
+        return not self.sandbox if self.phase == "Pending" else self.sandbox is False
 
     @property
     def displaces(self) -> int:

@@ -23,12 +23,21 @@ from functools import cache
 
 from drakit_explain.allocation import NotEvaluatedError, Outcome
 from drakit_explain.availability import Analysis, Counted, analyze, budget_of, count_ahead
-from drakit_explain.broken import broken_pod, has_others, is_placed, node_of_claim, not_bindable
+from drakit_explain.broken import (
+    broken_pod,
+    claims_of_pod,
+    failed_pod,
+    has_others,
+    is_placed,
+    node_of_claim,
+    not_bindable,
+)
 from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.causes import cause_at_node
 from drakit_explain.codes import Cause, Code, Finding, Reason, no_confirmation, no_remedy
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.deletion import pod_stays
+from drakit_explain.evidence import NO_EVENTS, Events
 from drakit_explain.fold import Judged, judge
 from drakit_explain.model import ClaimFacts, NodeFacts, PodFacts, Request
 from drakit_explain.nodes import NodeProblem, Nodes, Unusable, UsableNodes
@@ -65,6 +74,9 @@ class Verdict(StrEnum):
 
     NOT_PENDING = "not pending"
     """It has a node, or the scheduler does not consider it (gates, deletion)."""
+
+    STARTING = "starting"
+    """It has a node, and no problem is known, but not all of its containers have started."""
 
     BROKEN = "broken"
     """It has a node, but its claims keep it from starting, or its devices have a problem."""
@@ -192,19 +204,24 @@ class Explainer:
                 for _, exact in exact_requests(request):
                     yield exact
 
-    def explain(self, pod: PodFacts, *, settled: bool = False) -> Explanation:
+    def explain(
+        self, pod: PodFacts, *, settled: bool = False, events: Events = NO_EVENTS
+    ) -> Explanation:
         """
         Return why a pod's claims are not allocated, or cannot be used on its node.
 
         :param settled: nothing about the pod has changed for a while, so that what is normal for a
             moment is a problem.
+        :param events: the Events about the pod and its claims, if they are known.
         """
         if pod.deleting:
-            held = pod_stays(pod, self._world, settled=settled)
+            held = pod_stays(pod, self._world, settled=settled, events=events)
             verdict = Verdict.DELETING if held else Verdict.NOT_PENDING
             return Explanation(verdict=verdict, reasons=held)
+        if pod.phase == "Failed":
+            return Explanation(verdict=Verdict.BROKEN, reasons=failed_pod(pod))
         if is_placed(pod):
-            return self._placed(pod, settled=settled)
+            return self._placed(pod, settled=settled, events=events)
         if not waits(pod):
             return Explanation(verdict=Verdict.NOT_PENDING)
         self._refresh()
@@ -213,7 +230,7 @@ class Explainer:
         allocated: list[ClaimFacts] = []
         blocked: list[Finding] = []
         for each in pod.claims:
-            found = resolve(pod, each, self._world, settled=settled)
+            found = resolve(pod, each, self._world, settled=settled, events=events)
             match found:
                 case Finding():
                     blocked.append(found)
@@ -309,19 +326,18 @@ class Explainer:
                     f"another claim",
                 )
 
-    def _placed(self, pod: PodFacts, *, settled: bool) -> Explanation:
-        reasons = broken_pod(pod, self._world, settled=settled)
-        names = [name for each in pod.claims if (name := each.claim or each.generated)]
-        claims = [self._world.claim(pod.namespace, name) for name in names]
+    def _placed(self, pod: PodFacts, *, settled: bool, events: Events) -> Explanation:
+        reasons = broken_pod(pod, self._world, settled=settled, events=events)
+        is_starting = pod.phase == "Pending" or pod.is_starting
+        fine = Verdict.STARTING if is_starting else Verdict.NOT_PENDING
         return Explanation(
-            verdict=Verdict.BROKEN if reasons else Verdict.NOT_PENDING,
+            verdict=Verdict.BROKEN if reasons else fine,
             reasons=reasons,
             claims=tuple(
                 ClaimReport(
                     origin=f'claim "{each.name}"', claim=each.name, allocated=each.allocated
                 )
-                for each in claims
-                if each is not None
+                for each in claims_of_pod(pod, self._world)
             ),
         )
 

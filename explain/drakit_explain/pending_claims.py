@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from drakit.quantity import quantity_units
 from drakit_explain.allocation import SearchedClaim
 from drakit_explain.codes import Code, Finding, Reason
+from drakit_explain.evidence import NO_EVENTS, NOT_CREATED, Events
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -81,7 +82,12 @@ class Wanted:
 
 
 def resolve(
-    pod: PodFacts, each: PodClaim, world: World, *, settled: bool
+    pod: PodFacts,
+    each: PodClaim,
+    world: World,
+    *,
+    settled: bool,
+    events: Events = NO_EVENTS,
 ) -> Wanted | Finding | ClaimFacts | None:
     """
     Find a claim of a pod; None if it needs none.
@@ -103,7 +109,7 @@ def resolve(
     if claim is not None and claim.allocated:
         return claim
     if each.template is not None:
-        return _from_template(pod, each, claim, world, settled=settled)
+        return _from_template(pod, each, claim, world, settled=settled, events=events)
     if claim is None:
         return Finding(
             code=Code.RESOURCE_CLAIM_MISSING,
@@ -129,7 +135,13 @@ def _for(each: PodClaim) -> str:
 
 
 def _from_template(
-    pod: PodFacts, each: PodClaim, claim: ClaimFacts | None, world: World, *, settled: bool
+    pod: PodFacts,
+    each: PodClaim,
+    claim: ClaimFacts | None,
+    world: World,
+    *,
+    settled: bool,
+    events: Events,
 ) -> Wanted | Finding:
     assert each.template is not None
     template = world.template(pod.namespace, each.template)
@@ -143,14 +155,20 @@ def _from_template(
             f"server reports if it refuses it, or correct resourceClaimTemplateName",
         )
     if claim is None and template is not None and each.generated is None:
-        problem = _not_created(each, template, world, settled=settled)
+        problem = _not_created(pod, each, template, world, settled=settled, events=events)
         if problem is not None:
             return problem
     return _wanted(f'claim template "{each.template}"', source)
 
 
 def _not_created(
-    each: PodClaim, template: TemplateFacts, world: World, *, settled: bool
+    pod: PodFacts,
+    each: PodClaim,
+    template: TemplateFacts,
+    world: World,
+    *,
+    settled: bool,
+    events: Events,
 ) -> Finding | None:
     """Return why the claim of a template is not created; None if it may be created right now."""
     namespace = world.of(NamespaceFacts).get(Name("", template.namespace))
@@ -162,25 +180,35 @@ def _not_created(
             f'access, which namespace "{template.namespace}" does not allow; ask an admin to set '
             f'the label {ADMIN_ACCESS}: "true" on the namespace',
         )
-    if not settled:
-        return None
     for quota in world.of(QuotaFacts).values():
-        if quota.namespace == template.namespace and (what := _exceeded(quota, template)):
+        of_namespace = quota.namespace == template.namespace
+        if of_namespace and (what := _exceeded(quota, template)) and not _is_counted(pod, world):
             return Finding(
                 code=Code.QUOTA_EXCEEDED,
                 what=f'no ResourceClaim can be created from claim template "{template.name}" '
                 f"{_for(each)}, because {what}; delete claims that are not needed, or ask an admin "
                 f"for more",
             )
+    event = events.latest([pod.uid], (NOT_CREATED,))
+    if event is None and not settled:
+        return None
     cause = "an exceeded ResourceQuota"
     if asks and namespace is None:
         cause += f', or a namespace without the label {ADMIN_ACCESS}: "true" for admin access'
+    read = (
+        f"the Event FailedResourceClaimCreation of the pod has the cause, such as {cause}; if "
+        f"there is no such Event, check that the kube-controller-manager is running"
+    )
     return Finding(
         code=Code.RESOURCE_CLAIM_NOT_CREATED,
         what=f'no ResourceClaim has been created from claim template "{template.name}" '
-        f"{_for(each)}; the Event FailedResourceClaimCreation of the pod has the cause, such as "
-        f"{cause}; if there is no such Event, check that the kube-controller-manager is running",
+        f"{_for(each)}; {events.instead_of(read, event)}",
     )
+
+
+def _is_counted(pod: PodFacts, world: World) -> bool:
+    """Return whether a quota may count a claim of the pod, whose status does not name it yet."""
+    return any(each.owner_uid == pod.uid for each in world.of(ClaimFacts).values())
 
 
 def _exceeded(quota: QuotaFacts, template: TemplateFacts) -> str:

@@ -40,6 +40,7 @@ from drakit_explain.model import (
     ClassFacts,
     Constraint,
     Consumer,
+    ContainerProblem,
     DeviceID,
     ExtendedRequest,
     NamespaceFacts,
@@ -87,6 +88,13 @@ MAX_SHARED = 2**10
 MAX_NAMES = 16
 """Finalizers, and scheduling gates, that are kept of an object: sentences name them, and most
 objects have one."""
+
+MAX_CONTAINERS = 3
+"""Containers of a pod whose problems are kept."""
+
+MAX_MESSAGE = 768
+"""Characters of a message of the kubelet or runtime: the cause is at the end of what containerd and
+runc report."""
 
 MAX_POD_CLAIMS = 32
 """Claims of a pod; the API has no limit, and each takes 0.5 KiB."""
@@ -542,6 +550,9 @@ def project_pod(body: Object) -> PodFacts:
         deleting=bool(metadata.get("deletionTimestamp")),
         finalizers=finalizers(metadata),
         sandbox=_SANDBOX.get(text(conditions.get("PodReadyToStartContainers", {}), "status")),
+        containers=tuple(_container_problems(status))[:MAX_CONTAINERS],
+        running_since=_running_since(status),
+        failure=": ".join(filter(None, (text(status, "reason"), _message(status)))),
         disruption=_disruption(conditions.get("DisruptionTarget", {})),
         scheduling_message=text(conditions.get("PodScheduled", {}), "message"),
         extended=() if placement.unread else tuple(_extended_requests(spec)),
@@ -551,6 +562,40 @@ def project_pod(body: Object) -> PodFacts:
         priority=int(spec.get("priority") or 0),
         preempts=spec.get("preemptionPolicy") != "Never",
     )
+
+
+_STARTS = ("", "ContainerCreating", "PodInitializing")
+"""Reasons of containers that wait for their turn."""
+
+_OF_RUNTIME = ("ContainerCannotRun", "StartError")
+"""Reasons of containers that ended before they ran: their messages are the runtime's."""
+
+
+def _message(of: Object) -> str:
+    return words(of, "message", most=MAX_MESSAGE)
+
+
+def _container_problems(status: Object) -> Iterator[ContainerProblem]:
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for each in children(status, kind):
+            name, waiting = text(each, "name"), child(each, "state", "waiting")
+            ended = child(each, "state", "terminated")
+            reason = text(waiting, "reason")
+            if reason == "CrashLoopBackOff":
+                ended = child(each, "lastState", "terminated") or {"exitCode": "unknown"}
+            if ended.get("exitCode"):
+                of_runtime = text(ended, "reason") in _OF_RUNTIME
+                said = _message(ended) if of_runtime else f"exit code {ended['exitCode']}"
+                reasons = (reason, text(ended, "reason"))
+                yield ContainerProblem(name, ", ".join(filter(None, reasons)), said)
+            elif reason not in _STARTS:
+                yield ContainerProblem(name, reason, _message(waiting))
+
+
+def _running_since(status: Object) -> str:
+    statuses = children(status, "containerStatuses")
+    started = [text(each, "state", "running", "startedAt") for each in statuses]
+    return min(filter(None, started), default="").removesuffix("Z")
 
 
 def _health(status: Object) -> Iterator[tuple[str, str]]:

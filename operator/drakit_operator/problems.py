@@ -21,8 +21,8 @@ from drakit_explain.pending import Explainer, waits
 from drakit_explain.pending_claims import missing_classes
 from drakit_explain.world import Name, World
 
-_REPORTED_BY_KUBELET = frozenset([Code.NOT_PREPARED])
-"""The kubelet's own Events on the same pod have the cause, which no fact of the store has."""
+_REPORTED_BY_KUBELET = frozenset([Code.NOT_PREPARED, Code.POD_NOT_STARTED, Code.POD_FAILED])
+"""The kubelet's own Events on the same pod have the cause, but not the remedy."""
 
 _REPORTED_BY_KUBERNETES = frozenset([Code.NODE_NOT_READY])
 """The node controller reports it about the node and each of its pods: not again for each claim."""
@@ -57,7 +57,8 @@ def problems_of_pod(
     reasons = [
         with_limits(each, world)
         for each in certain(found.reasons, world)
-        if each.code not in _REPORTED_BY_KUBELET and (settled or each.code not in _AFTER_RESTARTS)
+        if (each.code not in _REPORTED_BY_KUBELET or each.advice)
+        and (settled or each.code not in _AFTER_RESTARTS)
     ]
     problems = {pod.uid: reasons}
     for each in certain(found.claim_reasons, world):

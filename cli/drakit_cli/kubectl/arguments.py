@@ -84,7 +84,9 @@ def _add_explain(commands: _Group) -> None:
         help="print the explanation again when it changes",
     )
     again.add_argument(
-        "--wait", action="store_true", help="return when nothing is blocked or undecided any more"
+        "--wait",
+        action="store_true",
+        help="return when nothing waits, starts or is undecided any more",
     )
     explain.add_argument(
         "--timeout",

@@ -9,16 +9,16 @@ It must not know sessions, or how an answer is printed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
-from drakit_cli.kubectl.gather import Event, Gathered
-from drakit_cli.kubectl.pods import SeenPod, claims_of, is_starting
+from drakit_cli.kubectl.gather import Gathered
+from drakit_cli.kubectl.pods import SeenPod
 from drakit_explain.allocation import NotEvaluatedError
-from drakit_explain.broken import broken_claim, taints_for_new_pods
+from drakit_explain.broken import broken_claim, claims_of_pod, taints_for_new_pods
 from drakit_explain.cel.allocator import Confirmed
 from drakit_explain.codes import Code, Reason, certain, no_remedy
 from drakit_explain.confirmation import Confirmation
@@ -34,6 +34,9 @@ from drakit_explain.shortage import RequestReport, is_given_up
 
 Confirm = Callable[[Confirmation], Awaitable[Confirmed]]
 """Asks Kubernetes' allocator whether an answer is certain."""
+
+FINE = (Verdict.FITS, Verdict.STARTING, Verdict.NOT_PENDING)
+"""The verdicts of pods that may have no problem."""
 
 UNDECIDED_CODE = 4
 """The exit code if the answer is undecided."""
@@ -85,8 +88,13 @@ class Report:
     def exit_code(self) -> int:
         if self.verdict is Verdict.UNDECIDED:
             return UNDECIDED_CODE
-        fine = not self.codes and self.verdict in (Verdict.FITS, Verdict.NOT_PENDING)
+        fine = not self.codes and self.verdict in FINE
         return 0 if fine else 1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return not self.exit_code and self.verdict is not Verdict.STARTING
 
     def body(self) -> dict[str, Any]:
         """Write it for programs."""
@@ -197,8 +205,7 @@ async def explain_pods(
     reports: list[Report] = []
     for each in pods:
         pod = each.facts
-        explanation = explainer.explain(pod, settled=each.settled)
-        explanation = _with_events(explanation, pod, found)
+        explanation = explainer.explain(pod, settled=each.settled, events=found.events)
         if brief:
             explanation = replace(explanation, find_remedy=no_remedy)
         explanation, unverified = await confirmations.apply(explanation, pod, found)
@@ -208,72 +215,6 @@ async def explain_pods(
         report = make_report(explanation, found, pod=pod, kind="Pod", subject=subject)
         reports.append(replace(report, unverified=unverified))
     return reports
-
-
-_ENDS = ("PrepareFailed", "Prepared")
-"""The reasons of the node plugin's Events about a claim; the latest one counts."""
-
-_QUOTES = {
-    Code.RESOURCE_CLAIM_NOT_CREATED: ("FailedResourceClaimCreation",),
-    Code.NOT_PREPARED: ("FailedCreatePodSandBox", "FailedMount"),
-    Code.NOT_UNPREPARED: ("UnprepareFailed",),
-}
-"""The Events that say more about a reason."""
-
-_ADVICE = ("; read ", "; the Event ")
-"""The beginning of an advice that an Event replaces."""
-
-
-def _with_events(explanation: Explanation, pod: PodFacts, found: Gathered) -> Explanation:
-    """Quote the Events about a pod and its claims; they replace the advice to read them."""
-    claims = claims_of(pod, found)
-    failure = _failure(pod, claims, found) if is_starting(pod) and not pod.deleting else ""
-    if failure:
-        quoted = Reason(
-            code=Code.NOT_PREPARED,
-            sentence=f"pod {pod.namespace}/{pod.name} cannot start on node {pod.node}: its claims "
-            f"are not prepared; {failure}",
-            regarding=pod.reference,
-        )
-        known = [each for each in explanation.reasons if each.code is not Code.NOT_PREPARED]
-        return replace(explanation, verdict=Verdict.BROKEN, reasons=(*known, quoted))
-    uids = [pod.uid, *(claim.uid for claim in claims)]
-    hidden = any(gap.kind == "events" for gap in found.gaps)
-    return replace(
-        explanation,
-        reasons=tuple(
-            _with_event(each, _latest(uids, _QUOTES[each.code], found), hidden=hidden)
-            if each.code in _QUOTES
-            else each
-            for each in explanation.reasons
-        ),
-    )
-
-
-def _with_event(reason: Reason, event: Event | None, *, hidden: bool) -> Reason:
-    """Replace the advice to read Events by the Event, or if they may not be read, by who may."""
-    if event is None and not hidden:
-        return reason
-    sentence = reason.sentence
-    for advice in _ADVICE:
-        sentence = sentence.partition(advice)[0]
-    said = event or "its Events have the cause: ask an administrator, because you may not list them"
-    return replace(reason, sentence=f"{sentence}; {said}")
-
-
-def _failure(pod: PodFacts, claims: Sequence[ClaimFacts], found: Gathered) -> str:
-    """Return why claims are not prepared; the words of the driver are better than the kubelet's."""
-    ends = [end for claim in claims if (end := _latest([claim.uid], _ENDS, found)) is not None]
-    for end in ends:
-        if end.reason == _ENDS[0]:
-            return str(end)
-    of_kubelet = _latest([pod.uid], ("FailedPrepareDynamicResources",), found)
-    return str(of_kubelet) if of_kubelet is not None and claims and not ends else ""
-
-
-def _latest(uids: Iterable[str], reasons: Collection[str], found: Gathered) -> Event | None:
-    events = [each for uid in uids for each in found.events.get(uid, ()) if each.reason in reasons]
-    return max(events, default=None)
 
 
 async def explain_claim(claim: ClaimFacts, found: Gathered, *, confirm: Confirm) -> Report:
@@ -360,15 +301,11 @@ def _state(pod: PodFacts, subject: str, found: Gathered) -> list[str]:
     phase = f"(phase {pod.phase or 'unknown'})"
     if pod.node is None:
         return [f"{subject} is not waiting for devices {phase}"]
+    if pod.phase == "Succeeded":
+        return [f"{subject} has ended on node {pod.node} {phase}"]
     state = f"{subject} is scheduled to node {pod.node} {phase}"
-    names = [*(each.claim or each.generated for each in pod.claims), pod.extended_claim]
-    claims = [found.world.claim(pod.namespace, name) for name in names if name]
-    taints = [
-        taint
-        for claim in claims
-        if claim is not None
-        for taint in taints_for_new_pods(claim, found.world)
-    ]
+    claims = claims_of_pod(pod, found.world)
+    taints = [taint for each in claims for taint in taints_for_new_pods(each, found.world)]
     return [state, *taints] if taints else [f"{state}; its devices have no known problem"]
 
 
@@ -421,7 +358,7 @@ def _narrowed(
         uncertain = True
     elif verdict is Verdict.FITS and explanation.fits_on:
         uncertain = found.lacks(CLAIMS, NODES, SLICES, RULES)
-    elif verdict is Verdict.NOT_PENDING and pod.node and pod.claims:
+    elif verdict in (Verdict.NOT_PENDING, Verdict.STARTING) and pod.node and pod.claims:
         uncertain = found.lacks_all(SLICES) or found.lacks_all(CLAIMS)
     else:
         uncertain = False
@@ -464,7 +401,7 @@ def _sentences(
             alone = f"pod {pod.namespace}/{pod.name} "
             cannot_start = [each.text.replace(alone, f"{subject} ", 1) for each in reasons]
             return [*cannot_start, _fits(pod, kind, subject, explanation, found)]
-        case Verdict.NOT_PENDING:
+        case Verdict.NOT_PENDING | Verdict.STARTING:
             return _state(pod, subject, found)
         case Verdict.UNDECIDED if pod.node:
             return [f"it is unknown whether the devices of {subject} have a problem"]

@@ -11,7 +11,7 @@ import asyncio
 import gc
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,9 @@ class Answer:
     """Of 500 pods in a large cluster, it takes longer to write than the table."""
 
     exit_code: int
+    is_done: bool
+    """Whether nothing is waited for any more."""
+
     show: Callable[[Output], None]
 
     def print(self, output: Output) -> None:
@@ -101,7 +104,7 @@ async def _watch(ask: Callable[[], Awaitable[Answer]], output: Output) -> Answer
 
 
 async def _wait(ask: Callable[[], Awaitable[Answer]], seconds: float | None) -> Answer:
-    """Return the first answer without a problem, or the last one in this time."""
+    """Return the first answer with nothing to wait for, or the last one in this time."""
     clock = asyncio.get_running_loop().time
     end = float("inf") if seconds is None else clock() + seconds
     last: Answer | None = None
@@ -109,8 +112,10 @@ async def _wait(ask: Callable[[], Awaitable[Answer]], seconds: float | None) -> 
         answer, pause = await _timed(ask, last)
         last = answer or last
         left = end - clock()
-        if last is not None and ((answer is last and not last.exit_code) or left <= 0):
-            return last
+        if answer is not None and answer.is_done:
+            return answer
+        if last is not None and left <= 0:
+            return replace(last, exit_code=last.exit_code or 1)
         await asyncio.sleep(min(pause, left))
 
 
@@ -202,7 +207,9 @@ def _of_report(report: Report) -> Answer:
     def show(output: Output) -> None:
         _show_report(report, output)
 
-    return Answer(kind=_ONE, body=report.body, exit_code=report.exit_code, show=show)
+    return Answer(
+        kind=_ONE, body=report.body, exit_code=report.exit_code, is_done=report.is_done, show=show
+    )
 
 
 def _of_pools(answer: PoolReport) -> Answer:
@@ -210,14 +217,20 @@ def _of_pools(answer: PoolReport) -> Answer:
         _show_pools(answer, output)
 
     code = answer.report.exit_code
-    return Answer(kind=_ONE, body=answer.body, exit_code=code, show=show)
+    return Answer(kind=_ONE, body=answer.body, exit_code=code, is_done=not code, show=show)
 
 
 def _of_workload(answer: WorkloadReport) -> Answer:
     def show(output: Output) -> None:
         _show_workload(answer, output)
 
-    return Answer(kind=_ONE, body=answer.body, exit_code=answer.exit_code, show=show)
+    return Answer(
+        kind=_ONE,
+        body=answer.body,
+        exit_code=answer.exit_code,
+        is_done=all(each.is_done for each in answer.judged) and not answer.counts["missing"],
+        show=show,
+    )
 
 
 def _of_manifest(reports: list[Report]) -> Answer:
@@ -246,6 +259,7 @@ def _of_list(reports: Sequence[Report], show: Callable[[Output], None]) -> Answe
         kind="ExplainReportList",
         body=lambda: {"items": [each.body() for each in reports]},
         exit_code=worst_code(reports),
+        is_done=all(each.is_done for each in reports),
         show=show,
     )
 
@@ -262,6 +276,7 @@ _COLOURS = {
     Verdict.DELETING: "bad",
     Verdict.UNDECIDED: "unsure",
     Verdict.FITS: "good",
+    Verdict.STARTING: "good",
     Verdict.NOT_PENDING: "good",
 }
 

@@ -10,7 +10,7 @@ It must not know what is computed from the facts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,7 @@ from drakit_daemon.kube import (
     resource_path,
 )
 from drakit_daemon.kube.discovery import minor_release, served_versions, version_of
+from drakit_explain.evidence import NO_EVENTS, Events
 from drakit_explain.kinds import RULES, UNREADABLE, Kind
 from drakit_explain.model import TaintRuleFacts
 from drakit_explain.selectors import FeatureGates
@@ -82,22 +83,6 @@ def unread(what: str, path: str, error: Exception, effect: str) -> Gap:
     return Gap(kind=path, what=why, effect=effect, forbidden=forbidden)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Event:
-    """An Event about an object."""
-
-    time: str
-    """Of the last occurrence."""
-
-    reason: str
-    message: str
-    uid: str
-    """Of the object."""
-
-    def __str__(self) -> str:
-        return f"Event {self.reason}: {self.message}"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gathered:
     """The facts that the user may see, and what is missing."""
@@ -112,8 +97,8 @@ class Gathered:
     enabled: Mapping[str, bool] | None = None
     """All feature gates of the API server, if they have been read."""
 
-    events: Mapping[str, Sequence[Event]] = field(default_factory=dict[str, "Sequence[Event]"])
-    """Events about pods and claims that may be quoted, by the UID of the object."""
+    events: Events = NO_EVENTS
+    """Events about pods and claims."""
 
     def lacks(self, *kinds: Kind) -> bool:
         """Return whether something of one of these kinds is unknown."""

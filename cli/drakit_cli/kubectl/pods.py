@@ -16,7 +16,6 @@ from drakit_cli.answers import CommandError
 from drakit_cli.kubectl.gather import (
     MAX_PAGE_BYTES,
     PAGE_SIZE,
-    Event,
     Gap,
     Gathered,
     MissingError,
@@ -25,16 +24,20 @@ from drakit_cli.kubectl.gather import (
 )
 from drakit_cli.kubectl.targets import ObjectKind
 from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, Session, resource_path
-from drakit_explain.broken import is_placed
+from drakit_explain.broken import claims_of_pod, is_placed
+from drakit_explain.evidence import QUOTED, Event, Events
 from drakit_explain.kinds import PODS, UNREADABLE
 from drakit_explain.loads import Load, Loads, load_of_pod
-from drakit_explain.model import ClaimFacts, PodFacts
+from drakit_explain.model import PodFacts
 from drakit_explain.pending import waits
 from drakit_explain.projection import project_pod
 from drakit_formats.resource.objects import Object, child, children, text
 
-SETTLE_SECONDS = 30.0
-"""An object that has not changed for this long is settled: kubelet and controllers had time."""
+SETTLE_SECONDS = 5.0
+"""A pod that has not changed for this long is settled: kubelet and controllers had time."""
+
+DELETION_SECONDS = 30.0
+"""The same for a pod whose grace period has ended."""
 
 # ---------------------------------------------------------------- pods
 
@@ -132,7 +135,8 @@ def _is_settled(body: Object, now: datetime) -> bool:
         *(each.get("lastTransitionTime") for each in children(body, "status", "conditions")),
     ]
     changed = [datetime.fromisoformat(str(each)) for each in times if each]
-    return bool(changed) and (now - max(changed)).total_seconds() > SETTLE_SECONDS
+    seconds = DELETION_SECONDS if metadata.get("deletionTimestamp") else SETTLE_SECONDS
+    return bool(changed) and (now - max(changed)).total_seconds() > seconds
 
 
 # ---------------------------------------------------------------- requests of pods
@@ -192,17 +196,6 @@ def _load(body: Object) -> Load | None:
 
 # ---------------------------------------------------------------- Events
 
-QUOTED = (
-    "PrepareFailed",
-    "Prepared",
-    "UnprepareFailed",
-    "FailedPrepareDynamicResources",
-    "FailedResourceClaimCreation",
-    "FailedCreatePodSandBox",
-    "FailedMount",
-)
-"""The reasons of Events that may be quoted."""
-
 _MAX_MESSAGE = 1024
 """Characters of an Event that are quoted: the API's limit for new ones."""
 
@@ -212,15 +205,12 @@ _MAX_OBJECTS_ONE_BY_ONE = 8
 
 async def with_events(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
     """Add the Events that may say why claims are not created, prepared or unprepared."""
-    claims = {
-        pod.uid: of
-        for pod in pods
-        if (of := claims_of(pod, found) if _has_events(pod) else []) or _lacks_claim(pod)
-    }
-    if not claims:
+    chosen = [pod for pod in pods if _has_events(pod) or _lacks_claim(pod)]
+    if not chosen:
         return found
-    uids = [*claims, *(each.uid for of in claims.values() for each in of)]
-    places = {pod.namespace for pod in pods if pod.uid in claims}
+    claims = [each for pod in chosen for each in claims_of_pod(pod, found.world)]
+    uids = dict.fromkeys(each.uid for each in (*chosen, *claims))
+    places = {pod.namespace for pod in chosen}
     namespace = places.pop() if len(places) == 1 else None
     selectors = [f"involvedObject.uid={each}" for each in uids]
     if len(uids) > _MAX_OBJECTS_ONE_BY_ONE:
@@ -235,35 +225,22 @@ async def with_events(session: Session, found: Gathered, pods: Sequence[PodFacts
             effect="the words of a driver that cannot prepare are unknown",
             forbidden=forbidden,
         )
-        return replace(found, gaps=[*found.gaps, gap])
-    by_object: dict[str, list[Event]] = {}
-    for event in sorted(each for listing in listings for each in listing):
-        if event.reason in QUOTED:
-            by_object.setdefault(event.uid, []).append(event)
-    return replace(found, events=by_object)
+        return replace(found, events=Events(hidden=forbidden), gaps=[*found.gaps, gap])
+    return replace(found, events=Events(each for listing in listings for each in listing))
 
 
 def _has_events(pod: PodFacts) -> bool:
-    """Return whether the claims of a pod may have a problem that only Events tell."""
-    return is_starting(pod) or (pod.deleting and pod.node is not None)
-
-
-def is_starting(pod: PodFacts) -> bool:
-    """Return whether the kubelet may still prepare the claims of a pod."""
-    return is_placed(pod) and pod.phase == "Pending" and not pod.sandbox
+    """Return whether a pod or its claims may have a problem that only Events report."""
+    has_claims = bool(pod.claims or pod.extended_claim)
+    if pod.deleting:
+        return pod.node is not None
+    return is_placed(pod) and (pod.is_starting or (pod.phase == "Running" and has_claims))
 
 
 def _lacks_claim(pod: PodFacts) -> bool:
     return waits(pod) and any(
         each.template and not each.generated and not each.needless for each in pod.claims
     )
-
-
-def claims_of(pod: PodFacts, found: Gathered) -> list[ClaimFacts]:
-    """Return the claims of a pod that exist."""
-    names = [*(each.claim or each.generated for each in pod.claims), pod.extended_claim]
-    claims = [found.world.claim(pod.namespace, name) for name in names if name]
-    return [claim for claim in claims if claim is not None]
 
 
 async def _events(session: Session, namespace: str | None, selector: str) -> list[Event]:

@@ -17,6 +17,7 @@ from drakit_cli.kubectl.pods import SeenPod, list_pods, read_object
 from drakit_cli.kubectl.targets import DAEMON_SET, DEPLOYMENT, JOB, POD_GROUP, Target
 from drakit_daemon.kube import ApiError, Session
 from drakit_daemon.kube.discovery import served_versions, version_of
+from drakit_explain.broken import is_placed
 from drakit_explain.model import PodFacts
 from drakit_explain.pending import Verdict
 from drakit_formats.resource.objects import Object, child, text
@@ -114,6 +115,7 @@ _ORDER = (
     Verdict.DELETING,
     Verdict.UNDECIDED,
     Verdict.FITS,
+    Verdict.STARTING,
     Verdict.NOT_PENDING,
 )
 """The worst first."""
@@ -157,12 +159,19 @@ class WorkloadReport:
     """In the order of the pods."""
 
     @property
+    def judged(self) -> list[Report]:
+        """The answers that count: a failed pod that has a successor is not a problem."""
+        pods = {each.facts.name: each.facts for each in self.workload.pods}
+        missing = self.counts["missing"]
+        return [each for each in self.reports if missing or pods[each.name].phase != "Failed"]
+
+    @property
     def exit_code(self) -> int:
-        return worst_code(self.reports)
+        return worst_code(self.judged)
 
     @property
     def verdict(self) -> Verdict:
-        verdicts = {each.verdict for each in self.reports}
+        verdicts = {each.verdict for each in self.judged}
         return next((each for each in _ORDER if each in verdicts), Verdict.NOT_PENDING)
 
     @property
@@ -170,8 +179,8 @@ class WorkloadReport:
         """The pods that wait or have a problem, by reason, the worst first."""
         return group_by_reason(
             each
-            for each in self.reports
-            if each.exit_code or each.verdict is not Verdict.NOT_PENDING
+            for each in self.judged
+            if each.exit_code or each.verdict not in (Verdict.STARTING, Verdict.NOT_PENDING)
         )
 
     @property
@@ -181,7 +190,7 @@ class WorkloadReport:
         alive = [each for each in pods if each.phase not in ("Succeeded", "Failed")]
         return {
             "desired": self.workload.desired,
-            "running": sum(each.phase == "Running" for each in pods),
+            "running": sum(each.phase == "Running" and not _starts(each) for each in pods),
             "starting": sum(_starts(each) for each in pods),
             "waiting": sum(each.phase == "Pending" and each.node is None for each in pods),
             "succeeded": sum(each.phase == "Succeeded" for each in pods),
@@ -237,7 +246,7 @@ class WorkloadReport:
 
 
 def _starts(pod: PodFacts) -> bool:
-    return pod.phase == "Pending" and pod.node is not None
+    return is_placed(pod) and (pod.phase == "Pending" or pod.is_starting)
 
 
 def worst_code(reports: Sequence[Report]) -> int:

@@ -51,10 +51,10 @@ def text(body: Object, *path: str) -> str:
 MAX_WORDS = 256
 
 
-def words(body: Object, *path: str) -> str:
+def words(body: Object, *path: str, most: int = MAX_WORDS) -> str:
     """Return the message of a driver or another component at a path, as one printable line of at
-    most `MAX_WORDS` characters."""
-    line = " ".join(text(body, *path)[:MAX_WORDS].split())
+    most `most` characters."""
+    line = " ".join(text(body, *path)[:most].split())
     return "".join(each if each.isprintable() else "?" for each in line)
 
 

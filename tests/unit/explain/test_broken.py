@@ -13,6 +13,7 @@ from drakit_explain.model import (
     DeviceID,
     PodClaim,
     PodFacts,
+    ReportFacts,
     Result,
     SliceFacts,
     Toleration,
@@ -188,10 +189,17 @@ def test_a_pod_that_can_start_has_no_reason():
         pytest.param(
             [],
             "ClaimsNotPrepared",
-            "its devices have no known problem, but the kubelet has not prepared its claims, "
-            "volumes or network; read its Events (kubectl describe pod), such as "
-            "FailedPrepareDynamicResources, and the log of the driver on node n1",
+            "its devices have no known problem, but the kubelet has not started it and reports no "
+            "failure; it waits for d to prepare the claims, or for volumes or the network; read "
+            "the log of d on node n1",
             id="not-prepared",
+        ),
+        pytest.param(
+            [ReportFacts(name="n1.d", uid="r", node="n1", driver="d", progress="1 slow call")],
+            "ClaimsNotPrepared",
+            "its devices have no known problem, but the kubelet has not started it and reports no "
+            "failure; driver d: 1 slow call",
+            id="a-call-hangs",
         ),
     ],
 )
@@ -228,7 +236,7 @@ def test_why_a_pod_does_not_start_on_its_node(changes, code, what):
 )
 def test_what_is_no_problem_yet_or_not_certain(changes):
     explanation = explained(POD, world(*changes), settled=False)
-    assert (explanation.verdict, explanation.reasons) == (Verdict.NOT_PENDING, ())
+    assert (explanation.verdict, explanation.reasons) == (Verdict.STARTING, ())
     assert [claim.allocated for claim in explanation.claims] == [True]
 
 

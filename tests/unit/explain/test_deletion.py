@@ -164,8 +164,8 @@ def unpreparing(*keys):
             [node("n1"), CLAIM, unpreparing("drakit.dev/unpreparing")],
             "ClaimsNotUnprepared",
             'device g0 (driver d, pool pool), which is allocated to claim mine, request "gpu", has '
-            "not been unprepared; read the Events of the claim (UnprepareFailed) and the log of "
-            "the driver on node n1",
+            "not been unprepared; read the Events of the pod and its claims (kubectl describe), "
+            "such as UnprepareFailed, and the log of the driver on node n1",
             id="a-device-is-not-unprepared",
         ),
         pytest.param(
@@ -174,8 +174,17 @@ def unpreparing(*keys):
             "ClaimsNotUnprepared",
             "the kubelet on node n1 has not finished stopping its containers or unpreparing its "
             "claims; read the Events of the pod and its claims (kubectl describe), such as "
-            "UnprepareFailed, and the log of the driver on that node",
+            "UnprepareFailed, and the log of the driver on node n1",
             id="the-kubelet-has-not-finished",
+        ),
+        pytest.param(
+            POD,
+            [node("n1"), CLAIM],
+            "DriverUnavailable",
+            "driver d of its claim mine does not run on node n1, so the kubelet cannot unprepare "
+            "the claim; start or install the driver there again: the kubelet retries, and the "
+            "deletion ends by itself",
+            id="the-driver-is-gone",
         ),
     ],
 )

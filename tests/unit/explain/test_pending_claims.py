@@ -161,7 +161,10 @@ def test_what_keeps_a_claim_from_its_pod(pod, facts, code, what):
 @pytest.mark.parametrize(
     ("pod", "facts", "settled"),
     [
-        pytest.param(POD, [TEMPLATE, quota(PER_CLASS, "4", "3")], False, id="pod-is-young"),
+        pytest.param(POD, [TEMPLATE], False, id="pod-is-young"),
+        pytest.param(
+            POD, [TEMPLATE, CLAIM, quota(PER_CLASS, "4", "3")], False, id="quota-counts-its-claim"
+        ),
         pytest.param(WITH_CLAIM, [CLAIM], True, id="claim-of-the-pod"),
         pytest.param(
             WITH_CLAIM, [replace(CLAIM, owner_uid="", owner_pod=None)], True, id="owner-is-no-pod"
