@@ -423,19 +423,45 @@ def _sentences(
 
 
 def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation, found: Gathered) -> str:
-    if not pod.claims:
-        return f"{subject} uses no ResourceClaim, so it is not waiting for devices"
+    counts = _counts_of_scheduler(pod.scheduling_message)
+    scheduler = f"; the scheduler reports {counts}" if counts else ""
     if not explanation.fits_on:
-        return f"all claims of {subject} are allocated, so it is not waiting for devices"
-    then = "if it stays pending, devices are not the cause"
-    if unchecked := not_checked(pod, found.world):
-        then += f" (not checked: {', '.join(unchecked)})"
-    if counts := _counts_of_scheduler(pod.scheduling_message):
-        then += f"; the scheduler reports {counts}"
+        if not explanation.claims and not pod.extended_claim:
+            return f"{subject} uses no device, so it is not waiting for devices{scheduler}"
+        allocated = f"all claims of {subject} are allocated"
+        if explanation.reasons:
+            return allocated
+        return f"{allocated}, so it is not waiting for devices{scheduler}"
+    then = _then(pod, counts, found, starts=not explanation.reasons)
     if kind != "Pod":
         then = "it is allocated when a pod that uses it is scheduled"
     available = f"the devices for {subject} are available on node {explanation.fits_on}"
     return available if kind in ("ResourceClaimTemplate", "DeviceClass") else f"{available}; {then}"
+
+
+_NOT_ALLOCATED = "cannot allocate all claims"
+"""What the scheduler's DRA plugin reports about a node."""
+
+
+def _then(pod: PodFacts, counts: str, found: Gathered, *, starts: bool) -> str:
+    """Return what keeps a pod pending whose devices are available on a node."""
+    unchecked = not_checked(pod, found.world)
+    if _NOT_ALLOCATED in counts:
+        others = [each for each in counts.split(", ") if _NOT_ALLOCATED not in each]
+        if not others:
+            return (
+                f"the scheduler reports {counts}: its last attempt may have been before these "
+                f"devices were free, and it tries again within 5 minutes"
+            )
+        named = f" (not checked: {', '.join(unchecked)})" if unchecked else ""
+        return (
+            f"but no node has both the devices and what else the pod needs{named}: the scheduler "
+            f"reports {counts}"
+        )
+    then = "if it stays pending, devices are not the cause" if starts else "the scheduler decides"
+    if unchecked:
+        then += f" (not checked: {', '.join(unchecked)})"
+    return f"{then}; the scheduler reports {counts}" if counts else then
 
 
 def _counts_of_scheduler(message: str) -> str:

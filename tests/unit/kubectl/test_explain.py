@@ -554,6 +554,29 @@ async def test_the_schedulers_own_counts_are_joined(free, run):
 
 
 @pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        (
+            "2 cannot allocate all claims",
+            "the scheduler reports 2 cannot allocate all claims: its last attempt may have",
+        ),
+        (
+            "1 cannot allocate all claims, 1 node(s) had volume node affinity conflict",
+            "but no node has both the devices and what else the pod needs (not checked: its "
+            "volumes): the scheduler reports 1 cannot allocate all claims, 1 node(s) had volume",
+        ),
+    ],
+)
+async def test_devices_are_not_excluded_as_the_cause_against_the_scheduler(free, run, counts, said):
+    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
+    message = f"0/2 nodes are available: {counts}. preemption: no."
+    free.pod("waiting", "mine", message=message, volumes=volumes)
+    _, body = await run.json("explain", "pod/waiting")
+    assert said in body["message"]
+    assert "not the cause" not in body["message"]
+
+
+@pytest.mark.parametrize(
     ("spec", "unknown"),
     [
         pytest.param(
