@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from drakit_explain.allocation import tolerates
+from drakit_explain.bugs import bug_behind
 from drakit_explain.causes import cause_at_node
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.devices import DeviceFacts
@@ -105,7 +106,7 @@ def broken_pod(
             code=each.code,
             sentence=f"{start}{each.what}",
             regarding=pod.reference,
-            advice=each.advice,
+            advice="; ".join(filter(None, (each.advice, bug_behind(pod, each.code, world)))),
             transient=each.code if each.code in _MUST_LAST else each.transient,
             patience_seconds=each.patience_seconds,
             cause=each.cause,

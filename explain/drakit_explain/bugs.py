@@ -1,23 +1,27 @@
 """
-Bugs of Kubernetes that concern claims, by the releases that have them.
+Bugs of Kubernetes and of container runtimes that concern claims, by the releases that have them.
 
-Each row was read in the source of the release with the fix and of the one before it, or else of the
-newest patch release (`READ`): the scheduler's plugin, the tracker of taints and the eviction in
-``k8s.io/kubernetes``, the allocators in ``k8s.io/dynamic-resource-allocation``. Later releases are
-not judged, and the packages of a vendor can have fixes of later releases.
+Each row of the scheduler was read in the source of the release with the fix and of the one before
+it, or else of the newest patch release (`READ`): the scheduler's plugin, the tracker of taints and
+the eviction in ``k8s.io/kubernetes``, the allocators in ``k8s.io/dynamic-resource-allocation``.
+Rows of kubelets and runtimes follow the release notes and the pull requests. Later releases are not
+judged, and the packages of a vendor can have fixes of later releases.
 
-It must not know how a version or objects are read.
+Does not depend on how a version or objects are read.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from drakit_explain.codes import Code
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
+    NodeFacts,
+    PodFacts,
     PoolID,
     Request,
     SliceFacts,
@@ -64,6 +68,12 @@ class FoundBug:
 
     link: str
 
+    @property
+    def fix(self) -> str:
+        """Return the remedy, with the link."""
+        fix = f"upgrade to {self.fixed}" if self.fixed else "no release has a fix yet"
+        return f"{fix} ({self.link})"
+
 
 def known_bugs(version: str, world: World) -> list[FoundBug]:
     """Return the known bugs of a version such as ``v1.36.3`` that objects of a cluster can meet."""
@@ -72,26 +82,94 @@ def known_bugs(version: str, world: World) -> list[FoundBug]:
         return []
     minor, patch = int(match[1]), int(match[2])
     return [
-        FoundBug(object=found, what=bug.what, fixed=_fixed_in(bug, minor), link=bug.link)
+        FoundBug(
+            object=found,
+            what=f"in Kubernetes {version.removeprefix('v')}, {bug.what}",
+            fixed=_fixed_in(bug.fixes, minor),
+            link=bug.link,
+        )
         for bug in BUGS
-        if _has(bug, minor, patch) and (found := bug.touched(world)) is not None
+        if _has(bug.fixes, minor, patch) and (found := bug.touched(world)) is not None
     ]
 
 
-def _has(bug: Bug, minor: int, patch: int) -> bool:
-    if minor not in bug.fixes:
+def _has(fixes: Mapping[int, int | None], minor: int, patch: int) -> bool:
+    if minor not in fixes:
         return False
-    fix = bug.fixes[minor]
+    fix = fixes[minor]
     return patch <= READ[minor] if fix is None else patch < fix
 
 
-def _fixed_in(bug: Bug, minor: int) -> str:
+def _fixed_in(fixes: Mapping[int, int | None], minor: int) -> str:
     for each in range(minor, max(READ) + 1):
-        if each not in bug.fixes:
-            return f"1.{each}"
-        if (patch := bug.fixes[each]) is not None:
-            return f"1.{each}.{patch}"
+        if each not in fixes:
+            return f"Kubernetes 1.{each}"
+        if (patch := fixes[each]) is not None:
+            return f"Kubernetes 1.{each}.{patch}"
     return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeBug:
+    """A bug of the kubelet or the container runtime of nodes."""
+
+    what: str
+    link: str
+    kubelets: Mapping[int, int | None] = field(default_factory=dict[int, "int | None"])
+    """As :attr:`Bug.fixes`; empty for a bug of a runtime."""
+
+    runtimes: str = ""
+    """A regular expression for the runtimes and versions that have it."""
+
+    fixed: str = ""
+    """The first release of a runtime with a fix."""
+
+    touches: Callable[[NodeFacts, World], bool]
+    """Whether the node has objects that the bug can concern."""
+
+    codes: frozenset[Code] = frozenset()
+    """The reasons of which the bug can be the cause; without any, containers start without a
+    device."""
+
+    of_pod: Callable[[PodFacts], bool] = bool
+    """Whether it can concern a pod."""
+
+
+def bugs_of_node(node: NodeFacts, world: World) -> Iterator[tuple[NodeBug, FoundBug]]:
+    """Return the known bugs of a node's kubelet and runtime that its objects can meet."""
+    match = _VERSION.match(node.kubelet)
+    minor, patch = (int(match[1]), int(match[2])) if match else (-1, -1)
+    name, _, version = node.runtime.partition("://")
+    for bug in NODE_BUGS:
+        if bug.runtimes:
+            has, component = re.match(bug.runtimes, node.runtime) is not None, f"{name} {version}"
+            fixed = bug.fixed
+        else:
+            has = _has(bug.kubelets, minor, patch)
+            component = f"kubelet {node.kubelet.removeprefix('v')}"
+            fixed = _fixed_in(bug.kubelets, minor)
+        if has and bug.touches(node, world):
+            what = f"{component} on node {node.name} {bug.what}"
+            yield (
+                bug,
+                FoundBug(object=f"Node {node.name}", what=what, fixed=fixed, link=bug.link),
+            )
+
+
+def bug_behind(pod: PodFacts, code: Code | None, world: World) -> str:
+    """
+    Return the known bugs of a pod's node that can be the cause of a reason, as clauses.
+
+    :param code: the reason; None for a pod that runs, in which a device may be missing.
+    """
+    node = world.node(pod.node or "")
+    if node is None or not (pod.claims or pod.extended_claim):
+        return ""
+    return "; ".join(
+        f"{found.what}: {found.fix}"
+        for bug, found in bugs_of_node(node, world)
+        if (code in bug.codes if code is not None else not bug.codes) and bug.of_pod(pod)
+    )
 
 
 # ---------------------------------------------------------------- the objects
@@ -223,9 +301,30 @@ def _rule_without_selector(world: World) -> str | None:
     return next((f"DeviceTaintRule {each.name}" for each in rules), None)
 
 
-def _extended(world: World) -> str | None:
-    classes = (each for each in world.of(ClassFacts).values() if each.extended_resource)
-    return next((f"DeviceClass {each.name}" for each in classes), None)
+def _evicting(world: World) -> str | None:
+    """Return a claim for extended resources, of whose devices one has a taint that evicts."""
+    for claim in world.of(ClaimFacts).values():
+        for device in claim.devices if claim.for_extended else ():
+            for of in world.slices_of_pool(device.of_pool):
+                for each in of.devices:
+                    taints = world.taints(device, each) if each.name == device.device else ()
+                    if any(taint.effect == "NoExecute" for taint in taints):
+                        return _named(claim)
+    return None
+
+
+def _has_slices(node: NodeFacts, world: World) -> bool:
+    return bool(world.slices_of_node(node.name))
+
+
+def _has_two_drivers(node: NodeFacts, world: World) -> bool:
+    return len({each.driver for each in world.slices_of_node(node.name)}) > 1
+
+
+def _had_device_plugin(node: NodeFacts, world: World) -> bool:
+    """Return whether a resource that a class provides is one that a device plugin registered."""
+    names = {each.name for each in node.allocatable}
+    return any(each.extended_resource in names for each in world.of(ClassFacts).values())
 
 
 # ---------------------------------------------------------------- the bugs
@@ -329,6 +428,65 @@ BUGS: tuple[Bug, ...] = (
         what="a NoExecute taint does not evict pods that use its device as an extended resource",
         link=f"{ISSUES}141290",
         fixes={34: None, 35: None, 36: None, 37: 2},
-        touched=_extended,
+        touched=_evicting,
+    ),
+)
+
+_STARTS = frozenset({Code.NOT_PREPARED, Code.POD_NOT_STARTED})
+
+NODE_BUGS: tuple[NodeBug, ...] = (
+    NodeBug(
+        what="loses its connection to a driver that gets no call for 30 minutes: pods stay in "
+        "ContainerCreating or Terminating without an Event until the kubelet is restarted",
+        link=f"{ISSUES}133920",
+        kubelets={34: 2},
+        touches=_has_slices,
+        codes=frozenset({Code.NOT_PREPARED, Code.NOT_UNPREPARED}),
+    ),
+    NodeBug(
+        what="does not prepare the other claims of a pod if one of them is already prepared for "
+        "another pod",
+        link=f"{ISSUES}135901",
+        kubelets={34: 4, 35: 1},
+        touches=_has_slices,
+        codes=_STARTS,
+        of_pod=lambda pod: len(pod.claims) > 1,
+    ),
+    NodeBug(
+        what="passes CDI devices twice to the runtime if the claims of a pod have several drivers "
+        "and one of them fails to prepare at first",
+        link=f"{PULLS}140274",
+        kubelets={34: 11, 36: 4},
+        touches=_has_two_drivers,
+        codes=frozenset({Code.POD_NOT_STARTED}),
+    ),
+    NodeBug(
+        what="still expects an extended resource from a device plugin that is gone, while an old "
+        "pod there has a device of the plugin; delete that pod, or",
+        link=f"{ISSUES}141426",
+        kubelets={34: None, 35: None, 36: None, 37: None},
+        touches=_had_device_plugin,
+        codes=frozenset({Code.POD_NOT_STARTED}),
+        of_pod=lambda pod: bool(pod.extended_claim),
+    ),
+    NodeBug(
+        what="ignores the CDI devices of claims, so containers start without their devices",
+        link="https://github.com/Mirantis/cri-dockerd/issues/558",
+        runtimes="docker://",
+        touches=_has_slices,
+    ),
+    NodeBug(
+        what="ignores the CDI devices of claims unless its configuration has enable_cdi = true",
+        link="https://github.com/containerd/containerd/pull/9621",
+        runtimes=r"containerd://v?1\.",
+        fixed="containerd 2.0, or enable CDI",
+        touches=_has_slices,
+    ),
+    NodeBug(
+        what="drops CDI devices that an NRI plugin adds to a container",
+        link="https://github.com/containerd/containerd/pull/12650",
+        runtimes=r"containerd://v?(2\.0\.|1\.7\.[12]?\d\b)",
+        fixed="containerd 2.1 or 1.7.30",
+        touches=_has_slices,
     ),
 )

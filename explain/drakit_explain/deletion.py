@@ -18,6 +18,7 @@ from drakit_explain.broken import (
     published_device,
     publishes,
 )
+from drakit_explain.bugs import bug_behind
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.evidence import NO_EVENTS, UNPREPARE_FAILED, Events
 from drakit_explain.model import ClaimFacts, Consumer, ObjectReference, PodFacts
@@ -71,7 +72,7 @@ def pod_stays(
             unprepared = list(_not_unprepared(claims, pod.node, world, str(event or "")))
             if not unprepared and not found and (settled or event is not None):
                 said = events.instead_of(_where_to_read(pod.node), event)
-                unprepared = [_not_stopped(pod, pod.node, said)]
+                unprepared = [_not_stopped(pod, pod.node, said, world)]
             found += unprepared
     return _reasons(f"pod {pod.namespace}/{pod.name}", found, pod.reference)
 
@@ -197,9 +198,8 @@ def _where_to_read(node: str) -> str:
     )
 
 
-def _not_stopped(pod: PodFacts, node: str, said: str) -> Finding:
+def _not_stopped(pod: PodFacts, node: str, said: str, world: World) -> Finding:
     claims = " or unpreparing its claims" if pod.claims or pod.extended_claim else ""
-    return Finding(
-        code=Code.NOT_UNPREPARED,
-        what=f"the kubelet on node {node} has not finished stopping its containers{claims}; {said}",
-    )
+    what = f"the kubelet on node {node} has not finished stopping its containers{claims}"
+    bug = bug_behind(pod, Code.NOT_UNPREPARED, world)
+    return Finding(code=Code.NOT_UNPREPARED, what="; ".join(filter(None, (what, said, bug))))

@@ -154,6 +154,11 @@ class NodeFacts:
     unschedulable: bool = False
     ready: bool = True
     allocatable: tuple[Amount, ...] = ()
+    kubelet: str = ""
+    """The version of its kubelet, such as ``v1.36.3``."""
+
+    runtime: str = ""
+    """Its container runtime and the version, such as ``containerd://2.1.4``."""
 
     @property
     def reference(self) -> ObjectReference:

@@ -684,6 +684,8 @@ def project_node(body: Object) -> NodeFacts:
         unschedulable=bool(spec.get("unschedulable")),
         ready=text(conditions.get("Ready", {}), "status") == "True",
         allocatable=amounts(child(status, "allocatable")),
+        kubelet=intern(text(status, "nodeInfo", "kubeletVersion")),
+        runtime=intern(text(status, "nodeInfo", "containerRuntimeVersion")),
     )
 
 

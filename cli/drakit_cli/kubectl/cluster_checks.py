@@ -17,13 +17,14 @@ from drakit_cli.kubectl.output import plural, shortened
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import analyze, budget_of
 from drakit_explain.budget import BudgetSpentError
-from drakit_explain.bugs import known_bugs
+from drakit_explain.bugs import FoundBug, bugs_of_node, known_bugs
 from drakit_explain.counts import STOPPED
 from drakit_explain.kinds import CLASSES, NODES, SLICES
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     DeviceID,
+    NodeFacts,
     PoolID,
     ReportFacts,
     Request,
@@ -55,6 +56,9 @@ class Finding:
 
     problem: bool = True
     """Pods cannot use devices, or a release does not work; otherwise the state may be intended."""
+
+    is_bug: bool = False
+    """It is a known bug of Kubernetes or a runtime."""
 
     @property
     def severity(self) -> str:
@@ -288,13 +292,14 @@ def _classes(found: Gathered) -> Iterator[Finding]:
 def check_kubernetes(version: str, found: Gathered) -> Iterator[Finding]:
     """Name the known bugs of the cluster's release that its objects can meet."""
     for bug in known_bugs(version, found.world):
-        fix = f"upgrade to Kubernetes {bug.fixed}" if bug.fixed else "no release has a fix yet"
-        yield Finding(
-            object=bug.object,
-            what=f"in Kubernetes {version.removeprefix('v')}, {bug.what}",
-            fix=f"{fix} ({bug.link})",
-            problem=False,
-        )
+        yield Finding(object=bug.object, what=bug.what, fix=bug.fix, problem=False, is_bug=True)
+    nodes: dict[str, list[FoundBug]] = {}
+    for node in found.world.of(NodeFacts).values():
+        for _, bug in bugs_of_node(node, found.world):
+            nodes.setdefault(f"{bug.link} {node.kubelet} {node.runtime}", []).append(bug)
+    for first, *more in nodes.values():
+        what = first.what + (f"; so does that of {plural(len(more), 'other node')}" if more else "")
+        yield Finding(object=first.object, what=what, fix=first.fix, problem=False, is_bug=True)
 
 
 def check_gaps(gaps: Sequence[Gap], viewer: str) -> Iterator[Finding]:

@@ -176,7 +176,7 @@ class Diagnosis:
                     if output.wide:
                         output.line(f"object: {each.object}", indent=2)
                     output.line(f"fix: {each.fix}", indent=2)
-        if not self.wrong:
+        if not self.wrong and not any(each.is_bug for each in self.findings):
             output.line()
             output.line("No problems found.", colour="good")
 

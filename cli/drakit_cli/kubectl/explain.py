@@ -19,6 +19,7 @@ from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.pods import SeenPod
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.broken import broken_claim, claims_of_pod, taints_for_new_pods
+from drakit_explain.bugs import bug_behind
 from drakit_explain.cel.allocator import Confirmed
 from drakit_explain.codes import Code, Reason, certain, no_remedy
 from drakit_explain.confirmation import Confirmation
@@ -306,6 +307,8 @@ def _state(pod: PodFacts, subject: str, found: Gathered) -> list[str]:
     state = f"{subject} is scheduled to node {pod.node} {phase}"
     claims = claims_of_pod(pod, found.world)
     taints = [taint for each in claims for taint in taints_for_new_pods(each, found.world)]
+    if missing := bug_behind(pod, None, found.world):
+        taints.append(f"if its containers lack a device: {missing}")
     return [state, *taints] if taints else [f"{state}; its devices have no known problem"]
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from drakit_explain.bugs import BUGS, READ, known_bugs
+from drakit_explain.broken import broken_pod
+from drakit_explain.bugs import BUGS, NODE_BUGS, READ, bug_behind, bugs_of_node, known_bugs
+from drakit_explain.codes import Code
+from drakit_explain.model import Consumer, PodClaim, PodFacts
 from drakit_explain.projection import (
+    FOR_EXTENDED,
     project_claim,
     project_class,
     project_node,
@@ -57,11 +62,13 @@ def exact(**fields: Any) -> dict[str, Any]:
     return {"deviceClassName": "c", **fields}
 
 
-def a_claim() -> Any:
-    result = {"request": "r", "driver": "a.example.com", "pool": "pool-a", "device": "dev-0"}
+def a_claim(device: str = "dev-0", *, extended: bool = False) -> Any:
+    result = {"request": "r", "driver": "a.example.com", "pool": "pool-a", "device": device}
+    annotations = {FOR_EXTENDED: "true"} if extended else {}
+    metadata = {"name": "used", "namespace": "lab", "uid": "used", "annotations": annotations}
     return project_claim(
         {
-            "metadata": {"name": "used", "namespace": "lab", "uid": "used"},
+            "metadata": metadata,
             "spec": {"devices": {"requests": [{"name": "r", "exactly": exact()}]}},
             "status": {"allocation": {"devices": {"results": [result]}}},
         }
@@ -117,7 +124,10 @@ CASES = {
     ),
     "139017": ([a_claim(), a_template(exact())], "ResourceClaim lab/used"),
     "141620": ([a_rule()], "DeviceTaintRule off"),
-    "141290": ([a_class(extendedResourceName="example.com/gpu")], "DeviceClass c"),
+    "141290": (
+        [a_slice(taints=[TAINT | {"effect": "NoExecute"}]), a_claim(device="dev-1", extended=True)],
+        "ResourceClaim lab/used",
+    ),
 }
 """By the number of the bug: objects that meet it, and the one that is named."""
 
@@ -130,7 +140,11 @@ NOT_THE = {
     "140438": [a_template(exact(count=2), constraints=[{"matchAttribute": "a.example.com/numa"}])],
     "139017": [a_claim()],
     "141620": [a_rule(deviceSelector={})],
-    "141290": [a_class(), a_class(extendedResourceName="")],
+    "141290": [
+        a_class(extendedResourceName="example.com/gpu"),
+        a_slice(taints=[TAINT]),
+        a_claim(device="dev-1", extended=True),
+    ],
 }
 """Objects like those that meet a bug, but which do not."""
 
@@ -184,7 +198,7 @@ def test_a_request_for_all_devices_meets_a_pool_that_is_not_ready():
 )
 def test_a_bug_is_that_of_a_release(version, number, fixed):
     found = numbers(version, *CASES[number][0]).get(number)
-    assert (found and found.fixed) == fixed
+    assert (found and found.fixed.removeprefix("Kubernetes ")) == fixed
 
 
 @pytest.mark.parametrize("version", FIRST + NEWEST)
@@ -202,3 +216,85 @@ def test_each_row_has_a_link_of_its_own_and_releases_that_were_read():
         assert bug.fixes.keys() <= READ.keys()
         for minor, patch in bug.fixes.items():
             assert patch is None or 0 < patch <= READ[minor]
+
+
+# ---- kubelets and runtimes
+
+
+def a_node(
+    kubelet: str = "v1.37.2", runtime: str = "containerd://2.4.2", **allocatable: str
+) -> Any:
+    info = {"kubeletVersion": kubelet, "containerRuntimeVersion": runtime}
+    ready = {"type": "Ready", "status": "True"}
+    status = {"nodeInfo": info, "allocatable": allocatable, "conditions": [ready]}
+    return project_node({"metadata": {"name": "n1", "uid": "n1"}, "status": status})
+
+
+def of_node(driver: str = "a.example.com") -> Any:
+    identity = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": driver, "pool": identity, "nodeName": "n1", "devices": [{"name": "d"}]}
+    return project_slice({"metadata": {"name": driver, "uid": driver}, "spec": spec})
+
+
+def on_node(node: Any, *facts: Any) -> tuple[World, set[str]]:
+    world = World()
+    for fact in (node, *facts):
+        world.apply(fact)
+    return world, {found.link.rpartition("/")[2] for _, found in bugs_of_node(node, world)}
+
+
+TWO = [of_node(), of_node("b.example.com")]
+PLUGIN = [a_class(extendedResourceName="squat.ai/pair")]
+
+
+@pytest.mark.parametrize(
+    ("node", "facts", "found"),
+    [
+        pytest.param(a_node(), [of_node()], set(), id="new-versions"),
+        pytest.param(a_node("v1.34.1"), [of_node()], {"133920", "135901"}, id="idle-connection"),
+        pytest.param(a_node("v1.34.2+k3s1"), [of_node()], {"135901"}, id="the-patch-with-a-fix"),
+        pytest.param(a_node("v1.34.1"), [], set(), id="a-node-without-devices"),
+        pytest.param(a_node("v1.36.3"), TWO, {"140274"}, id="two-drivers"),
+        pytest.param(a_node("v1.36.4"), TWO, set(), id="two-drivers-and-the-fix"),
+        pytest.param(a_node(**{"squat.ai/pair": "0"}), PLUGIN, {"141426"}, id="old-device-plugin"),
+        pytest.param(a_node(), PLUGIN, set(), id="no-device-plugin"),
+        pytest.param(a_node(runtime="docker://29.4.0"), [of_node()], {"558"}, id="docker"),
+        pytest.param(
+            a_node(runtime="containerd://1.7.29"),
+            [of_node()],
+            {"9621", "12650"},
+            id="containerd-1.7",
+        ),
+        pytest.param(
+            a_node(runtime="containerd://1.7.30"), [of_node()], {"9621"}, id="containerd-1.7.30"
+        ),
+        pytest.param(
+            a_node(runtime="containerd://2.0.5"), [of_node()], {"12650"}, id="containerd-2.0"
+        ),
+    ],
+)
+def test_nodes_have_the_bugs_of_their_versions(node, facts, found):
+    assert on_node(node, *facts)[1] == found
+
+
+POD = PodFacts(
+    namespace="lab", name="p", uid="p", node="n1", claims=(PodClaim(name="c", claim="used"),)
+)
+
+
+def test_a_bug_that_can_be_the_cause_is_named():
+    world, _ = on_node(a_node("v1.34.1", "docker://29.4.0"), of_node())
+    behind = bug_behind(POD, Code.NOT_PREPARED, world)
+    assert behind.startswith("kubelet 1.34.1 on node n1 loses its connection to a driver")
+    assert "upgrade to Kubernetes 1.34.2 (" in behind
+    assert "135901" not in behind, "the pod has one claim"
+    assert "docker" not in behind
+    assert "docker 29.4.0 on node n1 ignores the CDI devices" in bug_behind(POD, None, world)
+    reserved = replace(a_claim(), consumers=(Consumer("pods", "p", "p"),), results=())
+    world.apply(reserved)
+    (reason,) = broken_pod(replace(POD, phase="Pending"), world, settled=True)
+    assert (reason.code, reason.advice) == (Code.NOT_PREPARED, behind)
+
+
+def test_each_row_of_nodes_has_a_link_of_its_own():
+    assert len({bug.link for bug in NODE_BUGS}) == len(NODE_BUGS)

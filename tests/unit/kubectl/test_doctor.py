@@ -357,6 +357,20 @@ async def test_a_known_bug_of_the_release_is_named_with_the_fix(healthy, run, ku
         )
 
 
+async def test_a_known_bug_of_kubelets_is_named_once_and_is_not_nothing(healthy, run):
+    for number in range(1, 4):
+        name = f"n{number}"
+        healthy.slice(f"s{number}", "a", "b", node=name)
+        healthy.node(name)
+        info = {"kubeletVersion": "v1.34.1", "containerRuntimeVersion": "containerd://2.4.2"}
+        healthy.change(f"/api/v1/nodes/{name}", {"status": {"nodeInfo": info}})
+    _, out, _ = await run("doctor")
+    assert out.count("kubelet 1.34.1 on node n1 loses its connection") == 1
+    assert "; so does that of 2 other nodes" in out
+    assert "fix: upgrade to Kubernetes 1.34.2 (https://" in out
+    assert "No problems found" not in out
+
+
 async def test_an_older_api_is_named(site, run):
     site.serve("v1beta1")
     site.node("n1")
