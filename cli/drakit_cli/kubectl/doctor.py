@@ -185,13 +185,15 @@ def diagnose(examined: Examined) -> Diagnosis:
     """Check everything that is known."""
     found, releases = examined.found, examined.releases
     rows = pool_rows(found)
-    findings = check_cluster(found, rows)
-    findings += check_releases(
+    # A release that does not run is the cause of what its pools lack.
+    findings = check_releases(
         releases,
         capabilities=examined.capabilities,
         denied=examined.denied,
         rows=None if found.lacks_all(SLICES) else rows,
+        world=found.world,
     )
+    findings += check_cluster(found, rows)
     findings += check_components(examined.components, examined.capabilities)
     findings += check_kubernetes(examined.capabilities.version, found)
     gaps = examined.all_gaps

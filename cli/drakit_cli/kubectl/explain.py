@@ -21,7 +21,7 @@ from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.broken import broken_claim, claims_of_pod, taints_for_new_pods
 from drakit_explain.bugs import bug_behind
 from drakit_explain.cel.allocator import Confirmed
-from drakit_explain.codes import Code, Reason, certain, no_remedy
+from drakit_explain.codes import Cause, Code, Reason, certain, no_remedy
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.counting import Availability
 from drakit_explain.deletion import claim_stays
@@ -64,6 +64,9 @@ class Report:
     """Changes of which each is proven to be enough."""
 
     codes: tuple[str, ...] = ()
+    causes: tuple[Cause | None, ...] = ()
+    """What each reason has in common with those of other pods."""
+
     claims: tuple[ClaimReport, ...] = ()
     nodes: Mapping[str, tuple[str, ...]]
     """Nodes that cannot be used, by reason."""
@@ -341,6 +344,7 @@ def make_report(
         sentences=tuple(_sentences(verdict, reasons, explanation, pod, kind, subject, found)),
         remedy=remedy,
         codes=tuple(each.code.value for each in reasons),
+        causes=tuple(each.cause for each in reasons),
         # Without slices, all counts are zero and mean nothing.
         claims=() if found.lacks_all(SLICES) else explanation.claims,
         nodes=_grouped(explanation.nodes),

@@ -228,7 +228,7 @@ def _of_workload(answer: WorkloadReport) -> Answer:
         kind=_ONE,
         body=answer.body,
         exit_code=answer.exit_code,
-        is_done=all(each.is_done for each in answer.judged) and not answer.counts["missing"],
+        is_done=answer.is_done,
         show=show,
     )
 

@@ -216,7 +216,9 @@ async def with_events(session: Session, found: Gathered, pods: Sequence[PodFacts
     if len(uids) > _MAX_OBJECTS_ONE_BY_ONE:
         selectors = [f"reason={each}" for each in QUOTED]
     try:
-        listings = await asyncio.gather(*(_events(session, namespace, each) for each in selectors))
+        listings = await asyncio.gather(
+            *(list_events(session, namespace, each) for each in selectors)
+        )
     except ApiError as error:
         forbidden = isinstance(error, ForbiddenError)
         gap = Gap(
@@ -243,7 +245,9 @@ def _lacks_claim(pod: PodFacts) -> bool:
     )
 
 
-async def _events(session: Session, namespace: str | None, selector: str) -> list[Event]:
+async def list_events(session: Session, namespace: str | None, selector: str) -> list[Event]:
+    """List the Events that a field selector selects; raises ApiError."""
+
     def project(body: Object) -> Event:
         times = (
             text(body, "series", "lastObservedTime"),

@@ -32,6 +32,8 @@ from drakit_cli.kubectl.releases import (
     UnpulledImage,
     Workload,
 )
+from drakit_explain.model import NodeFacts, ReportFacts
+from drakit_explain.world import World
 
 OLDEST = (1, 34)
 """The oldest Kubernetes that the chart supports (`kubeVersion` of the chart)."""
@@ -87,22 +89,30 @@ def check_releases(
     capabilities: Capabilities,
     denied: Iterable[Denied],
     rows: Sequence[PoolRow] | None,
+    world: World,
 ) -> list[Finding]:
     """Check everything that is known. The pools are None if they may not be listed."""
     findings: list[Finding] = []
     if not installed.releases and not installed.gaps:
+        reports = world.of(ReportFacts).values()
+        nodes = sorted({each.node for each in reports})
+        of_former = (
+            f", but drivers of an earlier one have reports on {shortened(nodes)}: pods with their "
+            f"devices neither start nor end"
+        )
         findings.append(
             Finding(
                 object="Release",
-                what="no release of drakit is installed",
+                what=f"no release of drakit is installed{of_former if nodes else ''}",
                 fix="if this cluster should have one, follow https://drakit.github.io/drakit/latest/"
                 "admin/install/",
-                problem=False,
+                problem=bool(nodes),
             )
         )
     for each in installed.releases:
         findings += [
             *_images(each),
+            *_unselected(each, len(world.of(NodeFacts))),
             *_pods(each),
             *_restarted(each),
             *_versions(each),
@@ -131,6 +141,20 @@ def _upgrade(release: Release, *options: str) -> str:
         return " ".join([command, *options])
     again = "apply the chart again with the tool that installed it, which is not Helm"
     return f"{again}, and {' '.join(options)}" if options else again
+
+
+def _unselected(release: Release, nodes: int) -> Iterator[Finding]:
+    """Find node plugins that run on no node."""
+    for each in release.workloads:
+        if each.component == NODEPLUGIN and not each.desired and nodes:
+            yield Finding(
+                object=_subject(each),
+                what=f"{_subject(each)} selects 0 of {plural(nodes, 'node')}, so no driver runs",
+                fix="compare the labels of the nodes (kubectl get nodes --show-labels) with "
+                f"kubectl -n {each.namespace} get {each.ref} -o "
+                f"jsonpath='{{.spec.template.spec.nodeSelector}}'. Label a node, or "
+                f"change the values nodeplugin.nodeSelector and nodeplugin.tolerations",
+            )
 
 
 def _pods(release: Release) -> Iterator[Finding]:

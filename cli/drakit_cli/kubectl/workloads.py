@@ -6,21 +6,28 @@ It must not know how a pod is explained, or how an answer is printed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from drakit_cli.answers import CommandError
 from drakit_cli.kubectl.explain import UNDECIDED_CODE, Report
-from drakit_cli.kubectl.gather import MissingError, UnreachableError, sentence_of
-from drakit_cli.kubectl.pods import SeenPod, list_pods, read_object
+from drakit_cli.kubectl.gather import (
+    MAX_PAGE_BYTES,
+    PAGE_SIZE,
+    MissingError,
+    UnreachableError,
+    sentence_of,
+)
+from drakit_cli.kubectl.pods import SeenPod, list_events, list_pods, read_object
 from drakit_cli.kubectl.targets import DAEMON_SET, DEPLOYMENT, JOB, POD_GROUP, Target
-from drakit_daemon.kube import ApiError, Session
+from drakit_daemon.kube import ApiError, Session, resource_path
 from drakit_daemon.kube.discovery import served_versions, version_of
 from drakit_explain.broken import is_placed
 from drakit_explain.model import PodFacts
 from drakit_explain.pending import Verdict
-from drakit_formats.resource.objects import Object, child, text
+from drakit_formats.resource.objects import Object, child, children, text, words
 
 # ---------------------------------------------------------------- pods
 
@@ -35,6 +42,19 @@ class Workload:
     """The pods that it wants to have at the same time; 0 if that is unknown."""
 
     pods: tuple[SeenPod, ...]
+    suspended: bool = False
+    """It creates pods only when somebody resumes it."""
+
+    absent: str = ""
+    """Why pods are not created, as a clause; empty if that is unknown."""
+
+    @property
+    def missing(self) -> int:
+        """The pods that are not created."""
+        pods = [each.facts for each in self.pods]
+        alive = sum(each.phase not in ("Succeeded", "Failed") for each in pods)
+        ended = sum(each.phase == "Succeeded" for each in pods) if self.target.kind is JOB else 0
+        return max(self.desired - alive - ended, 0)
 
 
 async def find_workload(session: Session, namespace: str, target: Target) -> Workload:
@@ -56,7 +76,79 @@ async def find_workload(session: Session, namespace: str, target: Target) -> Wor
         listed = await list_pods(session, namespace, {"labelSelector": selector})
         pods = [each for each in listed if _is_of(each, target, text(body, "metadata", "uid"))]
         desired = _desired(target, body)
-    return Workload(target=target, namespace=namespace, desired=desired, pods=tuple(pods))
+    found = Workload(
+        target=target,
+        namespace=namespace,
+        desired=desired,
+        pods=tuple(pods),
+        suspended=bool(child(body, "spec").get("suspend")),
+    )
+    return replace(found, absent=await _absent(session, found, body)) if found.missing else found
+
+
+async def _absent(session: Session, workload: Workload, body: Object) -> str:
+    """Return why pods of a workload are not created."""
+    uid, namespace = text(body, "metadata", "uid"), workload.namespace
+    if workload.suspended:
+        queue = text(body, "metadata", "labels", _QUEUE)
+        of_queue = await _said_by_kueue(session, namespace, uid) if queue else ""
+        by = f", and queue {queue} of Kueue resumes it{of_queue}" if queue else ""
+        return f"the {workload.target.kind.kind} is suspended (spec.suspend){by}"
+    conditions = children(body, "status", "conditions")
+    refused = [each for each in conditions if text(each, "type") in ("ReplicaFailure", "Failed")]
+    said = next((words(each, "message", most=_MAX_MESSAGE) for each in refused), "")
+    if not said and uid:
+        try:
+            events = await list_events(session, namespace, f"involvedObject.uid={uid}")
+        except ApiError:
+            events = []  # the pods themselves are more important
+        created = [each for each in events if each.reason == "FailedCreate"]
+        said = max(created).message if created else ""
+    return said and f"the API server refuses them: {said}{_advice(said)}"
+
+
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_KUEUE = "kueue.x-k8s.io"
+_MAX_MESSAGE = 768
+
+
+def _advice(said: str) -> str:
+    if "exceeded quota" in said:
+        return "; delete what is not needed, or ask an administrator for more"
+    if "webhook" in said:
+        return "; check the webhook, or change the pods as it asks"
+    return ""
+
+
+async def _said_by_kueue(session: Session, namespace: str, uid: str) -> str:
+    """Return why Kueue does not admit an object, if its Workload may be read."""
+
+    def project(body: Object) -> str:
+        if all(text(each, "uid") != uid for each in children(body, "metadata", "ownerReferences")):
+            return ""
+        return next(
+            (
+                words(each, "message", most=_MAX_MESSAGE)
+                for each in children(body, "status", "conditions")
+                if text(each, "type") in ("QuotaReserved", "Admitted")
+                and text(each, "status") == "False"
+            ),
+            "",
+        )
+
+    try:
+        served = await served_versions(session, _KUEUE)
+        version = await version_of(session, _KUEUE, "workloads", served)
+        if version is None:
+            return ""
+        path = resource_path(f"{_KUEUE}/{version}", "workloads", namespace=namespace)
+        listing = await session.read_list(
+            path, project, page_size=PAGE_SIZE, max_page_bytes=MAX_PAGE_BYTES
+        )
+    except ApiError:
+        return ""
+    said = next(filter(None, listing.items), "")
+    return f": {said}" if said else ""
 
 
 async def _read_group(
@@ -100,7 +192,7 @@ def _desired(target: Target, body: Object) -> int:
     if target.kind is DAEMON_SET:
         return int(status.get("desiredNumberScheduled") or 0)
     if target.kind is JOB:
-        if spec.get("suspend") or status.get("completionTime"):
+        if status.get("completionTime"):
             return 0
         parallel = int(spec.get("parallelism", 1))
         return min(parallel, int(spec.get("completions") or parallel))
@@ -131,7 +223,7 @@ _WORDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Pods with one verdict and the same reasons."""
+    """Pods with one verdict and the same reasons, of one cause."""
 
     reports: tuple[Report, ...]
 
@@ -146,8 +238,12 @@ class Group:
     @property
     def words(self) -> str:
         """What the pods do, such as ``2 wait for devices``."""
-        one, many = _WORDS[self.first.verdict]
-        return f"{len(self.reports)} {one if len(self.reports) == 1 else many}"
+        return _words(self.first.verdict, len(self.reports))
+
+
+def _words(verdict: Verdict, pods: int) -> str:
+    one, many = _WORDS[verdict]
+    return f"{pods} {one if pods == 1 else many}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,12 +258,18 @@ class WorkloadReport:
     def judged(self) -> list[Report]:
         """The answers that count: a failed pod that has a successor is not a problem."""
         pods = {each.facts.name: each.facts for each in self.workload.pods}
-        missing = self.counts["missing"]
+        missing = self.workload.missing
         return [each for each in self.reports if missing or pods[each.name].phase != "Failed"]
 
     @property
     def exit_code(self) -> int:
-        return worst_code(self.judged)
+        refused = self.workload.absent and not self.workload.suspended
+        return 1 if refused else worst_code(self.judged)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return not self.workload.missing and all(each.is_done for each in self.judged)
 
     @property
     def verdict(self) -> Verdict:
@@ -176,8 +278,8 @@ class WorkloadReport:
 
     @property
     def groups(self) -> list[Group]:
-        """The pods that wait or have a problem, by reason, the worst first."""
-        return group_by_reason(
+        """The pods that wait or have a problem, by cause, the worst first."""
+        return group_by_cause(
             each
             for each in self.judged
             if each.exit_code or each.verdict not in (Verdict.STARTING, Verdict.NOT_PENDING)
@@ -187,7 +289,6 @@ class WorkloadReport:
     def counts(self) -> dict[str, int]:
         """The pods by what they do; a pod that runs can have a problem, too."""
         pods = [each.facts for each in self.workload.pods]
-        alive = [each for each in pods if each.phase not in ("Succeeded", "Failed")]
         return {
             "desired": self.workload.desired,
             "running": sum(each.phase == "Running" and not _starts(each) for each in pods),
@@ -195,14 +296,8 @@ class WorkloadReport:
             "waiting": sum(each.phase == "Pending" and each.node is None for each in pods),
             "succeeded": sum(each.phase == "Succeeded" for each in pods),
             "failed": sum(each.phase == "Failed" for each in pods),
-            "missing": max(self.workload.desired - len(alive) - self._succeeded, 0),
+            "missing": self.workload.missing,
         }
-
-    @property
-    def _succeeded(self) -> int:
-        if self.workload.target.kind is not JOB:
-            return 0
-        return sum(each.facts.phase == "Succeeded" for each in self.workload.pods)
 
     @property
     def sentence(self) -> str:
@@ -210,7 +305,10 @@ class WorkloadReport:
         counts = self.counts
         total = max(counts["desired"], len(self.workload.pods))
         parts = [f"{counts['running']} of {total} {'pod runs' if total == 1 else 'pods run'}"]
-        parts += [each.words for each in self.groups]
+        verdicts = Counter[Verdict]()
+        for each in self.groups:
+            verdicts[each.first.verdict] += len(each.reports)
+        parts += [_words(verdict, number) for verdict, number in verdicts.items()]
         for key, one, many in (
             ("starting", "is starting", "are starting"),
             ("succeeded", "has succeeded", "have succeeded"),
@@ -220,6 +318,8 @@ class WorkloadReport:
             number = counts[key]
             if number and not (key == "starting" and self.verdict is Verdict.BROKEN):
                 parts.append(f"{number} {one if number == 1 else many}")
+        if self.workload.absent:
+            parts[-1] += f": {self.workload.absent}"
         named = f"{self.workload.target.kind.kind} {self.workload.namespace}"
         return f"{named}/{self.workload.target.name}: {'; '.join(parts)}"
 
@@ -234,6 +334,7 @@ class WorkloadReport:
             },
             "verdict": self.verdict.value,
             "message": self.sentence,
+            "absent": self.workload.absent,
             "pods": self.counts,
             "groups": [
                 {
@@ -255,10 +356,10 @@ def worst_code(reports: Sequence[Report]) -> int:
     return 1 if 1 in codes else UNDECIDED_CODE if UNDECIDED_CODE in codes else 0
 
 
-def group_by_reason(reports: Iterable[Report]) -> list[Group]:
-    """Group answers with one verdict and the same reasons, the worst verdict first."""
-    found: dict[tuple[Verdict, tuple[str, ...]], list[Report]] = {}
+def group_by_cause(reports: Iterable[Report]) -> list[Group]:
+    """Group answers with one verdict, the same reasons and the same causes, the worst first."""
+    found: dict[object, list[Report]] = {}
     for each in reports:
-        found.setdefault((each.verdict, each.codes), []).append(each)
-    keys = sorted(found, key=lambda key: _ORDER.index(key[0]))
-    return [Group(reports=tuple(found[key])) for key in keys]
+        found.setdefault((each.verdict, each.codes, each.causes), []).append(each)
+    groups = sorted(found.values(), key=lambda group: _ORDER.index(group[0].verdict))
+    return [Group(reports=tuple(each)) for each in groups]

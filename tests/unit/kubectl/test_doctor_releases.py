@@ -59,6 +59,22 @@ async def test_no_release_is_a_note(cluster, findings):
     assert "admin/install/" in found["fix"]
 
 
+async def test_a_release_that_is_gone_comes_first_if_drivers_need_it(cluster, findings):
+    cluster.slice("incomplete", "a", pool={"name": "p", "generation": 1, "resourceSliceCount": 2})
+    cluster.report("n1")
+    first, *others = await findings()
+    assert first["severity"] == "problem"
+    assert "drivers of an earlier one have reports on n1" in first["finding"]
+    assert others
+
+
+async def test_a_node_plugin_that_selects_no_node_is_a_problem(cluster, findings):
+    cluster.release("drakit", drivers=DRIVERS)
+    (found,) = await findings()
+    assert found["severity"] == "problem"
+    assert "selects 0 of 2 nodes" in found["finding"]
+
+
 def pods_not_ready(site):
     site.release("drakit", "n1", "n2", ready=False, drivers=DRIVERS)
 

@@ -227,6 +227,78 @@ async def test_all_pods_of_a_job_have_one_answer(two, run):
     assert "train-2 waits" not in out
 
 
+async def test_pods_with_one_reason_and_two_causes_are_two_groups(two, run):
+    """Their devices are gone, on two nodes."""
+    job(two, parallelism=2)
+    for node in ("n1", "n2"):
+        two.node(node)
+        member(two, f"train-{node}", phase="Running", nodeName=node)
+        two.slice(f"s-{node}", "another", node=node)
+    code, body = await run.json("explain", "job/train")
+    assert (code, body["message"]) == (
+        1,
+        "Job lab/train: 2 of 2 pods run; 2 have a problem",
+    )
+    assert [each["pods"] for each in body["groups"]] == [["train-n1"], ["train-n2"]]
+
+
+async def test_a_failed_pod_is_no_problem_once_it_has_a_successor(two, run):
+    job(two, parallelism=1)
+    member(two, "train-0", phase="Failed", nodeName="n2")
+    code, body = await run.json("explain", "job/train")
+    assert (code, body["groups"][0]["reasons"][0]["code"]) == (1, "PodFailed")
+    member(two, "train-1", phase="Running", nodeName="n2")
+    code, body = await run.json("explain", "job/train")
+    assert (code, body["message"]) == (0, "Job lab/train: 1 of 2 pods run; 1 has failed")
+
+
+QUOTA = 'pods "w-7c-x" is forbidden: exceeded quota: small, requested: pods=1'
+
+
+@pytest.mark.parametrize("seen_in", ["condition", "Event"])
+async def test_pods_that_are_refused_are_not_created(two, run, seen_in):
+    job(two)
+    if seen_in == "condition":
+        refused = {"type": "ReplicaFailure", "status": "True", "message": QUOTA}
+        two.change(JOB, {"status": {"conditions": [refused]}})
+    else:
+        body = {"involvedObject": {"uid": "train"}, "reason": "FailedCreate", "message": QUOTA}
+        two.store("/api/v1/namespaces/lab/events/e", body)
+    code, body = await run.json("explain", "job/train")
+    assert (code, body["message"]) == (
+        1,
+        f"Job lab/train: 0 of 4 pods run; 4 are not created: the API server refuses them: {QUOTA}; "
+        "delete what is not needed, or ask an administrator for more",
+    )
+
+
+async def test_a_suspended_job_names_its_queue_and_is_waited_for(two, run):
+    job(two, suspend=True)
+    code, body = await run.json("explain", "job/train")
+    said = "Job lab/train: 0 of 4 pods run; 4 are not created: the Job is suspended (spec.suspend)"
+    assert (code, body["message"]) == (0, said)
+    assert (await run("explain", "job/train", "--wait", "--timeout", "300ms"))[0] == 1
+
+    two.change(JOB, {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "night"}}})
+    resumed = f"{said}, and queue night of Kueue resumes it"
+    assert (await run.json("explain", "job/train"))[1]["message"] == resumed
+    two.served["kueue.x-k8s.io"] = ["v1beta1"]
+    waits = {"type": "QuotaReserved", "status": "False", "message": "insufficient unused quota"}
+    for name, owner in (("job-train", "train"), ("job-other", "other")):
+        two.store(
+            f"/apis/kueue.x-k8s.io/v1beta1/namespaces/lab/workloads/{name}",
+            {
+                "metadata": {"ownerReferences": [{"uid": owner}]},
+                "status": {"conditions": [waits | {"message": f"{waits['message']} for {owner}"}]},
+            },
+        )
+    assert (await run.json("explain", "job/train"))[1]["message"] == (
+        f"{resumed}: insufficient unused quota for train"
+    )
+    two.forbid("/apis/kueue.x-k8s.io/v1beta1/namespaces")
+    assert (await run.json("explain", "job/train"))[1]["message"] == resumed
+
+
 async def test_a_job_whose_pods_run_has_no_problem(two, run):
     job(two, parallelism=2)
     member(two, "train-0", phase="Running", nodeName="n2")
