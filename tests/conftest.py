@@ -45,6 +45,8 @@ def _detector() -> BlockBuster:
         function.can_block_in("drakit_nodeplugin/endpoints/host_paths.py", {"node", "nodes"})
         # A command has the loop to itself, and the kit within it is a test.
         function.can_block_in("drakit_cli/conformance.py", {"conformance"})
+        # A command has nothing else to do while it asks its evaluator.
+        function.can_block_in("drakit_cli/kubectl/capabilities.py", {"evaluate_selectors"})
     # A log line takes the handler's lock and may write to a terminal or file: the cost of logging.
     for name in ("io.TextIOWrapper.write", "io.BufferedWriter.write", "os.write"):
         detector.functions[name].can_block_in("logging/__init__.py", {"emit", "flush"})

@@ -62,7 +62,7 @@ class Objects(FakeApiServer):
         self.resource("resourceclaimtemplates", name, {"spec": {"spec": spec}}, namespace="lab")
 
     def _request(self, device_class: str) -> dict:
-        exact = {"deviceClassName": device_class}
+        exact = {"deviceClassName": device_class, "allocationMode": "ExactCount", "count": 1}
         return {"name": "gpu", **(exact if self.version == "v1beta1" else {"exactly": exact})}
 
     def pod(

@@ -74,7 +74,8 @@ def _add_explain(commands: _Group) -> None:
         "-f",
         "--filename",
         metavar="FILE",
-        help="explain how many pods of a manifest would fit; - reads the standard input",
+        help="explain whether the API server would accept a manifest, and how many of its pods "
+        "would fit; - reads the standard input",
     )
     again = explain.add_mutually_exclusive_group()
     again.add_argument(

@@ -1,22 +1,24 @@
 """
-The pods of a manifest as the API server and the controllers would create them, with the claims,
-templates and classes beside them.
+The objects of a manifest, and the pods and claims that controllers would create for them.
 
-What decides about devices is filled in: names, namespace, requests that default to limits, and
-tolerations that the API server and the DaemonSet controller add. Other kinds are ignored.
+Each object is created with a dry run, so that defaults, misspelled fields, quotas and admission are
+those of the API server. If it cannot be asked, the defaults that decide about devices are added
+here. Kinds without influence on devices are ignored.
 
-It must not know sessions, or what is explained about a pod.
+Does not depend on what is explained about a pod.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, cast
 
 import yaml
 
 from drakit_cli.answers import UsageError
+from drakit_cli.kubectl.gather import UnreachableError, sentence_of
 from drakit_cli.kubectl.targets import (
     CLAIM,
     CLASS,
@@ -27,41 +29,85 @@ from drakit_cli.kubectl.targets import (
     REPLICA_SET,
     STATEFUL_SET,
     TEMPLATE,
+    ObjectKind,
 )
-from drakit_daemon.kube import resource_path
+from drakit_daemon.kube import (
+    AlreadyExistsError,
+    ApiError,
+    ForbiddenError,
+    NotFoundError,
+    Session,
+    UnauthorizedError,
+    resource_path,
+)
 from drakit_explain.kinds import UNREADABLE
 from drakit_explain.model import ClaimFacts, ClassFacts, PodFacts, TemplateFacts
 from drakit_explain.projection import project_claim, project_class, project_pod, project_template
-from drakit_formats.resource.objects import (
-    GROUP,
-    Object,
-    child,
-    children,
-    requests_from_version,
-    text,
-)
+from drakit_formats.resource.objects import Object, child, children, requests_from_version, text
 
-_WITH_TEMPLATE = frozenset(
-    each.kind for each in (DEPLOYMENT, STATEFUL_SET, DAEMON_SET, REPLICA_SET, JOB)
-)
+CRON_JOB = ObjectKind(kind="CronJob", group="batch", names=("cronjobs", "cronjob"))
+
+_WORKLOADS = (DEPLOYMENT, STATEFUL_SET, DAEMON_SET, REPLICA_SET, JOB, CRON_JOB)
+_KINDS = {(each.group, each.kind): each for each in (POD, *_WORKLOADS, CLAIM, TEMPLATE, CLASS)}
+
+_FIELD_MANAGER = "kubectl-drakit"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """An object of a manifest."""
+
+    kind: ObjectKind
+    version: str
+    """The ``apiVersion``."""
+
+    namespace: str
+    name: str
+    body: dict[str, Any]
+    old: Object | None = None
+    """The object of this name that the cluster has."""
+
+    refusal: str = ""
+    """Why the API server does not accept the object."""
+
+    @property
+    def title(self) -> str:
+        """The kind and the name, for sentences."""
+        return f"{self.kind.word} {'/'.join(filter(None, (self.namespace, self.name)))}"
+
+    @property
+    def path(self) -> str:
+        """The path of the object."""
+        return f"{self.collection}/{self.name}"
+
+    @property
+    def collection(self) -> str:
+        return resource_path(self.version, self.kind.plural, namespace=self.namespace or None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedPod:
     """A pod of a manifest, or the first one of a workload."""
 
-    kind: str
-    """That of the manifest."""
+    source: Document
+    """The pod or the workload."""
 
     facts: PodFacts
-    priority_class: str = ""
     pods: int = 1
     """The equal pods that the workload wants at the same time; of a DaemonSet, one."""
+
+    refusal: str = ""
+    """Why the API server does not accept a claim of the pod, as a clause."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the object in the manifest."""
+        return self.source.kind.kind
 
 
 @dataclass(kw_only=True, slots=True)
 class Manifest:
-    """What would exist."""
+    """The objects that would exist."""
 
     pods: list[PlannedPod] = field(default_factory=list[PlannedPod])
     facts: list[ClaimFacts | TemplateFacts | ClassFacts] = field(
@@ -70,94 +116,319 @@ class Manifest:
     bodies: dict[str, Object] = field(default_factory=dict[str, Object])
     """The objects that facts were read of, in ``resource.k8s.io/v1``, by path."""
 
+    refused: list[Document] = field(default_factory=list[Document])
+    unchecked: list[str] = field(default_factory=list[str])
+    """The kinds that the API server did not check, and why."""
 
-def read_manifest(content: str, namespace: str) -> Manifest:
+
+# ---------------------------------------------------------------- documents
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads a date as a string, as Kubernetes does."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read_documents(content: str, namespace: str) -> list[Document]:
     """
     Read the YAML or JSON documents of a manifest.
 
     :param namespace: that of objects that name none.
     :raises UsageError: it is malformed, or has no pod.
     """
-    manifest = Manifest()
     try:
-        documents = list(yaml.safe_load_all(content))
-    except yaml.YAMLError as error:
+        # As JSON, an object has only the types that an API server knows.
+        bodies = json.loads(json.dumps(list(yaml.load_all(content, _Loader)), allow_nan=False))
+    except (yaml.YAMLError, OverflowError, *UNREADABLE) as error:
         raise UsageError(f"the manifest is no YAML: {error}") from None
-    for body in _objects(documents):
-        kind = text(body, "kind")
-        try:
-            _read(body, kind, namespace, manifest)
-        except UNREADABLE as error:
-            name = text(child(body, "metadata"), "name")
-            raise UsageError(f"the {kind} {name} of the manifest is malformed: {error!r}") from None
-    if not manifest.pods:
-        kinds = ", ".join(sorted((POD.kind, "CronJob", *_WITH_TEMPLATE)))
+    found = list(_documents(bodies, namespace))
+    if not any(each.kind in (POD, *_WORKLOADS) for each in found):
+        kinds = ", ".join(sorted(each.kind for each in (POD, *_WORKLOADS)))
         raise UsageError(f"the manifest has none of the kinds {kinds}")
-    return manifest
+    return found
 
 
-def _objects(documents: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    for document in documents:
-        if document is None:
+def _documents(bodies: Any, namespace: str) -> Iterator[Document]:
+    for body in cast("list[Any]", bodies) if isinstance(bodies, list) else [bodies]:
+        if body is None:
             continue
-        if not isinstance(document, dict):
+        if not isinstance(body, dict):
             raise UsageError("a document of the manifest is no object")
-        body = cast("dict[str, Any]", document)
-        if text(body, "kind").endswith("List"):
-            yield from _objects(body.get("items") or [])
-        else:
-            yield body
+        of = cast("dict[str, Any]", body)
+        kind, version = text(of, "kind"), text(of, "apiVersion")
+        if kind.endswith("List"):
+            yield from _documents(of.get("items"), namespace)
+        elif not kind or not version:
+            missing = "apiVersion" if kind else "kind"
+            raise UsageError(f"the manifest is malformed: an object has no {missing}")
+        elif known := _KINDS.get((version.rpartition("/")[0], kind)):
+            yield _document(known, version, of, namespace)
 
 
-def _read(body: Object, kind: str, namespace: str, manifest: Manifest) -> None:
-    metadata = child(body, "metadata")
-    inside = text(metadata, "namespace") or namespace
-    name = text(metadata, "name") or f"{text(metadata, 'generateName')}xxxxx"
-    named = {**metadata, "namespace": inside, "name": name, "uid": f"{kind}/{name}"}
-    if kind == POD.kind:
-        manifest.pods.append(_pod(kind, named, child(body, "spec")))
-    elif kind in _WITH_TEMPLATE or kind == "CronJob":
-        spec = (
-            child(body, "spec", "jobTemplate", "spec") if kind == "CronJob" else child(body, "spec")
+def _document(kind: ObjectKind, version: str, body: dict[str, Any], namespace: str) -> Document:
+    of: Any = body.get("metadata") or {}
+    if not isinstance(of, dict):
+        raise UsageError(f"a {kind.kind} of the manifest is malformed: metadata is no object")
+    of = cast("dict[str, Any]", of)
+    name = of.get("name") or f"{of.get('generateName') or ''}xxxxx"
+    inside = of.get("namespace") or namespace
+    if not (isinstance(name, str) and isinstance(inside, str)):
+        wrong, where = (name, "name") if isinstance(inside, str) else (inside, "namespace")
+        raise UsageError(
+            f"a {kind.kind} of the manifest is malformed: metadata.{where} must be a string; quote "
+            f'it: "{wrong}"'
         )
-        template = child(spec, "template")
-        of_pod = {**child(template, "metadata"), **{key: named[key] for key in _NAMES}}
-        number = int(spec.get("replicas" if "Job" not in kind else "parallelism", 1))
+    inside = inside if kind.namespaced else ""
+    named = {**of, "name": name, **({"namespace": inside} if inside else {})}
+    return Document(
+        kind=kind, version=version, namespace=inside, name=name, body={**body, "metadata": named}
+    )
+
+
+# ---------------------------------------------------------------- the API server
+
+
+async def complete(session: Session, documents: Sequence[Document]) -> Manifest:
+    """
+    Return the objects as the API server completes them, with the pods of workloads.
+
+    :raises UsageError: an object that the API server did not check is malformed.
+    """
+    of = _Completion(session, {each.name for each in documents})
+    for document in sorted(documents, key=lambda each: each.kind in (POD, *_WORKLOADS)):
+        try:
+            await of.add(document)
+        except UNREADABLE as error:
+            raise UsageError(
+                f"the {document.title} of the manifest is malformed: {error!r}"
+            ) from None
+    return of.manifest
+
+
+class _Completion:
+    def __init__(self, session: Session, names: Collection[str]) -> None:
+        """
+        :param names: the names of the manifest's objects.
+        """
+        self.manifest = Manifest()
+        self._session = session
+        self._names = names
+
+    async def add(self, document: Document) -> None:
+        """Check an object, and read it."""
+        checked = await self._check(document)
+        if checked.refusal:
+            self.manifest.refused.append(checked)
+        elif document.kind is POD:
+            await self._add_pod(checked, checked)
+        elif document.kind in _WORKLOADS:
+            await self._add_workload(checked)
+        else:
+            _read_resource(checked, self.manifest)
+
+    async def _add_workload(self, of: Document) -> None:
+        spec = child(of.body, "spec")
+        if of.kind is CRON_JOB:
+            spec = child(spec, "jobTemplate", "spec")
+        number = int(spec.get("parallelism" if of.kind in (JOB, CRON_JOB) else "replicas", 1))
         if completions := spec.get("completions"):
             number = min(number, int(completions))
-        manifest.pods.append(_pod(kind, of_pod, child(template, "spec"), pods=number))
-    elif text(body, "apiVersion").startswith(f"{GROUP}/"):
-        version = text(body, "apiVersion").removeprefix(f"{GROUP}/")
-        _read_resource({**body, "metadata": named, "status": {}}, kind, version, manifest)
+        pod = await self._check(_pod_of(of, child(spec, "template")))
+        if pod.refusal:
+            self.manifest.refused.append(replace(of, refusal=f"its pods: {pod.refusal}"))
+        else:
+            await self._add_pod(of, pod, number)
+
+    async def _add_pod(self, source: Document, pod: Document, number: int = 1) -> None:
+        refusals = [] if pod.old else [each async for each in self._refused_claims(pod)]
+        facts = project_pod(pod.body if pod.old else _with_controllers(pod, source.kind))
+        facts = replace(facts, name=source.name)
+        _check_types(facts)
+        refusal = "; ".join(refusals)
+        self.manifest.pods.append(
+            PlannedPod(source=source, facts=facts, pods=number, refusal=refusal)
+        )
+
+    async def _refused_claims(self, pod: Document) -> AsyncIterator[str]:
+        """Try to create the claims that the resource claim controller would create."""
+        for each in children(pod.body, "spec", "resourceClaims"):
+            name = each.get("resourceClaimTemplateName")
+            if not isinstance(name, str):
+                continue
+            template = self.manifest.bodies.get(_path_of(TEMPLATE, pod.namespace, name))
+            if template is None:
+                try:
+                    template = await self._session.get(_path_of(TEMPLATE, pod.namespace, name))
+                except (ApiError, ValueError):
+                    continue  # the explanation of the pod says that it is missing
+            claim = {
+                "metadata": child(template, "spec", "metadata"),
+                "spec": child(template, "spec", "spec"),
+            }
+            checked = await self._check(
+                _document(CLAIM, CLAIM.api, {**claim, "kind": CLAIM.kind}, pod.namespace)
+            )
+            if checked.refusal:
+                yield (
+                    f'the API server does not accept its claim from ResourceClaimTemplate "{name}"'
+                    f": {checked.refusal}"
+                )
+
+    async def _check(self, document: Document) -> Document:
+        """Return an object as the API server would store it."""
+        try:
+            body = await self._session.create(
+                document.collection, document.body, dry_run=True, strict=True
+            )
+        except AlreadyExistsError:
+            return await self._change(document)
+        except ApiError as error:
+            return self._not_created(document, error)
+        return replace(document, body=_with_defaults(document, body))
+
+    async def _change(self, document: Document) -> Document:
+        """Return an existing object as the API server would change it."""
+        metadata = {**child(document.body, "metadata")}
+        metadata.pop("managedFields", None)
+        try:
+            old = await self._session.get(document.path)
+            document = replace(document, old=old)
+            body = await self._session.apply(
+                document.path,
+                {**document.body, "metadata": metadata},
+                field_manager=_FIELD_MANAGER,
+                dry_run=True,
+            )
+        except ApiError as error:
+            return self._not_created(document, error)
+        return replace(document, body=_with_defaults(document, body))
+
+    def _not_created(self, document: Document, error: ApiError) -> Document:
+        """Return an object with the reason why the API server does not create it."""
+        if isinstance(error, UnauthorizedError):
+            raise UnreachableError(sentence_of(error))
+        why = " ".join(error.message.split())
+        if isinstance(error, ForbiddenError) and error.verb:
+            why = f"no permission to {error.verb} {error.resource}"
+        elif isinstance(error, NotFoundError) and error.details.get("kind") != "namespaces":
+            return replace(document, refusal=f"it does not serve {document.version}")
+        elif error.is_refusal and not (
+            "does not support dry run" in why
+            or any(f'"{each}" not found' in why for each in self._names)
+        ):
+            return replace(document, refusal=why)
+        what = f"{document.kind.plural}: {why}"
+        if what not in self.manifest.unchecked:
+            self.manifest.unchecked.append(what)
+        return replace(document, body=_with_defaults(document, document.old or document.body))
 
 
-_NAMES = ("namespace", "name", "uid")
+def _path_of(kind: ObjectKind, namespace: str, name: str) -> str:
+    where = namespace if kind.namespaced else None
+    return resource_path(kind.api, kind.plural, namespace=where, name=name)
 
 
-def _read_resource(body: Object, kind: str, version: str, manifest: Manifest) -> None:
-    spec, metadata = child(body, "spec"), child(body, "metadata")
-    namespace, name = text(metadata, "namespace"), text(metadata, "name")
-    of_kind = {each.kind: each for each in (CLAIM, TEMPLATE, CLASS)}.get(kind)
-    if of_kind is None:
-        return
-    if of_kind is CLAIM:
+# ---------------------------------------------------------------- without the API server
+
+
+def _with_defaults(document: Document, of: Object) -> dict[str, Any]:
+    """Return an object with a UID, and the defaults of the requests of a claim."""
+    uid = text(document.old or {}, "metadata", "uid") or f"{document.kind.kind}/{document.name}"
+    body = {**of, "metadata": {**child(of, "metadata"), "uid": uid}}
+    if document.kind is CLAIM:
+        body["spec"] = _with_modes(child(body, "spec"))
+    if document.kind is TEMPLATE:
+        spec = child(body, "spec")
+        body["spec"] = {**spec, "spec": _with_modes(child(spec, "spec"))}
+    return body
+
+
+def _with_modes(spec: Object) -> dict[str, Any]:
+    requests = [
+        {
+            **(_with_mode(each) if "deviceClassName" in each else each),
+            **({"exactly": _with_mode(child(each, "exactly"))} if each.get("exactly") else {}),
+            **(
+                {"firstAvailable": [_with_mode(one) for one in children(each, "firstAvailable")]}
+                if each.get("firstAvailable")
+                else {}
+            ),
+        }
+        for each in children(spec, "devices", "requests")
+    ]
+    return {**spec, "devices": {**child(spec, "devices"), "requests": requests}}
+
+
+def _with_mode(request: Object) -> dict[str, Any]:
+    mode = request.get("allocationMode") or "ExactCount"
+    count = {"count": request.get("count") or 1} if mode == "ExactCount" else {}
+    return {**request, "allocationMode": mode, **count}
+
+
+# ---------------------------------------------------------------- facts
+
+
+def _check_types(fact: Any) -> None:
+    """Raise TypeError if an object that the API server did not check has a number or a list where
+    a string belongs."""
+    hash(fact)
+    for each in fields(fact):
+        value = getattr(fact, each.name)
+        for one in cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,):
+            if is_dataclass(one):
+                _check_types(one)
+            elif str(each.type).startswith(("str", "tuple[str, ...]")) and not isinstance(
+                one, str | None
+            ):
+                raise TypeError(f"{one!r} is not a string")
+
+
+def _read_resource(of: Document, manifest: Manifest) -> None:
+    version = of.version.rpartition("/")[2]
+    body: Object = {**of.body, "status": {}}
+    spec = child(body, "spec")
+    if of.kind is CLAIM:
         manifest.facts.append(project_claim(body, version))
         spec = requests_from_version(spec, version)
-    elif of_kind is TEMPLATE:
+    elif of.kind is TEMPLATE:
         manifest.facts.append(project_template(body, version))
         spec = {**spec, "spec": requests_from_version(child(spec, "spec"), version)}
     else:
         manifest.facts.append(project_class(body))
-    where = namespace if of_kind.namespaced else None
-    path = resource_path(of_kind.api, of_kind.plural, namespace=where, name=name)
-    manifest.bodies[path] = {"metadata": metadata, "spec": spec}
+    _check_types(manifest.facts[-1])
+    path = _path_of(of.kind, of.namespace, of.name)
+    manifest.bodies[path] = {"metadata": child(body, "metadata"), "spec": spec}
 
 
-# ---------------------------------------------------------------- pods
+def _pod_of(of: Document, template: Object) -> Document:
+    """Return the pod that the controller of a workload creates."""
+    spec = {**child(template, "spec")}
+    if of.kind is STATEFUL_SET:
+        names = [
+            text(each, "metadata", "name")
+            for each in children(of.body, "spec", "volumeClaimTemplates")
+        ]
+        spec["volumes"] = [
+            *(each for each in children(spec, "volumes") if each.get("name") not in names),
+            *(
+                {"name": name, "persistentVolumeClaim": {"claimName": f"{name}-{of.name}-0"}}
+                for name in names
+            ),
+        ]
+    metadata = {**child(template, "metadata"), "name": f"{of.name}-xxxxx"}
+    body = {"apiVersion": POD.api, "kind": POD.kind, "metadata": metadata, "spec": spec}
+    return _document(POD, POD.api, body, of.namespace)
 
 
-def _pod(kind: str, metadata: Object, spec: Object, *, pods: int = 1) -> PlannedPod:
-    added = _TOLERATED + (_TOLERATED_BY_DAEMONS if kind == DAEMON_SET.kind else ())
+def _with_controllers(pod: Document, kind: ObjectKind) -> Object:
+    """Return a new pod with the defaults that decide about its node."""
+    spec = child(pod.body, "spec")
+    added = _TOLERATED + (_TOLERATED_BY_DAEMONS if kind is DAEMON_SET else ())
     completed = {
         **spec,
         "schedulerName": spec.get("schedulerName") or "default-scheduler",
@@ -168,13 +439,7 @@ def _pod(kind: str, metadata: Object, spec: Object, *, pods: int = 1) -> Planned
         "containers": [_with_requests(each) for each in children(spec, "containers")],
         "initContainers": [_with_requests(each) for each in children(spec, "initContainers")],
     }
-    body = {"metadata": metadata, "spec": completed, "status": {"phase": "Pending"}}
-    return PlannedPod(
-        kind=kind,
-        facts=project_pod(body),
-        priority_class=text(spec, "priorityClassName"),
-        pods=pods,
-    )
+    return {**pod.body, "spec": completed, "status": {"phase": "Pending"}}
 
 
 _NODE = "node.kubernetes.io"

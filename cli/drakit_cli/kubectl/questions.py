@@ -7,13 +7,11 @@ It must not know arguments, or how an answer is printed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from drakit_cli.kubectl import objects
 from drakit_cli.kubectl.capabilities import open_allocator, with_gates
 from drakit_cli.kubectl.explain import (
-    Confirm,
     Report,
     explain_claim,
     explain_pods,
@@ -21,14 +19,21 @@ from drakit_cli.kubectl.explain import (
     selectors_of,
     user_of,
 )
-from drakit_cli.kubectl.gather import Gathered, MissingError, UnreachableError, gather, read_release
-from drakit_cli.kubectl.manifests import PlannedPod, read_manifest
+from drakit_cli.kubectl.gather import (
+    Gap,
+    Gathered,
+    MissingError,
+    UnreachableError,
+    gather,
+    read_release,
+)
+from drakit_cli.kubectl.manifests import complete, read_documents
 from drakit_cli.kubectl.objects import PoolReport
 from drakit_cli.kubectl.pods import SeenPod, list_pods, read_pod, with_events, with_loads
-from drakit_cli.kubectl.replicas import placed
-from drakit_cli.kubectl.targets import DAEMON_SET, POD, Target
+from drakit_cli.kubectl.replicas import explain_planned, refused, without_existing
+from drakit_cli.kubectl.targets import POD, Target
 from drakit_cli.kubectl.workloads import WorkloadReport, find_workload
-from drakit_daemon.kube import ApiError, Session, resource_path
+from drakit_daemon.kube import Session
 from drakit_explain.kinds import (
     CLAIMS,
     CLASSES,
@@ -51,8 +56,7 @@ from drakit_explain.model import (
     SliceFacts,
     TemplateFacts,
 )
-from drakit_explain.pending import Verdict
-from drakit_explain.pending_claims import extended, not_checked
+from drakit_explain.pending_claims import extended
 from drakit_explain.world import AnyFact, Name
 
 OF_EXPLAIN = (CLAIMS, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES)
@@ -152,88 +156,31 @@ async def _complete(session: Session, found: Gathered, pods: Sequence[PodFacts])
 
 
 async def ask_manifest(session: Session, namespace: str, content: str) -> list[Report]:
-    """Explain whether the pods of a manifest would fit."""
-    manifest = read_manifest(content, namespace)
-    planned = [await _with_priority(session, each) for each in manifest.pods]
-    pods = [each.facts for each in planned]
-    places = {pod.namespace for pod in pods}
+    """Explain whether the pods of a manifest would be created, and would fit, one after another."""
+    manifest = await complete(session, read_documents(content, namespace))
+    pods = [each.facts for each in manifest.pods]
+    places = {pod.namespace for pod in pods} or {namespace}
     found = await _gather_for(session, pods, namespace=min(places), everywhere=len(places) > 1)
     for fact in manifest.facts:
-        exists = (
-            not isinstance(fact, (TemplateFacts, ClassFacts))
-            and found.world.claim(fact.namespace, fact.name) is not None
-        )
-        if not exists:  # a claim of the cluster keeps its devices
-            found.world.apply(fact)
+        if not (isinstance(fact, ClaimFacts) and found.world.claim(fact.namespace, fact.name)):
+            found.world.apply(fact)  # a claim of the cluster keeps its devices
     found = await _complete(session, found, pods)
-    seen = [SeenPod(facts=each) for each in pods]
-    async with open_allocator(session, found, local=manifest.bodies) as confirm:
-        reports = await explain_pods(seen, found, confirm=confirm)
-        return [
-            await _planned(report, pod, found, confirm)
-            for pod, report in zip(planned, reports, strict=True)
-        ]
-
-
-async def _with_priority(session: Session, pod: PlannedPod) -> PlannedPod:
-    """Add the priority of a pod's class, if it can be read."""
-    if pod.priority_class:
-        path = resource_path("scheduling.k8s.io/v1", "priorityclasses", name=pod.priority_class)
-        with suppress(ApiError):
-            body = await session.get(path)
-            preempts = body.get("preemptionPolicy") != "Never"
-            priority = int(body.get("value") or 0)
-            facts = replace(pod.facts, priority=priority, preempts=preempts)
-            return replace(pod, facts=facts)
-    return pod
-
-
-async def _planned(report: Report, pod: PlannedPod, found: Gathered, verify: Confirm) -> Report:
-    """Return a report with what would happen."""
-    kind = pod.kind if pod.kind != POD.kind else POD.word
-    subject, alone = (f"{each} {report.namespace}/{report.name}" for each in (kind, POD.word))
-    fits = f"fits on node {report.fits_on}" if report.fits_on else "needs no free device"
-    waits = "would wait"
-    unknown: list[str] = []
-    if unchecked := not_checked(pod.facts, found.world):
-        unknown.append(f"not checked: {', '.join(unchecked)}")
-    if pod.kind == DAEMON_SET.kind:
-        unknown.append(f"only one pod of {subject} was checked, not one on each node")
-    if pod.pods > 1 and report.verdict is not Verdict.BLOCKED:
-        number, report = await _place_all(report, pod, found, verify)
-        pods, one = f"the {pod.pods} pods of {subject}", number == 1
-        if report.verdict is Verdict.BLOCKED:
-            subject = f"{number} of {pods}"
-            waits = f"{'fits' if one else 'fit'}; the next one would wait"
-        elif number == pod.pods:
-            subject, fits = pods, f"fit, the first on node {report.fits_on}"
-        else:
-            unknown.append(f"only {number} of {pods} {'was' if one else 'were'} checked")
-    sentences = [
-        each.replace(f"{alone} waits", f"{subject} {waits}", 1) for each in report.sentences
+    found.gaps.extend(
+        Gap(kind="dry run", what=f"not validated by the API server ({why})", effect=_UNVALIDATED)
+        for why in manifest.unchecked
+    )
+    reports = [
+        refused(each, f"the API server does not accept {each.title}: {each.refusal}")
+        for each in manifest.refused
     ]
-    if report.verdict is Verdict.FITS:
-        sentences[-1] = f"{subject} {fits}"
-    unknown = [*report.unknown, *unknown]
-    return replace(report, kind=pod.kind, sentences=tuple(sentences), unknown=tuple(unknown))
+    async with open_allocator(session, found, local=manifest.bodies) as confirm:
+        for each in manifest.pods:
+            planned = await without_existing(session, each, found)
+            reports.append(await explain_planned(planned, found, confirm))
+    return reports
 
 
-async def _place_all(
-    report: Report, pod: PlannedPod, found: Gathered, verify: Confirm
-) -> tuple[int, Report]:
-    """Return how many pods of a workload fit for certain, and the report of the next one if it
-    would wait, otherwise that of the first."""
-    shared = any(each.claim for each in pod.facts.claims)
-    if report.verdict is not Verdict.FITS or not report.fits_on or shared:
-        return 1, report
-    with placed(pod.facts, pod.pods - 1, found.world) as done:
-        if done.stopped:
-            return max(done.number, 1), report
-        following = [SeenPod(facts=pod.facts)]
-        (last,) = await explain_pods(following, found, confirm=verify, brief=True)
-    if last.verdict is Verdict.BLOCKED:
-        return done.number, last
-    return done.number + (last.verdict is Verdict.FITS), report
+_UNVALIDATED = "unknown fields, quotas and admission are not checked"
 
 
 async def _with_rules(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:

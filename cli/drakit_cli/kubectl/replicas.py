@@ -1,37 +1,165 @@
 """
-How many equal pods fit: one after the other takes the devices and the room on a node that the
-search finds for it, until one does not fit.
+Whether the pods of a manifest fit: one after the other takes the devices and the room on a node
+that the search finds for it.
 
-Each pod must have claims of its own: the allocation of a shared one is not imitated. Afterwards,
-the world is as it was before.
-
-It must not know sessions, or how an answer is printed.
+Does not depend on sessions, or on how an answer is printed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
+from drakit_cli.answers import CommandError
+from drakit_cli.kubectl.explain import Confirm, Report, explain_pods
+from drakit_cli.kubectl.gather import Gap, Gathered
+from drakit_cli.kubectl.manifests import CRON_JOB, Document, PlannedPod
+from drakit_cli.kubectl.pods import SeenPod
+from drakit_cli.kubectl.targets import DAEMON_SET, POD, REPLICA_SET, STATEFUL_SET, Target
+from drakit_cli.kubectl.workloads import find_workload
+from drakit_daemon.kube import Session
 from drakit_explain.allocation import Outcome, consumed_by
 from drakit_explain.availability import budget_of
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.devices import Amount, DeviceFacts
+from drakit_explain.kinds import PODS
 from drakit_explain.loads import Load
 from drakit_explain.model import ClaimFacts, Consumer, DeviceID, PodFacts, Share
 from drakit_explain.pending import Explainer, Verdict
-from drakit_explain.pending_claims import exact_requests, wanted_of
+from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
 from drakit_explain.release import rules_of
 from drakit_explain.search import allocate
 from drakit_explain.world import Name, World
+from drakit_formats.resource.objects import child, text
+
+REFUSED = "Refused"
+"""The code of an object that the API server does not accept."""
+
+
+def refused(document: Document, sentence: str) -> Report:
+    """Return that an object would not be created."""
+    return Report(
+        kind=document.kind.kind,
+        namespace=document.namespace,
+        name=document.name,
+        verdict=Verdict.BLOCKED,
+        sentences=(sentence,),
+        codes=(REFUSED,),
+        nodes={},
+    )
+
+
+async def without_existing(session: Session, pod: PlannedPod, found: Gathered) -> PlannedPod:
+    """
+    Return the pods that a workload of the manifest would create besides those that it has.
+
+    If the manifest changes the pod template, and the controller deletes each pod before it creates
+    the next one, the devices of the present pods count as free.
+    """
+    source, old = pod.source, pod.source.old
+    if old is None or source.kind in (POD, CRON_JOB):
+        return pod
+    try:
+        target = Target(kind=source.kind, name=source.name)
+        workload = await find_workload(session, source.namespace, target)
+    except CommandError as error:
+        found.gaps.append(Gap(kind=PODS.plural, what=str(error), effect="its pods count as others"))
+        return pod
+    alive = [each for each in workload.pods if each.facts.phase not in ("Succeeded", "Failed")]
+    if source.kind is REPLICA_SET or child(old, "spec", "template") == child(
+        source.body, "spec", "template"
+    ):
+        return replace(pod, pods=max(pod.pods - len(alive), 0))
+    strategy = text(source.body, "spec", "strategy", "type")
+    if source.kind in (STATEFUL_SET, DAEMON_SET) or strategy == "Recreate":
+        for each in alive:
+            _release(each.facts, found.world)
+    return pod
+
+
+def _release(pod: PodFacts, world: World) -> None:
+    for each in pod.claims:
+        claim = world.claim(pod.namespace, each.generated or "")
+        if claim is not None and claim.owner_uid in ("", pod.uid):
+            world.remove(ClaimFacts, Name(claim.namespace, claim.name))
+    if world.loads is not None:
+        world.loads.remove(pod.uid)
+
+
+async def explain_planned(pod: PlannedPod, found: Gathered, confirm: Confirm) -> Report:
+    """Explain whether the pods of a manifest's object fit, and place them, so that they take their
+    devices from the next object."""
+    source, facts = pod.source, pod.facts
+    if pod.refusal:
+        return refused(source, f"{source.title} would wait: {pod.refusal}")
+    if not pod.pods:
+        return Report(
+            kind=pod.kind,
+            namespace=source.namespace,
+            name=source.name,
+            verdict=Verdict.NOT_PENDING,
+            sentences=(f"{source.title} would create no pod",),
+            nodes={},
+        )
+    (report,) = await explain_pods([SeenPod(facts=facts)], found, confirm=confirm)
+    report = replace(report, kind=pod.kind)
+    if source.kind is POD and source.old is not None:
+        return report
+    unknown = list(report.unknown)
+    if unchecked := not_checked(facts, found.world):
+        unknown.append(f"not checked: {', '.join(unchecked)}")
+    if source.kind is DAEMON_SET:
+        unknown.append(f"only one pod of {source.title} was checked, not one on each node")
+    subject, waits = source.title, "would wait"
+    fits = f"fits on node {report.fits_on}" if report.fits_on else "needs no free device"
+    number, following = await _place(report, pod, found, confirm)
+    pods, one = f"the {pod.pods} pods of {subject}", number == 1
+    if following is not None:
+        report = replace(following, kind=pod.kind)
+        subject = f"{number} of {pods}"
+        waits = f"{'fits' if one else 'fit'}; the next one would wait"
+    elif 1 < pod.pods == number:
+        subject, fits = pods, f"fit, the first on node {report.fits_on}"
+    elif number < pod.pods and report.verdict is not Verdict.BLOCKED:
+        unknown.append(f"only {number} of {pods} {'was' if one else 'were'} checked")
+    alone = f"{POD.word} {facts.namespace}/{facts.name}"
+    sentences = [
+        each.replace(f"{alone} waits", f"{subject} {waits}", 1).replace(alone, subject, 1)
+        for each in report.sentences
+    ]
+    if report.verdict is Verdict.FITS:
+        sentences[-1] = f"{subject} {fits}"
+    return replace(report, sentences=tuple(sentences), unknown=tuple(unknown))
+
+
+async def _place(
+    report: Report, pod: PlannedPod, found: Gathered, confirm: Confirm
+) -> tuple[int, Report | None]:
+    """Place the pods; return how many fit for certain, and the report of the next one if it would
+    wait."""
+    if report.verdict is not Verdict.FITS:
+        return 1, None
+    if not (report.fits_on or report.claims):
+        return pod.pods, None
+    done = place(pod.facts, max(pod.pods - 1, 1), found.world)
+    if done.stopped or pod.pods == 1:
+        return max(done.number, 1), None
+    following = [SeenPod(facts=pod.facts)]
+    (last,) = await explain_pods(following, found, confirm=confirm, brief=True)
+    if last.verdict is Verdict.BLOCKED:
+        return done.number, last
+    fits = last.verdict is Verdict.FITS
+    return done.number + (fits and place(pod.facts, 1, found.world, after=done.number).number), None
+
+
+# ---------------------------------------------------------------- placing
+
 
 MAX_SECONDS = 2.0
 """The time after which no further pod is placed: a user waits, and a Job can have thousands."""
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
     """The pods that have been placed in a world."""
 
@@ -39,49 +167,36 @@ class Placed:
     stopped: bool = False
     """It is unknown whether one more pod fits."""
 
-    claims: list[ClaimFacts] = field(default_factory=list[ClaimFacts])
 
-
-@contextmanager
-def placed(pod: PodFacts, limit: int, world: World) -> Generator[Placed]:
+def place(pod: PodFacts, limit: int, world: World, *, after: int = 0) -> Placed:
     """
-    Place equal pods while the context lasts.
+    Place equal pods in a world, where they stay.
 
     :param limit: the most pods that are placed.
+    :param after: how many of these pods have been placed before.
     """
-    done = Placed()
-    try:
-        _place(pod, limit, world, done)
-        yield done
-    finally:
-        for claim in done.claims:
-            world.remove(ClaimFacts, Name(claim.namespace, claim.name))
-            if world.loads is not None:
-                world.loads.remove(claim.uid)
-
-
-def _place(pod: PodFacts, limit: int, world: World, done: Placed) -> None:
     explainer = Explainer(world, name_all_holders=True)
     end = time.monotonic() + MAX_SECONDS
-    while done.number < limit:
+    for number in range(limit):
         explanation = explainer.explain(pod)
         if explanation.verdict is Verdict.BLOCKED:
-            return
-        node = explanation.fits_on
-        claim = _claim_of(pod, node, done.number + 1, world) if node else None
-        if explanation.verdict is not Verdict.FITS or claim is None or time.monotonic() > end:
-            done.stopped = True
-            return
-        world.apply(claim)
+            return Placed(number=number)
+        usable = (name for name, problem in explanation.nodes.items() if problem is None)
+        node = explanation.fits_on or next(usable, "")
+        name = pod.name if (limit, after) == (1, 0) else f"{pod.name}-{after + number + 1}"
+        claims = _claims_of(pod, name, node, world) if node else None
+        if explanation.verdict is not Verdict.FITS or claims is None or time.monotonic() > end:
+            return Placed(number=number, stopped=True)
+        for claim in claims:
+            world.apply(claim)
         if world.loads is not None:
-            load = Load(claim.uid, node, pod.priority, pod.requests)
-            world.loads.apply(load)
-        done.claims.append(claim)
-        done.number += 1
+            world.loads.apply(Load(f"{pod.uid}/{name}", node, pod.priority, pod.requests))
+    return Placed(number=limit)
 
 
-def _claim_of(pod: PodFacts, node: str, number: int, world: World) -> ClaimFacts | None:
-    """Return one claim with all devices that the allocator gives a pod; None if it is unknown."""
+def _claims_of(pod: PodFacts, name: str, node: str, world: World) -> list[ClaimFacts] | None:
+    """Return the claims that exist, and one for all others, with the devices that the allocator
+    finds; None if they are unknown."""
     wanted = wanted_of(pod, world)
     pools = world.pools_of_node(world.views()[node])
     try:
@@ -109,26 +224,24 @@ def _claim_of(pod: PodFacts, node: str, number: int, world: World) -> ClaimFacts
         for one in each.requests
         for name, request in exact_requests(one)
     }
-    devices: list[DeviceID] = []
-    shares: list[Share] = []
-    for origin, name, device in answer.devices:
-        request, (of, index) = exact[origin, name], facts[device]
-        if request.admin_access:
+    named = {each.origin: each.claim for each in wanted}
+    claims: dict[str, ClaimFacts] = {}
+    for each in wanted:
+        new = ClaimFacts(namespace=pod.namespace, name=name, uid=f"{pod.uid}/{name}")
+        claim = world.claim(pod.namespace, each.claim) or new
+        consumers = (*claim.consumers, Consumer("pods", name, name))
+        claims[each.claim] = replace(claim, allocated=True, consumers=consumers, nodes=node)
+    for origin, request, device in answer.devices:
+        asked, (of, index) = exact[origin, request], facts[device]
+        claim = claims[named[origin]]
+        if asked.admin_access:
             continue
         if (found := of.devices[index]).kind.shareable:
-            shares.append(_share(found, device, request.capacity))
+            claim = replace(claim, shares=(*claim.shares, _share(found, device, asked.capacity)))
         else:
-            devices.append(device)
-    name = f"{pod.name}-{number}"
-    return ClaimFacts(
-        namespace=pod.namespace,
-        name=name,
-        uid=f"{pod.uid}/{number}",
-        allocated=True,
-        devices=tuple(devices),
-        shares=tuple(shares),
-        consumers=(Consumer("pods", name, name),),
-    )
+            claim = replace(claim, devices=(*claim.devices, device))
+        claims[named[origin]] = claim
+    return list(claims.values())
 
 
 def _share(facts: DeviceFacts, device: DeviceID, asked: tuple[Amount, ...]) -> Share:

@@ -180,6 +180,7 @@ class Timeouts:
 
 
 _DRY_RUN = {"dryRun": "All"}
+_STRICT = {"fieldValidation": "Strict"}
 
 MAX_REQUESTS = 16
 """Concurrent requests, without watches. A TLS connection costs 256 KiB while it is kept, and 64 of
@@ -270,10 +271,16 @@ class Session:
         body: Mapping[str, Any],
         *,
         dry_run: bool = False,
+        strict: bool = False,
         timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Create an object in a collection. A dry run has the same answer, but stores nothing."""
-        params = _DRY_RUN if dry_run else None
+        """
+        Create an object in a collection.
+
+        :param dry_run: get the same response, but store nothing.
+        :param strict: reject the object if it has unknown fields.
+        """
+        params = {**(_DRY_RUN if dry_run else {}), **(_STRICT if strict else {})}
         answer = await self._request(
             "POST", path, params=params, body=body, timeout_seconds=timeout_seconds
         )
@@ -309,14 +316,18 @@ class Session:
         return answer.body
 
     async def apply(
-        self, path: str, body: Mapping[str, Any], *, field_manager: str
+        self, path: str, body: Mapping[str, Any], *, field_manager: str, dry_run: bool = False
     ) -> dict[str, Any]:
         """Server-side apply: own exactly these fields, even if another client owns them now, and
-        create the object if it is missing."""
+        create the object if it is missing. For a dry run see `create`; it is strict."""
         answer = await self._request(
             "PATCH",
             path,
-            params={"fieldManager": field_manager, "force": "true"},
+            params={
+                **(_DRY_RUN | _STRICT if dry_run else {}),
+                "fieldManager": field_manager,
+                "force": "true",
+            },
             body=body,
             content_type="application/apply-patch+yaml",  # JSON is YAML
         )

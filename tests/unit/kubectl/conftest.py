@@ -14,8 +14,11 @@ from aiohttp import web
 
 from drakit.testing.cluster import StatusError, merge
 from drakit_cli.kubectl.main import main
+from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_formats import crds
+from e2e.images.go import CEL_MINORS, cel_programs
 from tests.fakes.objects import Objects
+from tests.programs import WITHOUT_GO
 
 DRIVER = Objects.driver
 
@@ -44,8 +47,10 @@ class Site(Objects):
 
     def runs(self, kubernetes: str = "v1.36.3", **gates: bool) -> None:
         """Set what the API server reports about itself."""
+        minor = ".".join(kubernetes.removeprefix("v").split(".")[:2])
+        defaults = dict.fromkeys(DEFAULT_GATES.get(minor, ()), True)
         self.texts["/version"] = json.dumps({"gitVersion": kubernetes})
-        self.texts["/metrics"] = _metrics(gates)
+        self.texts["/metrics"] = _metrics(defaults | gates)
 
     def kubelet(self, node: str, **gates: bool) -> None:
         """Set what a kubelet reports about itself."""
@@ -194,10 +199,37 @@ class Run:
         return code, json.loads(out)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test builds the programs, if no earlier run has."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(1200))
+
+
+@pytest.fixture(scope="session")
+def programs() -> Path | None:
+    """The folder with the allocator of each release of Kubernetes; None without Go."""
+    return None if WITHOUT_GO else cel_programs()
+
+
 @pytest.fixture(autouse=True)
-def python_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluate selectors as on a machine without the helper program."""
+def plugin(
+    request: pytest.FixtureRequest, programs: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> bool:
+    """Whether the plugin has the programs, as each documented installation; with the parameter
+    False, selectors are evaluated by the Python library."""
+    if programs is not None and getattr(request, "param", True):
+        monkeypatch.setenv("DRAKIT_CEL", str(programs / f"drakit-cel-{CEL_MINORS[-1]}"))
+        return True
+    monkeypatch.delenv("DRAKIT_CEL", raising=False)
     monkeypatch.setattr("drakit_explain.cel.find_helper", lambda *_: None)
+    return False
+
+
+with_and_without = pytest.mark.parametrize(
+    "plugin", [True, False], ids=["plugin", "library"], indirect=True
+)
+"""Runs a test with the programs of the plugin, and without."""
 
 
 @pytest.fixture

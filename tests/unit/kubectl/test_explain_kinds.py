@@ -9,6 +9,9 @@ import pytest
 
 from drakit_cli.kubectl import explain_command
 from drakit_cli.kubectl.targets import KINDS, find_kind
+from tests.unit.kubectl.conftest import with_and_without
+
+pytestmark = with_and_without
 
 APPS = "/apis/apps/v1/namespaces/lab"
 JOB = "/apis/batch/v1/namespaces/lab/jobs/train"
@@ -439,128 +442,6 @@ async def test_who_may_not_list_pods_gets_no_answer(two, run):
     two.forbid("/api/v1/pods")
     assert (await run("explain", "-A"))[0] == 3
     assert (await run("explain"))[0] == 0
-
-
-# ---------------------------------------------------------------- manifests
-
-MANIFEST = """\
-apiVersion: resource.k8s.io/v1beta1
-kind: ResourceClaimTemplate
-metadata: {name: two}
-spec: {spec: {devices: {requests: [{name: gpu, deviceClassName: gpu, count: COUNT}]}}}
----
-apiVersion: v1
-kind: Service
-metadata: {name: ignored}
----
-apiVersion: batch/v1
-kind: Job
-metadata: {name: big}
-spec:
-  parallelism: 3
-  template:
-    spec:
-      resourceClaims: [{name: gpu, resourceClaimTemplateName: two}]
-      containers: [{name: c, resources: {limits: {cpu: "CPU"}}}]
----
-apiVersion: v1
-kind: Pod
-metadata: {generateName: other-}
-spec:
-  resourceClaims: [{name: gpu, resourceClaimName: mine}]
-  containers: [{name: c}]
-"""
-
-
-@pytest.fixture
-def plan(two, run, tmp_path):
-    """Explain the manifest; node n2 is free and has a CPU."""
-    two.node("n2")
-    two.change("/api/v1/nodes/n2", {"status": {"allocatable": {"pods": "110", "cpu": "1"}}})
-    two.claim("mine")
-
-    async def ask(count: int = 1, cpu: str = "1", **changes: str) -> tuple[int, dict]:
-        path, content = tmp_path / "pod.yaml", MANIFEST
-        for old, new in {"COUNT": str(count), "CPU": cpu, **changes}.items():
-            content = content.replace(old, new)
-        path.write_text(content)
-        return await run.json("explain", "-f", str(path))
-
-    return ask
-
-
-async def test_a_manifest_that_fits_names_the_node(plan, two):
-    code, body = await plan(**{"parallelism: 3": "parallelism: 3\n  completions: 1"})
-    assert (code, body["kind"]) == (0, "ExplainReportList")
-    job_of, pod_of = body["items"]
-    assert job_of["object"] == {"kind": "Job", "namespace": "lab", "name": "big"}
-    assert job_of["message"] == "Job lab/big fits on node n2"
-    assert job_of["notEvaluated"] == []
-    assert pod_of["message"] == "pod lab/other-xxxxx fits on node n2"
-    assert two.writes() == []
-
-
-async def test_a_manifest_that_would_wait_says_why(plan):
-    code, body = await plan(count=2)
-    assert (code, [each["verdict"] for each in body["items"]]) == (1, ["blocked", "fits"])
-    assert body["items"][0]["message"].startswith("Job lab/big would wait: ")
-    code, body = await plan(cpu="2")
-    assert (code, body["items"][0]["verdict"]) == (1, "blocked"), "limits are requests"
-
-
-async def test_a_manifest_tells_how_many_of_its_pods_fit(plan, two):
-    code, body = await plan()
-    job_of, pod_of = body["items"]
-    assert (code, job_of["verdict"], pod_of["verdict"]) == (1, "blocked", "fits")
-    assert job_of["message"].startswith(
-        "1 of the 3 pods of Job lab/big fits; the next one would wait: all 2 devices of DeviceClass"
-    )
-    assert "too little cpu" in job_of["message"]
-
-    two.slice("s-n2", "gpu-0", "gpu-1", node="n2")
-    code, body = await plan(cpu="10m")
-    job_of = body["items"][0]
-    assert job_of["message"].startswith(
-        "2 of the 3 pods of Job lab/big fit; the next one would wait: of the 3 devices"
-    )
-    assert "claim lab/big-1 (pod big-1)" in job_of["message"]
-
-    two.slice("s-n2", "gpu-0", "gpu-1", "gpu-2", node="n2")
-    code, body = await plan(cpu="10m")
-    job_of, _ = body["items"]
-    assert (code, job_of["verdict"], job_of["fitsOn"]) == (0, "fits", "n2")
-    assert job_of["message"] == "the 3 pods of Job lab/big fit, the first on node n2"
-    assert two.writes() == []
-
-
-async def test_pods_of_a_manifest_that_share_a_claim_are_not_counted(plan):
-    code, body = await plan(**{"resourceClaimTemplateName: two": "resourceClaimName: mine"})
-    job_of = body["items"][0]
-    assert (code, job_of["message"]) == (0, "Job lab/big fits on node n2")
-    assert job_of["notEvaluated"] == ["only 1 of the 3 pods of Job lab/big was checked"]
-
-
-async def test_one_pod_of_a_daemon_set_is_checked(plan):
-    _, body = await plan(**{"batch/v1": "apps/v1", "Job": "DaemonSet"})
-    assert body["items"][0]["notEvaluated"] == [
-        "only one pod of DaemonSet lab/big was checked, not one on each node"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("kind: [", "no YAML"),
-        ("- 1", "no object"),
-        ("kind: Service", "none of the kinds"),
-        ("{kind: Pod, spec: {resourceClaims: [1]}}", "malformed"),
-    ],
-)
-async def test_a_wrong_manifest_is_wrong_usage(two, run, tmp_path, content, text):
-    path = tmp_path / "pod.yaml"
-    path.write_text(content)
-    code, _, error = await run("explain", "-f", str(path))
-    assert (code, text in error) == (2, True), error
 
 
 @pytest.mark.parametrize(
