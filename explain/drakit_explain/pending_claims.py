@@ -32,8 +32,8 @@ from drakit_explain.model import (
     TemplateFacts,
 )
 from drakit_explain.projection import ADMIN_ACCESS
-from drakit_explain.reports import dropped_fields
 from drakit_explain.selectors import only_driver
+from drakit_explain.unmatched import why_unmatched
 from drakit_explain.world import Name, World
 
 _OF_CLASS = "deviceclass.resource.kubernetes.io/"
@@ -44,18 +44,6 @@ _QUOTA_OF_CLAIMS = "count/resourceclaims.resource.k8s.io"
 
 _QUOTA_OF_ALL = 32
 """Devices that a request for all devices counts in a quota: the most that a claim can have."""
-
-_CHANGES_MATCHES = (
-    "BindingConditions",
-    "CompatibilityGroups",
-    "Counters",
-    "Extra",
-    "ListAttributes",
-    "NodeAllocatableResources",
-    "Other",
-    "Taints",
-)
-"""Features of devices without which others are published, or the same with fewer attributes."""
 
 _UNIT = 10**9
 
@@ -368,6 +356,8 @@ def missing_classes(of: ClaimFacts | TemplateFacts, world: World) -> list[Reason
 
 def what_to_check(request: Request, world: World, *, owners: str = "class and request") -> str:
     """Return what to check if no device matches: the driver that the selectors name, if any."""
+    if why := why_unmatched(request, world):
+        return why
     drivers = {only_driver(expression) for _, expression in world.expressions(request)} - {None}
     published = {each.driver for each in world.slices() if each.devices}
     if absent := sorted(each for each in drivers - published if each):
@@ -381,9 +371,6 @@ def what_to_check(request: Request, world: World, *, owners: str = "class and re
         return f"no slice of driver {absent[0]} has devices, so check that the driver is running"
     if not published:
         return "no ResourceSlice has devices, so check that the driver is running"
-    lost = dropped_fields([each for each in drivers if each], _CHANGES_MATCHES, world)
-    if lost:
-        return f"check whether the selectors need fields that the API server drops ({lost})"
     return f"check the selectors of {owners}, and the attributes of the devices"
 
 

@@ -29,6 +29,7 @@ from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.release import Rules
 from drakit_explain.reports import dropped_fields, quoted
 from drakit_explain.trial import Released, Trial
+from drakit_explain.unmatched import why_it_fails, why_unmatched
 from drakit_explain.wording import advice, cut, how_taints_end, shown, state
 from drakit_explain.world import World
 
@@ -196,11 +197,10 @@ def _given_up(kind: Failure, names: Sequence[str], judged: Judged, trial: Trial)
             cause=cause_of_pool(answer.pool, answer.failure, trial.world) if answer.pool else None,
         )
     device = answer.device
-    fix = _advice(answer.failure, device, trial.world)
     return Finding(
         code=code,
-        what=f"{answer.failure}, on device {device.device} of pool {device.pool}, driver "
-        f"{device.driver}; {fits}; {fix}",
+        what=f"{_with_device(answer.failure, device)}; {fits}; "
+        f"{_advice(answer.failure, device, trial)}",
         cause=cause_of_selector(answer.failure, _classes(trial), trial.world),
     )
 
@@ -283,19 +283,41 @@ def _failed(node: str, answer: Answer, nodes: int, trial: Trial) -> Finding:
     assert answer.device is not None
     device = answer.device
     more = _and_more(nodes)
+    if _NOT_COMPILED in answer.failure:
+        return Finding(
+            code=Code.SELECTOR_FAILED,
+            what=f"{answer.failure}; {_advice(answer.failure, device, trial)}",
+            cause=cause_of_selector(answer.failure, _classes(trial), trial.world),
+        )
     return Finding(
         code=Code.SELECTOR_FAILED,
-        what=f"{answer.failure}, on device {device.device} of pool {device.pool}, driver "
-        f"{device.driver}; the scheduler aborts its search on node {node}{more} at this device; "
-        f"{_advice(answer.failure, device, trial.world)}",
+        what=f"{_with_device(answer.failure, device)}; the scheduler aborts its search on node "
+        f"{node}{more} at this device; {_advice(answer.failure, device, trial)}",
         cause=cause_of_selector(answer.failure, _classes(trial), trial.world),
     )
 
 
-def _advice(failure: str, identity: DeviceID, world: World) -> str:
+_NOT_COMPILED = " does not compile: "
+"""The part of a failure for which no device matters."""
+
+
+def _with_device(failure: str, device: DeviceID) -> str:
+    """Return a failure of a selector, with the device at which it fails."""
+    if _NOT_COMPILED in failure:
+        return failure
+    return f"{failure}, on device {device.device} of pool {device.pool}, driver {device.driver}"
+
+
+def _advice(failure: str, identity: DeviceID, trial: Trial) -> str:
     """Return the advice for a selector that fails: spelling first, because a guard hides a typo."""
     driver, _, name = identity
+    world = trial.world
     device = published_device(identity, world)
+    texts = [text for _, _, exact in trial.exact() for _, text in world.expressions(exact)]
+    if device is not None and (correct := why_it_fails(failure, texts, device, driver)):
+        return correct
+    if _NOT_COMPILED in failure:
+        return "correct the expression"
     missing = _MISSING_KEY.search(failure)
     if missing is None or device is None:
         return "correct the expression, or test device.driver first, so that it skips this device"
@@ -332,9 +354,9 @@ def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -
     return [
         Finding(
             code=Code.SELECTOR_FAILED,
-            what=f'request "{report.name}" of {each.origin}: {error.text}, on device '
-            f"{error.device.device} of pool {error.device.pool}, driver {error.device.driver}; no "
-            f"device matches; " + _advice(error.text, error.device, trial.world),
+            what=f'request "{report.name}" of {each.origin}: '
+            f"{_with_device(error.text, error.device)}; no device matches; "
+            + _advice(error.text, error.device, trial),
             claims=(each.claim,),
             cause=cause_of_selector(error.text, _classes(trial), trial.world),
         )
@@ -377,10 +399,12 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
     match = "matches" if found.total == 1 or not analysis.matching else "match"
     devices = f'DeviceClass "{request.device_class}" that {match} {name} of {origin}'
     if not analysis.matching:
+        why = why_unmatched(request, world)
+        what = f"no node publishes a device of {devices}{_rejected(analysis)}"
         return Finding(
             code=Code.NO_DEVICE_PUBLISHED,
-            what=f"no node publishes a device of {devices}{_rejected(analysis)}",
-            advice=what_to_check(request, world),
+            what=f"{what}; {why}" if why else what,
+            advice="" if why else what_to_check(request, world),
         )
     if found.total == 0 and not request.capacity:
         return Finding(

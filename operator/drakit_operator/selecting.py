@@ -26,7 +26,7 @@ from drakit_explain.cel.helper import HelperError, QuestionError
 from drakit_explain.model import SliceFacts
 from drakit_explain.recent import keep
 from drakit_explain.selectors import Evaluations, FeatureGates, Outcome, Selectors, evaluate
-from drakit_explain.world import Reachable, World
+from drakit_explain.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class SelectorEvaluation:
         self._world = world
         self._selectors = selectors
         self._asking = asyncio.Lock()
-        self._reachable: Sequence[Reachable] = ()
+        self._revision = -1
         self._slices: list[SliceFacts] = []
         self._unavailable_until = 0.0
         """When the evaluator, which has failed, is asked again (loop clock)."""
@@ -244,6 +244,6 @@ class SelectorEvaluation:
 
     def _needed(self, expression: str) -> Evaluations:
         world = self._world
-        if self._reachable is not (reachable := world.reachable()):
-            self._reachable, self._slices = reachable, [each.slice for each in reachable]
+        if self._revision != world.slices_revision:
+            self._revision, self._slices = world.slices_revision, list(world.slices())
         return world.selectors.needed([expression], self._slices, version=world.slices_revision)

@@ -98,8 +98,7 @@ def world_of(*facts: Fact) -> World:
 def evaluate_for(explainer: Explainer, world: World, pod: PodFacts, selectors: Selectors) -> None:
     """Evaluate what the explanation of a pod needs."""
     expressions = explainer.expressions(pod)
-    index = world.selectors
-    bring_up_to_date(index, selectors, expressions, [each.slice for each in world.reachable()])
+    bring_up_to_date(world.selectors, selectors, expressions, list(world.slices()))
 
 
 def explain(pod: PodFacts, world: World, *, name_all_holders: bool = False) -> Explanation:

@@ -124,7 +124,7 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
         return
     selectors.use(found.gates)
     index = found.world.selectors
-    slices = [each.slice for each in found.world.reachable()]
+    slices = list(found.world.slices())  # also those that do not count: an answer names them
     try:
         for expression in wanted:
             try:

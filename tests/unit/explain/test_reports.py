@@ -148,7 +148,7 @@ OTHER_MODEL = slice_on("n1", device("g0", attributes={"model": "x"}))
         pytest.param(
             [OTHER_MODEL],
             [WRONG],
-            "check the selectors of class and request, and the attributes of the devices",
+            'no device has the value "y" of d/model: they have "x"',
             id="nothing-is-selected",
         ),
         pytest.param(

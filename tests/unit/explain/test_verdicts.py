@@ -126,11 +126,10 @@ def test_a_selector_that_does_not_compile_fails():
     world.selectors.learn({"device.drive": Reads(error="undefined field 'drive'")})
     (reason,) = Explainer(world).explain(POD).reasons
     assert reason.code == "SelectorFailed"
-    assert (
-        "the selector of class any does not compile: undefined field 'drive', on device g0"
-        in reason.text
+    assert reason.text.endswith(
+        "the selector of class any does not compile: undefined field 'drive'; correct the "
+        "expression"
     )
-    assert "; correct the expression, or test device.driver first" in reason.text
 
 
 @pytest.mark.parametrize(
