@@ -21,11 +21,16 @@ from drakit_explain.broken import (
 from drakit_explain.bugs import bug_behind
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.evidence import NO_EVENTS, UNPREPARE_FAILED, Events
-from drakit_explain.model import ClaimFacts, Consumer, ObjectReference, PodFacts
+from drakit_explain.model import (
+    DELETE_PROTECTION,
+    ClaimFacts,
+    Consumer,
+    ObjectReference,
+    PodFacts,
+)
 from drakit_explain.wording import cut
 from drakit_explain.world import World
 
-_PROTECTION = "resource.kubernetes.io/delete-protection"
 _UNPREPARING = "drakit.dev/unpreparing"
 
 _MAX_NAMED = 3
@@ -43,9 +48,9 @@ def claim_stays(claim: ClaimFacts, world: World, *, all_pods: bool = False) -> t
     if not claim.deleting:
         return ()
     found: list[Finding] = []
-    if _PROTECTION in claim.finalizers:
+    if DELETE_PROTECTION in claim.finalizers:
         found += _protected(claim, world, all_pods=all_pods)
-    found += _finalizers(each for each in claim.finalizers if each != _PROTECTION)
+    found += _finalizers(claim.held_by)
     start = f"ResourceClaim {claim.namespace}/{claim.name}"
     return _reasons(start, found, claim.reference)
 

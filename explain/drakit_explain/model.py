@@ -351,6 +351,10 @@ class Result:
     """Binding failure conditions that are true."""
 
 
+DELETE_PROTECTION = "resource.kubernetes.io/delete-protection"
+"""Kubernetes' own finalizer of claims in use."""
+
+
 class Consumer(NamedTuple):
     """An entry of ``status.reservedFor``."""
 
@@ -394,6 +398,17 @@ class ClaimFacts:
     nodes: NodeSelector | str | None = None
     """The nodes that can use the allocation (API: ``status.allocation.nodeSelector``), or the name
     of the only node, because most allocations have one; None means all."""
+
+    @property
+    def users(self) -> list[str]:
+        """Name what may use it, such as ``pod train`` or ``podgroup trains``."""
+        return sorted(f"{each.resource.removesuffix('s')} {each.name}" for each in self.consumers)
+
+    @property
+    def held_by(self) -> tuple[str, ...]:
+        """The finalizers that keep it although it is being deleted, but Kubernetes' own."""
+        others = (each for each in self.finalizers if each != DELETE_PROTECTION)
+        return tuple(others) if self.deleting else ()
 
     @property
     def reserved_for(self) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ from drakit_explain.pending_claims import (
     classes_missing,
     exact_requests,
     extended,
+    misspelt_resources,
     resolve,
     wanted_of,
 )
@@ -62,6 +63,7 @@ from drakit_explain.shortage import (
     told_by_scheduler,
 )
 from drakit_explain.trial import Trial
+from drakit_explain.wording import lacks
 from drakit_explain.world import World
 
 MAX_KEPT = 64
@@ -256,6 +258,7 @@ class Explainer:
             )
         )
         blocked += not_bindable(pod, allocated, self._world)
+        blocked += misspelt_resources(pod, self._world)
         if blocked:
             return self._blocked(pod, blocked, reports)
         budget = budget_of(self._world)
@@ -319,11 +322,14 @@ class Explainer:
             if claim.nodes is not None and has_others(claim, pod):
                 only = node_of_claim(claim)
                 where = f"on node {only}" if only is not None else "on nodes"
+                problem = nodes.get(only) if only is not None else None
+                full = problem is not None and problem.problem is NodeProblem.RESOURCES
+                fix = "free resources on that node" if full else "allow the pod to run there"
                 yield Finding(
                     code=Code.DEVICES_ON_OTHER_NODES,
                     what=f"its claim {claim.name} is allocated {where} where the pod cannot "
-                    f"run, and other pods use the claim; allow the pod to run there, or use "
-                    f"another claim",
+                    f"run{lacks(problem)}, and other pods use the claim; {fix}, or use another "
+                    f"claim",
                 )
 
     def _placed(self, pod: PodFacts, *, settled: bool, events: Events) -> Explanation:

@@ -11,8 +11,9 @@ It must not know clients, clocks, or Events.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from drakit.quantity import quantity_units
 from drakit_explain.allocation import SearchedClaim
@@ -91,8 +92,9 @@ def resolve(
     if claim is not None and claim.deleting:
         return Finding(
             code=Code.CLAIM_BEING_DELETED,
-            what=f'ResourceClaim "{claim.name}" {_for(each)} is being deleted; '
-            f"when the deletion ends, create the claim or the pod again",
+            what=f'ResourceClaim "{claim.name}" {_for(each)} is being deleted'
+            + (f", and finalizer {claim.held_by[0]} blocks the deletion" if claim.held_by else "")
+            + "; when the deletion ends, create the claim or the pod again",
         )
     if claim is not None and claim.allocated:
         return claim
@@ -102,7 +104,8 @@ def resolve(
         return Finding(
             code=Code.RESOURCE_CLAIM_MISSING,
             what=f'ResourceClaim "{each.claim}" {_for(each)} does not exist in '
-            f'namespace "{pod.namespace}"; create it or correct resourceClaimName',
+            f'namespace "{pod.namespace}"; create it or correct resourceClaimName'
+            + _likely(each.claim, world.of(ClaimFacts), pod.namespace),
         )
     return _wanted(f'claim "{claim.name}"', claim)
 
@@ -116,6 +119,13 @@ def of_other_pod(claim: ClaimFacts, each: PodClaim, pod: PodFacts) -> Finding | 
         what=f'ResourceClaim "{claim.name}" {_for(each)} was created for another pod '
         f'with the name "{claim.owner_pod}"; delete that claim and create the pod again',
     )
+
+
+def _likely(name: str | None, known: Iterable[Name], namespace: str = "") -> str:
+    """Return the existing name that a name that does not exist may mean, in parentheses."""
+    names = [each.name for each in known if each.namespace == namespace]
+    close = get_close_matches(name or "", names, n=1, cutoff=0.8)
+    return f' ("{close[0]}" exists)' if close else ""
 
 
 def _for(each: PodClaim) -> str:
@@ -140,7 +150,8 @@ def _from_template(
             code=Code.RESOURCE_CLAIM_TEMPLATE_MISSING,
             what=f'ResourceClaimTemplate "{each.template}" {_for(each)} '
             f'does not exist in namespace "{pod.namespace}"; create it, correct what the API '
-            f"server reports if it refuses it, or correct resourceClaimTemplateName",
+            f"server reports if it refuses it, or correct resourceClaimTemplateName"
+            + _likely(each.template, world.of(TemplateFacts), pod.namespace),
         )
     if claim is None and template is not None and each.generated is None:
         problem = _not_created(pod, each, template, world, settled=settled, events=events)
@@ -265,6 +276,27 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
     return wanted, unknown
 
 
+def misspelt_resources(pod: PodFacts, world: World) -> Iterator[Finding]:
+    """Return extended resources that nothing provides, but which have almost the name of one."""
+    if pod.extended_claim is not None or not world.of(NodeFacts):
+        return
+    provided = {each.extended_resource for each in world.of(ClassFacts).values()} - {""}
+    for resource in sorted({each.resource for each in pod.extended}):
+        close = get_close_matches(resource, provided, n=1, cutoff=0.8)
+        if close and _class_of(resource, world) is None and not _is_listed(resource, world):
+            yield Finding(
+                code=Code.DEVICE_CLASS_MISSING,
+                what=f'no node and no DeviceClass provides extended resource "{resource}"',
+                advice=f'a DeviceClass provides "{close[0]}", so check the spelling in the limits '
+                f"of the pod",
+            )
+
+
+def _is_listed(resource: str, world: World) -> bool:
+    nodes = world.of(NodeFacts).values()
+    return any(amount.name == resource for node in nodes for amount in node.allocatable)
+
+
 def wanted_of(pod: PodFacts, world: World) -> list[Wanted]:
     """Return the claims of a pod that are not allocated, as far as they are known."""
     found = [resolve(pod, each, world, settled=False) for each in pod.claims]
@@ -313,6 +345,7 @@ def classes_missing(
                 what=f'DeviceClass "{each.device_class}" of {origin}, request "{name}", does not '
                 f"exist",
                 advice="create it or correct deviceClassName"
+                + _likely(each.device_class, world.of(ClassFacts))
                 if claim is None or not claim.for_extended
                 else _advice_on_resource(each.device_class, claim, world),
             )

@@ -11,7 +11,7 @@ It must not know how claims are found, or who reads the findings.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -102,7 +102,9 @@ def findings_of_shortage(
             short = short or bool(found)
             if not invalid or any(one.analysis.matching for one in of_claim):
                 findings += (replace(one, claims=(each.claim,)) for one in found)
-    if not short and not failed and not not_ready:
+    impossible = list(_impossible(trial))
+    findings += impossible
+    if not short and not failed and not not_ready and not impossible:
         unevaluated = _unevaluated(trial, reports)
         if not unevaluated:
             try:
@@ -565,15 +567,25 @@ def _fits_without(trial: Trial, node: str, claim: int, constraint: int) -> bool:
     return trial.allocate(node, claims=claims).outcome is Outcome.FITS
 
 
+def _kind(constraint: Constraint) -> str:
+    return "distinctAttribute" if constraint.distinct else "matchAttribute"
+
+
+def _impossible(trial: Trial) -> Iterator[Finding]:
+    """Return the constraints that no device can satisfy, whether devices are free or not."""
+    for wanted in trial.wanted:
+        for constraint in wanted.constraints:
+            if absent := _absent_attribute(trial, wanted, constraint):
+                yield Finding(
+                    code=Code.CONSTRAINT_NOT_MET,
+                    what=f"{absent[0]}, which {_kind(constraint)} requires; {absent[1]}",
+                    claims=(wanted.claim,),
+                )
+
+
 def _constraint(trial: Trial, wanted: Wanted, index: int) -> Finding:
     constraint = wanted.constraints[index]
-    kind = "distinctAttribute" if constraint.distinct else "matchAttribute"
-    if absent := _absent_attribute(trial, wanted, constraint):
-        return Finding(
-            code=Code.CONSTRAINT_NOT_MET,
-            what=f"{absent[0]}, which {kind} requires; {absent[1]}",
-            claims=(wanted.claim,),
-        )
+    kind = _kind(constraint)
     of = f" (requests {', '.join(constraint.requests)})" if constraint.requests else ""
     same = "different values" if constraint.distinct else "the same value"
     return Finding(

@@ -15,7 +15,7 @@ from heapq import nsmallest
 
 from drakit_explain.counting import NAMED_HOLDERS, Availability, Obstacle
 from drakit_explain.model import ClaimFacts
-from drakit_explain.nodes import NodeProblem, is_condition
+from drakit_explain.nodes import NodeProblem, Unusable, is_condition
 from drakit_explain.reports import UNHEALTHY
 
 NAMED_WORDS = 3
@@ -230,12 +230,19 @@ def cut(words: list[str], most: int) -> str:
 
 
 def named_holder(claim: ClaimFacts) -> str:
-    """Name a claim with the pods that use it."""
-    pods = sorted(claim.reserved_for)
-    if not pods:
-        return f"claim {claim.namespace}/{claim.name} (no pod)"
-    more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
-    return f"claim {claim.namespace}/{claim.name} (pod {pods[0]}{more})"
+    """Name a claim with the pods that use it, and why it stays although it is being deleted."""
+    users = cut(claim.users, 1) or "no pod"
+    if claim.held_by:
+        users += f"; its deletion waits for finalizer {claim.held_by[0]}"
+    return f"claim {claim.namespace}/{claim.name} ({users})"
+
+
+def lacks(problem: Unusable | None) -> str:
+    """Return why a pod cannot use one node, in parentheses; empty if that is unknown."""
+    if problem is None:
+        return ""
+    rule = _RULES[problem.problem.value].format(problem.detail)
+    return f" ({rule.replace('they have', 'it has').replace('they are', 'it is')})"
 
 
 def shown(expression: str) -> str:

@@ -32,6 +32,7 @@ from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict,
 from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
 from drakit_explain.selection import Selection
 from drakit_explain.shortage import RequestReport, is_given_up
+from drakit_explain.wording import cut
 
 Confirm = Callable[[Confirmation], Awaitable[Confirmed]]
 """Asks Kubernetes' allocator whether an answer is certain."""
@@ -236,10 +237,10 @@ async def explain_claim(claim: ClaimFacts, found: Gathered, *, confirm: Confirm)
     report = replace(report, unverified=unverified)
     if report.verdict is Verdict.NOT_PENDING:
         taints = taints_for_new_pods(claim, found.world)
-        return replace(report, sentences=(*_claim_state(claim, subject), *taints))
+        return replace(report, sentences=(*_claim_state(claim, subject, found), *taints))
     if report.verdict is Verdict.UNDECIDED and claim.allocated:
         undecided = "it is unknown whether its devices have a problem"
-        return replace(report, sentences=(*_claim_state(claim, subject), undecided))
+        return replace(report, sentences=(*_claim_state(claim, subject, found), undecided))
     return report
 
 
@@ -261,13 +262,27 @@ def _placed_claim(claim: ClaimFacts, found: Gathered) -> Explanation:
     return Explanation(verdict=verdict, reasons=reasons)
 
 
-def _claim_state(claim: ClaimFacts, subject: str) -> tuple[str, ...]:
+_USERS = 8
+"""Users of a claim that are named; it can have 256."""
+
+
+def _claim_state(claim: ClaimFacts, subject: str, found: Gathered) -> tuple[str, ...]:
     if claim.deleting:
         return (f"{subject} is being deleted",)
     names = ", ".join(dict.fromkeys("/".join(each.device) for each in claim.results))
-    pods = ", ".join(sorted(claim.reserved_for))
-    used = f"it is reserved for pod {pods}" if pods else "no pod uses it"
-    return f"{subject} is allocated: {names or 'no device'}", used
+    users = cut(claim.users, _USERS)
+    used = f"it is reserved for {users}" if users else "no pod uses it"
+    state = f"{subject} is allocated: {names or 'no device'}", used
+    pods = found.world.of(PodFacts).values()
+    stale = {each.uid for each in claim.consumers if each.resource == "pods"}
+    stale -= {each.uid for each in pods if each.phase not in ("Succeeded", "Failed")}
+    if not stale or found.lacks(PODS):
+        return state
+    return (
+        *state,
+        f"{len(stale)} of these pods do not run: Kubernetes removes their entries of "
+        f"status.reservedFor, so if they stay, check that the kube-controller-manager is running",
+    )
 
 
 def wanted(request: Request) -> str:
@@ -288,8 +303,7 @@ def holders(found: Availability) -> tuple[list[str], int]:
 
 def holder(claim: ClaimFacts) -> str:
     """Name a claim and its pods."""
-    pods = ", ".join(f"pod {name}" for name in sorted(claim.reserved_for)) or "no pod"
-    return f"claim {claim.namespace}/{claim.name} ({pods})"
+    return f"claim {claim.namespace}/{claim.name} ({', '.join(claim.users) or 'no pod'})"
 
 
 def _state(pod: PodFacts, subject: str, found: Gathered) -> list[str]:
@@ -439,11 +453,25 @@ def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation, foun
         if explanation.reasons:
             return allocated
         return f"{allocated}, so it is not waiting for devices{scheduler}"
-    then = _then(pod, counts, found, starts=not explanation.reasons)
+    then = _off(pod, counts, explanation) or _then(
+        pod, counts, found, starts=not explanation.reasons
+    )
     if kind != "Pod":
         then = "it is allocated when a pod that uses it is scheduled"
     available = f"the devices for {subject} are available on node {explanation.fits_on}"
     return available if kind in ("ResourceClaimTemplate", "DeviceClass") else f"{available}; {then}"
+
+
+def _off(pod: PodFacts, counts: str, explanation: Explanation) -> str:
+    """Return that the scheduler does not allocate devices for an extended resource of a class."""
+    of_classes = {each.origin for each in explanation.claims}
+    for resource in {each.resource for each in pod.extended}:
+        if f"Insufficient {resource}" in counts and f'extended resource "{resource}"' in of_classes:
+            return (
+                f"but the scheduler reports {counts}: it does not allocate them for {resource}, so "
+                f"check that the feature gate DRAExtendedResource is on in the scheduler"
+            )
+    return ""
 
 
 _NOT_ALLOCATED = "cannot allocate all claims"

@@ -7,6 +7,7 @@ import pytest
 from drakit_explain.broken import broken_claim
 from drakit_explain.devices import Amount, CapacityFacts, TaintFacts
 from drakit_explain.model import (
+    DELETE_PROTECTION,
     ClaimFacts,
     ClassFacts,
     Constraint,
@@ -277,6 +278,36 @@ def test_a_constraint_on_an_attribute_that_no_device_has_is_named(attribute, end
         f'no device that matches request "r" of claim "mine" has attribute {attribute}, which '
         f"matchAttribute requires{end}"
     )
+
+
+def test_a_constraint_that_no_device_can_satisfy_is_named_while_devices_are_busy():
+    facts = [N1, slice_on("n1", device("g0", attributes={"d/numa": 0})), holding("a", "g0")]
+    world = world_of(
+        ANY, *facts, claim(request(), constraints=[Constraint(attribute="d/numaNode")])
+    )
+    codes = [str(each.code) for each in explain(POD, world).reasons]
+    assert codes == ["DevicesAllocated", "ConstraintNotMet"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "users"),
+    [
+        ({"consumers": ()}, "no pod"),
+        ({"consumers": (Consumer("podgroups", "g", "g"),)}, "podgroup g"),
+        (
+            {"deleting": True, "finalizers": (DELETE_PROTECTION, "lab.io/keep")},
+            "pod pod-a; its deletion waits for finalizer lab.io/keep",
+        ),
+    ],
+)
+def test_the_holder_of_a_device_is_named_with_what_keeps_it(changes, users):
+    _, text, _ = answer(
+        N1,
+        slice_on("n1", device("g0")),
+        replace(holding("a", "g0"), **changes),
+        claim(request()),
+    )
+    assert f"is allocated to claim lab/a ({users})" in text
 
 
 def test_shares_are_explained_in_units_of_the_capacity():

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.broken import broken_claim, node_of_claim
-from drakit_explain.devices import TaintFacts
+from drakit_explain.devices import Amount, TaintFacts
+from drakit_explain.loads import Loads
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -351,5 +352,17 @@ def test_a_pod_whose_claim_is_in_use_on_a_node(change, cordoned, verdict):
     assert explanation.verdict is verdict
     assert [reason.sentence for reason in explanation.reasons] == [
         "pod lab/second waits: its claim mine is allocated on node n1 where the pod cannot "
-        "run, and other pods use the claim; allow the pod to run there, or use another claim"
+        "run (it is cordoned), and other pods use the claim; allow the pod to run there, or use "
+        "another claim"
     ] * (verdict is Verdict.BLOCKED)
+
+
+def test_what_the_node_of_a_shared_claim_lacks_is_named():
+    facts = world()
+    facts.apply(node("n1", allocatable=(Amount("cpu", "2"), Amount("pods", "9"))))
+    facts.loads = Loads(nodes=["n1"])
+    asks = replace(POD, node=None, name="second", uid="s", requests=(("cpu", 3 * 10**9),))
+    (reason,) = explain(asks, facts).reasons
+    assert "run (it has too little cpu left), and other pods use the claim; free resources on " in (
+        reason.sentence
+    )

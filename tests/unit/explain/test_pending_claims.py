@@ -7,6 +7,7 @@ import pytest
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount
 from drakit_explain.model import (
+    DELETE_PROTECTION,
     ClaimFacts,
     ClassFacts,
     ExtendedRequest,
@@ -149,6 +150,15 @@ def explained(pod, *facts, settled=True):
             "create the claim or the pod again",
             id="claim-is-being-deleted",
         ),
+        pytest.param(
+            WITH_CLAIM,
+            [replace(CLAIM, deleting=True, finalizers=(DELETE_PROTECTION, "lab.io/keep"))],
+            "ClaimBeingDeleted",
+            'ResourceClaim "train-c-x" for pod claim "c" is being deleted, and finalizer '
+            "lab.io/keep blocks the deletion; when the deletion ends, create the claim or the pod "
+            "again",
+            id="a-finalizer-holds-its-claim",
+        ),
     ],
 )
 def test_what_keeps_a_claim_from_its_pod(pod, facts, code, what):
@@ -256,6 +266,53 @@ EXTENDED = replace(POD, claims=(), extended=(ExtendedRequest("main", "lab.io/gpu
 )
 def test_extended_resources(pod, facts, verdict):
     assert explained(pod, *facts).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict"),
+    [
+        pytest.param([GPUS, node("n1")], Verdict.BLOCKED, id="a-class-has-almost-its-name"),
+        pytest.param([node("n1")], Verdict.FITS, id="nothing-has-its-name"),
+        pytest.param(
+            [GPUS, node("n1", allocatable=(Amount("lab.io/gpus", "0"),))],
+            Verdict.FITS,
+            id="a-device-plugin-had-it",
+        ),
+    ],
+)
+def test_a_misspelt_extended_resource(facts, verdict):
+    pod = replace(EXTENDED, extended=(ExtendedRequest("main", "lab.io/gpus", 1),))
+    explanation = explained(pod, *facts)
+    assert explanation.verdict is verdict
+    assert [each.text for each in explanation.reasons] == [
+        'pod lab/train waits: no node and no DeviceClass provides extended resource "lab.io/gpus"; '
+        'a DeviceClass provides "lab.io/gpu", so check the spelling in the limits of the pod'
+    ] * (verdict is Verdict.BLOCKED)
+
+
+@pytest.mark.parametrize(
+    ("pod", "facts", "likely"),
+    [
+        (
+            replace(POD, claims=(PodClaim(name="c", claim="train-c"),)),
+            [CLAIM],
+            'resourceClaimName ("train-c-x" exists)',
+        ),
+        (
+            replace(POD, claims=(PodClaim(name="c", template="tpls"),)),
+            [replace(TEMPLATE, name="tpl", namespace="other"), replace(TEMPLATE, name="tpl-s")],
+            'resourceClaimTemplateName ("tpl-s" exists)',
+        ),
+        (
+            WITH_CLAIM,
+            [replace(CLAIM, requests=(replace(REQUEST, device_class="gpu"),)), GPUS],
+            'deviceClassName ("gpus" exists)',
+        ),
+    ],
+)
+def test_the_likely_name_of_what_does_not_exist_is_named(pod, facts, likely):
+    (reason,) = explained(pod, *facts).reasons
+    assert reason.text.endswith(likely)
 
 
 def test_the_class_of_an_extended_resource_is_named():

@@ -331,7 +331,16 @@ async def test_an_allocated_claim_has_a_state(stuck, run):
     assert out.splitlines() == [
         "Claim lab/held is allocated: gpu.example.com/n1/gpu-0.",
         "It is reserved for pod user.",
+        "1 of these pods do not run: Kubernetes removes their entries of status.reservedFor, so if "
+        "they stay, check that the kube-controller-manager is running.",
     ]
+    stuck.pod("user")
+    uid = stuck.object("/api/v1/namespaces/lab/pods/user")["metadata"]["uid"]
+    entry = {"resource": "pods", "name": "user", "uid": uid}
+    path = f"{API}/namespaces/lab/resourceclaims/held"
+    stuck.change(path, {"status": {"reservedFor": [entry]}})
+    _, out, _ = await run("explain", "resourceclaim/held")
+    assert "do not run" not in out
 
 
 async def test_a_pod_that_does_not_wait_is_described(stuck, run):
@@ -554,6 +563,19 @@ async def test_the_schedulers_own_counts_are_joined(free, run):
         "devices are not the cause; the scheduler reports 1 Insufficient rdma/hca, 1 node(s) were "
         "unschedulable"
     )
+
+
+async def test_a_gate_that_is_off_in_the_scheduler_is_named(free, run):
+    free.change(f"{API}/deviceclasses/gpu", {"spec": {"extendedResourceName": "lab.io/gpu"}})
+    limits = {"limits": {"lab.io/gpu": "1"}}
+    message = "0/2 nodes are available: 2 Insufficient lab.io/gpu. preemption: no."
+    free.pod("waiting", message=message, containers=[{"name": "m", "resources": limits}])
+    _, body = await run.json("explain", "pod/waiting")
+    assert (
+        "check that the feature gate DRAExtendedResource is on in the scheduler"
+        in (body["message"])
+    )
+    assert "not the cause" not in body["message"]
 
 
 @pytest.mark.parametrize(
