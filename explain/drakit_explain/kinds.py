@@ -173,6 +173,7 @@ NAMESPACES = Kind(
     type=NamespaceFacts,
     project=lambda body, _: project_namespace(body),
     versions=("v1",),
+    required=False,
     effect="it is unknown whether the namespace allows admin access",
 )
 QUOTAS = Kind(
@@ -183,8 +184,12 @@ QUOTAS = Kind(
     project=lambda body, _: project_quota(body),
     versions=("v1",),
     namespaced=True,
+    required=False,
     effect="it is unknown whether a quota prevents the creation of a claim",
 )
 
-KINDS = (PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES)
-"""The kinds that the operator follows. The others only tell why a claim is not created."""
+KINDS = (
+    *(PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES),
+    *(NAMESPACES, QUOTAS),
+)
+"""The kinds that the operator follows."""

@@ -700,16 +700,24 @@ def project_namespace(body: Object) -> NamespaceFacts:
 
 
 def project_quota(body: Object) -> QuotaFacts:
-    """Project a ResourceQuota; of one with scopes, no amounts."""
+    """Project a ResourceQuota: what it says about claims. One with scopes does not count them."""
     metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
     scoped = bool(spec.get("scopes") or spec.get("scopeSelector"))
+    hard, used = (
+        {name: amount for name, amount in child(status, key).items() if _OF_CLAIMS in name}
+        for key in ("hard", "used")
+    )
     return QuotaFacts(
         namespace=intern(text(metadata, "namespace")),
         name=metadata["name"],
         uid=metadata["uid"],
-        hard=() if scoped else amounts(child(status, "hard")),
-        used=() if scoped else amounts(child(status, "used")),
+        hard=() if scoped else amounts(hard),
+        used=() if scoped else amounts(used),
     )
+
+
+_OF_CLAIMS = ".resource.k8s.io"
+"""Part of the names of a quota's resources that claims use."""
 
 
 def _pod_claim(claim: Object, made: Object | None) -> PodClaim:

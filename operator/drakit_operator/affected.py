@@ -12,7 +12,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from drakit_explain.broken import node_of_claim
 from drakit_explain.devices import DeviceFacts
-from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, REPORTS, RULES, SLICES, TEMPLATES
+from drakit_explain.kinds import (
+    CLAIMS,
+    CLASSES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    QUOTAS,
+    REPORTS,
+    RULES,
+    SLICES,
+    TEMPLATES,
+)
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -36,6 +47,7 @@ def pods_affected(changes: Iterable[Change], store: Store) -> set[Name]:
     """Return the pods whose reason to be pending may have changed."""
     found: set[Name] = set()
     all_that_wait = False
+    places: set[str] = set()
     for change in changes:
         if _affects_all_that_wait(change):
             all_that_wait = True
@@ -49,10 +61,22 @@ def pods_affected(changes: Iterable[Change], store: Store) -> set[Name]:
             found |= store.world.pods_of_claim(change.name)
         elif change.kind is REPORTS and _quoted(change.old) != _quoted(change.new):
             all_that_wait = True
-    if all_that_wait:
+        elif change.kind in (NAMESPACES, QUOTAS):
+            places.add(change.name.namespace or change.name.name)
+    if all_that_wait or places:
         # Once: thousands of slices times thousands of pods would keep the probes waiting.
-        found.update(store.world.waiting_pods())
+        found.update(
+            name
+            for name in store.world.waiting_pods()
+            if all_that_wait or (name.namespace in places and _lacks_claim(name, store))
+        )
     return found
+
+
+def _lacks_claim(name: Name, store: Store) -> bool:
+    """Return whether a claim of a pod must still be created."""
+    pod = store.world.pod(*name)
+    return pod is not None and any(each.template and not each.generated for each in pod.claims)
 
 
 def _quoted(report: object) -> object:

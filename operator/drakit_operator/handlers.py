@@ -99,8 +99,8 @@ class Handlers:
         kopf.on.startup(registry=registry)(self._configure)
         kopf.on.login(registry=registry)(self._login)
 
-        kopf.on.event("", "v1", "pods", registry=registry)(self._seen)
-        kopf.on.event("", "v1", "nodes", registry=registry)(self._seen)
+        for plural in ("pods", "nodes", "namespaces", "resourcequotas"):
+            kopf.on.event("", "v1", plural, registry=registry)(self._seen)
         kopf.on.event(GROUP, "resourceclaims", registry=registry)(self._seen)
         kopf.on.event(GROUP, "resourceclaimtemplates", registry=registry)(self._seen)
         kopf.on.event(GROUP, "resourceslices", registry=registry)(self._seen)

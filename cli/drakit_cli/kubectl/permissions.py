@@ -101,6 +101,8 @@ RULES: Mapping[str, Sequence[_Rule]] = {
         _Rule(group=_DRA, resource="devicetaintrules", verbs=_READ),
         _Rule(resource="pods", verbs=_READ, essential=_READ[1:]),
         _Rule(resource="nodes", verbs=_READ, essential=_READ[1:]),
+        _Rule(resource="namespaces", verbs=_READ),
+        _Rule(resource="resourcequotas", verbs=_READ),
         _Rule(group=_OURS, resource="nodedevicereports", verbs=_READ),
         _Rule(group=_OURS, resource="hostdevicepolicies", verbs=_READ, hostdev=True),
         _Rule(group=_OURS, resource="hostdevicepolicies/status", verbs=("patch",), hostdev=True),

@@ -25,6 +25,8 @@ LAB = "/apis/resource.k8s.io/v1/namespaces/lab"
 PATHS = {
     "pods": "/api/v1/namespaces/lab/pods/p",
     "nodes": "/api/v1/nodes/n",
+    "namespaces": "/api/v1/namespaces/lab",
+    "resourcequotas": "/api/v1/namespaces/lab/resourcequotas/q",
     "resourceclaims": f"{LAB}/resourceclaims/c",
     "resourceclaimtemplates": f"{LAB}/resourceclaimtemplates/t",
     "resourceslices": "/apis/resource.k8s.io/v1/resourceslices/s",
@@ -104,6 +106,8 @@ def serve(cluster, tmp_path):
 def add_all(cluster):
     cluster.pod("p", "c")
     cluster.node("n")
+    cluster.store(PATHS["namespaces"], {})
+    cluster.store(PATHS["resourcequotas"], {})
     cluster.claim("c")
     cluster.template("t")
     cluster.slice("s", "g0")

@@ -4,7 +4,17 @@ import asyncio
 
 import pytest
 
-from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, REPORTS, RULES, SLICES, TEMPLATES
+from drakit_explain.kinds import (
+    CLAIMS,
+    CLASSES,
+    NODES,
+    PODS,
+    QUOTAS,
+    REPORTS,
+    RULES,
+    SLICES,
+    TEMPLATES,
+)
 from drakit_explain.model import ReportFacts, TaintRuleFacts
 from tests.fakes.operator_reconciler import GPU, Bench, pod, template
 
@@ -145,6 +155,27 @@ def see_placed(bench):
     bench.see(CLAIMS, made)
     bench.see(PODS, placed)
     return placed
+
+
+async def test_a_quota_that_prevents_a_claim_is_reported_and_the_pod_explained_again_after_it():
+    amounts = {"count/resourceclaims.resource.k8s.io": "1", "pods": "9"}
+    quota = {
+        "metadata": {"namespace": "lab", "name": "q", "uid": "q"},
+        "status": {"hard": amounts, "used": amounts},
+    }
+    waits = pod()
+    waits["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "tpl"}]
+    async with Bench().running() as bench:
+        for kind, body in ((CLASSES, GPU), (NODES, NODE), (TEMPLATES, template("gpu.example"))):
+            bench.see(kind, body)
+        bench.see(QUOTAS, quota)
+        bench.see(PODS, waits)
+        await asyncio.sleep(10)
+        assert ("train", "QuotaExceeded") in by_object(bench.told)
+        bench.told.clear()
+        bench.see(QUOTAS, {**quota, "status": {"hard": amounts, "used": {"pods": "3"}}})
+        await asyncio.sleep(10)
+        assert ("train", "NoDevicePublished") in by_object(bench.told)
 
 
 @pytest.mark.parametrize("has_class", [True, False])

@@ -233,10 +233,14 @@ async def test_managed_fields_that_are_nested_too_deep_cost_nothing_in_any_kind(
     cluster.add_rule("r1", driver="d")
     cluster.add_report("n1", "serial")
     cluster.add_policy("serial")
+    cluster.store("/api/v1/namespaces/lab", {"spec": {"finalizers": ["kubernetes"]}})
+    cluster.store("/api/v1/namespaces/lab/resourcequotas/q", {"spec": {"hard": {"pods": "9"}}})
 
     def nest():
         for path in (
             "/api/v1/nodes/n1",
+            "/api/v1/namespaces/lab",
+            "/api/v1/namespaces/lab/resourcequotas/q",
             "/api/v1/namespaces/lab/pods/p1",
             f"{CLAIM_PATH}/c1",
             f"{V1}/namespaces/lab/resourceclaimtemplates/t1",
