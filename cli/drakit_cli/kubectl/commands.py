@@ -10,9 +10,10 @@ import argparse
 import asyncio
 import gc
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 from drakit_cli.answers import CommandError
 from drakit_cli.kubectl import devices, doctor, explain_command
@@ -136,11 +137,7 @@ def _claims(options: argparse.Namespace, output: Output) -> int:
         output.line(f"No claims{f' use {options.device}' if options.device else where}.")
     else:
         columns = len(_CLAIM) if output.wide else len(_CLAIM) - 1
-        cells = [
-            [cell if isinstance(cell, str) else ", ".join(cell) for cell in row.values()]
-            for row in rows
-        ]
-        output.table(_CLAIM[:columns], [row[:columns] for row in cells])
+        output.table(_CLAIM[:columns], [_claim_cells(row)[:columns] for row in rows])
     output.lines("Not evaluated", gaps)
     return code
 
@@ -151,23 +148,43 @@ def _uses(claim: ClaimFacts, device: str) -> bool:
     )
 
 
-def _claim_row(claim: ClaimFacts) -> dict[str, str | list[str]]:
+def _claim_row(claim: ClaimFacts) -> dict[str, Any]:
     requests = [each for one in claim.requests for each in (one.alternatives or (one,))]
     state = "pending"
     if claim.deleting:
         state = "deleting"
     elif claim.allocated:
         state = "in use" if claim.consumers else "allocated"
+    allocated = dict.fromkeys(each.device for each in claim.results)
     return {
         "namespace": claim.namespace,
         "name": claim.name,
         "state": state,
         # Empty if several can use it, or if it is not allocated.
         "node": node_of_claim(claim) or "",
-        "devices": list(dict.fromkeys("/".join(each.device) for each in claim.results)),
+        "devices": ["/".join(each) for each in allocated],
         "pods": sorted(claim.reserved_for),
+        "users": claim.users,
         "deviceClasses": list(dict.fromkeys(each.device_class for each in requests)),
+        "consumed": {
+            "/".join(each): share for each in allocated if (share := devices.share_of(claim, each))
+        },
     }
+
+
+def _claim_cells(row: Mapping[str, Any]) -> list[str]:
+    """Return the columns of a claim, with its shares beside their devices."""
+    shares = {
+        device: ", ".join(f"{name} {amount}" for name, amount in share.items())
+        for device, share in row["consumed"].items()
+    }
+    named = [f"{each} ({shares[each]})" if each in shares else each for each in row["devices"]]
+    return [
+        *(row[key] for key in ("namespace", "name", "state", "node")),
+        ", ".join(named),
+        devices.pods_cell(row["users"]),
+        ", ".join(row["deviceClasses"]),
+    ]
 
 
 def _doctor(options: argparse.Namespace, output: Output) -> int:

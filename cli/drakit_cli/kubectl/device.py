@@ -11,7 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from drakit_cli.kubectl.devices import DeviceRow, PoolRow, named, words_of_state
+from drakit_cli.kubectl.devices import (
+    DeviceRow,
+    PoolRow,
+    named,
+    pods_cell,
+    share_of,
+    words_of_state,
+)
 from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import Output
 from drakit_explain.model import ClaimFacts, DeviceID, TaintRuleFacts
@@ -52,6 +59,7 @@ class Device:
             "node": self.pool.node,
             "state": self.row.state,
             "detail": self.row.detail,
+            "left": dict(self.row.left),
             "message": self.words,
             "resourceSlice": self.slice,
             "attributes": dict(self.attributes),
@@ -173,9 +181,13 @@ def _use(claim: ClaimFacts, device: DeviceID) -> dict[str, Any]:
         "namespace": claim.namespace,
         "claim": claim.name,
         "pods": sorted(claim.reserved_for),
+        "users": claim.users,
         "access": access,
+        "consumed": share_of(claim, device),
     }
 
 
 def _use_cells(use: Mapping[str, Any]) -> list[str]:
-    return [f"{use['namespace']}/{use['claim']}", ", ".join(use["pods"]), use["access"]]
+    consumed = ", ".join(f"{name} {amount}" for name, amount in use["consumed"].items())
+    access = f"{use['access']} ({consumed})" if consumed else use["access"]
+    return [f"{use['namespace']}/{use['claim']}", pods_cell(use["users"]), access]

@@ -15,11 +15,13 @@ It must not know sessions.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from drakit.quantity import quantity_units
 from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import Output, shortened
+from drakit_explain.allocation import consumed_of
 from drakit_explain.broken import node_of_claim
 from drakit_explain.counting import Hardware
 from drakit_explain.counts import STATES, states_in
@@ -27,6 +29,7 @@ from drakit_explain.devices import DeviceFacts, bits
 from drakit_explain.kinds import NODES, SLICES
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, SliceFacts
 from drakit_explain.pools import NodePool, PoolState
+from drakit_explain.wording import quantity_text
 from drakit_explain.world import World
 
 # ---------------------------------------------------------------- rows
@@ -48,6 +51,9 @@ class DeviceRow:
 
     detail: str = ""
     """What the state does not say."""
+
+    left: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The rest of each capacity of a shared device, such as ``1 of 4``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,7 +193,8 @@ def _device(
     name: DeviceID, device: DeviceFacts, state: str, problem: str, world: World
 ) -> DeviceRow:
     holder = world.holder(name)
-    claims = (holder,) if holder is not None else tuple(world.sharers(name))
+    # A share can be older than a policy that allows none.
+    claims = (*((holder,) if holder is not None else ()), *sorted(world.sharers(name), key=named))
     detail = ""
     if state == "allocated" and holder is None:
         detail = "shared" if claims else "hardware in use"
@@ -199,7 +206,19 @@ def _device(
         taints=tuple(sorted({each.key for each in world.taints(name, device)})),
         state=state,
         detail=detail,
+        left=_left(name, device, world),
     )
+
+
+def _left(name: DeviceID, device: DeviceFacts, world: World) -> dict[str, str]:
+    used = world.consumed(name)
+    if used is None:
+        return {}
+    return {
+        each.name: f"{quantity_text(total - used.get(each.name, 0))} of {quantity_text(total)}"
+        for each in device.kind.capacity
+        for total in (quantity_units(each.value),)
+    }
 
 
 def _where(each: SliceFacts, world: World) -> str:
@@ -307,7 +326,22 @@ def _device_cells(pool: PoolRow, device: DeviceRow) -> list[str]:
 
 def words_of_state(device: DeviceRow) -> str:
     """Return the state of a device with its detail."""
-    return f"{device.state} ({device.detail})" if device.detail else device.state
+    left = [f"{name}: {amount} left" for name, amount in device.left.items()]
+    detail = "; ".join(filter(None, (device.detail, *left)))
+    return f"{device.state} ({detail})" if detail else device.state
+
+
+def pods_cell(users: Iterable[str]) -> str:
+    """Return the users of a claim, pods by their names."""
+    return ", ".join(each.removeprefix("pod ") for each in users)
+
+
+def share_of(claim: ClaimFacts, device: DeviceID) -> dict[str, str]:
+    """Return what a claim takes of each capacity of a shared device."""
+    return {
+        name: quantity_text(amount)
+        for name, amount in (consumed_of(device, claim.shares) or {}).items()
+    }
 
 
 def named(claim: ClaimFacts) -> str:
@@ -336,6 +370,7 @@ def device_body(device: DeviceRow) -> dict[str, Any]:
         "name": device.name,
         "state": device.state,
         "detail": device.detail,
+        "left": dict(device.left),
         "taints": list(device.taints),
         "claims": [named(claim) for claim in device.claims],
     }

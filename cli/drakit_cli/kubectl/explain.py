@@ -18,7 +18,12 @@ from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.pods import SeenPod
 from drakit_explain.allocation import NotEvaluatedError
-from drakit_explain.broken import broken_claim, claims_of_pod, taints_for_new_pods
+from drakit_explain.broken import (
+    broken_claim,
+    claims_of_pod,
+    node_of_claim,
+    taints_for_new_pods,
+)
 from drakit_explain.bugs import bug_behind
 from drakit_explain.cel.allocator import Confirmed
 from drakit_explain.codes import Cause, Code, Reason, certain, no_remedy
@@ -26,13 +31,22 @@ from drakit_explain.confirmation import Confirmation
 from drakit_explain.counting import Availability
 from drakit_explain.deletion import claim_stays
 from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES
-from drakit_explain.model import ClaimFacts, PodClaim, PodFacts, Request, SliceFacts, TemplateFacts
+from drakit_explain.model import (
+    ClaimFacts,
+    NodeFacts,
+    PodClaim,
+    PodFacts,
+    Request,
+    SliceFacts,
+    TemplateFacts,
+)
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
 from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
 from drakit_explain.selection import Selection
 from drakit_explain.shortage import RequestReport, is_given_up
 from drakit_explain.wording import cut
+from drakit_explain.world import World
 
 Confirm = Callable[[Confirmation], Awaitable[Confirmed]]
 """Asks Kubernetes' allocator whether an answer is certain."""
@@ -135,7 +149,7 @@ def nodes_that_matter(pods: Iterable[PodFacts], found: Gathered) -> set[str]:
         return set()
     evaluate_selectors(found, selectors_of(waiting, found))
     world = found.world
-    nodes = {name for name, _ in world.not_ready()}
+    nodes = {name for name, _ in world.not_ready()} | _nodes_of_claims(waiting, world)
     requests = {
         exact: None
         for pod in waiting
@@ -147,6 +161,15 @@ def nodes_that_matter(pods: Iterable[PodFacts], found: Gathered) -> set[str]:
     for reach in world.reachable():
         if any(_may_select(each, reach.slice) for each in selections):
             nodes.update(reach.nodes)
+    return nodes
+
+
+def _nodes_of_claims(pods: Iterable[PodFacts], world: World) -> set[str]:
+    """Return the nodes that can use the allocated claims of pods."""
+    nodes: set[str] = set()
+    for claim in (claim for pod in pods for claim in claims_of_pod(pod, world) if claim.allocated):
+        one = node_of_claim(claim)
+        nodes.update([one] if one is not None else (name for _, name in world.of(NodeFacts)))
     return nodes
 
 

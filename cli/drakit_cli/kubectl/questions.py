@@ -120,6 +120,8 @@ async def _explain(
 ) -> tuple[list[Report], Gathered]:
     facts = [each.facts for each in pods]
     found = await _gather_for(session, facts, namespace=namespace, everywhere=everywhere)
+    for pod in facts:
+        found.world.apply(pod)
     found = await _complete(session, found, facts)
     found = await with_events(session, found, facts)
     async with open_allocator(session, found) as confirm:

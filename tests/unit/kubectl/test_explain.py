@@ -865,6 +865,24 @@ async def test_a_claim_that_stays_names_what_holds_it(placed, run):
     assert body["claims"][0]["state"] == "deleting"
 
 
+async def test_the_node_of_a_shared_claim_that_is_full_is_named_with_what_it_lacks(site, run):
+    site.node("n1")
+    site.node("n2")
+    room(site, cpu="4")
+    site.claim("mine", device="gpu-0", pod="other")
+    running(site, "other")
+    container = {"name": "main", "resources": {"requests": {"cpu": "2"}}}
+    site.pod("waiting", "mine", containers=[container])
+    code, body = await run.json("explain", "pod/waiting")
+    assert code == 1
+    assert (
+        "allocated on node n1 where the pod cannot run (it has too little cpu left)"
+        in (body["message"])
+    )
+    site.remove("/api/v1/namespaces/lab/pods/other")
+    assert (await run("explain", "pod/waiting"))[0] == 0
+
+
 async def test_hostile_text_reaches_no_terminal(stuck, run):
     stuck.pod("evil", "mine", message="\x1b[2J\x1b]0;owned\x07 waits")
     _, out, _ = await run("explain", "pod/evil")

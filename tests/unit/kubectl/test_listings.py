@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 API = "/apis/resource.k8s.io/v1"
@@ -185,6 +187,65 @@ async def test_a_partition_whose_hardware_is_in_use_is_not_free(site, run):
     assert states == {"whole": "allocated", "half-0": "allocated", "half-1": "free"}
     assert [each["detail"] for each in found["devices"]] == ["hardware in use", "", ""]
     assert (found["free"], found["allocated"]) == (1, 2)
+
+
+@pytest.fixture
+def fridge(site):
+    """A device with four slots, of which a pod has one and a group two."""
+    site.node("n1")
+    device = {
+        "name": "fridge",
+        "allowMultipleAllocations": True,
+        "capacity": {"slots": {"value": "4"}},
+    }
+    site.slice("s1", devices=[device])
+    for name, slots, (plural, user) in (
+        ("a", "1", ("pods", "chef")),
+        ("b", "2", ("podgroups", "band")),
+    ):
+        site.claim(name, device="fridge")
+        share = {"shareID": name, "consumedCapacity": {"slots": slots}}
+        path = f"/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/{name}"
+        results = site.object(path)["status"]["allocation"]["devices"]["results"]
+        allocation = {"devices": {"results": [{**results[0], **share}]}}
+        reserved = [{"resource": plural, "name": user, "uid": user}]
+        site.change(path, {"status": {"allocation": allocation, "reservedFor": reserved}})
+    return site
+
+
+async def test_the_shares_of_a_device_are_shown_with_what_is_left(fridge, run):
+    _, out, _ = await run("devices", "-o", "wide")
+    assert "allocated (shared; slots: 1 of 4 left)  -       lab/a, lab/b" in out
+    _, out, _ = await run("devices", "fridge")
+    assert "  state: allocated (shared; slots: 1 of 4 left)" in out.splitlines()
+    assert [re.split(" {2,}", line) for line in out.splitlines()[-2:]] == [
+        ["lab/a", "chef", "share (slots 1)"],
+        ["lab/b", "podgroup band", "share (slots 2)"],
+    ]
+    _, out, _ = await run("claims")
+    device = "gpu.example.com/n1/fridge"
+    assert [re.split(" {2,}", line) for line in out.splitlines()[1:]] == [
+        ["lab", "a", "in use", "n1", f"{device} (slots 1)", "chef"],
+        ["lab", "b", "in use", "n1", f"{device} (slots 2)", "podgroup band"],
+    ]
+    _, body = await run.json("claims")
+    assert body["claims"][0]["consumed"] == {device: {"slots": "1"}}
+    _, out, _ = await run("explain", "claim/b")
+    assert "It is reserved for podgroup band." in out
+
+
+async def test_a_share_that_is_older_than_its_policy_is_a_holder(fridge, run):
+    fridge.slice("s1", "fridge")
+    fridge.claim("new", device="fridge", pod="cook")
+    _, body = await run.json("devices")
+    (device,) = body["pools"][0]["devices"]
+    assert device["claims"] == ["lab/new", "lab/a", "lab/b"]
+    _, out, _ = await run("devices", "fridge")
+    assert [re.split(" {2,}", line)[2] for line in out.splitlines()[-3:]] == [
+        "share (slots 1)",
+        "share (slots 2)",
+        "exclusive",
+    ]
 
 
 @pytest.mark.parametrize(
