@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors, lacks_helper
-from drakit_cli.kubectl.devices import PoolRow
+from drakit_cli.kubectl.devices import UNREACHABLE, PoolRow
 from drakit_cli.kubectl.gather import Gap, Gathered
 from drakit_cli.kubectl.output import plural, shortened
 from drakit_explain.allocation import NotEvaluatedError
@@ -155,11 +155,17 @@ def _pools(rows: Iterable[PoolRow], found: Gathered) -> Iterator[Finding]:
                 f"within minutes: {delete}",
             )
         elif row.problem:
+            of_node = f", node {row.node}" if row.named else ""
+            fix = (
+                f"{log}{' on that node' if row.named else ''}: the driver must publish all slices "
+                "of the pool's latest generation, and they must be consistent"
+            )
+            if row.problem.startswith(UNREACHABLE):
+                fix = "correct the node selector in the driver, or the labels of the nodes"
             yield Finding(
                 object=subject,
-                what=f"no device can be allocated from {where}, node {row.node}: {row.problem}",
-                fix=f"{log} on that node: the driver must publish all slices of the pool's latest "
-                "generation, and they must be consistent",
+                what=f"no device can be allocated from {where}{of_node}: {row.problem}",
+                fix=fix,
             )
         for key, state, fix in (
             (UNHEALTHY, "unhealthy", f"check the device, and {log} on node {row.node}"),

@@ -28,7 +28,7 @@ from drakit_explain.counts import STATES, states_in
 from drakit_explain.devices import DeviceFacts, bits
 from drakit_explain.kinds import NODES, SLICES
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, SliceFacts
-from drakit_explain.pools import NodePool, PoolState
+from drakit_explain.pools import NodePool, PoolState, place_includes
 from drakit_explain.wording import quantity_text
 from drakit_explain.world import World
 
@@ -106,6 +106,10 @@ class PoolRow:
         return sorted(found.values(), key=lambda claim: (claim.namespace, claim.name))
 
 
+UNREACHABLE = "unreachable"
+"""The state of a pool whose slices are for no node of the cluster."""
+
+
 def pool_rows(found: Gathered) -> list[PoolRow]:
     """Return the pools of a cluster, by driver, pool and node."""
     groups: dict[tuple[PoolID, str], list[SliceFacts]] = {}
@@ -120,6 +124,11 @@ def pool_rows(found: Gathered) -> list[PoolRow]:
     ]
     # A slice that is not seen may have the devices that claims hold.
     return rows if found.lacks(SLICES) else _with_gone(rows, found.world)
+
+
+def _has_node(of: SliceFacts, world: World) -> bool:
+    views = world.views().values()
+    return of.place is None or any(place_includes(of.place, each) for each in views)
 
 
 def _with_gone(rows: Sequence[PoolRow], world: World) -> list[PoolRow]:
@@ -168,6 +177,10 @@ def _row(
         problem = f"invalid: {state.problem}"
     elif len(current) != expected:
         problem = f"incomplete: {len(current)} of {expected} slices"
+    elif not any(each.devices for each in current) and any(each.devices for each in slices):
+        problem = f"empty: slices of generations before {generation} do not count"
+    elif views is not None and not named and not any(_has_node(each, world) for each in current):
+        problem = f"{UNREACHABLE}: its node selector matches no node"
     ready = state if state is not None and state.state is PoolState.READY else None
     devices: list[DeviceRow] = []
     for each in current:

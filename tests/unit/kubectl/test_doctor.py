@@ -102,6 +102,22 @@ def incomplete(site):
     site.slice("s1", "a", pool={"name": "n1", "generation": 2, "resourceSliceCount": 2})
 
 
+def emptied(site):
+    site.slice("s1", pool={"name": "n1", "generation": 2, "resourceSliceCount": 1})
+    site.slice("old", "a", pool={"name": "n1", "generation": 1, "resourceSliceCount": 1})
+
+
+def unreachable(site):
+    field = {"key": "zone", "operator": "In", "values": ["nowhere"]}
+    site.slice(
+        "net",
+        "a",
+        node="",
+        pool={"name": "net", "generation": 1, "resourceSliceCount": 1},
+        nodeSelector={"nodeSelectorTerms": [{"matchExpressions": [field]}]},
+    )
+
+
 def vanished(site):
     site.slice("s9", "a", node="n9")
 
@@ -172,6 +188,13 @@ POOL = f"Pool {DRIVER}/n1"
     ("spoil", "subject", "text", "fix"),
     [
         pytest.param(incomplete, POOL, "incomplete: 1 of 2 slices", "must publish all slices"),
+        pytest.param(emptied, POOL, "empty: slices of generations before 2", "read the log of"),
+        pytest.param(
+            unreachable,
+            f"Pool {DRIVER}/net",
+            "unreachable: its node selector matches no node",
+            "correct the node selector in the driver, or the labels of the nodes",
+        ),
         pytest.param(
             vanished,
             f"Pool {DRIVER}/n9",

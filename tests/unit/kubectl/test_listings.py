@@ -275,12 +275,17 @@ async def test_nothing_is_free_in_a_broken_pool(site, run, spec, state):
     assert pool["unhealthy"] == pool["count"]
 
 
+ZONE = {"key": "zone", "operator": "DoesNotExist"}
+
+
 @pytest.mark.parametrize(
     ("spec", "place"),
     [
         pytest.param({"nodeName": "", "allNodes": True}, "all", id="all-nodes"),
         pytest.param(
-            {"nodeName": "", "nodeSelector": {"nodeSelectorTerms": []}}, "selected", id="selector"
+            {"nodeName": "", "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [ZONE]}]}},
+            "selected",
+            id="selector",
         ),
         pytest.param({"nodeName": "", "perDeviceNodeSelection": True}, "by device", id="by-device"),
     ],
