@@ -25,6 +25,7 @@ from drakit_explain.model import (
     ClassFacts,
     DeviceID,
     NodeFacts,
+    PolicyFacts,
     PoolID,
     ReportFacts,
     Request,
@@ -252,7 +253,10 @@ def _missing_classes(found: Gathered) -> Iterator[Finding]:
         for what, fix in dict.fromkeys(
             (each.sentence, each.advice) for each in missing_classes(of, world)
         ):
-            yield Finding(object=subject, what=what, fix=fix)
+            # A template may be a leftover: `explain` has the pods that wait for its claims.
+            yield Finding(
+                object=subject, what=what, fix=fix, problem=not isinstance(of, TemplateFacts)
+            )
 
 
 def _classes(found: Gathered) -> Iterator[Finding]:
@@ -261,8 +265,10 @@ def _classes(found: Gathered) -> Iterator[Finding]:
         return
     classes = sorted(world.of(ClassFacts).values(), key=lambda each: each.name)
     evaluate_selectors(found, (text for each in classes for text in each.selectors if text))
+    policies = {each.uid: each.name for each in world.of(PolicyFacts).values()}
     for each in classes:
         subject = f"DeviceClass {each.name}"
+        policy = policies.get(each.owner, "")
         try:
             analysis = analyze(Request(name="", device_class=each.name), world, budget_of(world))
         except (BudgetSpentError, NotEvaluatedError, ValueError) as error:
@@ -281,15 +287,21 @@ def _classes(found: Gathered) -> Iterator[Finding]:
                 object=subject,
                 what=f"DeviceClass {each.name} fails on device {'/'.join(error.device)}: "
                 f"{error.text}",
-                fix=f"kubectl edit deviceclass {each.name}: test that a key exists before you read "
-                "it, or compare device.driver first",
+                fix=f"the operator restores the class of HostDevicePolicy {policy}, so do not "
+                "edit it: read the log of the node plugin that publishes the device"
+                if policy
+                else f"kubectl edit deviceclass {each.name}: test that a key exists before you "
+                "read it, or compare device.driver first",
             )
         elif not analysis.matching:
             yield Finding(
                 object=subject,
                 what=f"DeviceClass {each.name} selects none of the "
                 f"{analysis.published} published devices",
-                fix=f"kubectl get deviceclass {each.name} -o yaml: check its selectors, and that "
+                fix=f"kubectl describe hostdevicepolicy {policy}: its conditions, and the devices "
+                "that its nodes do not publish"
+                if policy
+                else f"kubectl get deviceclass {each.name} -o yaml: check its selectors, and that "
                 "its driver publishes devices",
                 problem=False,
             )

@@ -191,7 +191,7 @@ def diagnose(examined: Examined) -> Diagnosis:
         capabilities=examined.capabilities,
         denied=examined.denied,
         rows=None if found.lacks_all(SLICES) else rows,
-        world=found.world,
+        found=found,
     )
     findings += check_cluster(found, rows)
     findings += check_components(examined.components, examined.capabilities)

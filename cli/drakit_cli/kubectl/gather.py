@@ -100,6 +100,9 @@ class Gathered:
     events: Events = NO_EVENTS
     """Events about pods and claims."""
 
+    absent: set[str] = field(default_factory=set[str])
+    """The kinds of drakit that the cluster does not serve, by plural."""
+
     def lacks(self, *kinds: Kind) -> bool:
         """Return whether something of one of these kinds is unknown."""
         return any(gap.kind == kind.plural for gap in self.gaps for kind in kinds)
@@ -177,7 +180,9 @@ class _Reader:
         try:
             await self._list(kind, self._namespace if kind in self._local else None)
         except NotFoundError as error:
-            if not kind.is_ours:  # else the cluster does not have the kind
+            if kind.is_ours:
+                self.found.absent.add(kind.plural)
+            else:
                 self._fail(kind, error)
         except ForbiddenError as error:
             if not await self._is_unknown(kind):

@@ -22,6 +22,7 @@ from drakit_cli.kubectl.components import (
     is_default,
 )
 from drakit_cli.kubectl.devices import PoolRow
+from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import plural, shortened
 from drakit_cli.kubectl.permissions import Denied, Permission
 from drakit_cli.kubectl.releases import (
@@ -32,8 +33,8 @@ from drakit_cli.kubectl.releases import (
     UnpulledImage,
     Workload,
 )
-from drakit_explain.model import NodeFacts, ReportFacts
-from drakit_explain.world import World
+from drakit_explain.kinds import POLICIES
+from drakit_explain.model import NodeFacts, PolicyFacts, ReportFacts
 
 OLDEST = (1, 34)
 """The oldest Kubernetes that the chart supports (`kubeVersion` of the chart)."""
@@ -89,9 +90,10 @@ def check_releases(
     capabilities: Capabilities,
     denied: Iterable[Denied],
     rows: Sequence[PoolRow] | None,
-    world: World,
+    found: Gathered,
 ) -> list[Finding]:
     """Check everything that is known. The pools are None if they may not be listed."""
+    world = found.world
     findings: list[Finding] = []
     if not installed.releases and not installed.gaps:
         reports = world.of(ReportFacts).values()
@@ -118,6 +120,7 @@ def check_releases(
             *_versions(each),
             *_kubernetes(each, capabilities),
             *_gates(each, capabilities),
+            *_policies(each, found),
             *(_unpublished(each, rows) if rows is not None else ()),
         ]
     return [*findings, *_permissions(denied), *_conflicts(installed), *_kubelets(installed)]
@@ -310,6 +313,28 @@ def _unpublished(release: Release, rows: Sequence[PoolRow]) -> Iterator[Finding]
             )
 
 
+def _policies(release: Release, found: Gathered) -> Iterator[Finding]:
+    """Find policies that the operator of a release does not serve."""
+    operator = release.workload(OPERATOR)
+    if operator is None or "hostdev.drakit.dev" not in release.values.claimed:
+        return
+    if POLICIES.plural in found.absent:
+        yield Finding(
+            object=f"CustomResourceDefinition {POLICIES}",
+            what=f"the CustomResourceDefinition {POLICIES} is missing, so hostdev publishes no "
+            "device, and the DeviceClasses of policies are gone",
+            fix=f"install it and the policies again: {_upgrade(release)}",
+        )
+    if names := sorted(one.name for one in found.world.of(PolicyFacts).values() if not one.status):
+        yield Finding(
+            object=f"HostDevicePolicy {names[0]}",
+            what=f"the operator has not written the status of {shortened(names)}, so the "
+            "DeviceClass may be missing or outdated",
+            fix=f"kubectl -n {release.namespace} logs {operator.ref}: if it has no error, wait a "
+            "minute, and run the command again",
+        )
+
+
 def _permissions(denied: Iterable[Denied]) -> Iterator[Finding]:
     for each in denied:
         for essential in (True, False):
@@ -319,13 +344,15 @@ def _permissions(denied: Iterable[Denied]) -> Iterator[Finding]:
 
 
 def _missing(denied: Denied, permissions: Sequence[Permission], *, essential: bool) -> Finding:
-    workload = denied.workload
+    release, workload = denied.release, denied.workload
     names = [str(permission) for permission in permissions]
     return Finding(
         object=_subject(workload),
         what=f"the service account {workload.namespace}/{workload.service_account} of the "
         f"{workload.component} is not allowed to {shortened(names, most=8)}",
-        fix=f"restore the chart's roles: {_upgrade(denied.release)}",
+        # Helm does not overwrite what another client has changed, unless it is told to.
+        fix="restore the chart's roles: "
+        + _upgrade(release, *(["--force-conflicts"] if release.helm else [])),
         problem=essential,
     )
 
@@ -348,13 +375,13 @@ def _conflicts(installed: Releases) -> Iterator[Finding]:
         if not (shared := sorted(one.nodes & other.nodes)):
             continue
         on = f"node{'s' if len(shared) > 1 else ''} {shortened(shared)}"
-        for name, value in sorted(other.values.claimed.items()):
-            if name in one.values.claimed:
-                setting = f"--set {value}={_UNSET.get(value.partition('.')[0], 'NAME')}"
+        changed = one if other.workload(OPERATOR) and not one.workload(OPERATOR) else other
+        for name, value in sorted(changed.values.claimed.items()):
+            if name in one.values.claimed and name in other.values.claimed:
                 yield Finding(
                     object=_of(other),
                     what=f"{names} both run driver {name} on {on}: only one of them can serve it",
-                    fix=f"disable or rename it in one of them: {_upgrade(other, setting)}",
+                    fix=_disable(name, value, changed),
                 )
         for path, value in sorted(other.values.directories.items()):
             if path in one.values.directories:
@@ -363,6 +390,22 @@ def _conflicts(installed: Releases) -> Iterator[Finding]:
                     what=f"{names} both use the directory {path} on {on}",
                     fix=_upgrade(other, f"--set {value}=DIRECTORY"),
                 )
+
+
+def _disable(driver: str, value: str, release: Release) -> str:
+    """Return what ends a driver in a release: Helm installs none without a driver."""
+    values = release.values
+    if value == "hostdev.enabled" and {*values.claimed} == {driver} and not values.directories:
+        where = f"{release.name} -n {release.namespace}"
+        return f"uninstall the second release, which has no other driver: helm uninstall {where}"
+    if value == "nodeplugin.drivers" and release.helm:
+        return (
+            f"rename or remove it in nodeplugin.drivers of one of them: helm get values "
+            f"{release.name} -n {release.namespace} > values.yaml, edit the file, and "
+            f"{_upgrade(release, '--values values.yaml')}"
+        )
+    setting = f"--set {value}={_UNSET.get(value.partition('.')[0], 'NAME')}"
+    return f"disable or rename it in one of them: {_upgrade(release, setting)}"
 
 
 def _kubelets(installed: Releases) -> Iterator[Finding]:

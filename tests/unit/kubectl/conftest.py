@@ -90,6 +90,11 @@ class Site(Objects):
             {"spec": {"nodeName": node, "driver": driver}, "status": status},
         )
 
+    def policy(self, name: str, **status: object) -> None:
+        """A HostDevicePolicy, with its name as UID."""
+        path = f"/apis/{crds.API_VERSION}/hostdevicepolicies/{name}"
+        self.store(path, {"metadata": {"uid": name}, "spec": {}, "status": status})
+
     def forbid(self, path: str) -> None:
         self.fail("*", path, status=403, reason="Forbidden", message="no", times=1000)
 

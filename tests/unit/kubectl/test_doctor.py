@@ -181,6 +181,17 @@ def failing(site):
     site.device_class("fast", 'device.attributes["gpu.example.com"].speed > 3')
 
 
+def class_of_policy(site, expression):
+    site.policy("fast", observedGeneration=1)
+    site.device_class("fast", expression)
+    owner = {"kind": "HostDevicePolicy", "name": "fast", "uid": "fast", "controller": True}
+    site.change(f"{API}/deviceclasses/fast", {"metadata": {"ownerReferences": [owner]}})
+
+
+def failing_of_policy(site):
+    class_of_policy(site, 'device.attributes["gpu.example.com"].speed > 3')
+
+
 POOL = f"Pool {DRIVER}/n1"
 
 
@@ -248,6 +259,12 @@ POOL = f"Pool {DRIVER}/n1"
             "DeviceClass fast fails on device",
             "kubectl edit deviceclass fast",
         ),
+        pytest.param(
+            failing_of_policy,
+            "DeviceClass fast",
+            "DeviceClass fast fails on device",
+            "the operator restores the class of HostDevicePolicy fast, so do not edit it",
+        ),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
@@ -265,6 +282,14 @@ VIEW = "drakit-viewer-USER --clusterrole=drakit-viewer --user=USER"
 
 def unselected(site):
     site.device_class("none", 'device.driver == "other.example.com"')
+
+
+def unselected_of_policy(site):
+    class_of_policy(site, 'device.driver == "hostdev.drakit.dev"')
+
+
+def template_of_a_class_that_is_gone(site):
+    site.template("left", device_class="absent")
 
 
 def daemon_sets_of_others(site):
@@ -300,6 +325,18 @@ def no_reviews(site):
             "DeviceClass none",
             "none selects none of the 2 published devices",
             "check its selectors",
+        ),
+        pytest.param(
+            unselected_of_policy,
+            "DeviceClass fast",
+            "fast selects none of the 2 published devices",
+            "kubectl describe hostdevicepolicy fast",
+        ),
+        pytest.param(
+            template_of_a_class_that_is_gone,
+            "ResourceClaimTemplate lab/left",
+            'DeviceClass "absent"',
+            "create it or correct",
         ),
         pytest.param(
             daemon_sets_of_others,

@@ -75,6 +75,31 @@ async def test_a_node_plugin_that_selects_no_node_is_a_problem(cluster, findings
     assert "selects 0 of 2 nodes" in found["finding"]
 
 
+@pytest.fixture
+def hostdev(cluster):
+    cluster.slice("h", driver="hostdev.drakit.dev")
+    cluster.release("drakit", "n1", drivers=[{"driver": "hostdev"}])
+    return cluster
+
+
+async def test_a_missing_definition_of_policies_is_an_outage(hostdev, findings):
+    path = "/apis/drakit.dev/v1beta1/hostdevicepolicies"
+    hostdev.fail("GET", path, status=404, reason="NotFound", times=9)
+    (found,) = await findings()
+    assert found["severity"] == "problem"
+    assert "hostdevicepolicies.drakit.dev is missing" in found["finding"]
+    assert "helm upgrade drakit" in found["fix"]
+
+
+async def test_a_policy_that_the_operator_does_not_see_is_named(hostdev, findings):
+    hostdev.policy("seen", observedGeneration=1)
+    assert await findings() == []
+    hostdev.policy("kvm")
+    (found,) = await findings()
+    assert "the operator has not written the status of kvm" in found["finding"]
+    assert "kubectl -n drakit-system logs deployment/drakit-operator" in found["fix"]
+
+
 def pods_not_ready(site):
     site.release("drakit", "n1", "n2", ready=False, drivers=DRIVERS)
 
@@ -220,13 +245,14 @@ def plugin_without_slices(site):
             same_driver,
             "Release other-system/other",
             f"both run driver {DRIVER} on node n2",
-            "--set nodeplugin.drivers=NAME",
+            "helm get values other -n other-system > values.yaml, edit the file, and helm upgrade "
+            "other charts/drakit -n other-system --reset-then-reuse-values --values values.yaml",
         ),
         pytest.param(
             same_shipped_driver,
             "Release other-system/other",
             "both run driver hostdev.drakit.dev on node n1",
-            "--set hostdev.enabled=false",
+            "helm uninstall other -n other-system",
         ),
         pytest.param(
             same_name_of_device_plugins,
@@ -251,7 +277,8 @@ def plugin_without_slices(site):
             "Deployment drakit-system/drakit-operator",
             "drakit-system/drakit-operator of the operator is not allowed to list nodes, watch "
             "nodes",
-            "helm upgrade drakit",
+            "helm upgrade drakit charts/drakit -n drakit-system --reset-then-reuse-values "
+            "--force-conflicts",
         ),
         pytest.param(
             operator_without_its_lease,
