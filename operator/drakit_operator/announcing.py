@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -38,8 +39,10 @@ logger = logging.getLogger(__name__)
 
 CONTROLLER = "drakit.dev/operator"
 
-NOTE_BYTES = 1024
-"""The API server's limit for the note of an Event."""
+NOTE_CHARACTERS = 300
+"""The longest note of an Event: people read it in a table. `kubectl drakit explain` has the rest.
+
+The API server's limit is 1024 bytes, and a character of a name has one."""
 
 BURST = 1_000
 """Events before their rate is limited: enough for the pods that wait for a missing driver."""
@@ -119,28 +122,75 @@ class Decision:
 
 
 def summarize(reasons: Sequence[Reason]) -> Announcement | None:
-    """Return the Event of an object's first reason; None without a reason."""
+    """Return the Event of an object's first reason, whose note is compared with that of the last
+    Event; None without a reason."""
     if not reasons:
         return None
     first = reasons[0]
-    return Announcement(code=first.code, note=_note(reasons), regarding=first.regarding)
+    note = f"{_cut(first.text, _COMPARED)}{_more(reasons)}"
+    return Announcement(code=first.code, note=note, regarding=first.regarding)
+
+
+_COMPARED = 1024
+"""Characters of a reason that are compared."""
+
+
+def _more(reasons: Sequence[Reason]) -> str:
+    number = len(reasons) - 1
+    return f"; and {number} more reason{'s' if number > 1 else ''}" if number else ""
 
 
 def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
     """Return the first reason and the remedy if there is room; further reasons are counted."""
-    number = len(reasons) - 1
-    more = f"; and {number} more reason{'s' if number > 1 else ''}" if number else ""
-    end = f"{more}; {remedy}" if remedy else more
-    note = reasons[0].sentence if remedy else reasons[0].text
-    if len(f"{note}{end}".encode()) > NOTE_BYTES:
-        note, end = reasons[0].text, more
-    return f"{_cut(note, NOTE_BYTES - len(end.encode()))}{end}"
+    more = _more(reasons)
+    text = reasons[0].sentence if remedy else reasons[0].text
+    first_remedy = remedy.partition("; or ")[0]  # one of several is enough
+    short = _without_details(_SUBJECT.sub("", text))
+    for of, end in ((text, remedy), (_SUBJECT.sub("", text), first_remedy), (short, first_remedy)):
+        note = "; ".join(filter(None, (f"{of}{more}", end)))
+        if len(note) <= NOTE_CHARACTERS:
+            return note
+    first, *others = short.split("; ")
+    # A reason without clauses of its own on what to do needs the remedy most.
+    wanted = [*others, first_remedy] if others else [first_remedy]
+    room = NOTE_CHARACTERS - len(more)
+    if not others and first_remedy and len(first_remedy) <= NOTE_CHARACTERS // 2:
+        room -= len(first_remedy) + 2
+    note = f"{_cut(first, room)}{more}"
+    for each in filter(None, wanted):
+        if len(note) + len(each) + 2 <= NOTE_CHARACTERS:
+            note = f"{note}; {each}"
+    return note
+
+
+_SUBJECT = re.compile(r"^pod \S+ waits: ")
+"""The beginning of a reason that repeats what the Event is about."""
+
+_MIN_DETAIL = 40
+"""Characters of a detail in parentheses that a long text leaves out."""
+
+
+def _without_details(text: str) -> str:
+    """Remove long parentheses, with those in them."""
+    parts: list[str] = []
+    depth, start = 0, 0
+    for index, each in enumerate(text):
+        if each == "(" and (depth or text[index - 1 : index] == " "):
+            depth += 1
+            if depth == 1:
+                parts.append(text[start : index - 1])
+                start = index - 1
+        elif each == ")" and depth:
+            depth -= 1
+            if not depth:
+                if index - start <= _MIN_DETAIL:
+                    parts.append(text[start : index + 1])
+                start = index + 1
+    return "".join((*parts, text[start:]))
 
 
 def _cut(text: str, size: int) -> str:
-    if len(text.encode()) <= size:
-        return text
-    return text.encode()[: size - 3].decode(errors="ignore") + "..."
+    return text if len(text) <= size else f"{text[: size - 3]}..."
 
 
 def decide(
@@ -298,7 +348,7 @@ class Announcer:
             again = await self._announce_shared(uid, wanted, lasting[0], now)
         elif action is Action.NAMING:
             self._turns.use(uid)
-            note = _cut(self._causes.naming_note(uid), NOTE_BYTES)
+            note = _cut(self._causes.naming_note(uid), NOTE_CHARACTERS)
             await self._write(replace(wanted, note=note))
             self._remember(uid, wanted, now, shared=True)
         else:
@@ -330,7 +380,7 @@ class Announcer:
         self._turns.use(uid)
         try:
             with self._causes.announcing(uid, now=now) as group:
-                note = _cut(group.note(), NOTE_BYTES)
+                note = _cut(group.note(), NOTE_CHARACTERS)
                 await self._write(replace(wanted, note=note, regarding=group.cause.about))
         except NotWrittenError as error:
             if not error.refused:
