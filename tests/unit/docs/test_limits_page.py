@@ -144,7 +144,7 @@ def test_the_page_has_the_limits_of_the_code():
 
 
 def test_the_sentences_of_the_page_have_the_limits_of_the_code():
-    assert f"An Event has at most {announcing.NOTE_BYTES:,} bytes" in PAGE
+    assert f"An Event has at most {announcing.NOTE_CHARACTERS} characters" in PAGE
     assert (
         f"at most {announcing.PER_SECOND:.0f} Events per second, with bursts of up to "
         f"{announcing.BURST:,}" in PAGE
