@@ -30,8 +30,9 @@ from drakit_explain.model import (
 )
 from drakit_explain.world import World
 
-READ: Mapping[int, int] = {34: 13, 35: 10, 36: 6, 37: 2}
-"""The newest patch release that was read, by minor release of Kubernetes 1."""
+READ: Mapping[int, int] = {34: 13, 35: 10, 36: 6, 37: 2, 38: 0}
+"""The newest patch release that was read, by minor release of Kubernetes 1. Of 1.38, it is the
+changelog of its second alpha release."""
 
 ISSUES = "https://github.com/kubernetes/kubernetes/issues/"
 PULLS = "https://github.com/kubernetes/kubernetes/pull/"
@@ -313,6 +314,24 @@ def _evicting(world: World) -> str | None:
     return None
 
 
+def _full_name_of_capacity(world: World) -> str | None:
+    def matches(of: ClaimFacts | TemplateFacts) -> bool:
+        return any("/" in amount.name for each in _exact(of.requests) for amount in each.capacity)
+
+    return _first(world, matches)
+
+
+def _shares_of_unshared(world: World) -> str | None:
+    for claim in world.of(ClaimFacts).values():
+        for device in {each.device for each in claim.shares}:
+            for of in world.slices_of_pool(device.of_pool):
+                if any(
+                    each.name == device.device and not each.kind.shareable for each in of.devices
+                ):
+                    return _named(claim)
+    return None
+
+
 def _has_slices(node: NodeFacts, world: World) -> bool:
     return bool(world.slices_of_node(node.name))
 
@@ -381,7 +400,7 @@ BUGS: tuple[Bug, ...] = (
         what="kube-scheduler reserves the counters of a device again for a request with admin "
         "access, so the request can fail",
         link=f"{ISSUES}140729",
-        fixes={34: None, 35: None, 36: None, 37: None},
+        fixes={34: None, 35: None, 36: None, 37: None, 38: None},
         touched=_admin_with_counters,
     ),
     Bug(
@@ -416,6 +435,20 @@ BUGS: tuple[Bug, ...] = (
         link=f"{PULLS}139017",
         fixes={35: 6, 36: 2},
         touched=_used_beside_templates,
+    ),
+    Bug(
+        what="kube-scheduler finds no device for a capacity that is requested by its full name, if "
+        "the driver publishes the name without its domain",
+        link=f"{PULLS}142202",
+        fixes={34: None, 35: None, 36: None, 37: None},
+        touched=_full_name_of_capacity,
+    ),
+    Bug(
+        what="kube-scheduler can allocate a whole device while claims have shares of it, after "
+        "its driver has ended the sharing",
+        link=f"{PULLS}140798",
+        fixes={34: None, 35: None, 36: None, 37: None},
+        touched=_shares_of_unshared,
     ),
     Bug(
         what="kube-scheduler applies a DeviceTaintRule without deviceSelector to all devices, and "
@@ -463,7 +496,7 @@ NODE_BUGS: tuple[NodeBug, ...] = (
     NodeBug(
         what="still expects an extended resource from a device plugin that is gone, while an old "
         "pod there has a device of the plugin; delete that pod, or",
-        link=f"{ISSUES}141426",
+        link=f"{PULLS}141426",
         kubelets={34: None, 35: None, 36: None, 37: None},
         touches=_had_device_plugin,
         codes=frozenset({Code.POD_NOT_STARTED}),

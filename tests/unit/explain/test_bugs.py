@@ -62,8 +62,8 @@ def exact(**fields: Any) -> dict[str, Any]:
     return {"deviceClassName": "c", **fields}
 
 
-def a_claim(device: str = "dev-0", *, extended: bool = False) -> Any:
-    result = {"request": "r", "driver": "a.example.com", "pool": "pool-a", "device": device}
+def a_claim(device: str = "dev-0", *, extended: bool = False, **more: Any) -> Any:
+    result = {"request": "r", "driver": "a.example.com", "pool": "pool-a", "device": device} | more
     annotations = {FOR_EXTENDED: "true"} if extended else {}
     metadata = {"name": "used", "namespace": "lab", "uid": "used", "annotations": annotations}
     return project_claim(
@@ -123,6 +123,11 @@ CASES = {
         "ResourceClaimTemplate lab/t",
     ),
     "139017": ([a_claim(), a_template(exact())], "ResourceClaim lab/used"),
+    "142202": (
+        [a_template(exact(capacity={"requests": {"a.example.com/memory": "1Gi"}}))],
+        "ResourceClaimTemplate lab/t",
+    ),
+    "140798": ([a_slice(), a_claim(shareID="s")], "ResourceClaim lab/used"),
     "141620": ([a_rule()], "DeviceTaintRule off"),
     "141290": (
         [a_slice(taints=[TAINT | {"effect": "NoExecute"}]), a_claim(device="dev-1", extended=True)],
@@ -139,6 +144,8 @@ NOT_THE = {
     "137347": [a_template([{"name": "s0", **ALL}, {"name": "s1", **exact()}])],
     "140438": [a_template(exact(count=2), constraints=[{"matchAttribute": "a.example.com/numa"}])],
     "139017": [a_claim()],
+    "142202": [a_template(exact(capacity={"requests": {"memory": "1Gi"}}))],
+    "140798": [a_claim(), a_slice()],
     "141620": [a_rule(deviceSelector={})],
     "141290": [
         a_class(extendedResourceName="example.com/gpu"),
@@ -185,13 +192,16 @@ def test_a_request_for_all_devices_meets_a_pool_that_is_not_ready():
         pytest.param("v1.36.4", "141323", "1.36.5", id="a-patch-before-the-fix"),
         pytest.param("v1.36.5", "141323", None, id="the-patch-with-the-fix"),
         pytest.param("v1.34.11+vendor.2", "141323", "1.34.12", id="a-version-of-a-vendor"),
-        pytest.param("v1.38.0", "141323", None, id="a-release-that-was-not-read"),
+        pytest.param("v1.39.0", "141323", None, id="a-release-that-was-not-read"),
         pytest.param("v1.33.0", "141323", None, id="an-older-release"),
         pytest.param("unknown", "141323", None, id="no-version"),
         pytest.param("v1.36.6", "140438", "1.37", id="fixed-in-the-next-minor-release"),
         pytest.param("v1.36.7", "140438", None, id="a-patch-that-was-not-read"),
         pytest.param("v1.37.0", "140438", None, id="a-minor-release-without-the-bug"),
         pytest.param("v1.37.2", "140729", "", id="not-fixed"),
+        pytest.param("v1.38.0-alpha.2", "140729", "", id="not-fixed-in-an-alpha-release"),
+        pytest.param("v1.37.2", "142202", "1.38", id="fixed-in-an-alpha-release"),
+        pytest.param("v1.38.0-alpha.2", "142202", None, id="the-alpha-release-with-the-fix"),
         pytest.param("v1.37.1", "141290", "1.37.2", id="evictions-before-1.37.2"),
         pytest.param("v1.37.2", "141290", None, id="evictions-from-1.37.2-on"),
     ],
