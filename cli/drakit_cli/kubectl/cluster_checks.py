@@ -33,6 +33,7 @@ from drakit_explain.model import (
 )
 from drakit_explain.pending_claims import missing_classes
 from drakit_explain.reports import UNHEALTHY, words_of
+from drakit_explain.unmatched import why_unmatched
 
 _HELPER_FIX = (
     "install the plugin with its programs: from krew's archive, or in a clone of drakit, on Linux "
@@ -269,8 +270,9 @@ def _classes(found: Gathered) -> Iterator[Finding]:
     for each in classes:
         subject = f"DeviceClass {each.name}"
         policy = policies.get(each.owner, "")
+        request = Request(name="", device_class=each.name)
         try:
-            analysis = analyze(Request(name="", device_class=each.name), world, budget_of(world))
+            analysis = analyze(request, world, budget_of(world))
         except (BudgetSpentError, NotEvaluatedError, ValueError) as error:
             yield Finding(
                 object=subject,
@@ -294,10 +296,11 @@ def _classes(found: Gathered) -> Iterator[Finding]:
                 "read it, or compare device.driver first",
             )
         elif not analysis.matching:
+            why = why_unmatched(request, world)
             yield Finding(
                 object=subject,
                 what=f"DeviceClass {each.name} selects none of the "
-                f"{analysis.published} published devices",
+                f"{plural(analysis.published, 'published device')}{f': {why}' if why else ''}",
                 fix=f"kubectl describe hostdevicepolicy {policy}: its conditions, and the devices "
                 "that its nodes do not publish"
                 if policy

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, cast
 
@@ -49,6 +50,9 @@ CRON_JOB = ObjectKind(kind="CronJob", group="batch", names=("cronjobs", "cronjob
 
 _WORKLOADS = (DEPLOYMENT, STATEFUL_SET, DAEMON_SET, REPLICA_SET, JOB, CRON_JOB)
 _KINDS = {(each.group, each.kind): each for each in (POD, *_WORKLOADS, CLAIM, TEMPLATE, CLASS)}
+
+_LOOKED_UP = ("Namespace", "ServiceAccount", "PriorityClass", "RuntimeClass")
+"""The kinds without which the API server does not accept a pod that names one."""
 
 _FIELD_MANAGER = "kubectl-drakit"
 
@@ -134,9 +138,11 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def read_documents(content: str, namespace: str) -> list[Document]:
+def read_documents(content: str, namespace: str) -> tuple[list[Document], set[str]]:
     """
     Read the YAML or JSON documents of a manifest.
+
+    Return those that matter, and the names of others that the API server looks up for a pod.
 
     :param namespace: that of objects that name none.
     :raises UsageError: it is malformed, or has no pod.
@@ -146,14 +152,15 @@ def read_documents(content: str, namespace: str) -> list[Document]:
         bodies = json.loads(json.dumps(list(yaml.load_all(content, _Loader)), allow_nan=False))
     except (yaml.YAMLError, OverflowError, *UNREADABLE) as error:
         raise UsageError(f"the manifest is no YAML: {error}") from None
-    found = list(_documents(bodies, namespace))
+    names: set[str] = set()
+    found = list(_documents(bodies, namespace, names))
     if not any(each.kind in (POD, *_WORKLOADS) for each in found):
         kinds = ", ".join(sorted(each.kind for each in (POD, *_WORKLOADS)))
         raise UsageError(f"the manifest has none of the kinds {kinds}")
-    return found
+    return found, names
 
 
-def _documents(bodies: Any, namespace: str) -> Iterator[Document]:
+def _documents(bodies: Any, namespace: str, names: set[str]) -> Iterator[Document]:
     for body in cast("list[Any]", bodies) if isinstance(bodies, list) else [bodies]:
         if body is None:
             continue
@@ -162,12 +169,14 @@ def _documents(bodies: Any, namespace: str) -> Iterator[Document]:
         of = cast("dict[str, Any]", body)
         kind, version = text(of, "kind"), text(of, "apiVersion")
         if kind.endswith("List"):
-            yield from _documents(of.get("items"), namespace)
+            yield from _documents(of.get("items"), namespace, names)
         elif not kind or not version:
             missing = "apiVersion" if kind else "kind"
             raise UsageError(f"the manifest is malformed: an object has no {missing}")
         elif known := _KINDS.get((version.rpartition("/")[0], kind)):
             yield _document(known, version, of, namespace)
+        elif kind in _LOOKED_UP:
+            names.add(text(of, "metadata", "name"))
 
 
 def _document(kind: ObjectKind, version: str, body: dict[str, Any], namespace: str) -> Document:
@@ -193,13 +202,16 @@ def _document(kind: ObjectKind, version: str, body: dict[str, Any], namespace: s
 # ---------------------------------------------------------------- the API server
 
 
-async def complete(session: Session, documents: Sequence[Document]) -> Manifest:
+async def complete(
+    session: Session, documents: Sequence[Document], names: Collection[str]
+) -> Manifest:
     """
     Return the objects as the API server completes them, with the pods of workloads.
 
+    :param names: of objects that the API server may miss, although the manifest has them.
     :raises UsageError: an object that the API server did not check is malformed.
     """
-    of = _Completion(session, {each.name for each in documents})
+    of = _Completion(session, names)
     for document in sorted(documents, key=lambda each: each.kind in (POD, *_WORKLOADS)):
         try:
             await of.add(document)
@@ -212,9 +224,6 @@ async def complete(session: Session, documents: Sequence[Document]) -> Manifest:
 
 class _Completion:
     def __init__(self, session: Session, names: Collection[str]) -> None:
-        """
-        :param names: the names of the manifest's objects.
-        """
         self.manifest = Manifest()
         self._session = session
         self._names = names
@@ -267,12 +276,12 @@ class _Completion:
                 except (ApiError, ValueError):
                     continue  # the explanation of the pod says that it is missing
             claim = {
+                "apiVersion": CLAIM.api,
+                "kind": CLAIM.kind,
                 "metadata": child(template, "spec", "metadata"),
                 "spec": child(template, "spec", "spec"),
             }
-            checked = await self._check(
-                _document(CLAIM, CLAIM.api, {**claim, "kind": CLAIM.kind}, pod.namespace)
-            )
+            checked = await self._check(_document(CLAIM, CLAIM.api, claim, pod.namespace))
             if checked.refusal:
                 yield (
                     f'the API server does not accept its claim from ResourceClaimTemplate "{name}"'
@@ -280,30 +289,24 @@ class _Completion:
                 )
 
     async def _check(self, document: Document) -> Document:
-        """Return an object as the API server would store it."""
+        """Return an object as the API server would store it. An existing one is changed: it may be
+        the one that fills a quota."""
         try:
-            body = await self._session.create(
-                document.collection, document.body, dry_run=True, strict=True
-            )
-        except AlreadyExistsError:
-            return await self._change(document)
-        except ApiError as error:
-            return self._not_created(document, error)
-        return replace(document, body=_with_defaults(document, body))
-
-    async def _change(self, document: Document) -> Document:
-        """Return an existing object as the API server would change it."""
-        metadata = {**child(document.body, "metadata")}
-        metadata.pop("managedFields", None)
-        try:
-            old = await self._session.get(document.path)
-            document = replace(document, old=old)
-            body = await self._session.apply(
-                document.path,
-                {**document.body, "metadata": metadata},
-                field_manager=_FIELD_MANAGER,
-                dry_run=True,
-            )
+            with suppress(NotFoundError, ForbiddenError):
+                document = replace(document, old=await self._session.get(document.path))
+            if document.old is None:
+                body = await self._session.create(
+                    document.collection, document.body, dry_run=True, strict=True
+                )
+            else:
+                metadata = {**child(document.body, "metadata")}
+                metadata.pop("managedFields", None)
+                body = await self._session.apply(
+                    document.path,
+                    {**document.body, "metadata": metadata},
+                    field_manager=_FIELD_MANAGER,
+                    dry_run=True,
+                )
         except ApiError as error:
             return self._not_created(document, error)
         return replace(document, body=_with_defaults(document, body))
@@ -319,13 +322,19 @@ class _Completion:
             return replace(document, refusal=f"it does not serve {document.version}")
         elif error.is_refusal and not (
             "does not support dry run" in why
-            or any(f'"{each}" not found' in why for each in self._names)
+            or isinstance(error, AlreadyExistsError)
+            or any(_is_missing(each, why) for each in self._names)
         ):
             return replace(document, refusal=why)
         what = f"{document.kind.plural}: {why}"
         if what not in self.manifest.unchecked:
             self.manifest.unchecked.append(what)
         return replace(document, body=_with_defaults(document, document.old or document.body))
+
+
+def _is_missing(name: str, why: str) -> bool:
+    """Return whether an object is not accepted because it needs another one, which is missing."""
+    return f'"{name}" not found' in why or f"name {name} was found" in why
 
 
 def _path_of(kind: ObjectKind, namespace: str, name: str) -> str:
@@ -349,22 +358,15 @@ def _with_defaults(document: Document, of: Object) -> dict[str, Any]:
 
 
 def _with_modes(spec: Object) -> dict[str, Any]:
-    requests = [
-        {
-            **(_with_mode(each) if "deviceClassName" in each else each),
-            **({"exactly": _with_mode(child(each, "exactly"))} if each.get("exactly") else {}),
-            **(
-                {"firstAvailable": [_with_mode(one) for one in children(each, "firstAvailable")]}
-                if each.get("firstAvailable")
-                else {}
-            ),
-        }
-        for each in children(spec, "devices", "requests")
-    ]
+    requests = [_with_mode(each) for each in children(spec, "devices", "requests")]
     return {**spec, "devices": {**child(spec, "devices"), "requests": requests}}
 
 
-def _with_mode(request: Object) -> dict[str, Any]:
+def _with_mode(request: Object) -> Object:
+    if exact := child(request, "exactly"):
+        return {**request, "exactly": _with_mode(exact)}
+    if options := children(request, "firstAvailable"):
+        return {**request, "firstAvailable": [_with_mode(each) for each in options]}
     mode = request.get("allocationMode") or "ExactCount"
     count = {"count": request.get("count") or 1} if mode == "ExactCount" else {}
     return {**request, "allocationMode": mode, **count}

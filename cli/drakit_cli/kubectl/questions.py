@@ -159,7 +159,7 @@ async def _complete(session: Session, found: Gathered, pods: Sequence[PodFacts])
 
 async def ask_manifest(session: Session, namespace: str, content: str) -> list[Report]:
     """Explain whether the pods of a manifest would be created, and would fit, one after another."""
-    manifest = await complete(session, read_documents(content, namespace))
+    manifest = await complete(session, *read_documents(content, namespace))
     pods = [each.facts for each in manifest.pods]
     places = {pod.namespace for pod in pods} or {namespace}
     found = await _gather_for(session, pods, namespace=min(places), everywhere=len(places) > 1)

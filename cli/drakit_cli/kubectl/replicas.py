@@ -24,7 +24,7 @@ from drakit_explain.budget import BudgetSpentError
 from drakit_explain.devices import Amount, DeviceFacts
 from drakit_explain.kinds import PODS
 from drakit_explain.loads import Load
-from drakit_explain.model import ClaimFacts, Consumer, DeviceID, PodFacts, Share
+from drakit_explain.model import ClaimFacts, Consumer, DeviceID, PodFacts, QuotaFacts, Share
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
 from drakit_explain.release import rules_of
@@ -108,6 +108,9 @@ async def explain_planned(pod: PlannedPod, found: Gathered, confirm: Confirm) ->
     unknown = list(report.unknown)
     if unchecked := not_checked(facts, found.world):
         unknown.append(f"not checked: {', '.join(unchecked)}")
+    quotas = found.world.of(QuotaFacts).values()
+    if pod.pods > 1 and any(each.namespace == source.namespace for each in quotas):
+        unknown.append("quotas were checked for one of the pods")
     if source.kind is DAEMON_SET:
         unknown.append(f"only one pod of {source.title} was checked, not one on each node")
     subject, waits = source.title, "would wait"

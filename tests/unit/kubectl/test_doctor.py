@@ -284,6 +284,10 @@ def unselected(site):
     site.device_class("none", 'device.driver == "other.example.com"')
 
 
+def misspelt(site):
+    site.device_class("none", 'device.driver == "gpu.exmaple.com"')
+
+
 def unselected_of_policy(site):
     class_of_policy(site, 'device.driver == "hostdev.drakit.dev"')
 
@@ -324,6 +328,13 @@ def no_reviews(site):
             unselected,
             "DeviceClass none",
             "none selects none of the 2 published devices",
+            "check its selectors",
+        ),
+        pytest.param(
+            misspelt,
+            "DeviceClass none",
+            "of the 2 published devices: no slice of driver gpu.exmaple.com has devices, but "
+            "driver gpu.example.com publishes some",
             "check its selectors",
         ),
         pytest.param(

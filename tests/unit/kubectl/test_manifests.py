@@ -308,6 +308,13 @@ async def test_the_pods_of_a_workload_are_created_like_pods(planned, two):
     )
 
 
+async def test_what_exists_is_not_held_to_the_quota_that_it_fills(planned, two):
+    two.pod("a", phase="Running", nodeName="n1")
+    two.fail("POST", PODS, status=403, reason="Forbidden", message="exceeded quota", times=9)
+    code, (found,) = await planned(POD.replace("NAME", "a") + TEMPLATE)
+    assert (code, found["verdict"]) == (0, "not pending"), found
+
+
 async def test_a_missing_namespace_and_version_are_named(planned, two):
     two.fail(
         *("POST", "/api/v1/namespaces/gone"),
@@ -339,8 +346,8 @@ async def test_a_missing_namespace_and_version_are_named(planned, two):
         ),
         pytest.param(*(503, "ServiceUnavailable", "later"), "later", id="no-answer"),
         pytest.param(
-            *(403, "Forbidden", 'error looking up service account lab/t: "t" not found'),
-            'error looking up service account lab/t: "t" not found',
+            *(403, "Forbidden", 'pods "a" is forbidden: serviceaccount "me" not found'),
+            'pods "a" is forbidden: serviceaccount "me" not found',
             id="an-object-that-the-manifest-creates",
         ),
     ],
@@ -361,7 +368,8 @@ async def test_what_cannot_be_asked_is_named_and_the_defaults_are_filled_in(
         template = template.replace(
             "exactly: {deviceClassName: gpu}", "firstAvailable: [{name: x, deviceClassName: gpu}]"
         )
-    code, (found,) = await planned(POD.replace("NAME", "a") + template)
+    account = "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: me}\n---\n"
+    code, (found,) = await planned(account + POD.replace("NAME", "a") + template)
     assert (code, found["message"]) == (0, "pod lab/a fits on node n2")
     effect = "unknown fields, quotas and admission are not checked"
     assert set(found["notEvaluated"]) == {
