@@ -251,7 +251,7 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
     if pod.extended_claim is not None:
         return wanted, unknown
     for resource in sorted({each.resource for each in pod.extended}):
-        device_class = _class_of(resource, world)
+        device_class = class_of_resource(resource, world)
         if device_class is None:
             continue  # device plugins provide it, or nobody
         requests = [each for each in pod.extended if each.resource == resource]
@@ -283,7 +283,7 @@ def misspelt_resources(pod: PodFacts, world: World) -> Iterator[Finding]:
     provided = {each.extended_resource for each in world.of(ClassFacts).values()} - {""}
     for resource in sorted({each.resource for each in pod.extended}):
         close = get_close_matches(resource, provided, n=1, cutoff=0.8)
-        if close and _class_of(resource, world) is None and not _is_listed(resource, world):
+        if close and class_of_resource(resource, world) is None and not _is_listed(resource, world):
             yield Finding(
                 code=Code.DEVICE_CLASS_MISSING,
                 what=f'no node and no DeviceClass provides extended resource "{resource}"',
@@ -308,11 +308,15 @@ def not_checked(pod: PodFacts, world: World) -> list[str]:
     plugins = sorted({each.resource for each in pod.extended} if not pod.extended_claim else ())
     return [
         *pod.unchecked,
-        *(f"extended resource {each}" for each in plugins if _class_of(each, world) is None),
+        *(
+            f"extended resource {each}"
+            for each in plugins
+            if class_of_resource(each, world) is None
+        ),
     ]
 
 
-def _class_of(resource: str, world: World) -> ClassFacts | None:
+def class_of_resource(resource: str, world: World) -> ClassFacts | None:
     """Return the class that provides a resource: of several, the youngest, then by name."""
     classes = [one for one in world.of(ClassFacts).values() if one.extended_resource == resource]
     if classes:
@@ -365,7 +369,7 @@ def _advice_on_resource(missing: str, claim: ClaimFacts, world: World) -> str:
             each
             for each in found
             if not each.startswith(_OF_CLASS)
-            and _class_of(each, world) is None
+            and class_of_resource(each, world) is None
             and not _by_device_plugin(each, world)
         ]
     resource = " or ".join(f'"{each}"' for each in found)

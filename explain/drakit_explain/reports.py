@@ -257,3 +257,10 @@ def share_not_offered(device: DeviceID, policy: object, world: World) -> str:
         f"HostDevicePolicy {policy} offers only {found.shares} share{plural} of each device "
         f"(sharing.users), and this is share {int(number[1]) + 1}"
     )
+
+
+def policy_of_class(name: str, world: World) -> str:
+    """Return the HostDevicePolicy that controls a DeviceClass; empty if none does."""
+    found = world.device_class(name)
+    policies = world.of(PolicyFacts).values() if found is not None and found.owner else ()
+    return next((each.name for each in policies if found and each.uid == found.owner), "")

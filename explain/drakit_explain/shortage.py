@@ -27,7 +27,7 @@ from drakit_explain.model import Constraint, DeviceID, PodFacts, PoolID, Request
 from drakit_explain.pending_claims import Wanted, exact_requests, what_to_check
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.release import Rules
-from drakit_explain.reports import dropped_fields, quoted
+from drakit_explain.reports import dropped_fields, policy_of_class, quoted
 from drakit_explain.trial import Released, Trial
 from drakit_explain.unmatched import why_it_fails, why_unmatched
 from drakit_explain.wording import advice, cut, how_taints_end, shown, state
@@ -310,10 +310,18 @@ def _with_device(failure: str, device: DeviceID) -> str:
     return f"{failure}, on device {device.device} of pool {device.pool}, driver {device.driver}"
 
 
+_OF_CLASS = re.compile(r"selector of class (\S+) fails")
+
+
 def _advice(failure: str, identity: DeviceID, trial: Trial) -> str:
     """Return the advice for a selector that fails: spelling first, because a guard hides a typo."""
     driver, _, name = identity
     world = trial.world
+    if (found := _OF_CLASS.search(failure)) and (policy := policy_of_class(found[1], world)):
+        return (
+            f"the operator restores the class of HostDevicePolicy {policy}, so do not edit it: "
+            f"read the log of the node plugin that publishes the device"
+        )
     device = published_device(identity, world)
     texts = [text for _, _, exact in trial.exact() for _, text in world.expressions(exact)]
     if device is not None and (correct := why_it_fails(failure, texts, device, driver)):

@@ -25,14 +25,13 @@ from drakit_explain.model import (
     ClassFacts,
     DeviceID,
     NodeFacts,
-    PolicyFacts,
     PoolID,
     ReportFacts,
     Request,
     TemplateFacts,
 )
-from drakit_explain.pending_claims import missing_classes
-from drakit_explain.reports import UNHEALTHY, words_of
+from drakit_explain.pending_claims import class_of_resource, missing_classes
+from drakit_explain.reports import UNHEALTHY, policy_of_class, words_of
 from drakit_explain.unmatched import why_unmatched
 
 _HELPER_FIX = (
@@ -266,10 +265,21 @@ def _classes(found: Gathered) -> Iterator[Finding]:
         return
     classes = sorted(world.of(ClassFacts).values(), key=lambda each: each.name)
     evaluate_selectors(found, (text for each in classes for text in each.selectors if text))
-    policies = {each.uid: each.name for each in world.of(PolicyFacts).values()}
+    for resource in {each.extended_resource: None for each in classes if each.extended_resource}:
+        names = [each.name for each in classes if each.extended_resource == resource]
+        used = class_of_resource(resource, world)
+        if len(names) > 1 and used is not None:
+            yield Finding(
+                object=f"DeviceClass {used.name}",
+                what=f"DeviceClasses {shortened(names)} have the extended resource {resource}: a "
+                f"pod that requests it gets devices of {used.name} only",
+                fix="set another extendedResourceName in one of them, or select all of the devices "
+                "with one class",
+                problem=False,
+            )
     for each in classes:
         subject = f"DeviceClass {each.name}"
-        policy = policies.get(each.owner, "")
+        policy = policy_of_class(each.name, world)
         request = Request(name="", device_class=each.name)
         try:
             analysis = analyze(request, world, budget_of(world))

@@ -90,10 +90,14 @@ class Site(Objects):
             {"spec": {"nodeName": node, "driver": driver}, "status": status},
         )
 
-    def policy(self, name: str, **status: object) -> None:
-        """A HostDevicePolicy, with its name as UID."""
+    def policy(self, name: str, device_class: str = "", **status: object) -> None:
+        """A HostDevicePolicy, with its name as UID; it owns a class."""
         path = f"/apis/{crds.API_VERSION}/hostdevicepolicies/{name}"
         self.store(path, {"metadata": {"uid": name}, "spec": {}, "status": status})
+        if device_class:
+            owner = {"kind": "HostDevicePolicy", "name": name, "uid": name, "controller": True}
+            path = f"/apis/resource.k8s.io/v1/deviceclasses/{device_class}"
+            self.change(path, {"metadata": {"ownerReferences": [owner]}})
 
     def forbid(self, path: str) -> None:
         self.fail("*", path, status=403, reason="Forbidden", message="no", times=1000)

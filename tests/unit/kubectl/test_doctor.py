@@ -182,10 +182,8 @@ def failing(site):
 
 
 def class_of_policy(site, expression):
-    site.policy("fast", observedGeneration=1)
     site.device_class("fast", expression)
-    owner = {"kind": "HostDevicePolicy", "name": "fast", "uid": "fast", "controller": True}
-    site.change(f"{API}/deviceclasses/fast", {"metadata": {"ownerReferences": [owner]}})
+    site.policy("fast", "fast", observedGeneration=1)
 
 
 def failing_of_policy(site):
@@ -288,6 +286,18 @@ def misspelt(site):
     site.device_class("none", 'device.driver == "gpu.exmaple.com"')
 
 
+def one_resource_of_two_classes(site):
+    for name, created in (("gpu", "2026-01-01T00:00:00Z"), ("young", "2026-01-02T00:00:00Z")):
+        site.device_class(name)
+        site.change(
+            f"{API}/deviceclasses/{name}",
+            {
+                "metadata": {"creationTimestamp": created},
+                "spec": {"extendedResourceName": "example.com/gpu"},
+            },
+        )
+
+
 def unselected_of_policy(site):
     class_of_policy(site, 'device.driver == "hostdev.drakit.dev"')
 
@@ -336,6 +346,12 @@ def no_reviews(site):
             "of the 2 published devices: no slice of driver gpu.exmaple.com has devices, but "
             "driver gpu.example.com publishes some",
             "check its selectors",
+        ),
+        pytest.param(
+            one_resource_of_two_classes,
+            "DeviceClass young",
+            "DeviceClasses gpu, young have the extended resource example.com/gpu: a pod that",
+            "set another extendedResourceName",
         ),
         pytest.param(
             unselected_of_policy,

@@ -119,6 +119,15 @@ async def test_an_error_on_one_node_is_an_error_although_another_fits(failing, r
     )
 
 
+async def test_nobody_is_told_to_edit_a_class_that_the_operator_restores(failing, run):
+    failing.policy("fast", "gpu")
+    _, body = await run.json("explain", "pod/waiting")
+    assert body["message"].endswith(
+        "; the operator restores the class of HostDevicePolicy fast, so do not edit it: read the "
+        "log of the node plugin that publishes the device"
+    )
+
+
 @pytest.mark.parametrize(
     ("kubernetes", "verdict"),
     [("v1.34.13", "undecided"), ("v1.35.10", "blocked"), ("v1.37.2", "blocked")],
