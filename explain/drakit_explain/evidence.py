@@ -88,7 +88,13 @@ _STEPS = {
 }
 """By the reasons of the kubelet's Events, the step of a pod's start that failed."""
 
-QUOTED = (*_STEPS, PREPARE_FAILED, PREPARED, UNPREPARE_FAILED, RENUMBERED, NOT_CREATED)
+AUTOSCALER = ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp", "Nominated")
+"""The reasons of Events of Cluster Autoscaler and Karpenter about a pod that waits."""
+
+QUOTED = (
+    *(*_STEPS, PREPARE_FAILED, PREPARED, UNPREPARE_FAILED, RENUMBERED, NOT_CREATED),
+    *AUTOSCALER,
+)
 """The reasons of Events that answers use."""
 
 

@@ -242,6 +242,12 @@ class PodFacts:
     scheduling_message: str = ""
     """The scheduler's message in condition PodScheduled."""
 
+    tried: bool = True
+    """Whether it has condition PodScheduled, which a scheduler or a gate sets."""
+
+    nominated: str = ""
+    """The node where other pods are preempted for it."""
+
     extended: tuple[ExtendedRequest, ...] = ()
     extended_claim: str | None = None
     """The claim that the scheduler made for extended resources."""

@@ -232,7 +232,9 @@ class Explainer:
         allocated: list[ClaimFacts] = []
         blocked: list[Finding] = []
         for each in pod.claims:
-            found = resolve(pod, each, self._world, settled=settled, events=events)
+            found = resolve(
+                pod, each, self._world, settled=settled, events=events, name_all=self._name_all
+            )
             match found:
                 case Finding():
                     blocked.append(found)

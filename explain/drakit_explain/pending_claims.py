@@ -77,11 +77,13 @@ def resolve(
     *,
     settled: bool,
     events: Events = NO_EVENTS,
+    name_all: bool = False,
 ) -> Wanted | Finding | ClaimFacts | None:
     """
     Find a claim of a pod; None if it needs none.
 
     :param settled: the pod is old enough for a missing claim to be a problem.
+    :param name_all: the reader may know the claims of other namespaces.
     """
     if each.needless:
         return None
@@ -105,6 +107,7 @@ def resolve(
             code=Code.RESOURCE_CLAIM_MISSING,
             what=f'ResourceClaim "{each.claim}" {_for(each)} does not exist in '
             f'namespace "{pod.namespace}"; create it or correct resourceClaimName'
+            + ((name_all and _elsewhere(each.claim, world)) or "")
             + _likely(each.claim, world.of(ClaimFacts), pod.namespace),
         )
     return _wanted(f'claim "{claim.name}"', claim)
@@ -119,6 +122,14 @@ def of_other_pod(claim: ClaimFacts, each: PodClaim, pod: PodFacts) -> Finding | 
         what=f'ResourceClaim "{claim.name}" {_for(each)} was created for another pod '
         f'with the name "{claim.owner_pod}"; delete that claim and create the pod again',
     )
+
+
+def _elsewhere(name: str | None, world: World) -> str:
+    """Return a namespace with a claim of this name, in parentheses."""
+    found = sorted(each.namespace for each in world.of(ClaimFacts) if each.name == name)
+    if not found:
+        return ""
+    return f' (namespace "{found[0]}" has one, but a pod only uses claims of its own namespace)'
 
 
 def _likely(name: str | None, known: Iterable[Name], namespace: str = "") -> str:

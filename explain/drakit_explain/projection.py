@@ -555,6 +555,8 @@ def project_pod(body: Object) -> PodFacts:
         failure=": ".join(filter(None, (text(status, "reason"), _message(status)))),
         disruption=_disruption(conditions.get("DisruptionTarget", {})),
         scheduling_message=text(conditions.get("PodScheduled", {}), "message"),
+        tried="PodScheduled" in conditions,
+        nominated=intern(text(status, "nominatedNodeName")),
         extended=() if placement.unread else tuple(_extended_requests(spec)),
         extended_claim=text(status, "extendedResourceClaimStatus", "resourceClaimName") or None,
         placement=placement,

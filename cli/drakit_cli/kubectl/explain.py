@@ -9,7 +9,7 @@ It must not know sessions, or how an answer is printed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import Any
@@ -30,6 +30,7 @@ from drakit_explain.codes import Cause, Code, Reason, certain, no_remedy
 from drakit_explain.confirmation import Confirmation
 from drakit_explain.counting import Availability
 from drakit_explain.deletion import claim_stays
+from drakit_explain.evidence import AUTOSCALER
 from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES
 from drakit_explain.model import (
     ClaimFacts,
@@ -75,6 +76,9 @@ class Report:
     name: str
     verdict: Verdict
     sentences: tuple[str, ...]
+    gated: bool = False
+    """Scheduling gates hold the pod."""
+
     remedy: str = ""
     """Changes of which each is proven to be enough."""
 
@@ -113,7 +117,7 @@ class Report:
     @property
     def is_done(self) -> bool:
         """Whether nothing is waited for any more."""
-        return not self.exit_code and self.verdict is not Verdict.STARTING
+        return not self.exit_code and self.verdict is not Verdict.STARTING and not self.gated
 
     def body(self) -> dict[str, Any]:
         """Write it for programs."""
@@ -378,7 +382,11 @@ def make_report(
         namespace=pod.namespace,
         name=pod.name,
         verdict=verdict,
-        sentences=tuple(_sentences(verdict, reasons, explanation, pod, kind, subject, found)),
+        sentences=(
+            *_sentences(verdict, reasons, explanation, pod, kind, subject, found),
+            *_of_autoscaler(pod, found),
+        ),
+        gated=pod.gated,
         remedy=remedy,
         codes=tuple(each.code.value for each in reasons),
         causes=tuple(each.cause for each in reasons),
@@ -389,6 +397,12 @@ def make_report(
         scheduler="" if pod.node else pod.scheduling_message,
         unknown=tuple(dict.fromkeys(unknown)),
     )
+
+
+def _of_autoscaler(pod: PodFacts, found: Gathered) -> Iterator[str]:
+    event = found.events.latest([pod.uid], AUTOSCALER) if waits(pod) else None
+    if event is not None:
+        yield f"the autoscaler of the nodes reports: {event}"
 
 
 def _narrowed(
@@ -504,6 +518,16 @@ _NOT_ALLOCATED = "cannot allocate all claims"
 def _then(pod: PodFacts, counts: str, found: Gathered, *, starts: bool) -> str:
     """Return what keeps a pod pending whose devices are available on a node."""
     unchecked = not_checked(pod, found.world)
+    if pod.nominated:
+        return (
+            f"the scheduler preempts other pods on node {pod.nominated} for it, and waits until "
+            f"they have ended"
+        )
+    if not pod.tried:
+        return (
+            "but no scheduler has tried the pod: if that lasts, check that the kube-scheduler is "
+            "running"
+        )
     if _NOT_ALLOCATED in counts:
         others = [each for each in counts.split(", ") if _NOT_ALLOCATED not in each]
         if not others:

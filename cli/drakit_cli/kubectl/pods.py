@@ -205,7 +205,7 @@ _MAX_OBJECTS_ONE_BY_ONE = 8
 
 async def with_events(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
     """Add the Events that may say why claims are not created, prepared or unprepared."""
-    chosen = [pod for pod in pods if _has_events(pod) or _lacks_claim(pod)]
+    chosen = [pod for pod in pods if _has_events(pod) or waits(pod)]
     if not chosen:
         return found
     claims = [each for pod in chosen for each in claims_of_pod(pod, found.world)]
@@ -237,12 +237,6 @@ def _has_events(pod: PodFacts) -> bool:
     if pod.deleting:
         return pod.node is not None
     return is_placed(pod) and (pod.is_starting or (pod.phase == "Running" and has_claims))
-
-
-def _lacks_claim(pod: PodFacts) -> bool:
-    return waits(pod) and any(
-        each.template and not each.generated and not each.needless for each in pod.claims
-    )
 
 
 async def list_events(session: Session, namespace: str | None, selector: str) -> list[Event]:

@@ -7,7 +7,7 @@ It must not know arguments, or how an answer is printed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drakit_cli.kubectl import objects
 from drakit_cli.kubectl.capabilities import open_allocator, with_gates
@@ -32,7 +32,7 @@ from drakit_cli.kubectl.objects import PoolReport
 from drakit_cli.kubectl.pods import SeenPod, list_pods, read_pod, with_events, with_loads
 from drakit_cli.kubectl.replicas import explain_planned, refused, without_existing
 from drakit_cli.kubectl.targets import POD, Target
-from drakit_cli.kubectl.workloads import WorkloadReport, find_workload
+from drakit_cli.kubectl.workloads import KUEUE, WorkloadReport, find_workload, said_by_kueue
 from drakit_daemon.kube import Session
 from drakit_explain.kinds import (
     CLAIMS,
@@ -69,7 +69,10 @@ async def ask_pod(session: Session, namespace: str, target: Target) -> Report:
     """Explain one pod."""
     pod = await read_pod(session, POD, namespace, target.name)
     (report,), _ = await _explain(session, [pod], namespace=namespace)
-    return report
+    facts = pod.facts
+    held = any(each.startswith(KUEUE) for each in facts.gates)
+    said = await said_by_kueue(session, facts.namespace, facts.uid) if held else ""
+    return replace(report, sentences=(*report.sentences, f"Kueue{said}")) if said else report
 
 
 async def ask_workload(session: Session, namespace: str, target: Target) -> WorkloadReport:

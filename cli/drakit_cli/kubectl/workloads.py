@@ -91,7 +91,7 @@ async def _absent(session: Session, workload: Workload, body: Object) -> str:
     uid, namespace = text(body, "metadata", "uid"), workload.namespace
     if workload.suspended:
         queue = text(body, "metadata", "labels", _QUEUE)
-        of_queue = await _said_by_kueue(session, namespace, uid) if queue else ""
+        of_queue = await said_by_kueue(session, namespace, uid) if queue else ""
         by = f", and queue {queue} of Kueue resumes it{of_queue}" if queue else ""
         return f"the {workload.target.kind.kind} is suspended (spec.suspend){by}"
     conditions = children(body, "status", "conditions")
@@ -108,7 +108,7 @@ async def _absent(session: Session, workload: Workload, body: Object) -> str:
 
 
 _QUEUE = "kueue.x-k8s.io/queue-name"
-_KUEUE = "kueue.x-k8s.io"
+KUEUE = "kueue.x-k8s.io"
 _MAX_MESSAGE = 768
 
 
@@ -120,7 +120,7 @@ def _advice(said: str) -> str:
     return ""
 
 
-async def _said_by_kueue(session: Session, namespace: str, uid: str) -> str:
+async def said_by_kueue(session: Session, namespace: str, uid: str) -> str:
     """Return why Kueue does not admit an object, if its Workload may be read."""
 
     def project(body: Object) -> str:
@@ -137,11 +137,11 @@ async def _said_by_kueue(session: Session, namespace: str, uid: str) -> str:
         )
 
     try:
-        served = await served_versions(session, _KUEUE)
-        version = await version_of(session, _KUEUE, "workloads", served)
+        served = await served_versions(session, KUEUE)
+        version = await version_of(session, KUEUE, "workloads", served)
         if version is None:
             return ""
-        path = resource_path(f"{_KUEUE}/{version}", "workloads", namespace=namespace)
+        path = resource_path(f"{KUEUE}/{version}", "workloads", namespace=namespace)
         listing = await session.read_list(
             path, project, page_size=PAGE_SIZE, max_page_bytes=MAX_PAGE_BYTES
         )

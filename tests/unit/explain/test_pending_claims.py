@@ -315,6 +315,14 @@ def test_the_likely_name_of_what_does_not_exist_is_named(pod, facts, likely):
     assert reason.text.endswith(likely)
 
 
+@pytest.mark.parametrize("name_all", [True, False])
+def test_a_claim_of_another_namespace_is_only_named_to_readers_who_may_know_it(name_all):
+    pod = replace(POD, claims=(PodClaim(name="c", claim="shared"),))
+    world = world_of(replace(CLAIM, name="shared", namespace="other"))
+    (reason,) = explain(pod, world, name_all_holders=name_all).reasons
+    assert ('(namespace "other" has one, but' in reason.text) is name_all
+
+
 def test_the_class_of_an_extended_resource_is_named():
     (reason,) = explained(EXTENDED, GPUS).reasons
     assert reason.text == (

@@ -359,6 +359,21 @@ async def test_a_pod_that_does_not_wait_is_described(stuck, run):
     assert "has the scheduling gates example.com/quota, b: the scheduler ignores" in body["message"]
 
 
+async def test_a_pod_that_kueue_holds_is_waited_for_and_says_why(stuck, run):
+    stuck.served["kueue.x-k8s.io"] = ["v1beta1"]
+    stuck.pod("other", "mine", schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
+    uid = stuck.object("/api/v1/namespaces/lab/pods/other")["metadata"]["uid"]
+    waits = {"type": "QuotaReserved", "status": "False", "message": "insufficient unused quota"}
+    stuck.store(
+        "/apis/kueue.x-k8s.io/v1beta1/namespaces/lab/workloads/pod-other",
+        {"metadata": {"ownerReferences": [{"uid": uid}]}, "status": {"conditions": [waits]}},
+    )
+    code, body = await run.json("explain", "pod/other")
+    assert (code, body["verdict"]) == (0, "not pending")
+    assert body["message"].endswith("; Kueue: insufficient unused quota")
+    assert (await run("explain", "pod/other", "--wait", "--timeout", "1s"))[0] == 1
+
+
 async def test_a_pod_that_cannot_start_on_its_node_is_explained(stuck, run):
     stuck.pod("other", "mine", nodeName="n1")
     code, body = await run.json("explain", "pod/other")
@@ -571,6 +586,34 @@ async def test_the_schedulers_own_counts_are_joined(free, run):
     assert body["message"].endswith(
         "devices are not the cause; the scheduler reports 1 Insufficient rdma/hca, 1 node(s) were "
         "unschedulable"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({"conditions": []}, "but no scheduler has tried the pod: if that lasts, check that the "),
+        (
+            {"nominatedNodeName": "n1"},
+            "; the scheduler preempts other pods on node n1 for it, and waits until they have ",
+        ),
+    ],
+)
+async def test_what_the_scheduler_does_about_a_pod_that_fits(free, run, status, said):
+    free.pod("waiting", "mine")
+    free.change("/api/v1/namespaces/lab/pods/waiting", {"status": status})
+    _, body = await run.json("explain", "pod/waiting")
+    assert said in body["message"]
+    assert "not the cause" not in body["message"]
+
+
+async def test_the_autoscaler_of_nodes_is_quoted(stuck, run):
+    path = "/api/v1/namespaces/lab/pods/waiting"
+    event(stuck, "e", of=path, reason="NotTriggerScaleUp", message="no group fits", at=1)
+    _, body = await run.json("explain", "pod/waiting")
+    assert (
+        "the autoscaler of the nodes reports: Event NotTriggerScaleUp: no group fits"
+        in (body["message"])
     )
 
 
