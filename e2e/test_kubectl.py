@@ -255,6 +255,38 @@ def test_a_manifest_is_explained_before_it_is_applied(stuck, admin, tmp_path):
     stuck.wait_phase("would-fit", "Running")
 
 
+def test_the_api_server_judges_a_manifest(stuck, admin, tenant, tmp_path):
+    def explained(user, *bodies: dict) -> tuple[int, list[dict]]:
+        path = tmp_path / "manifest.yaml"
+        path.write_text(yaml.safe_dump_all(bodies))
+        code, answers = user.json("explain", "-f", str(path))
+        return code, answers["items"]
+
+    planned = pod("new", ("lamp", from_template("free")))
+    free = template("free", ("horn", "horn.test"))
+    _, (found,) = explained(tenant, planned, free)
+    assert any("no permission to create pods" in each for each in found["notEvaluated"]), found
+    misspelled = {**planned, "spec": {**planned["spec"], "resourceClaim": []}}
+    code, (found,) = explained(admin, misspelled)
+    assert (code, 'unknown field "spec.resourceClaim"' in found["message"]) == (1, True), found
+    quota = {"count/resourceclaims.resource.k8s.io": "0"}
+    stuck.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "none"},
+            "spec": {"hard": quota},
+        }
+    )
+    refused = wait_for("the quota", lambda: _refused(explained(admin, planned, free)[1]))
+    assert "exceeded quota: none" in refused["message"], refused
+    assert stuck.get("pod", "new") is None
+
+
+def _refused(items: list[dict]) -> dict | None:
+    return next((each for each in items if "does not accept its claim" in each["message"]), None)
+
+
 def test_an_answer_is_watched_and_waited_for(stuck, admin):
     with (
         admin.start("explain", "waits", "--watch", "-o", "json") as watching,
