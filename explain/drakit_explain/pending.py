@@ -494,6 +494,7 @@ class Explainer:
                     regarding=pod.reference,
                     advice=each.advice,
                     transient=each.transient,
+                    patience_seconds=each.patience_seconds,
                     cause=each.cause,
                 )
                 for each in dict.fromkeys(blocked)

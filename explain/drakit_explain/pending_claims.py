@@ -48,6 +48,9 @@ _QUOTA_OF_ALL = 32
 
 _UNIT = 10**9
 
+QUOTA_SECONDS = 5.0
+"""The time in which a claim is seen that a quota counts."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
@@ -195,6 +198,8 @@ def _not_created(
         if of_namespace and (what := _exceeded(quota, template)) and not _is_counted(pod, world):
             return Finding(
                 code=Code.QUOTA_EXCEEDED,
+                transient=Code.QUOTA_EXCEEDED,  # a quota may count a claim before it is seen
+                patience_seconds=QUOTA_SECONDS,
                 what=f'no ResourceClaim can be created from claim template "{template.name}" '
                 f"{_for(each)}, because {what}; delete claims that are not needed, or ask an admin "
                 f"for more",

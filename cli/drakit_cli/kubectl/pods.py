@@ -224,7 +224,7 @@ async def with_events(session: Session, found: Gathered, pods: Sequence[PodFacts
         gap = Gap(
             kind="events",
             what="no permission to list Events" if forbidden else f"Events: {sentence_of(error)}",
-            effect="the words of a driver that cannot prepare are unknown",
+            effect="what the kubelet, drivers and controllers report is unknown",
             forbidden=forbidden,
         )
         return replace(found, events=Events(hidden=forbidden), gaps=[*found.gaps, gap])

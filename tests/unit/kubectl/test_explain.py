@@ -803,7 +803,7 @@ async def test_events_that_may_not_be_listed_are_named(placed, run):
     assert "ask an administrator, because you may not list them" in body["message"]
     assert "kubectl describe" not in body["message"]
     assert body["notEvaluated"] == [
-        "no permission to list Events: the words of a driver that cannot prepare are unknown"
+        "no permission to list Events: what the kubelet, drivers and controllers report is unknown"
     ]
 
 
