@@ -198,13 +198,18 @@ def known_cause(message: str, node: str) -> tuple[str, str]:
     return "", ""
 
 
+RETRY_SECONDS = 30.0
+"""The time in which kubelets and runtimes try again, and drivers write lost files again."""
+
+
 def _failure(code: Code, what: str, message: str, node: str) -> Finding:
     cause, remedy = known_cause(message, node)
     return Finding(
         code=code,
         what=f"{what}; {cause}" if cause else what,
         advice=remedy,
-        transient=code,  # runtimes try again, and drivers write lost files again
+        transient=code,
+        patience_seconds=RETRY_SECONDS,
     )
 
 

@@ -294,7 +294,7 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
 
 def misspelt_resources(pod: PodFacts, world: World) -> Iterator[Finding]:
     """Return extended resources that nothing provides, but which have almost the name of one."""
-    if pod.extended_claim is not None or not world.of(NodeFacts):
+    if not pod.extended or pod.extended_claim is not None or not world.of(NodeFacts):
         return
     provided = {each.extended_resource for each in world.of(ClassFacts).values()} - {""}
     for resource in sorted({each.resource for each in pod.extended}):

@@ -221,6 +221,29 @@ async def test_a_claim_whose_pod_starts_is_reported_after_the_pod():
     assert by_object(bench.told[1:]) == {("train-gpu", "DeviceUnhealthy")}
 
 
+UNRESOLVABLE = "CDI device injection failed: unresolvable CDI devices a.io/claim=1-0"
+
+
+@pytest.mark.parametrize(
+    ("message", "codes"),
+    [(UNRESOLVABLE, {("train", "PodNotStarted")}), ("no such image", set())],
+    ids=["its-cause-is-known", "the-kubelet-reports-it"],
+)
+async def test_a_container_that_is_not_created_gets_the_remedy_if_it_lasts(message, codes):
+    async with Bench().running() as bench:
+        see_taken_device(bench, "g0")
+        bench.see(NODES, READY)
+        placed = see_placed(bench)
+        waiting = {"reason": "CreateContainerError", "message": message}
+        state = [{"name": "main", "state": {"waiting": waiting}}]
+        bench.see(PODS, {**placed, "status": {**placed["status"], "containerStatuses": state}})
+        await asyncio.sleep(25)
+        assert bench.told == []
+        await asyncio.sleep(25)
+    assert by_object(bench.told) == codes
+    assert not codes or "cdi_spec_dirs" in bench.notes["train"]
+
+
 async def test_a_pod_is_not_to_be_recreated_while_the_watch_of_claims_lags():
     async with Bench().running() as bench:
         see_taken_device(bench, "g1")
