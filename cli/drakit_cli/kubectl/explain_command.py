@@ -12,8 +12,9 @@ import gc
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from drakit_cli.answers import UsageError
 from drakit_cli.kubectl import devices, questions
@@ -172,11 +173,11 @@ def _about(target: Target) -> Ask:
     async def ask(session: Session, namespace: str) -> Answer:
         if target.kind in (NODE, SLICE):
             ask_pools = questions.ask_node if target.kind is NODE else questions.ask_slice
-            return _of_pools(await ask_pools(session, namespace, target))
+            return _of_one(await ask_pools(session, namespace, target), _show_pools)
         ask_one = _OF_ONE.get(target.kind.kind)
         if ask_one is not None:
-            return _of_report(await ask_one(session, namespace, target))
-        return _of_workload(await questions.ask_workload(session, namespace, target))
+            return _of_one(await ask_one(session, namespace, target), _show_report)
+        return _of_one(await questions.ask_workload(session, namespace, target), _show_workload)
 
     return ask
 
@@ -190,46 +191,24 @@ _OF_ONE = {
 
 
 def _content(name: str) -> str:
-    if name == "-":
-        return sys.stdin.read()
     try:
-        return Path(name).read_text()
+        return sys.stdin.read() if name == "-" else Path(name).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{name} cannot be read: {error}") from None
 
 
 # ---------------------------------------------------------------- answers
 
-_ONE = "ExplainReport"
+Single = TypeVar("Single", Report, PoolReport, WorkloadReport)
 
 
-def _of_report(report: Report) -> Answer:
-    def show(output: Output) -> None:
-        _show_report(report, output)
-
+def _of_one(answer: Single, show: Callable[[Single, Output], None]) -> Answer:
     return Answer(
-        kind=_ONE, body=report.body, exit_code=report.exit_code, is_done=report.is_done, show=show
-    )
-
-
-def _of_pools(answer: PoolReport) -> Answer:
-    def show(output: Output) -> None:
-        _show_pools(answer, output)
-
-    code = answer.report.exit_code
-    return Answer(kind=_ONE, body=answer.body, exit_code=code, is_done=not code, show=show)
-
-
-def _of_workload(answer: WorkloadReport) -> Answer:
-    def show(output: Output) -> None:
-        _show_workload(answer, output)
-
-    return Answer(
-        kind=_ONE,
+        kind="ExplainReport",
         body=answer.body,
         exit_code=answer.exit_code,
         is_done=answer.is_done,
-        show=show,
+        show=partial(show, answer),
     )
 
 

@@ -137,6 +137,14 @@ class PoolReport:
     report: Report
     pools: tuple[PoolRow, ...]
 
+    @property
+    def exit_code(self) -> int:
+        return self.report.exit_code
+
+    @property
+    def is_done(self) -> bool:
+        return not self.exit_code
+
     def body(self) -> dict[str, Any]:
         """Write it for programs."""
         return {**self.report.body(), "pools": [pool_body(each) for each in self.pools]}

@@ -170,6 +170,8 @@ async def ask_manifest(session: Session, namespace: str, content: str) -> list[R
         if not (isinstance(fact, ClaimFacts) and found.world.claim(fact.namespace, fact.name)):
             found.world.apply(fact)  # a claim of the cluster keeps its devices
     found = await _complete(session, found, pods)
+    existing = [each.facts for each in manifest.pods if each.source.old and each.source.kind is POD]
+    found = await with_events(session, found, existing)
     found.gaps.extend(
         Gap(kind="dry run", what=f"not validated by the API server ({why})", effect=_UNVALIDATED)
         for why in manifest.unchecked
