@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import nsmallest
 from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
@@ -323,9 +322,14 @@ MAX_HOLDERS = 100
 
 def holders(found: Availability) -> tuple[list[str], int]:
     """Name claims that hold devices, hardware or shares of a request, and count all of them."""
+    claims = claims_holding(found)
+    return [holder(claim) for claim in claims[:MAX_HOLDERS]], len(claims)
+
+
+def claims_holding(found: Availability) -> list[ClaimFacts]:
+    """Return the claims that hold devices, hardware or shares of a request, by name."""
     claims = found.allocated.claims | found.partitioned.claims | found.used_up.claims
-    first = nsmallest(MAX_HOLDERS, claims.values(), key=lambda each: (each.namespace, each.name))
-    return [holder(claim) for claim in first], len(claims)
+    return sorted(claims.values(), key=lambda each: (each.namespace, each.name))
 
 
 def holder(claim: ClaimFacts) -> str:

@@ -13,6 +13,7 @@ from drakit_cli.kubectl import objects
 from drakit_cli.kubectl.capabilities import open_allocator, with_gates
 from drakit_cli.kubectl.explain import (
     Report,
+    claims_holding,
     explain_claim,
     explain_pods,
     nodes_that_matter,
@@ -33,7 +34,7 @@ from drakit_cli.kubectl.pods import SeenPod, list_pods, read_pod, with_events, w
 from drakit_cli.kubectl.replicas import explain_planned, refused, without_existing
 from drakit_cli.kubectl.targets import POD, Target
 from drakit_cli.kubectl.workloads import KUEUE, WorkloadReport, find_workload, said_by_kueue
-from drakit_daemon.kube import Session
+from drakit_daemon.kube import ApiError, Session, resource_path
 from drakit_explain.kinds import (
     CLAIMS,
     CLASSES,
@@ -56,8 +57,10 @@ from drakit_explain.model import (
     SliceFacts,
     TemplateFacts,
 )
+from drakit_explain.pending import Verdict
 from drakit_explain.pending_claims import extended
 from drakit_explain.world import AnyFact, Name
+from drakit_formats.resource.objects import text
 
 OF_EXPLAIN = (CLAIMS, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES)
 """The kinds that decide whether claims can be allocated."""
@@ -69,10 +72,38 @@ async def ask_pod(session: Session, namespace: str, target: Target) -> Report:
     """Explain one pod."""
     pod = await read_pod(session, POD, namespace, target.name)
     (report,), _ = await _explain(session, [pod], namespace=namespace)
+    report = replace(report, sentences=(*report.sentences, *await _ended_holders(session, report)))
     facts = pod.facts
     held = any(each.startswith(KUEUE) for each in facts.gates)
     said = await said_by_kueue(session, facts.namespace, facts.uid) if held else ""
     return replace(report, sentences=(*report.sentences, f"Kueue{said}")) if said else report
+
+
+MAX_ASKED = 3
+"""Pods that hold devices, and of which the command asks whether they have ended."""
+
+
+async def _ended_holders(session: Session, report: Report) -> list[str]:
+    """Return the claims that hold devices of a pod that waits, for pods that have ended."""
+    if report.verdict is not Verdict.BLOCKED:
+        return []
+    requests = (each for claim in report.claims for each in claim.requests)
+    claims = {each.uid: each for one in requests for each in claims_holding(one.found)}
+    users = [(claim, name) for claim in claims.values() for name in claim.reserved_for]
+    ended: list[str] = []
+    for claim, name in users[:MAX_ASKED]:
+        path = resource_path("v1", PODS.plural, namespace=claim.namespace, name=name)
+        try:
+            phase = text(await session.get(path), "status", "phase")
+        except ApiError:
+            continue
+        if phase in ("Succeeded", "Failed"):
+            ended.append(
+                f"claim {claim.namespace}/{claim.name} is still reserved for pod {name}, which has "
+                f"ended: Kubernetes removes the entry of status.reservedFor, so if it stays, check "
+                f"that the kube-controller-manager is running"
+            )
+    return ended
 
 
 async def ask_workload(session: Session, namespace: str, target: Target) -> WorkloadReport:

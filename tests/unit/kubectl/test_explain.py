@@ -44,6 +44,15 @@ async def test_a_blocked_pod_is_explained_with_counts_and_holders(stuck, run):
     assert stuck.writes() == []
 
 
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+async def test_a_holder_that_has_ended_is_named(stuck, run, phase):
+    path = "/api/v1/namespaces/elsewhere/pods/holder"
+    stuck.store(path, {"spec": {}, "status": {"phase": phase}})
+    _, body = await run.json("explain", "pod/waiting")
+    said = "claim elsewhere/other is still reserved for pod holder, which has ended: "
+    assert (said in body["message"]) is (phase == "Succeeded")
+
+
 @pytest.mark.parametrize("form", ["json", "yaml"])
 async def test_programs_get_the_same_facts(stuck, run, form):
     if form == "json":
