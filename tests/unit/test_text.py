@@ -22,7 +22,7 @@ def test_an_escaped_json_document_is_the_same_document():
     assert json.loads(shown) == body
 
 
-MANIFEST = '{apiVersion: v1, kind: Pod, metadata: {name: "\\e]0;owned\\a"}, spec: {containers: 7}}'
+MANIFEST = '{apiVersion: v1, kind: Pod, metadata: {name: ["\\e]0;owned\\a"]}}'
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_no_command_line_prints_them(module, arguments, tmp_path, monkeypatch, c
     (config := tmp_path / f"{EVIL}.yaml").write_text("]")
     monkeypatch.setenv("NODE_NAME", "n1")
     monkeypatch.setattr("drakit_daemon.logs.configure", lambda **_: None)
-    monkeypatch.setattr(commands, "run", lambda _: manifests.read_manifest(MANIFEST, "lab"))
+    monkeypatch.setattr(commands, "run", lambda _: manifests.read_documents(MANIFEST, "lab"))
     places = {"directory": folder, "config": config}
     monkeypatch.setattr(sys, "argv", ["x", *(each.format(**places) for each in arguments)])
     code = None

@@ -14,6 +14,7 @@ from typing import Any
 from drakit_cli.kubectl.devices import (
     DeviceRow,
     PoolRow,
+    device_body,
     named,
     pods_cell,
     share_of,
@@ -59,7 +60,7 @@ class Device:
             "node": self.pool.node,
             "state": self.row.state,
             "detail": self.row.detail,
-            "left": dict(self.row.left),
+            "left": device_body(self.row)["left"],
             "message": self.words,
             "resourceSlice": self.slice,
             "attributes": dict(self.attributes),

@@ -15,8 +15,8 @@ It must not know sessions.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from drakit.quantity import quantity_units
 from drakit_cli.kubectl.gather import Gathered
@@ -37,6 +37,23 @@ from drakit_explain.world import World
 _PLACES = ("all", "selected", "by device", "unknown")
 
 
+class Left(NamedTuple):
+    """The rest of a capacity."""
+
+    name: str
+    amount: int
+    """In billionths, as `total`."""
+
+    total: int
+
+    @property
+    def has_rest(self) -> bool:
+        return self.amount > 0
+
+    def __str__(self) -> str:
+        return f"{quantity_text(self.amount)} of {quantity_text(self.total)}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceRow:
     """One device."""
@@ -52,8 +69,8 @@ class DeviceRow:
     detail: str = ""
     """What the state does not say."""
 
-    left: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The rest of each capacity of a shared device, such as ``1 of 4``."""
+    left: tuple[Left, ...] = ()
+    """The rest of each capacity of a shared device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,15 +240,12 @@ def _device(
     )
 
 
-def _left(name: DeviceID, device: DeviceFacts, world: World) -> dict[str, str]:
+def _left(name: DeviceID, device: DeviceFacts, world: World) -> tuple[Left, ...]:
     used = world.consumed(name)
     if used is None:
-        return {}
-    return {
-        each.name: f"{quantity_text(total - used.get(each.name, 0))} of {quantity_text(total)}"
-        for each in device.kind.capacity
-        for total in (quantity_units(each.value),)
-    }
+        return ()
+    totals = {each.name: quantity_units(each.value) for each in device.kind.capacity}
+    return tuple(Left(name, total - used.get(name, 0), total) for name, total in totals.items())
 
 
 def _where(each: SliceFacts, world: World) -> str:
@@ -329,7 +343,9 @@ def show_rows(rows: Sequence[PoolRow], output: Output, *, wide: bool) -> None:
 def _pool_cells(pool: PoolRow) -> list[str]:
     numbers = (len(pool.devices), *pool.numbers.values())
     holders = shortened([named(claim) for claim in pool.holders()])
-    return [*pool.identity, pool.node, *map(str, numbers), pool.state, holders]
+    shared = sum(any(one.has_rest for one in each.left) for each in pool.devices)
+    state = f"{pool.state}, {shared} with shares left" if shared else pool.state
+    return [*pool.identity, pool.node, *map(str, numbers), state, holders]
 
 
 def _device_cells(pool: PoolRow, device: DeviceRow) -> list[str]:
@@ -339,7 +355,7 @@ def _device_cells(pool: PoolRow, device: DeviceRow) -> list[str]:
 
 def words_of_state(device: DeviceRow) -> str:
     """Return the state of a device with its detail."""
-    left = [f"{name}: {amount} left" for name, amount in device.left.items()]
+    left = [f"{each.name}: {each} left" for each in device.left]
     detail = "; ".join(filter(None, (device.detail, *left)))
     return f"{device.state} ({detail})" if detail else device.state
 
@@ -383,7 +399,7 @@ def device_body(device: DeviceRow) -> dict[str, Any]:
         "name": device.name,
         "state": device.state,
         "detail": device.detail,
-        "left": dict(device.left),
+        "left": {each.name: quantity_text(each.amount) for each in device.left},
         "taints": list(device.taints),
         "claims": [named(claim) for claim in device.claims],
     }

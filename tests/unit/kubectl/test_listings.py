@@ -214,6 +214,13 @@ def fridge(site):
 
 
 async def test_the_shares_of_a_device_are_shown_with_what_is_left(fridge, run):
+    _, out, _ = await run("devices")
+    assert re.split(" {2,}", out.splitlines()[1])[-2:] == [
+        "ready, 1 with shares left",
+        "lab/a, lab/b",
+    ]
+    _, body = await run.json("devices")
+    assert body["pools"][0]["devices"][0]["left"] == {"slots": "1"}
     _, out, _ = await run("devices", "-o", "wide")
     assert "allocated (shared; slots: 1 of 4 left)  -       lab/a, lab/b" in out
     _, out, _ = await run("devices", "fridge")
