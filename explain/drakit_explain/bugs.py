@@ -34,6 +34,9 @@ READ: Mapping[int, int] = {34: 13, 35: 10, 36: 6, 37: 2, 38: 0}
 """The newest patch release that was read, by minor release of Kubernetes 1. Of 1.38, it is the
 changelog of its second alpha release."""
 
+KUBELETS_READ: Mapping[int, int] = {36: 3, 37: 2}
+"""The newest patch release whose kubelet was read."""
+
 ISSUES = "https://github.com/kubernetes/kubernetes/issues/"
 PULLS = "https://github.com/kubernetes/kubernetes/pull/"
 
@@ -94,11 +97,13 @@ def known_bugs(version: str, world: World) -> list[FoundBug]:
     ]
 
 
-def _has(fixes: Mapping[int, int | None], minor: int, patch: int) -> bool:
+def _has(
+    fixes: Mapping[int, int | None], minor: int, patch: int, *, read: Mapping[int, int] = READ
+) -> bool:
     if minor not in fixes:
         return False
     fix = fixes[minor]
-    return patch <= READ[minor] if fix is None else patch < fix
+    return patch <= read[minor] if fix is None else patch < fix
 
 
 def _fixed_in(fixes: Mapping[int, int | None], minor: int) -> str:
@@ -126,18 +131,21 @@ class NodeBug:
     """The first release of a runtime with a fix."""
 
     touches: Callable[[NodeFacts, World], bool]
-    """Whether the node has objects that the bug can concern."""
+    """Whether the node has objects that the bug can concern, whatever its pods are."""
 
     codes: frozenset[Code] = frozenset()
     """The reasons of which the bug can be the cause; without any, containers start without a
     device."""
 
     of_pod: Callable[[PodFacts], bool] = bool
-    """Whether it can concern a pod."""
+    """Whether it can concern a pod with claims."""
 
 
-def bugs_of_node(node: NodeFacts, world: World) -> Iterator[tuple[NodeBug, FoundBug]]:
-    """Return the known bugs of a node's kubelet and runtime that its objects can meet."""
+def bugs_of_node(
+    node: NodeFacts, world: World, pod: PodFacts | None = None
+) -> Iterator[tuple[NodeBug, FoundBug]]:
+    """Return the known bugs of a node's kubelet and runtime that a pod can meet, or by default any
+    objects of the node."""
     match = _VERSION.match(node.kubelet)
     minor, patch = (int(match[1]), int(match[2])) if match else (-1, -1)
     name, _, version = node.runtime.partition("://")
@@ -146,10 +154,10 @@ def bugs_of_node(node: NodeFacts, world: World) -> Iterator[tuple[NodeBug, Found
             has, component = re.match(bug.runtimes, node.runtime) is not None, f"{name} {version}"
             fixed = bug.fixed
         else:
-            has = _has(bug.kubelets, minor, patch)
+            has = _has(bug.kubelets, minor, patch, read=KUBELETS_READ)
             component = f"kubelet {node.kubelet.removeprefix('v')}"
             fixed = _fixed_in(bug.kubelets, minor)
-        if has and bug.touches(node, world):
+        if has and (bug.touches(node, world) if pod is None else bug.of_pod(pod)):
             what = f"{component} on node {node.name} {bug.what}"
             yield (
                 bug,
@@ -168,8 +176,8 @@ def bug_behind(pod: PodFacts, code: Code | None, world: World) -> str:
         return ""
     return "; ".join(
         f"{found.what}: {found.fix}"
-        for bug, found in bugs_of_node(node, world)
-        if (code in bug.codes if code is not None else not bug.codes) and bug.of_pod(pod)
+        for bug, found in bugs_of_node(node, world, pod)
+        if (code in bug.codes if code is not None else not bug.codes)
     )
 
 
@@ -486,18 +494,27 @@ NODE_BUGS: tuple[NodeBug, ...] = (
         of_pod=lambda pod: len(pod.claims) > 1,
     ),
     NodeBug(
-        what="passes CDI devices twice to the runtime if the claims of a pod have several drivers "
-        "and one of them fails to prepare at first",
+        what="passes CDI devices twice to the runtime if one of several claims of a pod fails to "
+        "prepare at first",
         link=f"{PULLS}140274",
         kubelets={34: 11, 36: 4},
         touches=_has_two_drivers,
         codes=frozenset({Code.POD_NOT_STARTED}),
+        of_pod=lambda pod: len(pod.claims) > 1,
+    ),
+    NodeBug(
+        what="cannot end a pod whose status does not name the claim that was made from a template",
+        link=f"{ISSUES}139772",
+        kubelets={36: None},
+        touches=lambda node, world: False,
+        codes=frozenset({Code.NOT_UNPREPARED}),
+        of_pod=lambda pod: any(each.template and not each.generated for each in pod.claims),
     ),
     NodeBug(
         what="still expects an extended resource from a device plugin that is gone, while an old "
         "pod there has a device of the plugin; delete that pod, or",
         link=f"{PULLS}141426",
-        kubelets={34: None, 35: None, 36: None, 37: None},
+        kubelets={36: None, 37: None},
         touches=_had_device_plugin,
         codes=frozenset({Code.POD_NOT_STARTED}),
         of_pod=lambda pod: bool(pod.extended_claim),

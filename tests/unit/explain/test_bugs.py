@@ -306,5 +306,23 @@ def test_a_bug_that_can_be_the_cause_is_named():
     assert (reason.code, reason.advice) == (Code.NOT_PREPARED, behind)
 
 
+@pytest.mark.parametrize(
+    ("pod", "code", "number"),
+    [
+        (replace(POD, claims=POD.claims * 2), Code.POD_NOT_STARTED, "140274"),
+        (replace(POD, claims=(PodClaim(name="c", template="t"),)), Code.NOT_UNPREPARED, "139772"),
+        (replace(POD, extended_claim="used"), Code.POD_NOT_STARTED, "141426"),
+        (POD, Code.POD_NOT_STARTED, ""),
+        (replace(POD, node="elsewhere", extended_claim="used"), Code.POD_NOT_STARTED, ""),
+    ],
+)
+def test_what_a_pod_can_meet(pod, code, number):
+    """Its node needs no devices of its own for that."""
+    world, _ = on_node(a_node("v1.36.3"))
+    behind = bug_behind(pod, code, world)
+    assert number in behind
+    assert bool(behind) is bool(number)
+
+
 def test_each_row_of_nodes_has_a_link_of_its_own():
     assert len({bug.link for bug in NODE_BUGS}) == len(NODE_BUGS)
