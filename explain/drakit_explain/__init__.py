@@ -7,8 +7,9 @@ them. :mod:`.selectors` decides which selectors must be evaluated, and keeps the
 as the scheduler does, for the question and answer of :mod:`.allocation`. :mod:`.availability`
 counts what stands in the way. :mod:`.pending` names the problem by one of :mod:`.codes`:
 :mod:`.pending_claims` finds problems before any search, :mod:`.shortage` those after it, in the
-words of :mod:`.wording`. :mod:`.remedies` proves which change would be enough. :mod:`.broken` and
-:mod:`.deletion` explain pods and claims after the allocation.
+words of :mod:`.wording`, and :mod:`.unmatched` why no device matches. :mod:`.remedies` proves which
+change would be enough. :mod:`.broken` and :mod:`.deletion` explain pods and claims after the
+allocation, from the :mod:`.evidence` of kubelets and runtimes and the known :mod:`.bugs`.
 
 The caller gathers the facts, evaluates selectors (:mod:`.cel`) and reports the result: the operator
 writes Events, ``kubectl drakit`` prints it.
