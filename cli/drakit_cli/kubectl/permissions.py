@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from drakit_cli.kubectl.gather import Gap
 from drakit_cli.kubectl.releases import NODEPLUGIN, OPERATOR, PART_OF, Release, Releases, Workload
@@ -23,11 +23,6 @@ from drakit_formats.resource.objects import child
 
 _REVIEWS = resource_path("authorization.k8s.io/v1", "subjectaccessreviews")
 _SELF_REVIEWS = resource_path("authorization.k8s.io/v1", "selfsubjectaccessreviews")
-
-_READ = ("get", "list", "watch")
-_DRA = "resource.k8s.io"
-_OURS = "drakit.dev"
-_EVENTS = "events.k8s.io"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,87 +66,70 @@ class Denied:
     permissions: tuple[Permission, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Rule:
-    """Verbs on a resource that the chart's roles allow, in all namespaces."""
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the chart's roles allow in all namespaces."""
 
-    verbs: Sequence[str]
-    group: str = ""
-    resource: str = ""
-    path: str = ""
-    essential: Sequence[str] = ()
-    """The verbs without which the component does not work."""
+    of: str
+    """The resource with its group, or a path."""
 
-    hostdev: bool = False
-    """Whether only a release with the driver hostdev has it."""
+    words: str
+    """The verbs; those without which the component does not work end with an exclamation mark."""
 
-    claim_status: bool = False
-    """Whether only a release that writes the status of claims has it."""
+    only: Literal["", "hostdev", "claimStatus"] = ""
+    """The part of a release without which it has no such rule."""
 
     each_driver: bool = False
     """Whether it is allowed for the names of the release's drivers only."""
 
+    def permissions(self, names: Iterable[str] = ("",)) -> Iterator[Permission]:
+        """Return one permission for each verb and name."""
+        is_path = self.of.startswith("/")
+        resource, _, group = ("", "", "") if is_path else self.of.partition(".")
+        for word, name in product(self.words.split(), names):
+            yield Permission(
+                verb=word.rstrip("!"),
+                group=group,
+                resource=resource,
+                path=self.of if is_path else "",
+                name=name,
+                essential=word.endswith("!"),
+            )
 
-RULES: Mapping[str, Sequence[_Rule]] = {
+
+RULES: Mapping[str, Sequence[Rule]] = {
     OPERATOR: (
-        _Rule(group=_DRA, resource="resourceclaims", verbs=_READ, essential=_READ[1:]),
-        _Rule(group=_DRA, resource="resourceclaimtemplates", verbs=_READ, essential=_READ[1:]),
-        _Rule(group=_DRA, resource="resourceslices", verbs=_READ, essential=_READ[1:]),
-        _Rule(group=_DRA, resource="deviceclasses", verbs=_READ, essential=_READ[1:]),
-        _Rule(group=_DRA, resource="devicetaintrules", verbs=_READ),
-        _Rule(resource="pods", verbs=_READ, essential=_READ[1:]),
-        _Rule(resource="nodes", verbs=_READ, essential=_READ[1:]),
-        _Rule(resource="namespaces", verbs=_READ),
-        _Rule(resource="resourcequotas", verbs=_READ),
-        _Rule(group=_OURS, resource="nodedevicereports", verbs=_READ),
-        _Rule(group=_OURS, resource="hostdevicepolicies", verbs=_READ, hostdev=True),
-        _Rule(group=_OURS, resource="hostdevicepolicies/status", verbs=("patch",), hostdev=True),
-        _Rule(group=_OURS, resource="nodedevicereports/status", verbs=("patch",)),
-        _Rule(
-            group=_DRA, resource="deviceclasses", verbs=("create", "patch", "delete"), hostdev=True
-        ),
-        _Rule(
-            group=_EVENTS,
-            resource="events",
-            verbs=("get", "create", "patch"),
-            essential=("create",),
-        ),
-        _Rule(path="/metrics", verbs=("get",)),
+        Rule("resourceclaims.resource.k8s.io", "get list! watch!"),
+        Rule("resourceclaimtemplates.resource.k8s.io", "get list! watch!"),
+        Rule("resourceslices.resource.k8s.io", "get list! watch!"),
+        Rule("deviceclasses.resource.k8s.io", "get list! watch!"),
+        Rule("devicetaintrules.resource.k8s.io", "get list watch"),
+        Rule("pods", "get list! watch!"),
+        Rule("nodes", "get list! watch!"),
+        Rule("namespaces", "get list watch"),
+        Rule("resourcequotas", "get list watch"),
+        Rule("nodedevicereports.drakit.dev", "get list watch"),
+        Rule("hostdevicepolicies.drakit.dev", "get list watch", "hostdev"),
+        Rule("hostdevicepolicies/status.drakit.dev", "patch", "hostdev"),
+        Rule("nodedevicereports/status.drakit.dev", "patch"),
+        Rule("deviceclasses.resource.k8s.io", "create patch delete", "hostdev"),
+        Rule("events.events.k8s.io", "get create! patch"),
+        Rule("/metrics", "get"),
     ),
     NODEPLUGIN: (
-        _Rule(
-            group=_DRA,
-            resource="resourceslices",
-            verbs=(*_READ, "create", "update", "delete"),
-            essential=("list", "watch", "create", "update", "delete"),
-        ),
-        _Rule(group=_DRA, resource="resourceclaims", verbs=("get",), essential=("get",)),
-        _Rule(group=_DRA, resource="resourceclaims/status", verbs=("patch",), claim_status=True),
-        _Rule(
-            group=_DRA,
-            resource="resourceclaims/driver",
-            verbs=("associated-node:patch",),
-            claim_status=True,
+        Rule("resourceslices.resource.k8s.io", "get list! watch! create! update! delete!"),
+        Rule("resourceclaims.resource.k8s.io", "get!"),
+        Rule("resourceclaims/status.resource.k8s.io", "patch", "claimStatus"),
+        Rule(
+            "resourceclaims/driver.resource.k8s.io",
+            *("associated-node:patch", "claimStatus"),
             each_driver=True,
         ),
-        _Rule(resource="nodes", verbs=("get",), essential=("get",)),
-        _Rule(
-            group=_EVENTS,
-            resource="events",
-            verbs=("get", "create", "patch"),
-            essential=("create",),
-        ),
-        _Rule(
-            group=_OURS,
-            resource="hostdevicepolicies",
-            verbs=_READ,
-            essential=_READ[1:],
-            hostdev=True,
-        ),
-        _Rule(
-            group=_OURS, resource="nodedevicereports", verbs=("get", "create", "patch", "delete")
-        ),
-        _Rule(group=_OURS, resource="nodedevicereports/status", verbs=("patch",)),
+        Rule("nodes", "get!"),
+        Rule("events.events.k8s.io", "get create! patch"),
+        Rule("hostdevicepolicies.drakit.dev", "get list! watch!", "hostdev"),
+        Rule("nodedevicereports.drakit.dev", "get create patch delete"),
+        Rule("nodedevicereports/status.drakit.dev", "patch"),
     ),
 }
 """What the chart's roles allow each component; a test compares them."""
@@ -210,23 +188,14 @@ async def _missing(
 
 
 def _needed(release: Release, workload: Workload) -> Iterator[Permission]:
-    hostdev = "hostdev.drakit.dev" in release.values.claimed
+    has = {
+        "": True,
+        "hostdev": "hostdev.drakit.dev" in release.values.claimed,
+        "claimStatus": release.values.claim_status,
+    }
     for rule in RULES.get(workload.component, ()):
-        if (rule.hostdev and not hostdev) or (
-            rule.claim_status and not release.values.claim_status
-        ):
-            continue
-        for verb, name in product(
-            rule.verbs, release.values.claimed if rule.each_driver else ("",)
-        ):
-            yield Permission(
-                verb=verb,
-                group=rule.group,
-                resource=rule.resource,
-                path=rule.path,
-                name=name,
-                essential=verb in rule.essential,
-            )
+        if has[rule.only]:
+            yield from rule.permissions(release.values.claimed if rule.each_driver else ("",))
     if workload.component == OPERATOR and release.lease:
         for verb in ("get", "update"):
             yield Permission(
@@ -242,7 +211,7 @@ def _needed(release: Release, workload: Workload) -> Iterator[Permission]:
 
 COMMANDS: Sequence[tuple[str, str, Sequence[str], str]] = (
     ("", "pods", ("get",), "explain pod/NAME"),
-    (_DRA, "resourceclaims", ("get",), "explain claim/NAME"),
+    ("resource.k8s.io", "resourceclaims", ("get",), "explain claim/NAME"),
     ("", "resourcequotas", ("list",), "explain: quotas that prevent the creation of a claim"),
     ("", "namespaces", ("get",), "explain: whether a namespace allows admin access"),
     ("", "events", ("list",), "explain: the errors that a kubelet reports"),
