@@ -40,9 +40,7 @@ def selector_fails_on_one_node(s: Scene) -> Iterator[None]:
     s.publish(device("new", {"fast": True}), nodeName=fitting)
     s.pod(s.request("gpu", FAST))
     # Of the pod's template, too: no pod with it can be scheduled.
-    s.wait_event(
-        WAITS, Code.SELECTOR_FAILED, "ResourceClaimTemplate", "no such key: fast", GIVES_UP
-    )
+    s.wait_event(WAITS, Code.SELECTOR_FAILED, "ResourceClaimTemplate", "no such key: fast")
     yield
     s.pod(s.request("gpu", f'has(device.attributes["DRIVER"].fast) && {FAST}'))
 

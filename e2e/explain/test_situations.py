@@ -17,6 +17,7 @@ import pytest
 from drakit_cli.kubectl.pods import SETTLE_SECONDS
 from drakit_explain.cel.allocator import Result
 from drakit_explain.pending import Explanation, Verdict
+from drakit_operator.announcing import NOTE_CHARACTERS
 from e2e.cluster.api import Cluster
 from e2e.explain import advice as _advice  # noqa: F401 - fills the table
 from e2e.explain import broken as _broken  # noqa: F401
@@ -80,14 +81,17 @@ def check_command(situation: Situation, scene: Scene) -> str:
     return text
 
 
-def check_event(situation: Situation, scene: Scene) -> None:
+def check_event(situation: Situation, scene: Scene, said: str) -> None:
     """Check the operator's Event about the pod. Its own claims do not get the same sentence."""
-    reason, note = scene.wait_event(WAITS, f"pod {scene.namespace}/{WAITS} ", seconds=EVENT_SECONDS)
+    reason, note = scene.wait_event(WAITS, seconds=EVENT_SECONDS)
+    assert len(note) <= NOTE_CHARACTERS
     if situation.announced is not None:
         assert reason == situation.announced, note
         return
     assert reason in situation.codes, note
-    if len(situation.codes) == 1:  # of several reasons, the others are counted
+    assert [word for word in situation.never if word in note] == [], note
+    # Of several reasons, the others are counted, and a long one is shortened.
+    if len(situation.codes) == 1 and len(said) <= NOTE_CHARACTERS:
         check_words(note, situation)
     made = [name for name in scene.claims_of(WAITS) if scene.events(name)]
     assert made == [], f"claims of the pod have Events, too: {made}"
@@ -109,7 +113,7 @@ def run(situation: Situation, scene: Scene) -> str:
             check(found, situation)
         said = "" if scene.held else check_command(situation, scene)
         if situation.event:
-            check_event(situation, scene)
+            check_event(situation, scene, said)
         if situation.verdict in (Verdict.BROKEN, Verdict.DELETING):
             assert list(steps) == []
             what = f"{situation.target} has the problem no more, or is gone"
