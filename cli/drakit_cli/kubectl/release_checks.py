@@ -28,9 +28,9 @@ from drakit_cli.kubectl.permissions import Denied, Permission
 from drakit_cli.kubectl.releases import (
     NODEPLUGIN,
     OPERATOR,
+    Container,
     Release,
     Releases,
-    UnpulledImage,
     Workload,
 )
 from drakit_explain.kinds import POLICIES
@@ -184,11 +184,19 @@ MAX_MESSAGE = 300
 """Characters of a registry's answer in a finding."""
 
 
+_PULL_REASONS = (
+    *("ErrImageNeverPull", "ErrImagePull", "ImageInspectError"),
+    *("ImagePullBackOff", "InvalidImageName"),
+)
+"""Reasons of the kubelet for a container that waits for its image."""
+
+
 def _images(release: Release) -> Iterator[Finding]:
     """Find images that nodes cannot pull, each once."""
-    pods: dict[str, list[UnpulledImage]] = {}
-    for each in release.unpulled:
-        pods.setdefault(each.image, []).append(each)
+    pods: dict[str, list[Container]] = {}
+    for each in release.containers:
+        if each.reason in _PULL_REASONS:
+            pods.setdefault(each.image, []).append(each)
     for image, waiting in sorted(pods.items()):
         first = waiting[0]
         names = sorted(each.pod for each in waiting)
@@ -206,13 +214,15 @@ def _images(release: Release) -> Iterator[Finding]:
 
 def _restarted(release: Release) -> Iterator[Finding]:
     """Find containers that ended, although they may be ready again."""
-    for each in release.restarted:
-        where = f"container {each.container} of pod {each.pod} on node {each.node}"
-        times = "once" if each.count == 1 else f"{each.count} times"
+    for each in release.containers:
+        if not (each.restarts and each.ended):
+            continue
+        where = f"container {each.name} of pod {each.pod} on node {each.node}"
+        times = "once" if each.restarts == 1 else f"{each.restarts} times"
         yield Finding(
             object=f"Pod {release.namespace}/{each.pod}",
             what=f"{where} was restarted {times}; it ended last with {each.ended[:MAX_MESSAGE]}",
-            fix=f"kubectl -n {release.namespace} logs {each.pod} -c {each.container} --previous: "
+            fix=f"kubectl -n {release.namespace} logs {each.pod} -c {each.name} --previous: "
             "report the error, or for OOMKilled raise the memory limit; without an error, the "
             "liveness probe may have failed, or the node was rebooted",
             problem=False,

@@ -108,17 +108,6 @@ OPERATOR = "operator"
 REGISTRY = "/plugins_registry"
 """The directory below the kubelet's root directory in which plugins register."""
 
-_PULL_REASONS = frozenset(
-    {
-        "ErrImageNeverPull",
-        "ErrImagePull",
-        "ImageInspectError",
-        "ImagePullBackOff",
-        "InvalidImageName",
-    }
-)
-"""Reasons of the kubelet for a container that waits for its image."""
-
 _CHECKSUM = "checksum/config"
 """The annotation of pods by which the chart restarts them when their configuration changes."""
 
@@ -158,15 +147,22 @@ class Workload:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnpulledImage:
-    """An image that a node cannot pull."""
+class Container:
+    """A container of drakit."""
 
     pod: str
     node: str
+    name: str
     image: str
     reason: str
+    """Why it waits; empty if it does not."""
+
     message: str
-    """The answer of the registry or the runtime."""
+    """What the kubelet says about that."""
+
+    restarts: int
+    ended: str
+    """How and when it ended last; empty if it has not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,18 +179,6 @@ class PluginPod:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RestartedContainer:
-    """A container of drakit that ended and was started again."""
-
-    pod: str
-    node: str
-    container: str
-    count: int
-    ended: str
-    """How and when it ended last."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
     """One release: what is known of it."""
 
@@ -202,8 +186,7 @@ class Release:
     name: str
     workloads: tuple[Workload, ...] = ()
     pods: tuple[PluginPod, ...] = ()
-    unpulled: tuple[UnpulledImage, ...] = ()
-    restarted: tuple[RestartedContainer, ...] = ()
+    containers: tuple[Container, ...] = ()
     values: Values = field(default_factory=Values)
     """The node plugin's values; empty if they are unknown."""
 
@@ -251,8 +234,7 @@ class _Pod:
     namespace: str
     release: str
     plugin: PluginPod | None
-    unpulled: tuple[UnpulledImage, ...]
-    restarted: tuple[RestartedContainer, ...]
+    containers: tuple[Container, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,6 +243,9 @@ class _Configuration:
     release: str
     values: Values = field(default_factory=Values)
     lease: str = ""
+
+
+Part = TypeVar("Part", Workload, _Pod, _Configuration)
 
 
 async def find_releases(session: Session, namespace: str) -> Releases:
@@ -304,29 +289,27 @@ async def find_releases(session: Session, namespace: str) -> Releases:
 def _releases(
     workloads: Iterable[Workload], pods: Iterable[_Pod], configurations: Iterable[_Configuration]
 ) -> Iterable[Release]:
-    by_release: dict[tuple[str, str], list[Workload]] = {}
-    for each in sorted(workloads, key=lambda each: each.name):
-        by_release.setdefault((each.namespace, each.release), []).append(each)
-    by_pods: dict[tuple[str, str], list[_Pod]] = {}
-    for each in pods:
-        by_pods.setdefault((each.namespace, each.release), []).append(each)
-    files: dict[tuple[str, str], list[_Configuration]] = {}
-    for each in configurations:
-        files.setdefault((each.namespace, each.release), []).append(each)
-    for (namespace, name), mine in sorted(by_release.items()):
-        known = files.get((namespace, name), [])
-        own = by_pods.get((namespace, name), [])
+    of_pods, files = _grouped(pods), _grouped(configurations)
+    for (namespace, name), mine in sorted(_grouped(workloads).items()):
+        known, own = files.get((namespace, name), []), of_pods.get((namespace, name), [])
         plugins = [each.plugin for each in own if each.plugin is not None]
         yield Release(
             namespace=namespace,
             name=name,
-            workloads=tuple(mine),
+            workloads=tuple(sorted(mine, key=lambda each: each.name)),
             pods=tuple(sorted(plugins, key=lambda pod: (pod.node, pod.name))),
-            unpulled=tuple(image for each in own for image in each.unpulled),
-            restarted=tuple(container for each in own for container in each.restarted),
+            containers=tuple(container for each in own for container in each.containers),
             values=next((each.values for each in known if each.values != Values()), Values()),
             lease=next((each.lease for each in known if each.lease), ""),
         )
+
+
+def _grouped(objects: Iterable[Part]) -> dict[tuple[str, str], list[Part]]:
+    """Group parts by the namespace and name of their release."""
+    found: dict[tuple[str, str], list[Part]] = {}
+    for each in objects:
+        found.setdefault((each.namespace, each.release), []).append(each)
+    return found
 
 
 def _gap(api: str, plural: str, where: str) -> Gap:
@@ -414,28 +397,23 @@ def _pod(body: Object) -> _Pod:
         namespace=namespace,
         release=release,
         plugin=plugin if is_plugin else None,
-        unpulled=tuple(
-            UnpulledImage(
-                pod=name,
-                node=node,
-                image=text(container, "image"),
-                reason=text(waiting, "reason"),
-                message=" ".join(text(waiting, "message").split()),
-            )
-            for container in children(body, "status", "containerStatuses")
-            if text(waiting := child(container, "state", "waiting"), "reason") in _PULL_REASONS
+        containers=tuple(
+            _container(name, node, each) for each in children(body, "status", "containerStatuses")
         ),
-        restarted=tuple(
-            RestartedContainer(
-                pod=name,
-                node=node,
-                container=text(container, "name"),
-                count=int(container.get("restartCount") or 0),
-                ended=_ended(child(container, "lastState", "terminated")),
-            )
-            for container in children(body, "status", "containerStatuses")
-            if container.get("restartCount") and child(container, "lastState", "terminated")
-        ),
+    )
+
+
+def _container(pod: str, node: str, status: Object) -> Container:
+    waiting, last = child(status, "state", "waiting"), child(status, "lastState", "terminated")
+    return Container(
+        pod=pod,
+        node=node,
+        name=text(status, "name"),
+        image=text(status, "image"),
+        reason=text(waiting, "reason"),
+        message=" ".join(text(waiting, "message").split()),
+        restarts=int(status.get("restartCount") or 0),
+        ended=_ended(last) if last else "",
     )
 
 
