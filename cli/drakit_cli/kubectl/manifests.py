@@ -242,6 +242,7 @@ class _Completion:
 
     async def _add_workload(self, of: Document) -> None:
         spec = child(of.body, "spec")
+        suspended = bool(spec.get("suspend"))
         if of.kind is CRON_JOB:
             spec = child(spec, "jobTemplate", "spec")
         number = int(spec.get("parallelism" if of.kind in (JOB, CRON_JOB) else "replicas", 1))
@@ -251,7 +252,7 @@ class _Completion:
         if pod.refusal:
             self.manifest.refused.append(replace(of, refusal=f"its pods: {pod.refusal}"))
         else:
-            await self._add_pod(of, pod, number)
+            await self._add_pod(of, pod, 0 if suspended else number)
 
     async def _add_pod(self, source: Document, pod: Document, number: int = 1) -> None:
         refusals = [] if pod.old else [each async for each in self._refused_claims(pod)]

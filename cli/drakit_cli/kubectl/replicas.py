@@ -21,6 +21,7 @@ from drakit_daemon.kube import Session
 from drakit_explain.allocation import Outcome, consumed_by
 from drakit_explain.availability import budget_of
 from drakit_explain.budget import BudgetSpentError
+from drakit_explain.codes import Code
 from drakit_explain.devices import Amount, DeviceFacts
 from drakit_explain.kinds import PODS
 from drakit_explain.loads import Load
@@ -36,7 +37,7 @@ REFUSED = "Refused"
 """The code of an object that the API server does not accept."""
 
 
-def refused(document: Document, sentence: str) -> Report:
+def refused(document: Document, sentence: str, *, code: str = REFUSED) -> Report:
     """Return that an object would not be created."""
     return Report(
         kind=document.kind.kind,
@@ -44,7 +45,7 @@ def refused(document: Document, sentence: str) -> Report:
         name=document.name,
         verdict=Verdict.BLOCKED,
         sentences=(sentence,),
-        codes=(REFUSED,),
+        codes=(code,),
         nodes={},
     )
 
@@ -92,6 +93,13 @@ async def explain_planned(pod: PlannedPod, found: Gathered, confirm: Confirm) ->
     source, facts = pod.source, pod.facts
     if pod.refusal:
         return refused(source, f"{source.title} would wait: {pod.refusal}")
+    if facts.node and source.old is None and wanted_of(facts, found.world):
+        why = "it sets spec.nodeName, so the scheduler does not allocate its claims"
+        return refused(
+            source,
+            f"{source.title} would not start: {why}; use a node selector instead",
+            code=Code.CLAIM_NOT_ALLOCATED,
+        )
     if not pod.pods:
         return Report(
             kind=pod.kind,
@@ -144,7 +152,7 @@ async def _place(
         return 1, None
     if not (report.fits_on or report.claims):
         return pod.pods, None
-    done = place(pod.facts, max(pod.pods - 1, 1), found.world)
+    done = place(pod.facts, max(pod.pods - 1, 1), found.world, alone=pod.pods == 1)
     if done.stopped or pod.pods == 1:
         return max(done.number, 1), None
     following = [SeenPod(facts=pod.facts)]
@@ -171,12 +179,15 @@ class Placed:
     """It is unknown whether one more pod fits."""
 
 
-def place(pod: PodFacts, limit: int, world: World, *, after: int = 0) -> Placed:
+def place(
+    pod: PodFacts, limit: int, world: World, *, after: int = 0, alone: bool = False
+) -> Placed:
     """
     Place equal pods in a world, where they stay.
 
     :param limit: the most pods that are placed.
     :param after: how many of these pods have been placed before.
+    :param alone: whether it is the only one, so that its name needs no number.
     """
     explainer = Explainer(world, name_all_holders=True)
     end = time.monotonic() + MAX_SECONDS
@@ -186,7 +197,7 @@ def place(pod: PodFacts, limit: int, world: World, *, after: int = 0) -> Placed:
             return Placed(number=number)
         usable = (name for name, problem in explanation.nodes.items() if problem is None)
         node = explanation.fits_on or next(usable, "")
-        name = pod.name if (limit, after) == (1, 0) else f"{pod.name}-{after + number + 1}"
+        name = pod.name if alone else f"{pod.name}-{after + number + 1}"
         claims = _claims_of(pod, name, node, world) if node else None
         if explanation.verdict is not Verdict.FITS or claims is None or time.monotonic() > end:
             return Placed(number=number, stopped=True)

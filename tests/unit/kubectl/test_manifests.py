@@ -208,6 +208,33 @@ async def test_a_pod_of_a_manifest_that_runs_does_not_block_itself(planned, two)
     assert_nothing_written(two)
 
 
+@pytest.mark.parametrize(
+    ("content", "code", "text"),
+    [
+        pytest.param(
+            DEPLOYMENT.replace("replicas: 1", "replicas: 0"), 0, "would create no pod", id="none"
+        ),
+        pytest.param(
+            DEPLOYMENT.replace("apps", "batch")
+            .replace("Deployment", "Job")
+            .replace("replicas: 1", "suspend: true"),
+            0,
+            "would create no pod",
+            id="suspended",
+        ),
+        pytest.param(
+            POD.replace("spec:", "spec:\n  nodeName: n2"),
+            1,
+            "would not start: it sets spec.nodeName, so the scheduler does not allocate its claims",
+            id="without-scheduler",
+        ),
+    ],
+)
+async def test_what_is_not_scheduled_is_named(planned, content, code, text):
+    found, (report,) = await planned(content + TEMPLATE)
+    assert (found, text in report["message"]) == (code, True), report
+
+
 @pytest.fixture
 def deployed(two):
     """A Deployment whose pod holds the device of n2."""
