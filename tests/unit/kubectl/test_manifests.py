@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from drakit_cli.kubectl.manifests import complete, read_documents
+from drakit_daemon.kube import NotFoundError
+
 
 @pytest.fixture
 def two(site):
@@ -134,6 +137,47 @@ async def test_pods_of_a_manifest_that_share_a_claim_are_placed_on_its_node(plan
         "the 3 pods of Job lab/big fit, the first on node n2",
     )
     assert pod_of["message"] == "pod lab/other-xxxxx needs no free device"
+
+
+class Recorder:
+    """An API server that accepts everything; `created` has the pods."""
+
+    def __init__(self):
+        self.created = []
+
+    async def get(self, path):
+        raise NotFoundError(status=404, reason="NotFound", message="no", method="GET", path=path)
+
+    async def create(self, path, body, **_):
+        if path.endswith("/pods"):
+            self.created.append(body)
+        return body
+
+
+async def created(content):
+    server = Recorder()
+    manifest = await complete(server, *read_documents(content, "lab"))
+    return server.created, manifest.pods
+
+
+async def test_the_pod_of_a_stateful_set_has_the_volumes_of_its_claims():
+    claims = "volumeClaimTemplates: [{metadata: {name: data}}]"
+    content = DEPLOYMENT.replace("Deployment", "StatefulSet").replace(
+        "template:", f"{claims}\n  template:"
+    )
+    (pod,), _ = await created(content)
+    claim = {"claimName": "data-d-0"}
+    assert pod["spec"]["volumes"] == [{"name": "data", "persistentVolumeClaim": claim}]
+
+
+async def test_the_pods_of_a_daemon_set_run_on_cordoned_nodes():
+    _, (planned,) = await created(DEPLOYMENT.replace("Deployment", "DaemonSet"))
+    tolerated = {each.key for each in planned.facts.placement.tolerations}
+    assert "node.kubernetes.io/unschedulable" in tolerated
+    _, (planned,) = await created(DEPLOYMENT)
+    assert "node.kubernetes.io/unschedulable" not in {
+        each.key for each in planned.facts.placement.tolerations
+    }
 
 
 async def test_one_pod_of_a_daemon_set_is_checked(plan):
