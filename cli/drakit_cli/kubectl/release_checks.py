@@ -35,6 +35,7 @@ from drakit_cli.kubectl.releases import (
 )
 from drakit_explain.kinds import POLICIES
 from drakit_explain.model import NodeFacts, PolicyFacts, ReportFacts
+from drakit_explain.world import World
 
 OLDEST = (1, 34)
 """The oldest Kubernetes that the chart supports (`kubeVersion` of the chart)."""
@@ -111,6 +112,7 @@ def check_releases(
                 problem=bool(nodes),
             )
         )
+    findings += _left(installed, world)
     for each in installed.releases:
         findings += [
             *_images(each),
@@ -144,6 +146,26 @@ def _upgrade(release: Release, *options: str) -> str:
         return " ".join([command, *options])
     again = "apply the chart again with the tool that installed it, which is not Helm"
     return f"{again}, and {' '.join(options)}" if options else again
+
+
+def _left(installed: Releases, world: World) -> Iterator[Finding]:
+    """Find nodes on which drivers of drakit ran, and no node plugin runs any more."""
+    plugins = {pod.node for each in installed.releases for pod in each.pods}
+    of_reports = {each.node for each in world.of(ReportFacts).values()}
+    left = sorted(node for node in of_reports - plugins if world.node(node) is not None)
+    if left and installed.releases and not installed.gaps:
+        workloads = [each.workload(NODEPLUGIN) for each in installed.releases]
+        selected = sum(each.desired for each in workloads if each is not None)
+        nodes = len(world.of(NodeFacts))
+        yield Finding(
+            object=f"Node {left[0]}",
+            what=f"no node plugin runs on {shortened(left)}, where drivers of drakit have reports "
+            f"(the DaemonSets select {selected} of {plural(nodes, 'node')}): pods with their "
+            f"devices there neither start nor end",
+            fix="correct the labels or taints of the node, or the values nodeplugin.nodeSelector "
+            "and nodeplugin.tolerations; if drakit is to leave the node, delete its pods with "
+            "devices first",
+        )
 
 
 def _unselected(release: Release, nodes: int) -> Iterator[Finding]:

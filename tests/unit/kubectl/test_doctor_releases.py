@@ -68,6 +68,16 @@ async def test_a_release_that_is_gone_comes_first_if_drivers_need_it(cluster, fi
     assert others
 
 
+async def test_a_node_that_a_node_plugin_has_left_is_a_problem(cluster, findings):
+    cluster.release("drakit", "n1", drivers=DRIVERS)
+    for node in ("n1", "n2", "deleted"):
+        cluster.report(node)
+    first, *_ = await findings()
+    assert (first["severity"], first["object"]) == ("problem", "Node n2")
+    assert "no node plugin runs on n2" in first["finding"]
+    assert "(the DaemonSets select 1 of 2 nodes)" in first["finding"]
+
+
 async def test_a_node_plugin_that_selects_no_node_is_a_problem(cluster, findings):
     cluster.release("drakit", drivers=DRIVERS)
     (found,) = await findings()
