@@ -201,7 +201,7 @@ def _given_up(kind: Failure, names: Sequence[str], judged: Judged, trial: Trial)
     device = answer.device
     return Finding(
         code=code,
-        what=f"{_with_device(answer.failure, device)}; {fits}; "
+        what=f"{with_device(answer.failure, device)}; {fits}; "
         f"{_advice(answer.failure, device, trial)}",
         cause=cause_of_selector(answer.failure, _classes(trial), trial.world),
     )
@@ -293,7 +293,7 @@ def _failed(node: str, answer: Answer, nodes: int, trial: Trial) -> Finding:
         )
     return Finding(
         code=Code.SELECTOR_FAILED,
-        what=f"{_with_device(answer.failure, device)}; the scheduler aborts its search on node "
+        what=f"{with_device(answer.failure, device)}; the scheduler aborts its search on node "
         f"{node}{more} at this device; {_advice(answer.failure, device, trial)}",
         cause=cause_of_selector(answer.failure, _classes(trial), trial.world),
     )
@@ -303,7 +303,7 @@ _NOT_COMPILED = " does not compile: "
 """The part of a failure for which no device matters."""
 
 
-def _with_device(failure: str, device: DeviceID) -> str:
+def with_device(failure: str, device: DeviceID) -> str:
     """Return a failure of a selector, with the device at which it fails."""
     if _NOT_COMPILED in failure:
         return failure
@@ -314,16 +314,25 @@ _OF_CLASS = re.compile(r"selector of class (\S+) fails")
 
 
 def _advice(failure: str, identity: DeviceID, trial: Trial) -> str:
-    """Return the advice for a selector that fails: spelling first, because a guard hides a typo."""
+    texts = [text for _, _, exact in trial.exact() for _, text in trial.world.expressions(exact)]
+    return advice_on_failure(failure, identity, texts, trial.world)
+
+
+def advice_on_failure(
+    failure: str, identity: DeviceID, texts: Collection[str], world: World
+) -> str:
+    """
+    Return the advice for a selector that fails: spelling first, because a guard hides a typo.
+
+    :param texts: the selectors, of which one fails.
+    """
     driver, _, name = identity
-    world = trial.world
     if (found := _OF_CLASS.search(failure)) and (policy := policy_of_class(found[1], world)):
         return (
             f"the operator restores the class of HostDevicePolicy {policy}, so do not edit it: "
             f"read the log of the node plugin that publishes the device"
         )
     device = published_device(identity, world)
-    texts = [text for _, _, exact in trial.exact() for _, text in world.expressions(exact)]
     if device is not None and (correct := why_it_fails(failure, texts, device, driver)):
         return correct
     if _NOT_COMPILED in failure:
@@ -365,7 +374,7 @@ def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -
         Finding(
             code=Code.SELECTOR_FAILED,
             what=f'request "{report.name}" of {each.origin}: '
-            f"{_with_device(error.text, error.device)}; no device matches; "
+            f"{with_device(error.text, error.device)}; no device matches; "
             + _advice(error.text, error.device, trial),
             claims=(each.claim,),
             cause=cause_of_selector(error.text, _classes(trial), trial.world),

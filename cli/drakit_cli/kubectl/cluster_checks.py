@@ -32,6 +32,7 @@ from drakit_explain.model import (
 )
 from drakit_explain.pending_claims import class_of_resource, missing_classes
 from drakit_explain.reports import UNHEALTHY, policy_of_class, words_of
+from drakit_explain.shortage import advice_on_failure, with_device
 from drakit_explain.unmatched import why_unmatched
 
 _HELPER_FIX = (
@@ -295,15 +296,11 @@ def _classes(found: Gathered) -> Iterator[Finding]:
             continue
         if analysis.errors:
             error = analysis.errors[0]
+            advice = advice_on_failure(error.text, error.device, each.selectors, world)
             yield Finding(
                 object=subject,
-                what=f"DeviceClass {each.name} fails on device {'/'.join(error.device)}: "
-                f"{error.text}",
-                fix=f"the operator restores the class of HostDevicePolicy {policy}, so do not "
-                "edit it: read the log of the node plugin that publishes the device"
-                if policy
-                else f"kubectl edit deviceclass {each.name}: test that a key exists before you "
-                "read it, or compare device.driver first",
+                what=with_device(error.text, error.device),
+                fix=advice if policy else f"kubectl edit deviceclass {each.name}: {advice}",
             )
         elif not analysis.matching:
             why = why_unmatched(request, world)

@@ -254,13 +254,13 @@ POOL = f"Pool {DRIVER}/n1"
         pytest.param(
             failing,
             "DeviceClass fast",
-            "DeviceClass fast fails on device",
+            "the selector of class fast fails: no such key: speed, on device a of pool n1",
             "kubectl edit deviceclass fast",
         ),
         pytest.param(
             failing_of_policy,
             "DeviceClass fast",
-            "DeviceClass fast fails on device",
+            "the selector of class fast fails: no such key: speed, on device a of pool n1",
             "the operator restores the class of HostDevicePolicy fast, so do not edit it",
         ),
     ],
