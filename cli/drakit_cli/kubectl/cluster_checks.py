@@ -157,12 +157,17 @@ def _pools(rows: Iterable[PoolRow], found: Gathered) -> Iterator[Finding]:
                 f"within minutes: {delete}",
             )
         elif row.problem:
-            of_node = f", node {row.node}" if row.named else ""
+            of_node, there = (f", node {row.node}", " on that node") if row.named else ("", "")
             fix = (
-                f"{log}{' on that node' if row.named else ''}: the driver must publish all slices "
-                "of the pool's latest generation, and they must be consistent"
+                f"{log}{there}: the driver must publish all slices of the pool's latest "
+                "generation, and they must be consistent"
             )
-            if row.problem.startswith(UNREACHABLE):
+            if not row.slices:
+                fix = (
+                    f"check that {row.identity.driver} runs{there}: claims hold its devices, but "
+                    "it publishes none"
+                )
+            elif row.problem.startswith(UNREACHABLE):
                 fix = "correct the node selector in the driver, or the labels of the nodes"
             yield Finding(
                 object=subject,

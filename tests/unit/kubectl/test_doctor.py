@@ -122,6 +122,11 @@ def vanished(site):
     site.slice("s9", "a", node="n9")
 
 
+def driver_is_gone(site):
+    site.node("n2")
+    site.claim("held", device="a", pool="n2", pod="user")
+
+
 def unhealthy(site):
     taint = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
     site.slice("s1", devices=[{"name": "a", "taints": [taint]}, {"name": "b"}])
@@ -209,6 +214,12 @@ POOL = f"Pool {DRIVER}/n1"
             f"Pool {DRIVER}/n9",
             "is for node n9, which does not exist",
             "kubectl delete resourceslices --field-selector spec.nodeName=n9",
+        ),
+        pytest.param(
+            driver_is_gone,
+            f"Pool {DRIVER}/n2",
+            f"from pool n2 of driver {DRIVER}, node n2: not published",
+            f"check that {DRIVER} runs on that node: claims hold its devices",
         ),
         pytest.param(
             unhealthy,
