@@ -94,10 +94,13 @@ def broken_pod(
     found += renumbered(pod, claims, events)
     if pod.is_starting:
         step = failed_step(pod, claims, events, pod.node)
-        if step is not None:
+        slow = list(_slow(pod.node, claims, world))
+        if step is not None and (step.code is Code.NOT_PREPARED or not slow):
             found.append(step)
+        elif not found and slow:  # volumes and sandboxes are what failed before
+            found += slow
         elif not found and settled and (pod.claims or pod.extended_claim):
-            found.append(_not_prepared(pod.node, claims, world, events))
+            found.append(_not_prepared(pod.node, claims, events))
     starting = pod.phase == "Pending" or pod.is_starting
     start = f"pod {pod.namespace}/{pod.name} "
     start += f"cannot start on node {pod.node}: " if starting else f"runs on node {pod.node}, but "
@@ -330,13 +333,23 @@ def _full(claim: ClaimFacts) -> Finding:
     )
 
 
-def _not_prepared(node: str, claims: Iterable[ClaimFacts], world: World, events: Events) -> Finding:
+def _drivers(claims: Iterable[ClaimFacts]) -> list[str]:
+    return [*dict.fromkeys(result.device.driver for each in claims for result in each.results)]
+
+
+def _slow(node: str, claims: Iterable[ClaimFacts], world: World) -> Iterator[Finding]:
+    """Return the drivers of claims that have not answered a call for long."""
+    for driver in _drivers(claims):
+        report = report_of(driver, node, world)
+        if report is not None and report.progress:
+            what = f"its claims are not prepared; driver {driver}: {report.progress}"
+            yield Finding(code=Code.NOT_PREPARED, what=what)
+
+
+def _not_prepared(node: str, claims: Iterable[ClaimFacts], events: Events) -> Finding:
     """Return what the kubelet waits for, if it reports no failure."""
-    drivers = dict.fromkeys(result.device.driver for each in claims for result in each.results)
-    reports = [report_of(each, node, world) for each in drivers]
-    slow = [f"driver {each.driver}: {each.progress}" for each in reports if each and each.progress]
-    named = " and ".join(drivers) or "its drivers"
-    waits = "; ".join(slow) or (
+    named = " and ".join(_drivers(claims)) or "its drivers"
+    waits = (
         f"it waits for {named} to prepare the claims, or for volumes or the network; read the log "
         f"of {named} on node {node}"
     )

@@ -6,6 +6,7 @@ import pytest
 
 from drakit_explain.broken import broken_claim, node_of_claim
 from drakit_explain.devices import Amount, TaintFacts
+from drakit_explain.evidence import Event, Events
 from drakit_explain.loads import Loads
 from drakit_explain.model import (
     ClaimFacts,
@@ -198,8 +199,7 @@ def test_a_pod_that_can_start_has_no_reason():
         pytest.param(
             [ReportFacts(name="n1.d", uid="r", node="n1", driver="d", progress="1 slow call")],
             "ClaimsNotPrepared",
-            "its devices have no known problem, but the kubelet has not started it and reports no "
-            "failure; driver d: 1 slow call",
+            "its claims are not prepared; driver d: 1 slow call",
             id="a-call-hangs",
         ),
     ],
@@ -245,6 +245,15 @@ def test_without_facts_of_nodes_none_is_missing():
     facts = world()
     facts.replace(type(node("n1")), [])
     assert explained(replace(POD, sandbox=True), facts).reasons == ()
+
+
+def test_a_driver_that_hangs_is_named_before_an_old_failure_of_another_step():
+    mount = Event(time="2026-01-01", reason="FailedMount", message="timed out", uid="p")
+    report = ReportFacts(name="n1.d", uid="r", node="n1", driver="d", progress="1 slow call")
+    for facts, found in ((world(report), "driver d: 1 slow call"), (world(), "timed out")):
+        explanation = Explainer(facts).explain(POD, events=Events([mount]))
+        (reason,) = explanation.reasons
+        assert found in reason.sentence
 
 
 def test_a_running_pod_loses_its_device():
