@@ -93,11 +93,8 @@ def why_it_fails(failure: str, texts: Collection[str], device: DeviceFacts, driv
 
 
 def _uncounted(request: Request, world: World) -> str:
-    if len(world.reachable()) == len(world.slices()):
-        return ""
-    counted = {each.slice.name for each in world.reachable()}
-    for of in world.slices():
-        if of.name not in counted and of.devices and not of.unread:
+    for of in world.uncounted():
+        if not of.unread:
             try:
                 number = world.selected(request, of).matches.bit_count()
             except NotEvaluatedError:

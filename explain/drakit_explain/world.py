@@ -158,6 +158,7 @@ class World:
         self._pools: dict[str, list[NodePool]] = {}
         self._views: dict[str, NodeView] | None = None
         self._reachable: tuple[Reachable, ...] | None = None
+        self._uncounted: list[SliceFacts] | None = None
         self._devices: tuple[int, int] | None = None
         self._not_ready: list[tuple[str, NodePool]] | None = None
         self._allocated_in: dict[str, int] = {}
@@ -335,6 +336,14 @@ class World:
             }
             self._reachable = tuple(self._known_reachable.values())
         return self._reachable
+
+    def uncounted(self) -> Sequence[SliceFacts]:
+        """Return the slices with devices from which no node allocates; kept like the others."""
+        if self._uncounted is None:
+            counted = {each.slice.name for each in self.reachable()}
+            every = self.slices() if len(counted) < len(self.slices()) else ()
+            self._uncounted = [each for each in every if each.devices and each.name not in counted]
+        return self._uncounted
 
     def counted_one_by_one(self) -> int:
         """Return how many reachable devices have taints, counters, shares or places of their own;
@@ -587,6 +596,7 @@ class World:
         self.revision += 1
         self.slices_revision = self.revision
         self._reachable = None
+        self._uncounted = None
         self._devices = None
         self._not_ready = None
 
