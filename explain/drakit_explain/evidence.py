@@ -134,9 +134,9 @@ _KNOWN = (
         pattern=re.compile(
             r"unable to get (?:claim info|information) for (?:ResourceClaim|claim) (?P<of>[\w.-]+)"
         ),
-        cause="the kubelet on node {node} has no record of claim {of}, as after the claim was "
-        "unprepared for another pod, or in releases that prepare a second claim beside one that is "
-        "already prepared",
+        cause="the kubelet on node {node} has no record of claim {of}: the end of another pod "
+        "unprepared it, or an old kubelet skipped it because another claim of the pod was already "
+        "prepared",
         remedy="delete the pod and create it again; if the message returns, give the pod claims "
         "that no running pod uses, or upgrade the kubelet",
     ),
@@ -153,7 +153,7 @@ _KNOWN = (
     ),
     _Known(
         pattern=re.compile(rf"CDI device \(\"{_DEV}\".*type mismatch"),
-        cause="device node {path} on node {node} is another one than when the claim was prepared",
+        cause="device node {path} on node {node} is not the one for which the claim was prepared",
         remedy="delete the pod and create it again",
     ),
     _Known(
@@ -162,7 +162,7 @@ _KNOWN = (
             rf"|CDI host device \"(?P<host>[^\"]+)\")"
         ),
         cause="device node {path} does not exist on node {node}: the device was disconnected, or "
-        "has got another name",
+        "has a different name now",
         remedy="connect the device again, or delete the pod and the claim, so that another device "
         "is allocated",
     ),

@@ -133,7 +133,7 @@ RUNC = "OCI runtime create failed: runc create failed: "
         ),
         (
             'CDI device ("/dev/a", "/dev/b"), host type mismatch (c, b)',
-            "device node /dev/a on node n1 is another one",
+            "device node /dev/a on node n1 is not the one",
             "create it again",
         ),
         ("runtime does not support user namespaces", "does not support user namespaces", "remove"),
