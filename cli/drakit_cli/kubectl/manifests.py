@@ -19,6 +19,7 @@ from typing import Any, cast
 import yaml
 
 from drakit_cli.answers import UsageError
+from drakit_cli.kubectl.explain import user_of
 from drakit_cli.kubectl.gather import UnreachableError, sentence_of
 from drakit_cli.kubectl.targets import (
     CLAIM,
@@ -49,10 +50,14 @@ from drakit_formats.resource.objects import Object, child, children, requests_fr
 CRON_JOB = ObjectKind(kind="CronJob", group="batch", names=("cronjobs", "cronjob"))
 
 _WORKLOADS = (DEPLOYMENT, STATEFUL_SET, DAEMON_SET, REPLICA_SET, JOB, CRON_JOB)
+_EXPLAINED = (POD, *_WORKLOADS, CLAIM, TEMPLATE)
 _KINDS = {(each.group, each.kind): each for each in (POD, *_WORKLOADS, CLAIM, TEMPLATE, CLASS)}
 
 _LOOKED_UP = ("Namespace", "ServiceAccount", "PriorityClass", "RuntimeClass")
 """The kinds without which the API server does not accept a pod that names one."""
+
+MAX_NAME = 58
+"""Characters of a workload's name in those of its pods; controllers shorten it, too."""
 
 _FIELD_MANAGER = "kubectl-drakit"
 
@@ -154,8 +159,8 @@ def read_documents(content: str, namespace: str) -> tuple[list[Document], set[st
         raise UsageError(f"the manifest is no YAML: {error}") from None
     names: set[str] = set()
     found = list(_documents(bodies, namespace, names))
-    if not any(each.kind in (POD, *_WORKLOADS) for each in found):
-        kinds = ", ".join(sorted(each.kind for each in (POD, *_WORKLOADS)))
+    if not any(each.kind in _EXPLAINED for each in found):
+        kinds = ", ".join(sorted(each.kind for each in _EXPLAINED))
         raise UsageError(f"the manifest has none of the kinds {kinds}")
     return found, names
 
@@ -219,12 +224,17 @@ async def complete(
             raise UsageError(
                 f"the {document.title} of the manifest is malformed: {error!r}"
             ) from None
+    if not any(each.kind in (POD, *_WORKLOADS) for each in documents):
+        of.manifest.pods.extend(of.users)
     return of.manifest
 
 
 class _Completion:
     def __init__(self, session: Session, names: Collection[str]) -> None:
         self.manifest = Manifest()
+        self.users: list[PlannedPod] = []
+        """A pod for each claim and template, without other rules."""
+
         self._session = session
         self._names = names
 
@@ -239,6 +249,9 @@ class _Completion:
             await self._add_workload(checked)
         else:
             _read_resource(checked, self.manifest)
+            fact = self.manifest.facts[-1]
+            if not isinstance(fact, ClassFacts):
+                self.users.append(PlannedPod(source=checked, facts=user_of(fact)))
 
     async def _add_workload(self, of: Document) -> None:
         spec = child(of.body, "spec")
@@ -423,7 +436,7 @@ def _pod_of(of: Document, template: Object) -> Document:
                 for name in names
             ),
         ]
-    metadata = {**child(template, "metadata"), "name": f"{of.name}-xxxxx"}
+    metadata = {**child(template, "metadata"), "name": f"{of.name[:MAX_NAME]}-xxxxx"}
     body = {"apiVersion": POD.api, "kind": POD.kind, "metadata": metadata, "spec": spec}
     return _document(POD, POD.api, body, of.namespace)
 

@@ -252,6 +252,17 @@ async def test_a_pod_of_a_manifest_that_runs_does_not_block_itself(planned, two)
     assert_nothing_written(two)
 
 
+async def test_claims_and_templates_without_pods_are_explained(planned):
+    claim = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: c}\nspec: "
+    claim += "{devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu}}]}}"
+    code, (first, second) = await planned(f"{TEMPLATE}---\n{claim}")
+    assert (code, first["message"]) == (
+        1,
+        "ResourceClaimTemplate lab/t fits on node n2",
+    )
+    assert second["message"].startswith("ResourceClaim lab/c would wait: all 2 devices")
+
+
 @pytest.mark.parametrize(
     ("content", "code", "text"),
     [
