@@ -12,9 +12,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.helper import Helper
 from drakit_explain.loads import Loads, load_of_pod
 from drakit_explain.pending import Explainer, Explanation
@@ -55,6 +58,7 @@ class Explaining:
     def __init__(self, api: Api, helper: Helper, *, kubeconfig: Path, program: Path) -> None:
         self._api = api
         self._helper = helper
+        self._program = program
         self._environment = {"KUBECONFIG": str(kubeconfig), "DRAKIT_CEL": str(program)}
         self._one = threading.Lock()
         self._commands = threading.Semaphore(COMMANDS_AT_ONCE)
@@ -83,22 +87,13 @@ class Explaining:
             bring_up_to_date(
                 index, self._helper, expressions, [each.slice for each in world.reachable()]
             )
-            return explainer.explain(pod, settled=settled)
+            with closing(Allocator(lambda _: self._program)) as allocator:
+                found = explainer.explain_now(pod, allocator.answer, settled=settled)
+                remedy = found.remedy
+            return replace(found, find_remedy=lambda: remedy)
 
     def command(self, namespace: str, target: str) -> tuple[int, Body]:
-        """
-        Run ``kubectl drakit explain``; return its exit code and its answer for programs.
-
-        Kubernetes' allocator must be asked; an object may go away in the meantime.
-        """
-        for _ in range(5):
-            code, body = self._command(namespace, target)
-            if not any(each.endswith("has just been deleted") for each in body["notEvaluated"]):
-                break
-        assert body["notVerified"] == "", body["notVerified"]
-        return code, body
-
-    def _command(self, namespace: str, target: str) -> tuple[int, Body]:
+        """Run ``kubectl drakit explain``; return its exit code and its answer for programs."""
         argv = [sys.executable, "-m", "drakit_cli.kubectl.main", "explain", target]
         with self._commands:
             done = subprocess.run(

@@ -15,8 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import pytest
 
 from drakit_cli.kubectl.pods import SETTLE_SECONDS
-from drakit_explain.cel.allocator import Result
 from drakit_explain.pending import Explanation, Verdict
+from drakit_explain.verdicts import VerdictOutcome
 from drakit_operator.announcing import NOTE_CHARACTERS
 from e2e.cluster.api import Cluster
 from e2e.explain import advice as _advice  # noqa: F401 - fills the table
@@ -190,16 +190,16 @@ def test_the_remedy_that_we_name_lets_the_pod_run(situation, outcomes):
     print(outcomes[situation.name].result())
 
 
-def test_kubernetes_own_allocator_confirms_the_operators_reasons(outcomes, release):
+def test_kubernetes_own_allocator_decides(outcomes, release):
     wait(outcomes.values())
     counted = {
-        result: operator_metric(
-            release, f'drakit_operator_confirmations_total{{result="{result}"}}'
+        each: operator_metric(
+            release, f'drakit_operator_allocator_answers_total{{result="{each.value}"}}'
         )
-        for result in Result
+        for each in VerdictOutcome
     }
-    assert counted[Result.AGREES] >= min(10, len(outcomes) // 3), counted
-    assert counted[Result.UNAVAILABLE] == 0, counted
+    assert counted[VerdictOutcome.UNAVAILABLE] >= min(10, len(outcomes) // 3), counted
+    assert counted[VerdictOutcome.UNDECIDED] == 0, counted
 
 
 def test_there_are_at_least_40_situations():

@@ -1,44 +1,26 @@
 """
-Whether the scheduler can allocate a pod's claims on one node: the question, the answer, and the
-limits of devices that are allocated together.
+What a device gives to a request, and what the allocator finds for the claims of a pod.
 
-:mod:`.search` finds the answer. :mod:`.pools` gives the pools of the node, the caller evaluates
-selectors and knows what is allocated.
+Counts follow ``k8s.io/dynamic-resource-allocation/structured``: a request without an amount takes
+the policy's default or all of it, the policy rounds amounts up, and names are compared as they are
+written. All amounts are integers, in billionths. Counts explain; whether claims fit is the
+allocator's decision.
 
-It follows the allocator of ``k8s.io/dynamic-resource-allocation/structured``, its odd cases
-included: a request without an amount takes the policy's default or all of it, the policy rounds
-amounts up, and names are compared as they are written. All amounts are integers, in billionths.
-
-It must not know clients, nodes, CEL, the order of the search, or how an answer is worded.
+Does not depend on clients, nodes, CEL, or how an answer is worded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 from drakit.quantity import quantity_units
-from drakit_explain.budget import Budget
-from drakit_explain.devices import (
-    Amount,
-    CapacityFacts,
-    CapacityPolicy,
-    DeviceFacts,
-    ListValue,
-    TaintFacts,
-)
-from drakit_explain.model import (
-    Constraint,
-    DeviceID,
-    PoolID,
-    Request,
-    Share,
-    SliceFacts,
-    Toleration,
-)
-from drakit_explain.pools import Counter, NodePool
+from drakit_explain.devices import Amount, CapacityFacts, CapacityPolicy, DeviceFacts, TaintFacts
+from drakit_explain.model import Constraint, DeviceID, PoolID, Request, Share, Toleration
+from drakit_explain.pools import Counter
+from drakit_explain.verdicts import VerdictOutcome
+from drakit_formats.resource.objects import Object
 
 # ---------------------------------------------------------------- capacities
 
@@ -143,25 +125,12 @@ MAX_RESULTS = 32
 """Devices in the allocation of a claim (API: ``AllocationResultsMaxSize``)."""
 
 
-class Outcome(Enum):
-    """The possible answers."""
-
-    FITS = "fits"
-    NO_FIT = "no fit"
-    FAILED = "failed"
-    """The allocator ends with an error: no other device or alternative is tried."""
-
-    UNDECIDED = "undecided"
-    """The search has spent its budget, or a fact cannot be evaluated."""
-
-
 class Failure(Enum):
-    """The error with which a search ends."""
+    """The error of the allocator, as far as a sentence about it differs."""
 
     SELECTOR = "selector"
     """It fails at a device, or does not compile."""
 
-    CLASS = "class"
     INCOMPLETE_POOL = "incomplete pool"
     """A request asks for all devices, so none may be missing."""
 
@@ -174,47 +143,53 @@ class Failure(Enum):
     TOO_MANY = "too many"
     """More devices than an allocation can list."""
 
-    ON_NODE = "on node"
-    """The only error that concerns one node alone (``ErrFailedAllocationOnNode``)."""
+    OTHER = "other"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """The result of a search."""
+    """The allocator's answer about the claims of a pod on a node."""
 
-    outcome: Outcome
+    outcome: VerdictOutcome
     failure: str = ""
-    """The reason of a failed search, as a clause that names the request."""
+    """The allocator's error, as a clause that names the request; or why there is no answer."""
 
     kind: Failure | None = None
     device: DeviceID | None = None
-    """The device at which a search failed, if there is one."""
+    """The device at which a selector fails."""
 
     pool: PoolID | None = None
-    """The pool because of which it failed, if there is one."""
+    """The pool because of which the allocator fails, if there is one."""
 
-    chance: bool = False
+    varies: bool = False
     """Whether the scheduler meets the error before a solution is chance."""
 
-    devices: tuple[tuple[str, str, DeviceID], ...] = ()
-    """The result of a successful search: claim, request (``request/subrequest``) and device."""
+    results: tuple[tuple[Object, ...], ...] = ()
+    """The results of each claim (API: ``allocation.devices.results``)."""
 
     @property
-    def ended_early(self) -> bool:
-        """Whether the search ended because of its budget."""
-        return self.outcome is Outcome.UNDECIDED and not self.failure
+    def drivers(self) -> frozenset[str]:
+        return frozenset(str(each["driver"]) for of_claim in self.results for each in of_claim)
+
+    @property
+    def fits(self) -> bool:
+        return self.outcome is VerdictOutcome.ALLOCATED
 
     @property
     def fatal(self) -> bool:
         """Whether the scheduler gives up the pod on all nodes, as :mod:`.release` describes."""
-        return self.outcome is Outcome.FAILED and self.kind is not Failure.ON_NODE
+        return self.outcome is VerdictOutcome.FATAL
+
+    @property
+    def undecided(self) -> bool:
+        return self.outcome is VerdictOutcome.UNDECIDED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SearchedClaim:
-    """A claim, or what a template would make, with what the search needs of it."""
+class AskedClaim:
+    """A claim, or what a template would make, as far as the allocator reads it."""
 
-    name: str
+    name: str = field(default="", compare=False)
     """For sentences: ``claim "name"`` or ``claim template "name"``."""
 
     requests: tuple[Request, ...]
@@ -239,55 +214,6 @@ class NotEvaluatedError(Exception):
     """No result is certain, as of a long selector; the text is a clause that names the cause."""
 
 
-class Selections(Protocol):
-    """Selectors, evaluated."""
-
-    def selected(self, request: Request, of: SliceFacts) -> Selected:
-        """
-        Return the outcomes of the selectors of a request's class, then of its own.
-
-        Raises :class:`NotEvaluatedError` where one has no result.
-        """
-        ...
-
-    def broken(self, request: Request) -> str | None:
-        """Return why the allocator cannot use a request at all, or None."""
-        ...
-
-
-class WithoutErrors(Selections):
-    """Devices on which a selector fails are not selected, and the search goes on."""
-
-    def __init__(self, selections: Selections) -> None:
-        self._selections = selections
-
-    def selected(self, request: Request, of: SliceFacts) -> Selected:
-        return Selected(matches=self._selections.selected(request, of).matches)
-
-    def broken(self, request: Request) -> str | None:
-        return self._selections.broken(request)
-
-
-class Allocated(Protocol):
-    """The devices and capacities that allocated claims hold."""
-
-    def is_allocated(self, device: DeviceID) -> bool:
-        """Return whether a claim has the device for itself."""
-        ...
-
-    def is_shared(self, device: DeviceID) -> bool:
-        """Return whether a claim has a share of the device."""
-        ...
-
-    def consumed(self, device: DeviceID) -> Consumed | None:
-        """Return what shares take of the device's capacity; None if they take nothing."""
-        ...
-
-    def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
-        """Return the taints of a device, those of DeviceTaintRules included."""
-        ...
-
-
 def not_supported(request: Request, name: str) -> str:
     """Return the text of the error about a request that has an unsupported part."""
     return f'drakit does not support {request.unsupported} of request "{name}"'
@@ -302,134 +228,6 @@ def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
     if toleration.operator in ("", "Equal"):
         return toleration.value == taint.value
     return toleration.operator == "Exists"
-
-
-# ---------------------------------------------------------------- constraints and counters
-
-_STEPS_PER_PARTITION = 4
-"""Steps of a device whose counters are compared with its holders."""
-
-
-class SearchedConstraint:
-    """One constraint of a claim, with the values of the devices that the search has taken."""
-
-    def __init__(self, facts: Constraint, *, forgets: bool) -> None:
-        """`forgets`: of each request, only the last device counts for distinct values."""
-        self._forgets = forgets
-        self.attribute: str = facts.attribute
-        self.distinct: bool = facts.distinct
-        self._requests = frozenset(facts.requests)
-        self._number = 0
-        self._value: object = None
-        self._values: dict[object, object] = {}
-        """By number, or by request, so that a second device of a request replaces the first."""
-
-    def _applies(self, base: str, sub: str) -> bool:
-        requests = self._requests
-        return not requests or base in requests or (bool(sub) and f"{base}/{sub}" in requests)
-
-    def add(self, base: str, sub: str, device: DeviceFacts, driver: str) -> bool:
-        if not self._applies(base, sub):
-            return True
-        value = device.attribute(self.attribute, driver)
-        if value is None:
-            return False
-        if self._number == 0:
-            self._value = value
-            self._values = {self._key(base): value} if self.distinct else {}
-        elif isinstance(value, ListValue) or isinstance(self._value, ListValue):
-            # Releases of Kubernetes differ in how they compare lists.
-            raise NotEvaluatedError(
-                f"a constraint compares lists of attribute {self.attribute}, which drakit does not "
-                f"support"
-            )
-        elif self.distinct:
-            if any(_same(value, other) for other in self._values.values()):
-                return False
-            self._values[self._key(base)] = value
-        elif not _same(value, self._value):
-            return False
-        self._number += 1
-        return True
-
-    def remove(self, base: str, sub: str) -> None:
-        if not self._applies(base, sub):
-            return
-        self._number -= 1
-        self._values.pop(self._key(base), None)
-
-    def _key(self, base: str) -> object:
-        return base if self._forgets else self._number
-
-
-def _same(one: object, other: object) -> bool:
-    return type(one) is type(other) and one == other
-
-
-class SearchedCounters:
-    """The rest of the pools' counters."""
-
-    def __init__(
-        self, is_held: Callable[[DeviceID], bool], budget: Budget, *, by_driver: bool
-    ) -> None:
-        """
-        Count the counters that are left.
-
-        :param is_held: whether a claim has a device, or a share of it.
-        :param by_driver: pools of two drivers with one name have counters of their own.
-        """
-        self._is_held = is_held
-        self._budget = budget
-        self._by_driver = by_driver
-        self._available: dict[object, dict[Counter, int]] = {}
-        self._consumed: dict[object, dict[Counter, int]] = {}
-
-    def _key(self, pool: NodePool) -> object:
-        return pool.identity if self._by_driver else pool.identity.pool
-
-    def take(self, pool: NodePool, facts: DeviceFacts) -> bool:
-        key = self._key(pool)
-        if key not in self._available:
-            self._available[key] = self._left(pool)
-        consumed = self._consumed.setdefault(key, {})
-        self._budget.spend(len(self._available[key]))
-        for counter, amount in counters_of(facts):
-            consumed[counter] = consumed.get(counter, 0) + amount
-        available = self._available[key]
-        if any(left < consumed.get(counter, 0) for counter, left in available.items()):
-            self.give_back(pool, facts)
-            return False
-        return True
-
-    def give_back(self, pool: NodePool, facts: DeviceFacts) -> None:
-        consumed = self._consumed[self._key(pool)]
-        for counter, amount in counters_of(facts):
-            consumed[counter] -= amount
-
-    def _left(self, pool: NodePool) -> dict[Counter, int]:
-        left = dict(pool.counters)
-        driver, name = pool.identity
-        slices = (*pool.slices, *pool.elsewhere)
-        self._budget.spend(_STEPS_PER_PARTITION * sum(len(each.devices) for each in slices))
-        if any(
-            consumed.grouped
-            for each in slices
-            for device in each.devices
-            for consumed in device.consumes
-        ):
-            raise NotEvaluatedError(
-                f"devices of pool {name} of driver {driver} have compatibilityGroups, which "
-                f"drakit does not support"
-            )
-        for each in slices:
-            for device in each.devices:
-                if not device.consumes:
-                    continue
-                if self._is_held(DeviceID(driver, name, device.name)):
-                    for counter, amount in counters_of(device):
-                        if counter in left:
-                            left[counter] -= amount
-        return left
 
 
 def counters_of(facts: DeviceFacts) -> Iterator[tuple[Counter, int]]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -146,11 +145,6 @@ def no_remedy() -> str:
     return ""
 
 
-def no_confirmation() -> Confirmation | None:
-    """Return that Kubernetes' allocator decides nothing about a reason."""
-    return None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
     """One reason, in a sentence for the Event of an object."""
@@ -179,13 +173,8 @@ class Reason:
     Search what would be enough to end it, as a clause; empty if nothing is known.
 
     The search takes long, so only a caller that reports the reason asks for it, before the facts
-    change. All reasons of one explanation share the result.
+    change. All reasons of one explanation share the result. Raises :class:`.NotAnsweredError`.
     """
-
-    find_confirmation: Callable[[], Confirmation | None] = field(
-        default=no_confirmation, compare=False
-    )
-    """Return what must be asked before the reason is certain; also before the facts change."""
 
     @property
     def text(self) -> str:

@@ -120,6 +120,9 @@ class DeviceKind:
     unusual: bool = False
     """A value is a list, or of a type that this version does not know: selectors may fail on it."""
 
+    extra: bool = False
+    """It has a value or a policy that this version does not know."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceFacts:

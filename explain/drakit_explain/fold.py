@@ -1,30 +1,31 @@
 """
-One answer for a pod from the answers of its nodes, as the scheduler finds it.
+One answer for a pod from the allocator's answers about its nodes, as the scheduler finds it.
 
-An error of the search on a node that the scheduler looks at is the end of the attempt, even if
-other nodes fit (:mod:`.release`), and even if an allocated claim of the pod excludes the node:
-``Filter`` of the DynamicResources plugin searches there as well, in 1.34 to 1.37. Nodes with equal
-profiles are searched once (:mod:`.profiles`).
+An error on a node that the scheduler looks at is the end of the attempt, even if other nodes fit
+(:mod:`.release`), and even if an allocated claim of the pod excludes the node: ``Filter`` of the
+DynamicResources plugin searches there as well, in 1.34 to 1.37. Nodes with equal profiles are asked
+about once (:mod:`.asking`).
 First come the nodes on which an error is possible, then those with enough devices, up to the first
-that fits. When the budget is spent, an error that was found is certain. That a node fits is certain
-only if no error is possible on a node that was not judged.
+that fits. If none fits, some of the others are asked about as well, because the counts may lack a
+rule of the allocator. When the budget is spent, an error that was found is certain. That a node
+fits is certain only if no error is possible on a node that was not judged.
 
-It must not know how an answer is worded.
+Does not depend on how an answer is worded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
-from drakit_explain.allocation import MAX_RESULTS, Answer, Outcome
+from drakit_explain.allocation import MAX_RESULTS, Answer, Failure
 from drakit_explain.availability import needed
 from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.model import PoolID, Request
 from drakit_explain.nodes import NodeProblem
 from drakit_explain.pending_claims import exact_requests
 from drakit_explain.pools import PoolState
-from drakit_explain.profiles import Profiles
 from drakit_explain.release import FEASIBLE_NODES
 from drakit_explain.reports import not_registered
 from drakit_explain.trial import Trial
@@ -33,13 +34,20 @@ from drakit_explain.world import World
 _NAMED = 3
 """Pools that are named."""
 
+FIRST_NODES = 4
+"""Nodes with enough devices that are asked about first: most pods fit on one of them."""
+
+OTHER_NODES = 32
+MAX_OTHERS = 4
+"""Nodes without enough devices whose profiles are compared, and how many are asked about."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
     """The answers of a pod's nodes."""
 
     answers: Mapping[str, Answer]
-    """Of the nodes that were searched, or are like one that was."""
+    """Of the nodes that were asked about, or are like one that was."""
 
     fits_on: str = ""
     """Where all drivers of the devices are registered, if the pod fits there."""
@@ -54,64 +62,80 @@ class Judged:
     """Of `fatal`, one node of each profile."""
 
     unjudged: tuple[str, ...] = ()
-    """Nodes whose search ended with the budget, or did not begin."""
+    """Nodes without an answer of the allocator."""
+
+    @property
+    def fails(self) -> bool:
+        """Whether an error that no count explains gives up the pod."""
+        return any(self.answers[name].kind is Failure.OTHER for name in self.fatal)
 
 
 def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
     """
-    Search the nodes of a pod.
+    Ask about the nodes of a pod.
 
     :param reached: whether the pod passes the rules of a node that the scheduler checks before the
         devices, without preemption.
 
-    Raises :class:`NotEvaluatedError` where a selector has no outcome.
+    Raises :class:`NotAnsweredError`, and :class:`NotEvaluatedError` where a selector has no
+    outcome.
     """
-    search = _Search(trial, trial.profiles())
-    fatal: list[str] = []
+    nodes = _Nodes(trial)
     some: list[str] = []
     best = ""
-    certain = True
+    certain, failing = True, False
     candidates: Collection[str] = trial.nodes
     spent = False
     try:
-        suspects = _suspects(trial)
-        for name, problem in trial.nodes.items() if suspects else ():
-            if name in suspects and (problem is None or problem.problem is NodeProblem.CLAIM):
-                answer = search.answer(name)
-                certain = certain and answer.outcome is not Outcome.UNDECIDED
-                if answer.fatal and reached(name):
-                    fatal.append(name)
+        suspected = suspects(trial)
+        reachable = [
+            name
+            for name, problem in trial.nodes.items()
+            if name in suspected and (problem is None or problem.problem is NodeProblem.CLAIM)
+        ]
+        for name, answer in nodes.ask(reachable):
+            certain = certain and not answer.undecided
+            failing = failing or (answer.fatal and reached(name))
         candidates = trial.able_for_all()
         # Only beside an error does it matter how many nodes fit.
-        most = FEASIBLE_NODES + 1 if fatal else 1
-        for name in trial.usable() if candidates else ():
-            if name in candidates and search.answer(name).outcome is Outcome.FITS:
+        most = FEASIBLE_NODES + 1 if failing else 1
+        able = (name for name in trial.usable() if name in candidates)
+        others = (name for name in trial.usable() if name not in candidates)
+        for name, answer in nodes.ask(able, first=FIRST_NODES) if candidates else ():
+            if answer.fits:
                 some.append(name)
                 # The scheduler does not know which drivers are registered.
-                best = best or (name if search.is_registered(name) else "")
+                best = best or (name if nodes.is_registered(name) else "")
                 if best and len(some) >= most:
                     break
+        for name, answer in nodes.ask(nodes.distinct(others)) if not some else ():
+            if answer.fits:
+                some.append(name)
     except BudgetSpentError:
+        trial.verdicts.check()  # what is planned takes no steps the next time
         spent = True
-    answers = search.answers
-    early = spent or any(answer.ended_early for answer in answers.values())
-    by_profile = {search.profile(name): name for name in reversed(fatal)}
+    fatal = [name for name in trial.nodes if nodes.is_fatal(name) and reached(name)]
+    by_profile = {nodes.profile(name): name for name in reversed(fatal)}
     return Judged(
-        answers=answers,
-        fits_on=(best or some[0]) if some and (fatal or certain) else "",
+        answers=nodes.answers,
+        fits_on=(best or some[0]) if some and (fatal or (certain and not spent)) else "",
         fatal=tuple(fatal),
         chance=bool(fatal)
-        and (len(some) > FEASIBLE_NODES or all(answers[name].chance for name in fatal)),
+        and (len(some) > FEASIBLE_NODES or all(nodes.answers[name].varies for name in fatal)),
         distinct=tuple(reversed(by_profile.values())),
         unjudged=tuple(
             name
-            for name in (trial.usable() if early else ())
-            if (answers[name].ended_early if name in answers else spent and name in candidates)
+            for name in trial.usable()
+            if (
+                nodes.answers[name].undecided
+                if name in nodes.answers
+                else spent and name in candidates
+            )
         ),
     )
 
 
-def _suspects(trial: Trial) -> set[str]:
+def suspects(trial: Trial) -> set[str]:
     """Return the nodes on which the search can end with an error."""
     found: set[str] = set()
     ready = trial.rules.skips_pools
@@ -144,32 +168,44 @@ def _suspects(trial: Trial) -> set[str]:
 
 
 @dataclass(slots=True)
-class _Search:
-    """Searches nodes, each profile once."""
+class _Nodes:
+    """The nodes of a trial, each profile of which is asked about once."""
 
     trial: Trial
-    profiles: Profiles
     answers: dict[str, Answer] = field(default_factory=dict[str, Answer])
-    _known: dict[Hashable, Answer] = field(default_factory=dict[Hashable, Answer])
-    _profiles: dict[str, Hashable] = field(default_factory=dict[str, Hashable])
 
-    def profile(self, node: str) -> Hashable:
-        if node not in self._profiles:
-            self._profiles[node] = self.profiles.of(self.trial.pools(node))
-        return self._profiles[node]
+    def profile(self, node: str) -> int:
+        return self.trial.verdicts.profile(self.trial.claims, node, self.trial.budget)
 
-    def answer(self, node: str) -> Answer:
-        """Return the answer of a node; raise :class:`BudgetSpentError` if it cannot be searched."""
-        self.trial.budget.spend()
-        profile = self.profile(node)
-        if profile not in self._known:
-            self._known[profile] = self.trial.allocate(node)
-        answer = self.answers[node] = self._known[profile]
-        return answer
+    def ask(self, nodes: Iterable[str], *, first: int = 0) -> Iterator[tuple[str, Answer]]:
+        """
+        Give the answers about nodes; raise :class:`NotAnsweredError` after those that are known.
+
+        :param first: how many questions are planned at first; then as many as were answered.
+        """
+        verdicts = self.trial.verdicts
+        for name in nodes:
+            answer = self.trial.ask(name)
+            if answer is not None:
+                self.answers[name] = answer
+                yield name, answer
+            elif first and verdicts.planned >= max(first, len(self.answers)):
+                break
+        verdicts.check()
+
+    def distinct(self, nodes: Iterable[str]) -> list[str]:
+        """Return some nodes with different profiles."""
+        found: dict[int, str] = {}
+        for name in islice(nodes, OTHER_NODES):
+            found.setdefault(self.profile(name), name)
+        return list(found.values())[:MAX_OTHERS]
+
+    def is_fatal(self, node: str) -> bool:
+        return node in self.answers and self.answers[node].fatal
 
     def is_registered(self, node: str) -> bool:
         """Return whether no report denies that the drivers of a result are registered."""
-        drivers = {device.driver for _, _, device in self.answers[node].devices}
+        drivers = self.answers[node].drivers
         return not any(not_registered(each, node, self.trial.world) for each in drivers)
 
 

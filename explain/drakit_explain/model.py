@@ -297,10 +297,18 @@ class Request:
     unsupported: str = ""
     """The part of the request that drakit does not support: no verdict about it is certain."""
 
+    extra: bytes = b""
+    """JSON with the fields that this version does not know, for the allocator."""
+
     @property
     def every(self) -> bool:
         """Whether it asks for all devices that match (API: allocation mode ``All``)."""
         return self.count == 0
+
+
+def exact_of(request: Request) -> tuple[Request, ...]:
+    """Return a request, or its alternatives."""
+    return request.alternatives or (request,)
 
 
 def without_content(requests: tuple[Request, ...], why: str) -> tuple[Request, ...]:
@@ -323,13 +331,16 @@ class Constraint:
     """An attribute whose value the devices of requests must have in common, or must not."""
 
     attribute: str
-    """By full name, ``domain/identifier``; empty if drakit does not support the constraint."""
+    """By full name, ``domain/identifier``; empty if this version does not know the constraint."""
 
     distinct: bool = False
     """API: ``distinctAttribute``, else ``matchAttribute``."""
 
     requests: tuple[str, ...] = ()
     """``request`` or ``request/subrequest``; empty means all."""
+
+    extra: bytes = b""
+    """As in :class:`Request`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -504,6 +515,8 @@ class SliceFacts:
     """It may have any devices: they take more memory than its node has."""
 
     counter_sets: tuple[CounterSetFacts, ...] = ()
+    raw: bytes = b""
+    """Its spec as compressed JSON, if it has fields that this version does not know."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.devices, Devices):  # pyright: ignore[reportUnnecessaryIsInstance]

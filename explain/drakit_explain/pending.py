@@ -1,11 +1,12 @@
 """
 Why a pod is pending: what the scheduler would find, and a sentence with the problem and the remedy.
 
-Nodes that the pod cannot use are excluded first (:mod:`.nodes`). On each other node with enough
-devices for every request, the scheduler's search decides (:mod:`.search`). If it finds devices
-on a node, no reason is returned: the pod waits for something else. Otherwise :mod:`.shortage` names
-the cause. :mod:`.remedies` proves which change would be enough, if the caller asks for it: that
-search takes longer than the rest. Both have a budget (:mod:`.budget`).
+Nodes that the pod cannot use are excluded first (:mod:`.nodes`). About the others, Kubernetes'
+allocator is asked (:mod:`.asking`). If it finds devices on a node, no reason is returned: the pod
+waits for something else. Otherwise :mod:`.shortage` names the cause. :mod:`.remedies` proves which
+change would be enough, if the caller asks for it: that takes longer than the rest. Both have a
+budget (:mod:`.budget`), and both raise :class:`.NotAnsweredError` until the questions that they
+planned are answered.
 
 The same situation gives the same sentence (no time, no counter of attempts), so that Events can be
 deduplicated. What cannot be evaluated is reported as unknown; nothing is guessed.
@@ -19,9 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 
-from drakit_explain.allocation import NotEvaluatedError, Outcome
+from drakit_explain.allocation import NotEvaluatedError
+from drakit_explain.asking import Question, Verdicts, answered
 from drakit_explain.availability import Analysis, Counted, analyze, budget_of, count_ahead
 from drakit_explain.broken import (
     broken_pod,
@@ -34,8 +36,7 @@ from drakit_explain.broken import (
 )
 from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.causes import cause_at_node
-from drakit_explain.codes import Cause, Code, Finding, Reason, no_confirmation, no_remedy
-from drakit_explain.confirmation import Confirmation
+from drakit_explain.codes import Cause, Code, Finding, Reason, no_remedy
 from drakit_explain.deletion import pod_stays
 from drakit_explain.evidence import NO_EVENTS, Events
 from drakit_explain.fold import Judged, judge
@@ -54,15 +55,16 @@ from drakit_explain.pools import PoolState
 from drakit_explain.recent import keep
 from drakit_explain.remedies import proven_remedies
 from drakit_explain.reports import not_registered
-from drakit_explain.representatives import confirmation_of
 from drakit_explain.shortage import (
     RequestReport,
+    counted_shortage,
     findings_of_errors,
     findings_of_shortage,
     is_given_up,
     told_by_scheduler,
 )
 from drakit_explain.trial import Trial
+from drakit_explain.verdicts import Verdict as AllocatorVerdict
 from drakit_explain.wording import lacks
 from drakit_explain.world import World
 
@@ -125,11 +127,6 @@ class Explanation:
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
     """Search `remedy`: the first call must be before the next change of the world."""
 
-    find_confirmation: Callable[[], Confirmation | None] = field(
-        default=no_confirmation, compare=False
-    )
-    """Return what must be asked before it is certain: also before the next change of the world."""
-
     fits_on: str = ""
     unknown: tuple[str, ...] = ()
 
@@ -167,11 +164,12 @@ class Explainer:
             that the pod's owner reads, so by default these claims are counted.
         """
         self._world = world
+        self.verdicts: Verdicts = Verdicts(world)
         self._name_all = name_all_holders
         self._nodes = UsableNodes(world)
         self._analyses: dict[Request, Analysis] = {}
         self._counted: dict[Request, Counted] = {}
-        self._revisions: tuple[int, int, int | None] = (-1, -1, None)
+        self._revisions: tuple[int, int, int | None, int] = (-1, -1, None, 0)
         self._results: dict[int, _Result] = {}
         """By the hash of its key, which is computed once: it takes longest."""
 
@@ -215,7 +213,10 @@ class Explainer:
         :param settled: nothing about the pod has changed for a while, so that what is normal for a
             moment is a problem.
         :param events: the Events about the pod and its claims, if they are known.
+
+        Raises :class:`NotAnsweredError`: then the planned questions must be asked first.
         """
+        self.verdicts.take()
         if pod.deleting:
             held = pod_stays(pod, self._world, settled=settled, events=events)
             verdict = Verdict.DELETING if held else Verdict.NOT_PENDING
@@ -287,6 +288,20 @@ class Explainer:
         except (NotEvaluatedError, ValueError) as error:  # the second: a malformed quantity
             return _undecided([str(error)], reports, nodes)
 
+    def explain_now(
+        self,
+        pod: PodFacts,
+        answer: Callable[[Question], AllocatorVerdict],
+        *,
+        settled: bool = False,
+        events: Events = NO_EVENTS,
+    ) -> Explanation:
+        """Explain a pod, with all questions answered by a function; it may take seconds."""
+        explain = partial(self.explain, pod, settled=settled, events=events)
+        found = answered(self.verdicts, explain, answer)
+        find_remedy = partial(answered, self.verdicts, found.find_remedy, answer)
+        return replace(found, find_remedy=find_remedy)
+
     def _unregistered(
         self,
         pod: PodFacts,
@@ -297,7 +312,7 @@ class Explainer:
         """Return why a pod that fits on a node cannot start there: the scheduler does not know."""
         drivers = dict.fromkeys(one.device.driver for each in allocated for one in each.results)
         if judged is not None:
-            drivers |= dict.fromkeys(one.driver for _, _, one in judged.answers[node].devices)
+            drivers |= dict.fromkeys(sorted(judged.answers[node].drivers))
         return tuple(
             Reason(
                 code=Code.DRIVER_UNAVAILABLE,
@@ -354,7 +369,7 @@ class Explainer:
     def _refresh(self) -> None:
         world = self._world
         loads = world.loads.revision if world.loads is not None else None
-        revisions = (world.revision, world.registrations_revision, loads)
+        revisions = (world.revision, world.registrations_revision, loads, self.verdicts.revision)
         if self._revisions != revisions:
             self._revisions = revisions
             self._results.clear()
@@ -381,6 +396,7 @@ class Explainer:
     ) -> Explanation:
         trial = Trial(
             world=self._world,
+            verdicts=self.verdicts,
             wanted=wanted,
             nodes=nodes,
             budget=budget,
@@ -391,15 +407,15 @@ class Explainer:
         judged = result.judged
         with suppress(BudgetSpentError):
             reports.extend(_report(each, trial) for each in wanted)
-        confirm = cache(lambda: self._confirmation(trial, judged, pod.namespace))
+        reader = None if self._name_all else pod.namespace
+        by_origin = {each.origin: each.requests for each in reports}
         if judged.fatal and (unread := _unread(trial)):
             return _undecided(unread, reports, nodes)
-        if judged.fatal and (judged.fits_on or judged.unjudged):
+        if judged.fatal and (judged.fits_on or judged.unjudged or judged.fails):
             if pod.unchecked and not is_given_up(pod):
                 return _undecided(_perhaps_not_reached(pod, judged), reports, nodes)
             given_up = findings_of_errors(trial, judged)
-            found = self._blocked(pod, given_up, reports, nodes, fits_on=judged.fits_on)
-            return replace(found, find_confirmation=confirm)
+            return self._blocked(pod, given_up, reports, nodes, fits_on=judged.fits_on)
         if not judged.fatal:
             if told := told_by_scheduler(pod, trial.rules):
                 return self._blocked(pod, [told], reports, nodes, fits_on=judged.fits_on)
@@ -410,35 +426,25 @@ class Explainer:
                     claims=tuple(reports),
                     nodes=nodes,
                     fits_on=judged.fits_on,
-                    find_confirmation=confirm,
                 )
             if unknown := (
-                _unjudged(judged)
+                _unjudged(judged, counted_shortage(trial, by_origin, reader=reader))
                 or _unused(pod, allocated, nodes)
                 or _unread(trial)
                 or _uncertain(trial)
             ):
                 return _undecided(unknown, reports, nodes)
         trial.budget.spend()  # raises if the reports are not complete
-        reader = None if self._name_all else pod.namespace
-        by_origin = {each.origin: each.requests for each in reports}
         findings = findings_of_shortage(
             trial, by_origin, judged, reader=reader, preempting=pod.displaces > 0
         )
-        found = self._blocked(
+        return self._blocked(
             pod,
             findings,
             reports,
             nodes,
             find_remedy=cache(lambda: self._remedy(pod, allocated, trial, result)),
         )
-        return replace(found, find_confirmation=confirm)
-
-    def _confirmation(self, trial: Trial, judged: Judged, namespace: str) -> Confirmation | None:
-        try:
-            return confirmation_of(replace(trial, budget=budget_of(self._world)), judged, namespace)
-        except BudgetSpentError:
-            return None
 
     def _result(self, pod: PodFacts, allocated: Sequence[ClaimFacts], trial: Trial) -> _Result:
         """Judge the nodes of a pod; pods with equal rules and equal claims share the result."""
@@ -461,6 +467,7 @@ class Explainer:
     ) -> str:
         """Return the proven remedies, for which there is a budget of its own."""
         if result.remedy is None:
+            self.verdicts.take()
             budget = budget_of(self._world)
             result.remedy = proven_remedies(
                 replace(trial, budget=budget, fatal=result.judged.distinct),
@@ -567,15 +574,15 @@ def _perhaps_not_reached(pod: PodFacts, judged: Judged) -> list[str]:
     return [f"the search fails on node {first}{more}, but {why} may exclude that node before"]
 
 
-def _unjudged(judged: Judged) -> list[str]:
-    """Return the nodes on which the search found no answer."""
+def _unjudged(judged: Judged, counted: Sequence[str]) -> list[str]:
+    """Return why nodes have no answer, and what the counts say."""
+    for answer in judged.answers.values():
+        if answer.undecided:
+            return [answer.failure, *counted]
     if judged.unjudged:
         first, number = judged.unjudged[0], len(judged.unjudged)
         nodes = f"node {first} was" if number == 1 else f"node {first} and {number - 1} more were"
-        return [f"the search took too long, so {nodes} not searched to the end"]
-    for answer in judged.answers.values():
-        if answer.outcome is Outcome.UNDECIDED:
-            return [answer.failure]
+        return [f"there are too many nodes, so {nodes} not asked about", *counted]
     return []
 
 

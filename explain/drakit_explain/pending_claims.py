@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from drakit.quantity import quantity_units
-from drakit_explain.allocation import SearchedClaim
+from drakit_explain.allocation import AskedClaim
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.evidence import NO_EVENTS, NOT_CREATED, Events
 from drakit_explain.model import (
@@ -68,9 +68,9 @@ class Wanted:
     """The name of the ResourceClaimTemplate from which it will be created."""
 
     @property
-    def searched(self) -> SearchedClaim:
-        """What the search needs of it."""
-        return SearchedClaim(name=self.origin, requests=self.requests, constraints=self.constraints)
+    def asked(self) -> AskedClaim:
+        """What the allocator needs of it."""
+        return AskedClaim(name=self.origin, requests=self.requests, constraints=self.constraints)
 
 
 def resolve(

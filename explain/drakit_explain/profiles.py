@@ -1,41 +1,34 @@
 """
-What distinguishes nodes for the search of some claims: on nodes with equal profiles it takes the
-same course, so one of them is searched for all.
+What distinguishes nodes for the allocator and some claims: on nodes with equal profiles it finds
+the same, so it is asked about one of them for all.
 
 The nodes of a cluster usually have equal hardware, in pools and with values of their own. So names
 of nodes, pools and devices do not count. Of an attribute that a constraint compares, only which
-devices have equal values counts.
+devices have equal values counts. A slice with fields that this version does not know is like no
+other.
 
-It must not know the order of the search, or how an answer is worded.
+Does not depend on how an answer is worded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from drakit_explain.allocation import SearchedClaim
+from drakit_explain.allocation import AskedClaim
 from drakit_explain.budget import Budget
-from drakit_explain.devices import bits
-from drakit_explain.model import DeviceID, SliceFacts
+from drakit_explain.devices import ListValue, bits
+from drakit_explain.model import DeviceID, SliceFacts, exact_of
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.release import rules_of
 from drakit_explain.selection import Selection
 from drakit_explain.world import World
 
-_STEPS_PER_REQUEST = 2
-"""Steps of the selectors of a request in a slice."""
-
 
 class Profiles:
-    """The profiles of nodes for some claims; valid until the world changes."""
+    """The profiles of nodes for some claims, until a DeviceClass or DeviceTaintRule changes."""
 
     def __init__(
-        self,
-        world: World,
-        claims: Sequence[SearchedClaim],
-        budget: Budget,
-        *,
-        all_free: bool = False,
+        self, world: World, claims: Sequence[AskedClaim], *, all_free: bool = False
     ) -> None:
         """
         Compare nodes.
@@ -43,7 +36,6 @@ class Profiles:
         :param all_free: no device is allocated or tainted.
         """
         self._world = world
-        self._budget = budget
         self._all_free = all_free
         self._counts_empty = not rules_of(world.minor).skips_pools
         """Whether devices on other nodes only make a pool incomplete."""
@@ -52,19 +44,24 @@ class Profiles:
             Selection(world, exact)
             for claim in claims
             for request in claim.requests
-            for exact in request.alternatives or (request,)
+            for exact in exact_of(request)
         ]
         self._attributes = sorted({each.attribute for one in claims for each in one.constraints})
 
-    def of(self, pools: Sequence[NodePool]) -> Hashable:
+    def of(self, pools: Sequence[NodePool], budget: Budget) -> Hashable:
         """
         Return the profile of a node with these pools.
 
-        Raises :class:`NotEvaluatedError` where a selector has no outcome.
+        Raises :class:`BudgetSpentError`, and :class:`NotEvaluatedError` where a selector has no
+        outcome.
         """
+        slices = [of for pool in pools for of in pool.slices]
+        one_by_one = 1 + len(self._attributes)
+        budget.spend(
+            1 + sum(2 * len(self._selections) + one_by_one * len(of.devices) for of in slices)
+        )
         values: dict[object, int] = {}
         names: dict[str, int] = {}
-        self._budget.spend(1 + len(pools))
         return tuple(
             [
                 self._pool(pool, values, names)
@@ -92,7 +89,6 @@ class Profiles:
 
     def _slice(self, of: SliceFacts, pool: NodePool, values: dict[object, int]) -> Hashable:
         devices = of.devices
-        self._budget.spend(_STEPS_PER_REQUEST * len(self._selections))
         outcomes: list[Hashable] = []
         relevant = 0
         for selection in self._selections:
@@ -104,7 +100,6 @@ class Profiles:
             relevant |= selected.matches | errors
         if devices.consumes:  # what is held of a pool counts, whether it is selected or not
             relevant = (1 << len(devices)) - 1
-        self._budget.spend(relevant.bit_count() * (1 + len(self._attributes)))
         return (
             tuple(outcomes),
             tuple(
@@ -118,6 +113,7 @@ class Profiles:
             tuple(self._state(of, relevant)),
             tuple(self._values(of, relevant, values)) if self._attributes else (),
             tuple([pool.reaches(of, index) for index in bits(relevant)]) if of.by_device else (),
+            of.name if of.raw else "",
         )
 
     def _state(self, of: SliceFacts, relevant: int) -> Iterator[Hashable]:
@@ -145,5 +141,8 @@ class Profiles:
             device = of.devices[index]
             for name in self._attributes:
                 value = device.attribute(name, of.driver)
+                if isinstance(value, ListValue):
+                    yield value  # lists can be equal in part
+                    continue
                 key = (name, type(value), value)
                 yield type(value), values.setdefault(key, len(values))

@@ -12,6 +12,7 @@ It must not know clients, or what is done with the facts.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from functools import lru_cache
 from sys import intern
@@ -261,6 +262,7 @@ def project_slice(body: Object, version: str = VERSIONS[0]) -> SliceFacts:
     metadata, spec = child(body, "metadata"), child(from_version(body, version), "spec")
     driver, pool = intern(text(spec, "driver")), child(spec, "pool")
     by_device = bool(spec.get("perDeviceNodeSelection"))
+    devices = Devices.of([_device(each, by_device=by_device) for each in children(spec, "devices")])
     return SliceFacts(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -270,14 +272,54 @@ def project_slice(body: Object, version: str = VERSIONS[0]) -> SliceFacts:
         pool_slices=int(pool.get("resourceSliceCount") or 1),
         place=_place(spec),
         by_device=by_device,
-        devices=Devices.of(
-            [_device(each, by_device=by_device) for each in children(spec, "devices")]
-        ),
+        devices=devices,
         counter_sets=tuple(
             _counter_set(text(counters, "name"), counters)
             for counters in children(spec, "sharedCounters")
         ),
+        raw=zlib.compress(orjson.dumps(spec)) if _has_extra(spec, devices) else b"",
     )
+
+
+_SLICE_FIELDS = frozenset(
+    (
+        *("driver", "pool", "nodeName", "nodeSelector", "allNodes", "devices"),
+        *("perDeviceNodeSelection", "sharedCounters"),
+        *("partitionTypeAttribute", "skipNodeOperations"),  # these two change no verdict
+    )
+)
+_DEVICE_FIELDS = frozenset(
+    (
+        *("name", "attributes", "capacity", "consumesCounters", "nodeName", "nodeSelector"),
+        *("allNodes", "taints", "bindsToNode", "bindingConditions", "bindingFailureConditions"),
+        "allowMultipleAllocations",
+    )
+)
+_POLICY_FIELDS = frozenset(("default", "validValues", "validRange"))
+_EXACT_FIELDS = frozenset(
+    (
+        *("name", "deviceClassName", "selectors", "allocationMode", "count", "adminAccess"),
+        *("tolerations", "capacity"),
+    )
+)
+_CONSTRAINT_FIELDS = frozenset(("requests", "matchAttribute", "distinctAttribute"))
+
+
+def _has_extra(spec: Object, devices: Devices) -> bool:
+    """Return whether a slice has fields that the facts do not have."""
+    return not (
+        _SLICE_FIELDS.issuperset(spec)
+        and all(map(_DEVICE_FIELDS.issuperset, children(spec, "devices")))
+        and not any(group.kind.extra for group in devices.groups)
+        and not any(one.grouped for consumed in devices.consumes for one in consumed)
+    )
+
+
+def _extra(body: Object, known: frozenset[str]) -> bytes:
+    """Return the fields of a request or constraint that the facts do not have, as JSON."""
+    if known.issuperset(body):
+        return b""
+    return orjson.dumps({name: value for name, value in body.items() if name not in known})
 
 
 def _place(body: Object) -> Place | None:
@@ -302,6 +344,7 @@ def _constraint(body: Object) -> Constraint:
         attribute=intern(distinct or text(body, "matchAttribute")),
         distinct=bool(distinct),
         requests=tuple(intern(str(name)) for name in body.get("requests") or ()),
+        extra=_extra(body, _CONSTRAINT_FIELDS),
     )
 
 
@@ -346,6 +389,7 @@ def _exact(name: str, body: Object) -> Request:
         tolerations=_tolerations(body),
         capacity=amounts(child(body, "capacity", "requests")),
         unsupported=_unsupported(body),
+        extra=_extra(body, _EXACT_FIELDS),
     )
 
 
@@ -403,6 +447,7 @@ def _device(device: Object, *, by_device: bool) -> DeviceFacts:
             bool(device.get("allowMultipleAllocations")),
             device.get("bindingConditions") is not None,
             None in values or ListValue in map(type, values),
+            None in values,
         ),
         values=values,
         taints=_taints(device),
@@ -413,19 +458,26 @@ def _device(device: Object, *, by_device: bool) -> DeviceFacts:
 
 @lru_cache(maxsize=1024)
 def _kind(
-    attributes: tuple[str, ...], capacity: bytes, shareable: bool, binding: bool, unusual: bool
+    attributes: tuple[str, ...],
+    capacity: bytes,
+    shareable: bool,
+    binding: bool,
+    unusual: bool,
+    extra: bool,
 ) -> DeviceKind:
     """Return the kind of all devices that are alike; it is found by what is cheap to compare."""
+    found = orjson.loads(capacity or b"{}")
     return once(
         DeviceKind(
             attributes=tuple(map(intern, attributes)),
-            capacity=tuple(
-                _capacity(intern(name), value)
-                for name, value in orjson.loads(capacity or b"{}").items()
-            ),
+            capacity=tuple(_capacity(intern(name), value) for name, value in found.items()),
             shareable=shareable,
             binding=binding,
             unusual=unusual,
+            extra=extra
+            or not all(
+                _POLICY_FIELDS.issuperset(child(each, "requestPolicy")) for each in found.values()
+            ),
         )
     )
 

@@ -43,14 +43,6 @@ class Rules:
     other nodes count as missing (``GatherPools`` in ``pools_stable.go``).
     """
 
-    sorts_pools: bool
-    """
-    The pools of a node have an order.
-
-    Since 1.36 (``sortPoolsByID`` in ``pools_incubating.go``). Up to 1.35, they are in the random
-    order of a Go map: whether a device with an error is reached before a solution is chance.
-    """
-
     places_counters: bool
     """
     A slice that only has counters concerns the nodes of its place, like any other.
@@ -59,33 +51,11 @@ class Rules:
     incomplete or invalid.
     """
 
-    counters_by_driver: bool
-    """
-    The counters of a pool are its own. Up to 1.36.3, pools of two drivers with one name share the
-    counters of the first that the search reaches.
-
-    Since 1.36.6 (``availableCounters`` in the allocators).
-    """
-
-    recharges_shares: bool
-    """
-    A device that is shared without amounts consumes its counters once more.
-
-    Up to 1.36 (``isDeviceShared`` looks at consumed capacity alone).
-    """
-
     leaves_out_used_up: bool
     """
     A request for all devices leaves out those of whose capacity others have taken too much.
 
-    In 1.35 and 1.36. In 1.34 and since 1.37, the request is not satisfied then.
-    """
-
-    forgets_values: bool
-    """
-    ``distinctAttribute`` compares the last device of each request alone.
-
-    Up to 1.36 (``distinctAttributeConstraint``).
+    Up to 1.36. Since 1.37, the request is not satisfied then.
     """
 
     ends_at_timeout: bool
@@ -101,12 +71,8 @@ def rules_of(minor: int | None) -> Rules:
     """Return the rules of Kubernetes 1.`minor`; of the newest release if it is unknown."""
     return Rules(
         skips_pools=minor is None or minor >= 35,
-        sorts_pools=minor is None or minor >= 36,
         places_counters=minor is None or minor >= 37,
-        counters_by_driver=minor is None or minor >= 36,
-        recharges_shares=minor is not None and minor <= 36,
-        leaves_out_used_up=minor in (35, 36),
-        forgets_values=minor is not None and minor <= 36,
+        leaves_out_used_up=minor is not None and minor <= 36,
         ends_at_timeout=minor is None or minor >= 36,
     )
 

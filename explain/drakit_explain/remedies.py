@@ -1,12 +1,12 @@
 """
-Single changes that would let a pod fit, proven by the scheduler's search with one fact replaced.
+Single changes that would let a pod fit, proven by the allocator with one fact replaced.
 
 Each kind of change is tried on few nodes: a claim is gone, a taint is tolerated, a constraint,
 selector or request is dropped, a count is smaller, or the pod can use one more node. A change is
-named only if the search then allocates. All searches together have a budget, so a remedy may be
+named only if the allocator then allocates. There is a budget for all of them, so a remedy may be
 missing, but none is wrong.
 
-Why the pod does not fit is found in :mod:`.shortage`. It must not know clients, clocks, or Events.
+Why the pod does not fit is found in :mod:`.shortage`. Does not depend on clients or clocks.
 """
 
 from __future__ import annotations
@@ -16,15 +16,8 @@ from dataclasses import replace
 from heapq import nsmallest
 from typing import NamedTuple
 
-from drakit_explain.allocation import (
-    MAX_RESULTS,
-    Allocated,
-    NotEvaluatedError,
-    Outcome,
-    SearchedClaim,
-    Selections,
-    WithoutErrors,
-)
+from drakit_explain.allocation import MAX_RESULTS, AskedClaim, NotEvaluatedError
+from drakit_explain.asking import NO_CHANGES, Changes, NotAnsweredError, Released
 from drakit_explain.availability import needed
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.counting import Hardware, holders_for, not_tolerated
@@ -33,7 +26,7 @@ from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration
 from drakit_explain.nodes import NodeProblem, Unusable, is_condition
 from drakit_explain.selection import Selection
 from drakit_explain.selectors import THE_REQUEST
-from drakit_explain.trial import Position, Released, Trial, WithoutSelector
+from drakit_explain.trial import Position, Trial
 from drakit_explain.wording import named_holder, shown
 
 MAX_NODES = 3
@@ -44,8 +37,11 @@ MAX_CHANGES = 8
 
 MAX_REMEDIES = 3
 
+MAX_PLANNED = 4
+"""Questions that are planned at a time: no change is asked about after the first that helps."""
+
 _STEPS_PER_CHANGE = 10
-_STEPS_PER_HOLDER = 2
+_STEPS_PER_HOLDER = 3
 """Steps of a device with taints, counters or shares, whose holder is searched."""
 
 _OWN_TAINTS = "drakit.dev/"
@@ -65,6 +61,8 @@ def proven_remedies(
 
     :param reader: the namespace outside of which holders stay unnamed; None names all.
     :param usable_after: whether the pod could use a node if the reason against it were resolved.
+
+    Raises :class:`NotAnsweredError`.
     """
     try:
         search = _Remedies(trial, reader, usable_after)
@@ -85,9 +83,11 @@ def proven_remedies(
     for kind in kinds:
         try:
             remedy = next(kind(), None)
+            trial.verdicts.check()
         except (NotEvaluatedError, ValueError):
             continue  # a change reaches devices or selectors that cannot be evaluated
         except BudgetSpentError:
+            trial.verdicts.check()  # what is planned takes no steps the next time
             break
         if remedy is not None:
             found.setdefault(remedy.node, []).append(f"if {remedy.clause}")
@@ -141,19 +141,18 @@ class _Remedies:
         self,
         node: str,
         *,
-        claims: Sequence[SearchedClaim] | None = None,
-        allocated: Allocated | None = None,
-        selections: Selections | None = None,
+        claims: Sequence[AskedClaim] | None = None,
+        changes: Changes = NO_CHANGES,
     ) -> bool:
-        """Return whether the search allocates on a node, and has no error on the others."""
-        for name in dict.fromkeys((node, *self._trial.fatal)):
-            self._trial.budget.spend(_STEPS_PER_CHANGE)
-            answer = self._trial.allocate(
-                name, claims=claims, allocated=allocated, selections=selections
-            )
-            if answer.fatal or (name == node and answer.outcome is not Outcome.FITS):
-                return False
-        return True
+        """Return whether the allocator allocates on a node, and has no error on the others."""
+        answers = [
+            self._trial.ask(name, claims=claims, changes=changes)
+            for name in dict.fromkeys((node, *self._trial.fatal))
+        ]
+        if self._trial.verdicts.planned >= MAX_PLANNED:
+            raise NotAnsweredError
+        first = answers[0]
+        return first is not None and first.fits and all(each and not each.fatal for each in answers)
 
     def _request(self, at: Position, name: str) -> str:
         wanted = self._trial.wanted
@@ -171,7 +170,7 @@ class _Remedies:
         )
         usable = [name for name in failing if self._trial.nodes.get(name) is None]
         for node in usable[:MAX_NODES]:
-            if self._fits(node, selections=WithoutErrors(self._world)):
+            if self._fits(node, changes=Changes(without_errors=True)):
                 yield _Remedy(node, "no selector failed there")
 
     def without_a_holder(self) -> Iterator[_Remedy]:
@@ -193,10 +192,13 @@ class _Remedies:
             here = list(of_node.values())
             here.sort(key=self._order)
             for claim in here[:MAX_CHANGES]:
-                if self._fits(node, allocated=Released(self._world, claim, kept=self._trial.own)):
+                if self._fits(node, changes=self._released(claim.uid)):
                     yield _Remedy(node, f"{self._named(claim)} released its devices")
-            if here and self._fits(node, allocated=Released(self._world, kept=self._trial.own)):
+            if here and self._fits(node, changes=self._released()):
                 yield _Remedy(node, "other claims released their devices")
+
+    def _released(self, claim: str | None = None) -> Changes:
+        return Changes(released=Released(claim, self._trial.own))
 
     def _order(self, claim: ClaimFacts) -> tuple[object, ...]:
         """Sort claims that the reader may know first, then those that hold the most."""
@@ -243,7 +245,7 @@ class _Remedies:
         for node in self._nodes:
             for number, each in enumerate(wanted):
                 for index, constraint in enumerate(each.constraints[:MAX_CHANGES]):
-                    claims = self._trial.claims()
+                    claims = list(self._trial.claims)
                     rest = (*each.constraints[:index], *each.constraints[index + 1 :])
                     claims[number] = replace(claims[number], constraints=rest)
                     if self._fits(node, claims=claims):
@@ -251,7 +253,7 @@ class _Remedies:
                         what = f"{kind} {constraint.attribute}"
                         yield _Remedy(node, f"{each.origin} did not have the constraint {what}")
             if several:
-                claims = [replace(each, constraints=()) for each in self._trial.claims()]
+                claims = [replace(each, constraints=()) for each in self._trial.claims]
                 if self._fits(node, claims=claims):
                     yield _Remedy(node, "there were no constraints")
 
@@ -273,6 +275,7 @@ class _Remedies:
             if self._fits(node, claims=claims):
                 least = count
             else:
+                self._trial.verdicts.check()  # the next count depends on this one
                 most = count - 1
         return least
 
@@ -298,8 +301,9 @@ class _Remedies:
                 if owner != THE_REQUEST or not (number or failing):
                     continue
                 for node in self._most_selected(exact, expression):
-                    selections = WithoutSelector(self._world, exact, expression)
-                    if self._fits(node, selections=selections):
+                    kept = tuple(each for each in exact.selectors if each != expression)
+                    claims = self._trial.with_request(at, replace(exact, selectors=kept))
+                    if self._fits(node, claims=claims):
                         only = sum(each == owner for each, _, _ in analysis.rejected) == 1
                         which = "no selector" if only else f"no selector {shown(expression)}"
                         yield _Remedy(node, f"{self._request(at, name)} had {which}")
@@ -323,7 +327,7 @@ class _Remedies:
         for node in self._nodes:
             for number, each in enumerate(self._trial.wanted):
                 for index, request in enumerate(each.requests[:MAX_CHANGES]):
-                    claims = self._trial.claims()
+                    claims = list(self._trial.claims)
                     rest = (*each.requests[:index], *each.requests[index + 1 :])
                     claims[number] = replace(claims[number], requests=rest)
                     if self._fits(node, claims=claims):

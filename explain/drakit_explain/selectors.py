@@ -480,14 +480,15 @@ def _body(
         "driver": driver,
         "allowMultipleAllocations": kind.shareable,
         "attributes": {
-            kind.attributes[index]: _attribute_body(value)
+            kind.attributes[index]: attribute_body(value)
             for index, value in zip(positions.values, values, strict=True)
         },
         "capacity": {each.name: {"value": each.value} for each in positions.capacity},
     }
 
 
-def _attribute_body(value: object) -> dict[str, object]:
+def attribute_body(value: object) -> dict[str, object]:
+    """Write the value of an attribute as the API does."""
     match value:
         case bool():
             return {"bool": value}

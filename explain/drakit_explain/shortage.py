@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from drakit_explain.allocation import Answer, Failure, Outcome
+from drakit_explain.allocation import Answer, AskedClaim, Failure
+from drakit_explain.asking import NO_CHANGES, Changes, Released
 from drakit_explain.availability import Analysis, needed
 from drakit_explain.broken import published_device
 from drakit_explain.budget import BudgetSpentError
@@ -28,7 +29,7 @@ from drakit_explain.pending_claims import Wanted, exact_requests, what_to_check
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.release import Rules
 from drakit_explain.reports import dropped_fields, policy_of_class, quoted
-from drakit_explain.trial import Released, Trial
+from drakit_explain.trial import Trial
 from drakit_explain.unmatched import why_it_fails, why_unmatched
 from drakit_explain.wording import advice, cut, how_taints_end, shown, state
 from drakit_explain.world import World
@@ -78,7 +79,7 @@ def findings_of_shortage(
     failed = [
         (name, answer)
         for name, answer in answers.items()
-        if answer.outcome is Outcome.FAILED and answer.device is not None
+        if answer.fatal and answer.device is not None
     ]
     for name, answer in failed[:1]:
         findings.append(_failed(name, answer, len(failed), trial))
@@ -159,6 +160,7 @@ _ADVICE = {
 }
 
 _CODES = {
+    Failure.OTHER: Code.SEARCH_FAILED,
     Failure.SELECTOR: Code.SELECTOR_FAILED,
     Failure.INCOMPLETE_POOL: Code.POOL_INCOMPLETE,
     Failure.INVALID_POOL: Code.POOL_INVALID,
@@ -189,7 +191,7 @@ def _given_up(kind: Failure, names: Sequence[str], judged: Judged, trial: Trial)
         f"the scheduler gives up on all nodes because of this error on {where}"
         f"{chance if judged.chance else ''}"
     )
-    code = _CODES.get(kind, Code.SEARCH_FAILED)
+    code = _CODES[kind]
     if answer.device is None:
         return Finding(
             code=code,
@@ -389,6 +391,21 @@ def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -
 # ---- one request
 
 
+def counted_shortage(
+    trial: Trial, reports: Mapping[str, Sequence[RequestReport]], *, reader: str | None
+) -> list[str]:
+    """Return what the numbers of devices say where the allocator has no answer."""
+    try:
+        return [
+            f"as far as drakit counts devices, {found.what}"
+            for each in trial.wanted
+            for request in each.requests
+            for found in _short(trial, each, request, reports[each.origin], reader)
+        ]
+    except (BudgetSpentError, KeyError):  # the latter: the budget was spent before
+        return []
+
+
 def _short(
     trial: Trial,
     wanted: Wanted,
@@ -541,8 +558,8 @@ def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
             if _fits_without(trial, name, number, index):
                 return _constraint(trial, trial.wanted[number], index)
         if constraints:
-            claims = [replace(each, constraints=()) for each in trial.claims()]
-            if trial.allocate(name, claims=claims).outcome is Outcome.FITS:
+            claims = [replace(each, constraints=()) for each in trial.claims]
+            if _fits(trial, name, claims):
                 return Finding(
                     code=Code.CONSTRAINT_NOT_MET,
                     what="no node has free devices that satisfy all constraints of the pod's "
@@ -550,8 +567,7 @@ def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
                     advice="relax one of them or add devices",
                 )
     for name in nodes:
-        released = Released(trial.world, kept=trial.own)
-        if trial.allocate(name, allocated=released).outcome is Outcome.FITS:
+        if _fits(trial, name, changes=Changes(released=Released(kept=trial.own))):
             return Finding(
                 code=Code.DEVICES_ALLOCATED,
                 what=f"the pod's requests compete for the same free devices on node {name}, and "
@@ -576,12 +592,25 @@ def _too_much(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
 
 
 def _fits_without(trial: Trial, node: str, claim: int, constraint: int) -> bool:
-    claims = trial.claims()
+    claims = list(trial.claims)
     kept = claims[claim].constraints
     claims[claim] = replace(
         claims[claim], constraints=(*kept[:constraint], *kept[constraint + 1 :])
     )
-    return trial.allocate(node, claims=claims).outcome is Outcome.FITS
+    return _fits(trial, node, claims)
+
+
+def _fits(
+    trial: Trial,
+    node: str,
+    claims: Sequence[AskedClaim] | None = None,
+    *,
+    changes: Changes = NO_CHANGES,
+) -> bool:
+    """Return the allocator's answer, which the next question depends on."""
+    answer = trial.ask(node, claims=claims, changes=changes)
+    trial.verdicts.check()
+    return answer is not None and answer.fits
 
 
 def _kind(constraint: Constraint) -> str:

@@ -2,52 +2,42 @@
 Whether claims of a ResourceClaimTemplate, or requests for a DeviceClass, can be allocated at all.
 
 All devices count as free and without taints, because both change without a change of the template.
+Kubernetes' allocator is asked (:mod:`.asking`), unless numbers and selectors alone decide.
 A problem is therefore certain until other devices are published: no pod with such a claim can be
 scheduled. A selector that fails is reported even if the claim fits on a node: the scheduler gives
 up on all nodes at such a device. Where something is not evaluated, or the budget is spent
 (:mod:`.budget`), nothing is returned. Incomplete pools count as empty, as for the scheduler
 (:mod:`.release`).
 
-Why a pod waits is found in :mod:`.pending`. It must not know clients, clocks, or Events.
+Why a pod waits is found in :mod:`.pending`. Does not depend on clients, clocks, or Events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 
-from drakit_explain.allocation import (
-    MAX_RESULTS,
-    Answer,
-    Failure,
-    NotEvaluatedError,
-    Outcome,
-    SearchedClaim,
-)
+from drakit_explain.allocation import MAX_RESULTS, AskedClaim, Failure, NotEvaluatedError
+from drakit_explain.asking import ALL_FREE, Verdicts
 from drakit_explain.availability import budget_of, needed
 from drakit_explain.budget import Budget, BudgetSpentError
-from drakit_explain.codes import Code, Finding, Reason, no_confirmation
-from drakit_explain.confirmation import Confirmation
-from drakit_explain.devices import DeviceFacts, TaintFacts
+from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.fold import not_counted
-from drakit_explain.model import ClassFacts, Constraint, DeviceID, Request, TemplateFacts
-from drakit_explain.pending_claims import Wanted, exact_requests, missing_classes, what_to_check
+from drakit_explain.model import ClassFacts, Constraint, Request, TemplateFacts, exact_of
+from drakit_explain.pending_claims import exact_requests, missing_classes, what_to_check
 from drakit_explain.pools import PoolState
-from drakit_explain.profiles import Profiles
 from drakit_explain.release import rules_of
-from drakit_explain.representatives import confirmation_of_template
-from drakit_explain.search import allocate
 from drakit_explain.selection import Selection
 from drakit_explain.selectors import OWN_SELECTOR, selector_of
-from drakit_explain.trial import Released
+from drakit_explain.trial import failure_of
+from drakit_explain.verdicts import VerdictOutcome
 from drakit_explain.world import World
 
 STEPS_PER_SLICE = 2
 """Steps of the selectors of a request in a slice."""
 
 FIRST_NODES = 3
-"""Nodes that are searched before anything is counted: most templates fit on the first one."""
+"""Nodes that are asked about before anything is counted: most templates fit on the first one."""
 
 
 def expressions_of(requests: Sequence[Request], world: World) -> list[str]:
@@ -61,31 +51,30 @@ def expressions_of(requests: Sequence[Request], world: World) -> list[str]:
     ]
 
 
-def template_problems(template: TemplateFacts, world: World) -> list[Reason]:
-    """Return why no pod with a claim of this template can be scheduled."""
+def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts) -> list[Reason]:
+    """
+    Return why no pod with a claim of this template can be scheduled.
+
+    Raises :class:`.NotAnsweredError`.
+    """
+    verdicts.take()
     origin = f"ResourceClaimTemplate {template.namespace}/{template.name}"
     if missing := missing_classes(template, world):
         return missing
     try:
         budget = budget_of(world)
-        found = list(_of_requests(template.requests, template.constraints, world, budget))
+        found = list(_of_requests(template.requests, template.constraints, world, verdicts, budget))
         exact = [each for one in template.requests for _, each in exact_requests(one)]
         note = _note(exact, world, budget) if found else ""
     except (BudgetSpentError, NotEvaluatedError, ValueError):
+        verdicts.check()
         return []  # the last: an amount is not a quantity
-    wanted = Wanted(
-        origin=origin,
-        requests=template.requests,
-        constraints=template.constraints,
-        template=template.name,
-    )
     return [
         Reason(
             code=each.code,
             sentence=f"{origin}: {each.what}{note}",
             regarding=template.reference,
             transient=each.code,
-            find_confirmation=_confirmation_of(each, wanted, template.namespace, world),
         )
         for each in found
     ]
@@ -98,31 +87,15 @@ def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
         found = _of_class(request, world, budget_of(world))
     except (BudgetSpentError, NotEvaluatedError):
         return []
-    wanted = Wanted(origin="", requests=(replace(request, name="r"),))
     return [
         Reason(
             code=each.code,
             sentence=each.what,
             regarding=device_class.reference,
             transient=each.code,
-            find_confirmation=_confirmation_of(each, wanted, "", world),
         )
         for each in found
     ]
-
-
-def _confirmation_of(
-    finding: Finding, wanted: Wanted, namespace: str, world: World
-) -> Callable[[], Confirmation | None]:
-    """Return how to ask whether no node has devices; an error of a selector is Kubernetes' own."""
-
-    def find() -> Confirmation | None:
-        try:
-            return confirmation_of_template(wanted, namespace, world, budget_of(world))
-        except (BudgetSpentError, NotEvaluatedError):
-            return None
-
-    return no_confirmation if finding.code is Code.SELECTOR_FAILED else cache(find)
 
 
 def _of_class(request: Request, world: World, budget: Budget) -> list[Finding]:
@@ -206,12 +179,17 @@ def _note(requests: Sequence[Request], world: World, budget: Budget) -> str:
 
 
 def _of_requests(
-    requests: Sequence[Request], constraints: Sequence[Constraint], world: World, budget: Budget
+    requests: Sequence[Request],
+    constraints: Sequence[Constraint],
+    world: World,
+    verdicts: Verdicts,
+    budget: Budget,
 ) -> Iterator[Finding]:
     failing = any(
         _may_fail(exact, world, budget) for each in requests for _, exact in exact_requests(each)
     )
-    if not failing and _fits_at_once(requests, constraints, world, budget):
+    claim = AskedClaim(requests=tuple(requests), constraints=tuple(constraints))
+    if not failing and _fits_at_once(claim, world, verdicts, budget):
         return
     least = sum(min(needed(exact) for _, exact in exact_requests(each)) for each in requests)
     if least > MAX_RESULTS:
@@ -230,13 +208,13 @@ def _of_requests(
                 yield Finding(code=Code.SELECTOR_FAILED, what=f'request "{name}": {found.error}')
     if any(found.error for found in matching.values()) or not _is_certain(requests, world, budget):
         return
-    search = _Search(world, matching, budget)
-    if search.fits(requests, constraints) is not False:
+    nodes = _Nodes(world, verdicts, matching, budget)
+    if nodes.fit(claim) is not False:
         return
     undecided = False
     short = False
     for request in requests:
-        alone = search.fits([request], ())
+        alone = nodes.fit(AskedClaim(requests=(request,)))
         undecided = undecided or alone is None
         if alone is False:
             short = True
@@ -246,7 +224,7 @@ def _of_requests(
                 for name, exact in exact_requests(request)
             )
     if not short and not undecided:
-        yield from _together(requests, constraints, search)
+        yield from _together(claim, nodes)
 
 
 def _may_fail(request: Request, world: World, budget: Budget) -> bool:
@@ -263,56 +241,22 @@ def _may_fail(request: Request, world: World, budget: Budget) -> bool:
         return True
 
 
-def _fits_at_once(
-    requests: Sequence[Request], constraints: Sequence[Constraint], world: World, budget: Budget
-) -> bool:
+def _fits_at_once(claim: AskedClaim, world: World, verdicts: Verdicts, budget: Budget) -> bool:
     """Return whether one of the first nodes with a matching device has all that is needed."""
-    first = [
-        Selection(world, exact) for request in requests[:1] for _, exact in exact_requests(request)
-    ]
-    tried: set[str] = set()
+    first = [Selection(world, exact) for one in claim.requests[:1] for exact in exact_of(one)]
+    tried: dict[str, None] = {}
     for reach in world.reachable():
         budget.spend(STEPS_PER_SLICE * len(first))
-        if not any(each.of(reach.slice).matches for each in first):
-            continue
-        for node in reach.nodes:
-            if node not in tried:
-                if _allocate(requests, constraints, node, world, budget).outcome is Outcome.FITS:
-                    return True
-                tried.add(node)
-                if len(tried) >= FIRST_NODES:
-                    return False
+        if any(each.of(reach.slice).matches for each in first):
+            tried |= dict.fromkeys(reach.nodes)
+        if len(tried) >= FIRST_NODES:
+            break
+    claims = (claim,)
+    found = [verdicts.find(claims, node, budget, ALL_FREE) for node in list(tried)[:FIRST_NODES]]
+    if any(each is not None and each.outcome is VerdictOutcome.ALLOCATED for each in found):
+        return True
+    verdicts.check()
     return False
-
-
-def _allocate(
-    requests: Sequence[Request],
-    constraints: Sequence[Constraint],
-    node: str,
-    world: World,
-    budget: Budget,
-) -> Answer:
-    """Search a node as if no claim had devices."""
-    pools = world.pools_of_node(world.views()[node])
-    return allocate(
-        [_searched(requests, constraints)],
-        pools,
-        allocated=_Free(world),
-        selections=world,
-        budget=budget,
-        rules=rules_of(world.minor),
-    )
-
-
-def _searched(requests: Sequence[Request], constraints: Sequence[Constraint]) -> SearchedClaim:
-    return SearchedClaim(name="", requests=tuple(requests), constraints=tuple(constraints))
-
-
-class _Free(Released):
-    """No claim is allocated, and no device is tainted."""
-
-    def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
-        return ()
 
 
 def _too_few(name: str, request: Request, found: _Matching, world: World) -> Finding:
@@ -335,14 +279,12 @@ def _too_few(name: str, request: Request, found: _Matching, world: World) -> Fin
     return Finding(code=Code.NO_DEVICE_PUBLISHED, what=what)
 
 
-def _together(
-    requests: Sequence[Request], constraints: Sequence[Constraint], search: _Search
-) -> Iterator[Finding]:
-    without = search.fits(requests, ()) if constraints else False
+def _together(claim: AskedClaim, nodes: _Nodes) -> Iterator[Finding]:
+    without = nodes.fit(replace(claim, constraints=())) if claim.constraints else False
     if without is None:
         return
     if without:
-        attributes = ", ".join(dict.fromkeys(each.attribute for each in constraints))
+        attributes = ", ".join(dict.fromkeys(each.attribute for each in claim.constraints))
         yield Finding(
             code=Code.CONSTRAINT_NOT_MET,
             what=f"no node publishes devices that satisfy its constraints on {attributes}, even if "
@@ -361,36 +303,40 @@ _PASSING = (Failure.INCOMPLETE_POOL, Failure.INVALID_POOL)
 """Errors about pools, which say nothing about a template."""
 
 
-class _Search:
-    """Searches all nodes that have enough matching devices."""
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """All nodes that have enough matching devices."""
 
-    def __init__(self, world: World, matching: dict[Request, _Matching], budget: Budget) -> None:
-        self._world = world
-        self._matching = matching
-        self._budget = budget
+    world: World
+    verdicts: Verdicts
+    matching: dict[Request, _Matching]
+    budget: Budget
 
-    def fits(self, requests: Sequence[Request], constraints: Sequence[Constraint]) -> bool | None:
-        """Return whether a node has devices for these requests; None if that is undecided."""
+    def fit(self, claim: AskedClaim) -> bool | None:
+        """Return whether a node has devices for a claim; None if that is undecided."""
         undecided = False
-        claims = [_searched(requests, constraints)]
-        profiles = Profiles(self._world, claims, self._budget, all_free=True)
-        known: set[object] = set()
-        for name, view in self._world.views().items():
-            self._budget.spend(len(requests))
-            if not all(self._may(each, name) for each in requests):
+        known: set[int] = set()
+        claims = (claim,)
+        for name in self.world.views():
+            self.budget.spend(len(claim.requests))
+            if not all(self._may(each, name) for each in claim.requests):
                 continue
-            profile = profiles.of(self._world.pools_of_node(view))
+            profile = self.verdicts.profile(claims, name, self.budget, ALL_FREE)
             if profile in known:
                 continue
             known.add(profile)
-            answer = _allocate(requests, constraints, name, self._world, self._budget)
-            if answer.outcome is Outcome.FITS:
+            verdict = self.verdicts.find(claims, name, self.budget, ALL_FREE)
+            if verdict is None:
+                continue
+            if verdict.outcome is VerdictOutcome.ALLOCATED:
                 return True
-            undecided = undecided or answer.outcome is Outcome.UNDECIDED or answer.kind in _PASSING
+            undecided = undecided or verdict.outcome is VerdictOutcome.UNDECIDED
+            undecided = undecided or failure_of(verdict.text) in _PASSING
+        self.verdicts.check()
         return None if undecided else False
 
     def _may(self, request: Request, node: str) -> bool:
         return any(
-            self._matching[exact].by_node.get(node, 0) >= needed(exact)
-            for _, exact in exact_requests(request)
+            self.matching[exact].by_node.get(node, 0) >= needed(exact)
+            for exact in exact_of(request)
         )

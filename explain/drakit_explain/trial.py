@@ -1,41 +1,38 @@
 """
-One pod's claims on the nodes of a world: the requests, what each finds, and the search on a node.
+One pod's claims on the nodes of a world: the requests, what each finds, and the allocator's answer
+about a node.
 
-The search runs with the facts as they are, or with one of them replaced: :mod:`.shortage` names the
-cause and :mod:`.remedies` the change that helps.
+The allocator is asked about the facts as they are, or with one of them replaced: :mod:`.shortage`
+names the cause and :mod:`.remedies` the change that helps. What differs between errors in a
+sentence is read from the allocator's text; the device and the pool are those of the node at hand,
+because the allocator was perhaps asked about another one with an equal profile.
 
-It must not know how a result is worded.
+Does not depend on how a result is worded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from drakit_explain.allocation import (
-    Allocated,
-    Answer,
-    Consumed,
-    SearchedClaim,
-    Selected,
-    Selections,
-    consumed_of,
-)
+from drakit_explain.allocation import MAX_RESULTS, Answer, AskedClaim, Failure
+from drakit_explain.asking import NO_CHANGES, Changes, Verdicts
 from drakit_explain.availability import Analysis, needed
+from drakit_explain.bodies import claim_name
 from drakit_explain.budget import Budget
 from drakit_explain.counting import Availability
-from drakit_explain.devices import DeviceFacts, TaintFacts
-from drakit_explain.model import ClaimFacts, DeviceID, Request, SliceFacts
+from drakit_explain.model import PoolID, Request
 from drakit_explain.nodes import Nodes
 from drakit_explain.pending_claims import Wanted, exact_requests
-from drakit_explain.pools import NodePool
-from drakit_explain.profiles import Profiles
+from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.release import Rules, rules_of
-from drakit_explain.search import allocate
+from drakit_explain.verdicts import Verdict, VerdictOutcome
 from drakit_explain.world import World
 
 _STEPS_PER_REQUEST = 10
+_STEPS_PER_ANSWER = 10
 
 
 class Position(NamedTuple):
@@ -51,6 +48,7 @@ class Trial:
     """The claims of a pod that must be allocated, and the nodes."""
 
     world: World
+    verdicts: Verdicts
     wanted: Sequence[Wanted]
     nodes: Nodes
     budget: Budget
@@ -61,21 +59,22 @@ class Trial:
     """UIDs of the pod's claims that are allocated: it needs their devices, too."""
 
     fatal: Sequence[str] = ()
-    """Nodes on which the search fails so that the scheduler gives up the pod on all nodes; one of
-    those with equal profiles."""
+    """Nodes with an error because of which the scheduler gives up the pod on all nodes; one node of
+    each profile."""
+
+    claims: tuple[AskedClaim, ...] = field(default=(), init=False, compare=False)
 
     _analyses: dict[int, Analysis] = field(
         default_factory=dict[int, Analysis], init=False, compare=False
     )
     """By the identity of the request: its hash costs more than most answers."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "claims", tuple([each.asked for each in self.wanted]))
+
     @property
     def rules(self) -> Rules:
         return rules_of(self.world.minor)
-
-    def profiles(self) -> Profiles:
-        """Compare nodes for these claims."""
-        return Profiles(self.world, self.claims(), self.budget)
 
     def analysis(self, exact: Request) -> Analysis:
         """Return the devices of the cluster for an exact request of `wanted`."""
@@ -138,12 +137,9 @@ class Trial:
         self.budget.spend(len(exact))
         return any(self.world.concerns(each, pool.identity.driver) for each in exact)
 
-    def claims(self) -> list[SearchedClaim]:
-        return [each.searched for each in self.wanted]
-
-    def with_request(self, at: Position, exact: Request) -> list[SearchedClaim]:
+    def with_request(self, at: Position, exact: Request) -> list[AskedClaim]:
         """Return the claims with one exact request replaced."""
-        claims = self.claims()
+        claims = list(self.claims)
         requests = list(claims[at.claim].requests)
         if at.alternative is not None:
             alternatives = list(requests[at.request].alternatives)
@@ -153,73 +149,127 @@ class Trial:
         claims[at.claim] = replace(claims[at.claim], requests=tuple(requests))
         return claims
 
-    def allocate(
+    def ask(
         self,
         node: str,
         *,
-        claims: Sequence[SearchedClaim] | None = None,
-        allocated: Allocated | None = None,
-        selections: Selections | None = None,
-    ) -> Answer:
-        """Search devices on a node, as it is unless something is replaced."""
-        return allocate(
-            self.claims() if claims is None else claims,
-            self.pools(node),
-            allocated=allocated or self.world,
-            selections=selections or self.world,
-            budget=self.budget,
-            rules=self.rules,
+        claims: Sequence[AskedClaim] | None = None,
+        changes: Changes = NO_CHANGES,
+    ) -> Answer | None:
+        """Return the allocator's answer about a node, as it is unless something is replaced; None
+        if the question is planned."""
+        self.budget.spend(_STEPS_PER_ANSWER)
+        verdict = self.verdicts.find(
+            self.claims if claims is None else claims, node, self.budget, changes
+        )
+        return None if verdict is None else self._answer(verdict, node)
+
+    def _answer(self, verdict: Verdict, node: str) -> Answer:
+        if verdict.outcome is not VerdictOutcome.FATAL:
+            return Answer(outcome=verdict.outcome, failure=verdict.text, results=verdict.results)
+        kind = failure_of(verdict.text)
+        text = f"Kubernetes' allocator fails ({self._with_origins(verdict.text)})"
+        answer = Answer(
+            outcome=verdict.outcome, failure=text, kind=Failure.OTHER, varies=verdict.varies
+        )
+        match kind:
+            case Failure.SELECTOR:
+                return self._failed(answer, verdict.text, node)
+            case Failure.INCOMPLETE_POOL | Failure.INVALID_POOL:
+                return self._of_pool(answer, kind, verdict.text, node)
+            case Failure.CONSTRAINT:
+                what = (
+                    f"{self._subject(verdict.text)} asks for all devices, and a constraint of the "
+                )
+                return replace(answer, kind=kind, failure=f"{what}claim excludes one of them")
+            case Failure.TOO_MANY:
+                return replace(answer, kind=kind, failure=self._too_many(verdict.text))
+            case Failure.OTHER:
+                return answer
+
+    def _failed(self, answer: Answer, text: str, node: str) -> Answer:
+        """Return an answer about a selector with the device on which it fails."""
+        found = [
+            (name, self.wanted[at.claim].origin, error)
+            for at, name, exact in self.exact()
+            for error in self.analysis(exact).errors
+            if node in error.nodes
+        ]
+        if not found:
+            return answer
+        named = _DEVICE.search(text)
+        found.sort(key=lambda each: named is not None and each[2].device.device != named[1])
+        name, origin, error = found[0]
+        return replace(
+            answer,
+            kind=Failure.SELECTOR,
+            failure=f'request "{name}" of {origin}: {error.text}',
+            device=error.device,
         )
 
+    def _of_pool(self, answer: Answer, kind: Failure, text: str, node: str) -> Answer:
+        """Return an answer about a pool that is not ready."""
+        invalid = kind is Failure.INVALID_POOL
+        state = PoolState.INVALID if invalid else PoolState.INCOMPLETE
+        every = _ALL.search(text)
+        named = PoolID(every[1], every[2]) if every is not None else None
+        pools = [each for each in self.pools(node) if each.state is state or each.elsewhere]
+        pools.sort(key=lambda each: (each.identity != named, each.state is not state))
+        if not pools:
+            return replace(answer, kind=kind)
+        driver, name = pool = pools[0].identity
+        what = f"pool {name} of driver {driver} is {state.value}"
+        if every is not None:
+            what = f"{self._subject(text)} asks for all devices, but {what}"
+        elif invalid:
+            what = f"{what}: {pools[0].problem}"
+        return replace(answer, kind=kind, failure=what, pool=pool)
 
-# ---- facts, replaced
+    def _too_many(self, text: str) -> str:
+        found = _LIMIT.search(text)
+        number = int(found[1]) + int(found[2]) if found is not None else MAX_RESULTS + 1
+        claim = self._claim(text)
+        named = _REQUEST.search(text)
+        is_last = named is None or named[1] == claim.requests[-1].name
+        least = "" if is_last else "at least "
+        return (
+            f"{claim.origin} asks for {least}{number} devices, but an allocation can list only "
+            f"{MAX_RESULTS}"
+        )
+
+    def _claim(self, text: str) -> Wanted:
+        """Return the claim that the allocator names."""
+        named = _CLAIM.search(text)
+        number = int(named[1]) if named is not None else 0
+        return self.wanted[min(number, len(self.wanted) - 1)]
+
+    def _subject(self, text: str) -> str:
+        named = _REQUEST.search(text)
+        return f'request "{named[1] if named is not None else ""}" of {self._claim(text).origin}'
+
+    def _with_origins(self, text: str) -> str:
+        for number, each in enumerate(self.wanted):
+            text = text.replace(f"claim {claim_name(number)}", each.origin)
+        return text
 
 
-class Released(Allocated):
-    """The world as it is when claims have released their devices; the devices keep their taints."""
+# ---- the allocator's errors (structured/internal in k8s.io/dynamic-resource-allocation)
 
-    def __init__(
-        self, world: World, claim: ClaimFacts | None = None, *, kept: Collection[str] = ()
-    ) -> None:
-        """
-        :param claim: the only one that has released its devices; None means all.
-        :param kept: UIDs of claims that have not.
-        """
-        self._world = world
-        self._claim = claim
-        self._kept = kept
+_CLAIM = re.compile(rf"claim {claim_name(0)[:-1]}(\d+)")
+_REQUEST = re.compile(r"request ([^\s,:]+)")
+_DEVICE = re.compile(r" on device \S+/([^\s/]+): CEL")
+_ALL = re.compile(r"resource pool ([^\s/]+)/(\S+) is currently")
+_LIMIT = re.compile(r"adding (\d+) devices exceeds .*with (\d+) already")
 
-    def is_allocated(self, device: DeviceID) -> bool:
-        holder = self._world.holder(device)
-        return holder is not None and self._holds(holder)
-
-    def is_shared(self, device: DeviceID) -> bool:
-        return any(self._holds(each) for each in self._world.sharers(device))
-
-    def consumed(self, device: DeviceID) -> Consumed | None:
-        claims = filter(self._holds, self._world.sharers(device))
-        return consumed_of(device, (share for claim in claims for share in claim.shares))
-
-    def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
-        return self._world.taints(device, facts)
-
-    def _holds(self, claim: ClaimFacts) -> bool:
-        if claim.uid in self._kept:
-            return True
-        return self._claim is not None and claim.uid != self._claim.uid
+_FAILURES = {
+    Failure.SELECTOR: re.compile(r"selector #\d+.*: CEL (?:compile|runtime) error"),
+    Failure.INCOMPLETE_POOL: re.compile(r"is currently being updated"),
+    Failure.INVALID_POOL: re.compile(r"is currently invalid|pool \S+ is invalid: "),
+    Failure.CONSTRAINT: re.compile(r"because a claim constraint would not be satisfied"),
+    Failure.TOO_MANY: re.compile(r"exceeds the claim limit"),
+}
 
 
-class WithoutSelector(Selections):
-    """One selector of one request counts as true."""
-
-    def __init__(self, world: World, request: Request, expression: str) -> None:
-        self._world = world
-        self._request = request
-        self._expression = expression
-
-    def selected(self, request: Request, of: SliceFacts) -> Selected:
-        without = self._expression if request == self._request else ""
-        return self._world.selected(request, of, without=without)
-
-    def broken(self, request: Request) -> str | None:
-        return self._world.broken(request)
+def failure_of(text: str) -> Failure:
+    """Return the kind of an error of the allocator."""
+    return next((kind for kind, of in _FAILURES.items() if of.search(text)), Failure.OTHER)

@@ -27,3 +27,6 @@ func allocatorFeatures(on gates) structured.Features {
 }
 
 func onlyThisNode(error) bool { return false }
+
+// sortsPools: the allocator tries the pools of a node in an order, not that of a Go map.
+const sortsPools = false

@@ -27,3 +27,5 @@ func allocatorFeatures(on gates) structured.Features {
 }
 
 func onlyThisNode(err error) bool { return errors.Is(err, structured.ErrFailedAllocationOnNode) }
+
+const sortsPools = false

@@ -38,6 +38,9 @@ const (
 	// maxUnknown bounds the unknown fields in an answer.
 	maxUnknown = 16
 
+	// maxRuns bounds the searches on a node in a release whose allocator tries pools in random order.
+	maxRuns = 4
+
 	// maxVerdictExpressions bounds the compiled expressions that are kept for further questions.
 	maxVerdictExpressions = 64
 )
@@ -72,6 +75,10 @@ type verdict struct {
 	Outcome outcome `json:"outcome"`
 	// Text has the words of the allocator, if it returned an error.
 	Text string `json:"text,omitempty"`
+	// Results has the devices of each claim, if they are allocated.
+	Results [][]resourceapi.DeviceRequestAllocationResult `json:"results,omitempty"`
+	// Varies: a further search of the same objects finds something else.
+	Varies bool `json:"varies,omitempty"`
 }
 
 type outcome string
@@ -148,8 +155,28 @@ func (e *evaluator) search(ctx context.Context, asked *verdictRequest, report fu
 	}
 }
 
-// verdictOn decides as the scheduler's Filter does (dynamicresources.go).
+// verdictOn searches once more where the order of pools is random; an error counts, because it ends
+// the scheduler's attempt.
 func verdictOn(
+	ctx context.Context, allocator structured.Allocator, node *corev1.Node, claims []*resourceapi.ResourceClaim,
+) verdict {
+	found := searchOn(ctx, allocator, node, claims)
+	for run := 1; run < maxRuns && !sortsPools && found.Outcome != undecided; run++ {
+		again := searchOn(ctx, allocator, node, claims)
+		if again.Outcome == found.Outcome || again.Outcome == undecided {
+			continue
+		}
+		if again.Outcome == fatal {
+			found = again
+		}
+		found.Varies = true
+		return found
+	}
+	return found
+}
+
+// searchOn decides as the scheduler's Filter does (dynamicresources.go).
+func searchOn(
 	ctx context.Context, allocator structured.Allocator, node *corev1.Node, claims []*resourceapi.ResourceClaim,
 ) verdict {
 	if ctx.Err() != nil {
@@ -158,7 +185,7 @@ func verdictOn(
 	results, err := allocator.Allocate(ctx, node, claims)
 	switch {
 	case err == nil && len(results) == len(claims):
-		return verdict{Outcome: allocated}
+		return verdict{Outcome: allocated, Results: resultsOf(results)}
 	case ctx.Err() != nil: // also without an error: CEL's "interrupted && false" is false
 		return verdict{Outcome: undecided, Text: "the search did not end in time"}
 	case err == nil:
@@ -168,6 +195,14 @@ func verdictOn(
 	default:
 		return verdict{Outcome: fatal, Text: short(err.Error())}
 	}
+}
+
+func resultsOf(allocations []resourceapi.AllocationResult) [][]resourceapi.DeviceRequestAllocationResult {
+	found := make([][]resourceapi.DeviceRequestAllocationResult, len(allocations))
+	for i, each := range allocations {
+		found[i] = each.Devices.Results
+	}
+	return found
 }
 
 // cacheFor returns the compiled expressions of some gates. The compiler of other gates is dropped.

@@ -29,7 +29,6 @@ from drakit_daemon.kube import ApiError, Session
 from drakit_daemon.kube.events import EventRecorder, EventTimings
 from drakit_daemon.rate_limiter import FairRateLimiter
 from drakit_explain.codes import Code, Reason
-from drakit_explain.confirmation import Confirmation
 from drakit_explain.model import ObjectReference
 from drakit_operator.config import Events
 from drakit_operator.metrics import Metrics
@@ -233,9 +232,6 @@ class NotWrittenError(Exception):
 Recorder = Callable[[Announcement], Awaitable[bool]]
 """Writes an announcement, or raises NotWrittenError. Returns False if nobody could read it."""
 
-Confirm = Callable[[Confirmation, str], Awaitable[float | None]]
-"""Asks whether a reason in a namespace is certain: returns None, or when to ask again."""
-
 
 class Announcer:
     """Remembers, by UID, the age and the last Event of each object. Not for threads."""
@@ -244,11 +240,9 @@ class Announcer:
         self,
         recorder: Recorder,
         *,
-        confirm: Confirm,
         timing: Events,
         metrics: Metrics,
     ) -> None:
-        self._confirm = confirm
         self._recorder = recorder
         self._timing = timing
         self._metrics = metrics
@@ -300,8 +294,8 @@ class Announcer:
         :param wake: called when an object that waits for its turn must be checked again.
         :param as_old_as: the UID of an object with the age of this one, if it is not known.
 
-        It does not suspend before it knows the remedy and what must be confirmed, so that both
-        come from the facts that gave the reasons.
+        It does not suspend before it knows the remedy, which so comes from the facts that gave the
+        reasons. Raises :class:`.NotAnsweredError` if the allocator must be asked for a remedy.
         """
         now = asyncio.get_running_loop().time()
         lasting, wait_seconds = self._lasting(uid, reasons, now)
@@ -345,38 +339,29 @@ class Announcer:
                 self._metrics.delayed_events.inc()
             return None
         if action is Action.SHARED:
-            again = await self._announce_shared(uid, wanted, lasting[0], now)
+            again = await self._announce_shared(uid, wanted, now)
         elif action is Action.NAMING:
             self._turns.use(uid)
             note = _cut(self._causes.naming_note(uid), NOTE_CHARACTERS)
             await self._write(replace(wanted, note=note))
             self._remember(uid, wanted, now, shared=True)
         else:
-            again = await self._announce_own(uid, wanted, lasting, now)
+            await self._announce_own(uid, wanted, lasting, now)
         return again if again is not None else _sooner(decision.again_seconds, wait_seconds)
 
     async def _announce_own(
         self, uid: str, wanted: Announcement, lasting: Sequence[Reason], now: float
-    ) -> float | None:
-        """Write the Event of an object; if it is uncertain, return when to check again."""
+    ) -> None:
+        """Write the Event of an object."""
         remedy = next((found for each in lasting if (found := each.find_remedy())), "")
         with self._causes.announcing_own(uid):
-            if (uncertain_seconds := await self._uncertain_seconds(lasting[0])) is not None:
-                return uncertain_seconds
             self._turns.use(uid)
             await self._write(replace(wanted, note=_note(lasting, remedy)))
             self._remember(uid, wanted, now)
             self._causes.announced(uid)
-        return None
 
-    async def _announce_shared(
-        self, uid: str, wanted: Announcement, reason: Reason, now: float
-    ) -> float:
+    async def _announce_shared(self, uid: str, wanted: Announcement, now: float) -> float:
         """Write the Event about a cause; return when to check again."""
-        if (uncertain_seconds := await self._uncertain_seconds(reason)) is not None:
-            return uncertain_seconds
-        if self._causes.judge(uid, now=now).action is not Action.SHARED:
-            return PAUSE_SECONDS  # it changed meanwhile, or another object of the cause was faster
         self._turns.use(uid)
         try:
             with self._causes.announcing(uid, now=now) as group:
@@ -387,10 +372,6 @@ class Announcer:
                 raise
             self._causes.refuse(uid, now=now)
         return PAUSE_SECONDS  # its own Event follows
-
-    async def _uncertain_seconds(self, reason: Reason) -> float | None:
-        asked = reason.find_confirmation()
-        return await self._confirm(asked, reason.regarding.namespace) if asked else None
 
     def _cover(self, uid: str, wanted: Announcement, now: float) -> None:
         """The Events of others replace the one of an object."""

@@ -35,9 +35,9 @@ from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.gates import GatesUnknownError, allocator_gates, gates_of, read_all_gates
 from drakit_explain.kinds import CLASSES, KINDS, POLICIES
 from drakit_explain.selectors import Selectors
+from drakit_operator.allocating import AllocatorQuestions
 from drakit_operator.announcing import Announcer, EventWriter
 from drakit_operator.config import Config
-from drakit_operator.confirming import Confirmations
 from drakit_operator.handlers import Handlers
 from drakit_operator.leadership import Leadership
 from drakit_operator.metrics import Metrics
@@ -265,13 +265,13 @@ class _Leader:
             queue=self._queue,
             announcer=Announcer(
                 writer,
-                confirm=Confirmations(session, self._allocator, metrics),
                 timing=config.events,
                 metrics=metrics,
             ),
             metrics=metrics,
             debounce_seconds=config.events.debounce,
             selectors=selectors,
+            allocator=AllocatorQuestions(self._allocator, metrics),
             name_all_holders=config.events.name_holders == "all",
             refresh={
                 POLICY: self._policies.refresh,
@@ -360,7 +360,8 @@ class _Leader:
                 await self.reconciler.use(None)
             else:
                 problems.report(None)
-                self._allocator.use(allocator_gates(gates))
+                if self._allocator.use(allocator_gates(gates)):
+                    self.reconciler.verdicts.clear()
                 await self.reconciler.use(gates_of(gates))
             await asyncio.sleep(self._config.resync_period)
 

@@ -42,9 +42,9 @@ class Metrics:
         self.delayed_events = counter(
             "drakit_operator_events_delayed", "Events that waited because of the rate limit"
         )
-        self.confirmations = counter(
-            "drakit_operator_confirmations",
-            "Reasons of Events about which Kubernetes' allocator was asked, by its answer",
+        self.allocator_answers = counter(
+            "drakit_operator_allocator_answers",
+            "Questions to Kubernetes' allocator about claims on a node, by its answer",
             ["result"],
         )
         self.objects = gauge(

@@ -70,10 +70,7 @@ def problems_of_pod(
     # A fact that is not seen may prevent the remedy.
     find_remedy = no_remedy if world.hidden - {ReportFacts} else found.find_remedy
     return {
-        uid: [
-            replace(each, find_remedy=find_remedy, find_confirmation=found.find_confirmation)
-            for each in reasons
-        ]
+        uid: [replace(each, find_remedy=find_remedy) for each in reasons]
         for uid, reasons in problems.items()
     }
 

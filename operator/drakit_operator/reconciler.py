@@ -5,7 +5,8 @@ The concerns decide which objects a change affects, and find their problems; the
 when to announce them. HostDevicePolicies are in the same queue, but have a status, not Events.
 A namespace pays for the work on its objects, and each kind of cluster-wide objects for that on its
 own. The queue (:mod:`drakit_daemon.kube.queue`) has three lanes: claims, which are checked at once;
-questions to the evaluator of selectors; all other checks, one at a time.
+questions to the evaluator of selectors; all other checks, one at a time. If a check lacks answers
+of the allocator, they are asked for, and it is made again.
 
 It must not know Kopf, leases, or sessions.
 """
@@ -24,6 +25,7 @@ from typing import NamedTuple, TypeVar
 from drakit_daemon.kube import ApiError
 from drakit_daemon.kube.queue import WorkQueue
 from drakit_daemon.logs import new_request_id, request_scope
+from drakit_explain.asking import NotAnsweredError, Verdicts
 from drakit_explain.codes import Reason
 from drakit_explain.counts import Numbers, count
 from drakit_explain.kinds import (
@@ -52,6 +54,7 @@ from drakit_operator.affected import (
     slices_affected,
     templates_affected,
 )
+from drakit_operator.allocating import AllocatorQuestions
 from drakit_operator.announcing import Announcer, NotWrittenError
 from drakit_operator.metrics import Metrics
 from drakit_operator.problems import problems_of_claim, problems_of_pod, running_pods
@@ -64,6 +67,9 @@ T = TypeVar("T")
 
 URGENT = "claim"
 """The concern whose checks are cheap: they are made at once, and before all others."""
+
+BUSY_SECONDS = 0.5
+"""Pause before an object is checked again that had no turn to ask the allocator."""
 
 OUTDATED_SECONDS = 2.0
 """Pause before an object is checked again, if the store does not have all objects."""
@@ -130,10 +136,9 @@ Problems = Mapping[str, Sequence[Reason]]
 """Reasons by the UID of their object; empty if the object does not exist."""
 
 
-def concerns_of(store: Store, *, name_all_holders: bool) -> dict[str, Concern]:
+def concerns_of(store: Store, explainer: Explainer) -> dict[str, Concern]:
     """Return the concerns over a store, by their names in the queue and in metrics."""
     world = store.world
-    explainer = Explainer(world, name_all_holders=name_all_holders)
 
     def expressions_of_pod(name: Name) -> Sequence[str]:
         pod = world.pod(name.namespace, name.name)
@@ -179,7 +184,10 @@ def concerns_of(store: Store, *, name_all_holders: bool) -> dict[str, Concern]:
         "template": Concern(
             kind=TEMPLATES,
             affected=templates_affected,
-            problems=problems_of(TemplateFacts, template_problems),
+            problems=problems_of(
+                TemplateFacts,
+                partial(template_problems, verdicts=explainer.verdicts),
+            ),
             expressions=expressions_of_template,
             once=True,
         ),
@@ -212,6 +220,7 @@ class Reconciler:
         metrics: Metrics,
         debounce_seconds: float,
         selectors: Selectors,
+        allocator: AllocatorQuestions,
         name_all_holders: bool = False,
         refresh: Mapping[str, Callable[[str], Awaitable[float | None]]],
         is_current: Callable[[], bool],
@@ -227,7 +236,10 @@ class Reconciler:
         self._clock = clock
         self._refresh = refresh
         self._is_current = is_current
-        self._concerns = concerns_of(store, name_all_holders=name_all_holders)
+        explainer = Explainer(store.world, name_all_holders=name_all_holders)
+        self.verdicts: Verdicts = explainer.verdicts
+        self._allocator = allocator
+        self._concerns = concerns_of(store, explainer)
         self._evaluation = SelectorEvaluation(store.world, selectors)
         self._checking = asyncio.Lock()
         """One check at a time: that of all devices of a large cluster takes a tenth of a second."""
@@ -267,7 +279,9 @@ class Reconciler:
                     self._queue.add_after(Key(word, name), self._debounce_seconds)
 
     def add_waiting(self) -> None:
-        """Queue the pods that wait: what pods request of nodes changes too often to queue them."""
+        """Queue the pods that wait: what pods request of nodes changes too often to queue them.
+        What the allocator could not answer is asked again."""
+        self.verdicts.forget_undecided()
         for name in self._store.world.waiting_pods():
             self._queue.add_after(Key("pod", name), self._debounce_seconds)
 
@@ -353,7 +367,7 @@ class Reconciler:
                 await turn.aclose()
                 again = await refresh(key.name.name)
             else:
-                again = await self._announce_problems(key, turn)
+                again = await self._check(key, turn)
         except Exception as error:
             result = "error"
             if isinstance(error, NotWrittenError | ApiError):
@@ -373,6 +387,20 @@ class Reconciler:
             return
         seconds = asyncio.get_running_loop().time() - began
         self._metrics.reconcile_seconds.labels(key.concern, result).observe(seconds)
+
+    async def _check(self, key: Key, turn: AsyncExitStack) -> float | None:
+        """Announce the problems of an object, or ask what must be known before; return in how many
+        seconds to check it again."""
+        try:
+            return await self._announce_problems(key, turn)
+        except NotAnsweredError:
+            questions = self.verdicts.take()
+        await turn.aclose()
+        seconds = await self._allocator.ask(questions, self.verdicts, key.name.namespace)
+        if seconds is None:
+            return BUSY_SECONDS
+        self._queue.charge(key, seconds)
+        return 0.0
 
     async def _announce_problems(self, key: Key, turn: AsyncExitStack) -> float | None:
         """Announce the problems of an object; return in how many seconds to check it again."""
@@ -451,20 +479,13 @@ class Reconciler:
                 self._check_seconds = seconds
 
     def _with_charge(self, reason: Reason, key: Key) -> Reason:
-        """Return a reason whose searches for an Event, which take longest, are charged, too."""
+        """Return a reason whose remedy, which takes longest, is charged, too."""
 
-        def charged(search: Callable[[], T]) -> Callable[[], T]:
-            def searched() -> T:
-                with self._charged(key):
-                    return search()
+        def find_remedy() -> str:
+            with self._charged(key):
+                return reason.find_remedy()
 
-            return searched
-
-        return replace(
-            reason,
-            find_remedy=charged(reason.find_remedy),
-            find_confirmation=charged(reason.find_confirmation),
-        )
+        return replace(reason, find_remedy=find_remedy)
 
 
 def _facts(key: Key) -> dict[str, str]:

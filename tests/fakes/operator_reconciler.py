@@ -7,19 +7,17 @@ from contextlib import asynccontextmanager
 
 from drakit_daemon.kube import UnavailableError
 from drakit_explain.cel.library import Library
+from drakit_operator.allocating import AllocatorQuestions
 from drakit_operator.announcing import Announcer
 from drakit_operator.config import Events
 from drakit_operator.kinds import name_of
 from drakit_operator.metrics import Metrics
 from drakit_operator.reconciler import Reconciler, new_queue
 from drakit_operator.store import Store
+from tests.fakes.world import allocator_of
 
 GPU = {"metadata": {"name": "gpu.example", "uid": "k"}, "spec": {}}
 """A class."""
-
-
-async def confirmed(asked, namespace):
-    """Kubernetes' allocator says the same."""
 
 
 class Bench:
@@ -38,12 +36,11 @@ class Bench:
         self.reconciler = Reconciler(
             store=self.store,
             queue=self.queue,
-            announcer=Announcer(
-                self.record, confirm=confirmed, timing=Events(), metrics=self.metrics
-            ),
+            announcer=Announcer(self.record, timing=Events(), metrics=self.metrics),
             metrics=self.metrics,
             debounce_seconds=1.0,
             selectors=selectors or Library(),
+            allocator=AllocatorQuestions(allocator_of(None), self.metrics),
             refresh={"policy": self.refresh, "report": self.refresh_report},
             is_current=lambda: self.current,
             **options,

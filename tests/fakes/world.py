@@ -1,9 +1,14 @@
-"""Worlds of facts for tests of explanations, with selectors evaluated by the Python library."""
+"""Worlds of facts for tests of explanations, with selectors evaluated by the Python library, and
+Kubernetes' allocators, built from this checkout."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
+from drakit_explain.asking import Question
+from drakit_explain.cel.allocator import Allocator
+from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import AttributeFact, CapacityFacts, DeviceFacts, DeviceKind, Place
 from drakit_explain.model import (
@@ -20,7 +25,9 @@ from drakit_explain.model import (
 )
 from drakit_explain.pending import Explainer, Explanation
 from drakit_explain.selectors import Selectors, bring_up_to_date
+from drakit_explain.verdicts import Verdict
 from drakit_explain.world import Fact, World
+from e2e.images.go import cel_program
 
 
 def device(
@@ -105,4 +112,21 @@ def explain(pod: PodFacts, world: World, *, name_all_holders: bool = False) -> E
     """Explain a pod, selectors evaluated."""
     explainer = Explainer(world, name_all_holders=name_all_holders)
     evaluate_for(explainer, world, pod, Library())
-    return explainer.explain(pod)
+    return explainer.explain_now(pod, ask_allocator)
+
+
+@cache
+def allocator_of(minor: int | None) -> Allocator:
+    """The allocator of a release with all gates of `DEFAULT_GATES`; its process ends with ours."""
+    allocator = Allocator(cel_program)
+    allocator.use(dict.fromkeys(ALL_GATES, True))
+    return allocator
+
+
+ALL_GATES = frozenset[str]().union(*DEFAULT_GATES.values())
+"""The gates that are on by default in some release: facts have fields of them in each release."""
+
+
+def ask_allocator(question: Question) -> Verdict:
+    """Ask the allocator of a question's release."""
+    return allocator_of(question.minor).answer(question)

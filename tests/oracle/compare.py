@@ -1,153 +1,97 @@
-"""Our answer and the allocator's for each node of a world."""
+"""
+The allocator in random worlds, asked with the objects and with what the explainer writes of them.
+
+The verdicts must agree, those of nodes with equal profiles included; and what the explainer counts
+must exclude no node with devices, and no error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drakit_explain.allocation import (
-    Answer,
-    Consumed,
-    Outcome,
-    SearchedClaim,
-    Selected,
-    consumed_of,
-)
-from drakit_explain.budget import Budget
+from drakit_explain.allocation import NotEvaluatedError
+from drakit_explain.asking import answered
+from drakit_explain.availability import analyze, budget_of
+from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.helper import Helper
-from drakit_explain.devices import DeviceFacts, TaintFacts
-from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, Request, SliceFacts
-from drakit_explain.pools import NodeView, PoolState, pools_of_node
-from drakit_explain.projection import project_claim, project_class, project_slice
-from drakit_explain.release import rules_of
-from drakit_explain.search import allocate
-from drakit_explain.selectors import SelectorIndex, bring_up_to_date
+from drakit_explain.fold import suspects
+from drakit_explain.pending import Explainer
+from drakit_explain.pending_claims import wanted_of
+from drakit_explain.trial import Trial
 from drakit_explain.verdicts import Verdict, VerdictOutcome
+from tests.fakes.world import evaluate_for
 from tests.oracle.worlds import World
-
-RULES = rules_of(36)
-"""Those of the allocator in `operator/cel/go.mod`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two answers; ``theirs`` has the allocator's words."""
+    """Two verdicts about a node, and what is counted."""
 
-    ours: Answer
-    theirs: Outcome
-    """UNDECIDED where the allocator itself finds no end in time."""
+    ours: Verdict
+    theirs: Verdict
+    able: bool
+    """Whether the node has enough devices for each request."""
 
-    text: str = ""
+    suspected: bool
+    """Whether an error is possible."""
+
     in_any_order: bool = False
-    """Whether it is chance that the allocator meets an error before a device that it lacks."""
+    """Whether it is chance that the allocator meets an error first: up to 1.35."""
 
     @property
-    def agrees(self) -> bool:
-        both = {self.ours.outcome, self.theirs}
-        if self.ours.chance and self.theirs is Outcome.FITS:
-            return True
-        if self.in_any_order and both == {Outcome.FAILED, Outcome.NO_FIT}:
-            return True
-        return len(both) == 1 or Outcome.UNDECIDED in both
+    def problem(self) -> str:
+        """What is wrong; empty if nothing is."""
+        both = {self.ours.outcome, self.theirs.outcome}
+        if VerdictOutcome.UNDECIDED in both or self.ours.varies or self.theirs.varies:
+            return ""
+        if self.in_any_order and len(both) > 1 and VerdictOutcome.FATAL in both:
+            return ""
+        if len(both) > 1:
+            return f"ours is {self.ours}, theirs {self.theirs}"
+        if self.theirs.outcome is VerdictOutcome.ALLOCATED and not self.able:
+            return "the counts exclude a node that has the devices"
+        if self.theirs.outcome is VerdictOutcome.FATAL and not self.suspected:
+            return f"the counts exclude an error: {self.theirs.text}"
+        return ""
 
 
-class Facts:
-    """The question of the search in one world."""
+def compare(world: World, helper: Helper, allocator: Allocator) -> Iterator[Comparison | None]:
+    """Ask about each node; None for what the explainer does not evaluate."""
+    facts, pod = world.facts(), world.pod()
+    facts.use_release(int(world.minor.removeprefix("1.")))
+    explainer = Explainer(facts)
+    evaluate_for(explainer, facts, pod, helper)
+    trial = Trial(
+        world=facts,
+        verdicts=explainer.verdicts,
+        wanted=wanted_of(pod, facts),
+        nodes=dict.fromkeys(facts.views()),
+        budget=budget_of(facts),
+        analyze=lambda request, budget: analyze(request, facts, budget),
+    )
+    try:
+        able, suspected = trial.able_for_all(), suspects(trial)
+    except NotEvaluatedError:
+        yield None
+        return
 
-    def __init__(self, world: World, index: SelectorIndex) -> None:
-        self._index = index
-        self.slices = [project_slice(body) for body in world.slices]
-        self.claims = [project_claim(body) for body in world.claims]
-        self.held = [project_claim(body) for body in world.allocated]
-        self.classes = {body["metadata"]["name"]: project_class(body) for body in world.classes}
-
-    def expressions(self) -> list[str]:
-        found = [each for cls in self.classes.values() for each in cls.selectors]
-        for claim in self.claims:
-            for request in claim.requests:
-                for exact in request.alternatives or (request,):
-                    found += exact.selectors
+    def find(name: str) -> Verdict:
+        found = trial.verdicts.find(trial.claims, name, budget_of(facts))
+        trial.verdicts.check()
+        assert found is not None
         return found
 
-    def is_allocated(self, device: DeviceID) -> bool:
-        return any(device in claim.devices for claim in self.held)
-
-    def consumed(self, device: DeviceID) -> Consumed | None:
-        return consumed_of(device, (share for claim in self.held for share in claim.shares))
-
-    def is_shared(self, device: DeviceID) -> bool:
-        return any(share.device == device for claim in self.held for share in claim.shares)
-
-    def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
-        return facts.taints
-
-    def broken(self, request: Request) -> str | None:
-        return None if request.device_class in self.classes else "class is missing"
-
-    def selected(self, request: Request, of: SliceFacts) -> Selected:
-        alive = (1 << len(of.devices)) - 1
-        errors: dict[int, str] = {}
-        device_class: ClassFacts = self.classes[request.device_class]
-        for expression in (*device_class.selectors, *request.selectors):
-            found = self._index.evaluated(expression, of)
-            errors |= {i: text for i, text in found.errors.items() if alive >> i & 1}
-            alive &= found.matches
-        return Selected(matches=alive, errors=errors)
-
-
-def compare(world: World, helper: Helper, index: SelectorIndex) -> Iterator[Comparison | None]:
-    """Ask both about each node; None where the answer of the search does not count."""
-    facts = Facts(world, index)
-    bring_up_to_date(index, helper, facts.expressions(), facts.slices)
-    rules = rules_of(int(world.minor.removeprefix("1.")))
-    if not rules.sorts_pools and _has_later_alternative_for_all(facts.claims):
-        yield None  # the allocator mistakes it for the first: kubernetes/kubernetes#137347
-        return
-    verdicts = helper.verdicts(world.question())
-    for node, verdict in zip(world.nodes, verdicts, strict=True):
-        metadata = node["metadata"]
-        view = NodeView(metadata["name"], metadata["labels"])
-        pools = pools_of_node(facts.slices, view, rules=rules)
-        if not rules.skips_pools and any(pool.state is PoolState.INCOMPLETE for pool in pools):
-            yield None  # the explainer is undecided
+    for node, theirs in zip(world.nodes, world.verdicts(helper), strict=True):
+        name = node["metadata"]["name"]
+        if not trial.rules.skips_pools and any(each == name for each, _ in facts.not_ready()):
+            yield None  # on 1.34, the counts do not have the devices of such a pool
             continue
-        ours = allocate(
-            [_searched(claim) for claim in facts.claims],
-            pools,
-            allocated=facts,
-            selections=facts,
-            budget=Budget(),
-            rules=rules,
-        )
+        ours = answered(trial.verdicts, lambda name=name: find(name), allocator.answer)
         yield Comparison(
             ours=ours,
-            theirs=theirs_of(verdict),
-            text=verdict.text,
-            in_any_order=not rules.sorts_pools,
+            theirs=theirs,
+            able=name in able,
+            suspected=name in suspected,
+            in_any_order=int(world.minor[2:]) <= 35,
         )
-
-
-def _has_later_alternative_for_all(claims: Iterable[ClaimFacts]) -> bool:
-    return any(
-        each.every
-        for claim in claims
-        for request in claim.requests
-        for each in request.alternatives[1:]
-    )
-
-
-def theirs_of(verdict: Verdict) -> Outcome:
-    """Return a verdict as an outcome; any error of the allocator counts as failed."""
-    match verdict.outcome:
-        case VerdictOutcome.ALLOCATED:
-            return Outcome.FITS
-        case VerdictOutcome.UNAVAILABLE:
-            return Outcome.FAILED if verdict.text else Outcome.NO_FIT
-        case VerdictOutcome.FATAL:
-            return Outcome.FAILED
-        case VerdictOutcome.UNDECIDED:
-            return Outcome.UNDECIDED
-
-
-def _searched(claim: ClaimFacts) -> SearchedClaim:
-    return SearchedClaim(name=claim.name, requests=claim.requests, constraints=claim.constraints)

@@ -2,7 +2,7 @@
 `python -m tests.oracle.fold`: random pods on several nodes, explained beside Kubernetes' scheduler
 with its default plugins (:file:`scheduler/main.go`).
 
-The exit code is 1 if a certain answer differs: for the pod, or for a node that was searched.
+The exit code is 1 if a certain answer differs: for the pod, or for a node.
 Undecided is always allowed, and counted.
 """
 
@@ -15,14 +15,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from drakit_explain.allocation import Answer, Outcome
+from drakit_explain.allocation import Answer
+from drakit_explain.asking import Verdicts, answered
 from drakit_explain.availability import analyze
 from drakit_explain.budget import Budget
+from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.helper import Helper
 from drakit_explain.fold import Judged, judge
 from drakit_explain.loads import Loads
@@ -48,8 +52,7 @@ BATCH = 64
 """Situations in one question to the scheduler."""
 
 MINORS = ("1.36", "1.37")
-"""The releases that are compared by default. The search does not follow the allocator of 1.35 when
-lists have more than 32 devices, nor when requests for all devices have constraints."""
+"""The releases that are compared by default: in 1.35, the order of pools is chance."""
 
 MAX_UNDECIDED = 0.05
 """The share of pods for which our answer may be undecided."""
@@ -81,10 +84,10 @@ class Answers:
     kind: Kind
     fits_on: str
     alone: Mapping[str, Answer]
-    """Of each node that the pod can use, searched by itself."""
+    """Of each node that the pod can use."""
 
     folded: Mapping[str, Answer]
-    """Of the nodes that the fold searched, or that are like one that it searched."""
+    """Of the nodes that the fold asked about, or that are like one of them."""
 
     text: str
 
@@ -124,7 +127,7 @@ class Scheduler:
 # ---------------------------------------------------------------- our answer
 
 
-def explain(situation: Situation, helper: Helper, *, minor: int) -> Answers:
+def explain(situation: Situation, helper: Helper, allocator: Allocator, *, minor: int) -> Answers:
     """Explain the pod of a situation as for Kubernetes 1.`minor`."""
     world, raw = World(), situation.world
     world.use_release(minor)
@@ -141,12 +144,14 @@ def explain(situation: Situation, helper: Helper, *, minor: int) -> Answers:
     pod = project_pod(situation.pod)
     explainer = Explainer(world, name_all_holders=True)
     evaluate_for(explainer, world, pod, helper)
-    explanation = explainer.explain(pod, settled=True)
-    trial, judged = _searched(pod, world) if explanation.nodes else (None, None)
+    explanation = explainer.explain_now(pod, allocator.answer, settled=True)
+    trial, judged = (
+        _judged(pod, explainer.verdicts, world, allocator) if explanation.nodes else (None, None)
+    )
     return Answers(
         kind=_kind(explanation, judged),
         fits_on=explanation.fits_on,
-        alone=_alone(trial) if trial else {},
+        alone=_alone(trial, allocator) if trial else {},
         folded=judged.answers if judged else {},
         text="; ".join((*explanation.unknown, *(each.text for each in explanation.reasons))),
     )
@@ -164,17 +169,30 @@ def _kind(explanation: Explanation, judged: Judged | None) -> Kind:
             return Kind.UNDECIDED
 
 
-def _alone(trial: Trial) -> dict[str, Answer]:
-    """Search each node with a budget of its own."""
-    return {name: replace(trial, budget=Budget()).allocate(name) for name in trial.usable()}
+def _alone(trial: Trial, allocator: Allocator) -> dict[str, Answer]:
+    """Ask about each node with a budget of its own."""
+
+    def ask(name: str) -> Answer:
+        found = replace(trial, budget=Budget()).ask(name)
+        trial.verdicts.check()
+        assert found is not None
+        return found
+
+    return {
+        name: answered(trial.verdicts, partial(ask, name), allocator.answer)
+        for name in trial.usable()
+    }
 
 
-def _searched(pod: PodFacts, world: World) -> tuple[Trial, Judged] | tuple[None, None]:
-    """Search the nodes once more, because an explanation says nothing about each of them."""
+def _judged(
+    pod: PodFacts, verdicts: Verdicts, world: World, allocator: Allocator
+) -> tuple[Trial, Judged] | tuple[None, None]:
+    """Judge the nodes once more, because an explanation says nothing about each of them."""
     found = [resolve(pod, each, world, settled=True) for each in pod.claims]
     usable = UsableNodes(world)
     trial = Trial(
         world=world,
+        verdicts=verdicts,
         wanted=[each for each in found if isinstance(each, Wanted)],
         nodes=usable.of(pod, [each for each in found if isinstance(each, ClaimFacts)], Budget()),
         budget=Budget(),
@@ -182,7 +200,8 @@ def _searched(pod: PodFacts, world: World) -> tuple[Trial, Judged] | tuple[None,
     )
     if not trial.wanted:
         return None, None
-    return trial, judge(trial, reached=lambda name: usable.passes(pod, name))
+    reached = partial(usable.passes, pod)
+    return trial, answered(verdicts, partial(judge, trial, reached=reached), allocator.answer)
 
 
 # ---------------------------------------------------------------- both
@@ -205,7 +224,7 @@ def differences(ours: Answers, theirs: Mapping[str, Any]) -> Iterator[str]:
         found = nodes.get(name)
         if found is None or found.get("plugin", _PLUGIN) != _PLUGIN:
             continue  # another filter excludes the node before
-        if answer.outcome is Outcome.UNDECIDED or answer.chance:
+        if answer.undecided or answer.varies:
             continue
         if _TIMEOUT in found.get("text", ""):
             continue
@@ -218,7 +237,7 @@ def differences(ours: Answers, theirs: Mapping[str, Any]) -> Iterator[str]:
 def _code(answer: Answer) -> str:
     if answer.fatal:
         return "Error"
-    return "Success" if answer.outcome is Outcome.FITS else "Unschedulable"
+    return "Success" if answer.fits else "Unschedulable"
 
 
 @dataclass(slots=True)
@@ -269,14 +288,18 @@ def compare(seeds: range, *, minor: str) -> Tally:
     tally = Tally()
     number = int(minor.removeprefix("1."))
     program = scheduler_program(minor)
-    with Helper(cel_program()) as helper, Scheduler(program, minor=number) as scheduler:
+    with (
+        Helper(cel_program()) as helper,
+        closing(Allocator(cel_program)) as allocator,
+        Scheduler(program, minor=number) as scheduler,
+    ):
         for start in range(0, len(seeds), BATCH):
             part = seeds[start : start + BATCH]
             situations = [make_situation(seed, minor=number) for seed in part]
             for seed, each, theirs in zip(part, situations, scheduler.ask(situations), strict=True):
                 if "error" in theirs:
                     raise ValueError(f"seed {seed}: {theirs['error']}")
-                tally.add(seed, explain(each, helper, minor=number), theirs)
+                tally.add(seed, explain(each, helper, allocator, minor=number), theirs)
     return tally
 
 

@@ -1,5 +1,5 @@
 """
-Many random worlds at once: what our search and the allocator answer, counted.
+Many random worlds at once: verdicts and counts, compared.
 
 The worlds are divided over processes; each asks a helper process of its own.
 """
@@ -10,13 +10,14 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from drakit_explain.allocation import Outcome
+from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.helper import Helper
-from drakit_explain.selectors import SelectorIndex
+from drakit_explain.verdicts import VerdictOutcome
 from tests.oracle.compare import Comparison, compare
 from tests.oracle.worlds import NEWEST, make_cluster
 
@@ -24,63 +25,63 @@ PART = 500
 """Worlds that one process compares before it takes the next."""
 
 MAX_UNDECIDED = 0.03
-"""The share of nodes on which our search may give up."""
+"""The share of nodes about which the allocator may find no end in time."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """The answers of both for some worlds."""
+    """The verdicts about the nodes of some worlds."""
 
-    answers: Counter[tuple[Outcome, Outcome]] = field(
-        default_factory=Counter[tuple[Outcome, Outcome]]
-    )
-    """Of each node, by our outcome and theirs."""
-
+    answers: Counter[VerdictOutcome] = field(default_factory=Counter[VerdictOutcome])
     worlds: int = 0
-    disagreements: list[str] = field(default_factory=list[str])
+    shared: int = 0
+    """Worlds of which a verdict was that of another node."""
+
+    different: list[str] = field(default_factory=list[str])
 
     skipped: int = 0
-    """Worlds in which the answer of our search does not count."""
+    """Worlds that the explainer does not evaluate."""
 
     @property
     def undecided(self) -> int:
-        """Nodes on which our search gave up."""
-        return sum(n for (ours, _), n in self.answers.items() if ours is Outcome.UNDECIDED)
+        return self.answers[VerdictOutcome.UNDECIDED]
 
     @property
     def good(self) -> bool:
-        return not self.disagreements and self.undecided <= MAX_UNDECIDED * self.answers.total()
+        return not self.different and self.undecided <= MAX_UNDECIDED * self.answers.total()
 
     def add(self, seed: int, nodes: Iterable[Comparison | None]) -> None:
         self.worlds += 1
-        for number, found in enumerate(nodes, start=1):
-            if found is None:
+        found = list(nodes)
+        for number, each in enumerate(found, start=1):
+            if each is None:
                 self.skipped += 1
                 continue
-            self.answers[found.ours.outcome, found.theirs] += 1
-            if not found.agrees:
-                text = f" ({found.text})" if found.text else ""
-                self.disagreements.append(
-                    f"seed {seed}, node {number}: ours {found.ours.outcome.name}, theirs "
-                    f"{found.theirs.name}{text}"
-                )
+            self.answers[each.ours.outcome] += 1
+            if each.problem:
+                self.different.append(f"seed {seed}, node {number}: {each.problem}")
+        self.shared += len({id(each and each.ours) for each in found}) < len(found)
 
     def merge(self, other: Tally) -> None:
         self.worlds += other.worlds
         self.answers += other.answers
-        self.disagreements += other.disagreements
+        self.different += other.different
         self.skipped += other.skipped
+        self.shared += other.shared
 
     def lines(self) -> Iterator[str]:
-        """Return the report: counts by answer, the undecided share, each disagreement."""
+        """Return the report: counts by answer, the undecided share, each difference."""
         nodes = self.answers.total()
-        yield f"{self.worlds} worlds, {nodes} nodes, and {self.skipped} that do not count"
-        for (ours, theirs), number in sorted(self.answers.items(), key=lambda each: -each[1]):
-            yield f"  ours {ours.name:9} theirs {theirs.name:9} {number:7}"
+        yield (
+            f"{self.worlds} worlds, {nodes} nodes; {self.shared} worlds with equal nodes, "
+            f"{self.skipped} that are not evaluated"
+        )
+        for outcome, number in self.answers.most_common():
+            yield f"  {outcome.value:12} {number:7}"
         share = self.undecided / nodes if nodes else 0
-        yield f"undecided by us: {self.undecided} ({share:.2%}, at most {MAX_UNDECIDED:.0%})"
-        yield f"disagreements: {len(self.disagreements)}"
-        yield from self.disagreements
+        yield f"undecided: {self.undecided} ({share:.2%}, at most {MAX_UNDECIDED:.0%})"
+        yield f"different: {len(self.different)}"
+        yield from self.different
 
 
 def compare_worlds(seeds: Sequence[int], *, program: Path, minor: str = NEWEST) -> Tally:
@@ -90,10 +91,9 @@ def compare_worlds(seeds: Sequence[int], *, program: Path, minor: str = NEWEST) 
     :param program: the helper for the minor release.
     """
     tally = Tally()
-    index = SelectorIndex()
-    with Helper(program) as helper:
+    with Helper(program) as helper, closing(Allocator(lambda _: program)) as allocator:
         for seed in seeds:
-            tally.add(seed, compare(make_cluster(seed, minor), helper, index))
+            tally.add(seed, compare(make_cluster(seed, minor), helper, allocator))
     return tally
 
 

@@ -13,7 +13,7 @@ from drakit_explain.cel.helper import Helper
 from drakit_explain.pending import Explainer
 from drakit_explain.verdicts import VerdictOutcome
 from e2e.images.go import cel_program
-from tests.fakes.world import evaluate_for
+from tests.fakes.world import ask_allocator, evaluate_for
 from tests.oracle.worlds import NEWEST, Body, World, make_world
 from tests.programs import needs_go
 
@@ -75,7 +75,7 @@ def _remedy(world: World, helper: Helper) -> str:
     facts, pod = world.facts(), world.pod()
     explainer = Explainer(facts, name_all_holders=True)
     evaluate_for(explainer, facts, pod, helper)
-    return explainer.explain(pod).remedy
+    return explainer.explain_now(pod, ask_allocator).remedy
 
 
 def _applied(world: World, remedy: str) -> Iterator[tuple[str, World]]:
@@ -99,7 +99,7 @@ def test_the_allocator_allocates_after_each_remedy():
             remedy = _remedy(world, helper)
             for kind, changed in _applied(world, remedy):
                 tried[kind] += 1
-                (verdict,) = helper.verdicts(changed.question())
+                (verdict,) = changed.verdicts(helper)
                 if verdict.outcome is not VerdictOutcome.ALLOCATED:
                     refused.append(f"seed {seed}, {kind}: {remedy}: {verdict}")
     assert refused == []

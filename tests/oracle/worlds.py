@@ -14,10 +14,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from drakit_explain.cel.gates import DEFAULT_GATES
+from drakit_explain.cel.helper import Helper
 from drakit_explain.model import PodClaim, PodFacts
 from drakit_explain.projection import project_claim, project_class, project_node, project_slice
-from drakit_explain.verdicts import VerdictQuestion
+from drakit_explain.verdicts import Verdict
 from drakit_explain.world import World as Facts
 
 Body = dict[str, Any]
@@ -43,20 +46,22 @@ class World:
     claims: list[Body]
     allocated: list[Body]
 
-    def question(self) -> VerdictQuestion:
-        """The question to the helper's allocator about all nodes."""
-        return VerdictQuestion(
-            nodes=self.nodes,
-            classes=self.classes,
-            slices=self.slices,
-            claims=self.claims,
-            in_use=[
-                result
-                for claim in self.allocated
-                for result in claim["status"]["allocation"]["devices"]["results"]
-            ],
-            gates=dict.fromkeys(DEFAULT_GATES[self.minor], True),
-        )
+    def in_use(self) -> list[Body]:
+        """The results of all allocated claims."""
+        of_claims = [claim["status"]["allocation"]["devices"] for claim in self.allocated]
+        return [result for devices in of_claims for result in devices["results"]]
+
+    def verdicts(self, helper: Helper) -> tuple[Verdict, ...]:
+        """Ask the helper's allocator about all nodes, with the objects as they are."""
+        question = {
+            "nodes": self.nodes,
+            "classes": self.classes,
+            "slices": self.slices,
+            "claims": self.claims,
+            "inUse": self.in_use(),
+            "gates": dict.fromkeys(DEFAULT_GATES[self.minor], True),
+        }
+        return helper.verdicts(orjson.dumps(question), nodes=len(self.nodes))
 
     def facts(self) -> Facts:
         """The explainer's facts of the cluster."""
@@ -101,7 +106,7 @@ def _drop_fields(world: World, gates: Collection[str]) -> None:
         for request in claim["requests"]
         for exact in request.get("firstAvailable", [request.get("exactly")])
     ]
-    results = world.question().in_use
+    results = world.in_use()
     dropped: list[tuple[Sequence[Body], Collection[str]]] = []
     if "DRADeviceBindingConditions" not in gates:
         dropped.append((devices, ("bindingConditions", "bindingFailureConditions")))

@@ -12,8 +12,9 @@ from typing import Any, get_args
 
 from drakit_daemon.metrics import Counter, Gauge, Histogram
 from drakit_explain import kinds
-from drakit_explain.cel.allocator import Result
+from drakit_explain.pending import Explainer
 from drakit_explain.poolchecks import PoolCondition
+from drakit_explain.verdicts import VerdictOutcome
 from drakit_nodeplugin.claims import errors, queue
 from drakit_nodeplugin.claims.claim_status import WriteResult
 from drakit_nodeplugin.claims.source import FetchResult
@@ -69,6 +70,8 @@ CLAIM_ERRORS = {
     if issubclass(each, errors.ClaimError) and each not in (errors.ClaimError,)
 } | {queue.NOT_DONE, "Malformed"}
 
+STORE = Store()
+
 VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_claims", "state"): STATES,
     ("drakit_claim_operation_duration_seconds", "operation"): get_args(Operation),
@@ -82,13 +85,13 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_slice_writes_total", "verb"): get_args(Verb),
     ("drakit_slice_writes_total", "result"): RESULTS,
     ("drakit_operator_reconcile_duration_seconds", "concern"): (
-        *concerns_of(Store(), name_all_holders=False),
+        *concerns_of(STORE, Explainer(STORE.world)),
         POLICY,
         REPORT,
     ),
     ("drakit_operator_reconcile_duration_seconds", "result"): ("success", "error"),
     ("drakit_operator_events_suppressed_total", "cause"): SUPPRESSED,
-    ("drakit_operator_confirmations_total", "result"): [str(each) for each in Result],
+    ("drakit_operator_allocator_answers_total", "result"): [each.value for each in VerdictOutcome],
     ("drakit_operator_pools", "state"): [str(each) for each in PoolCondition],
     ("drakit_operator_devices", "driver"): [],
     ("drakit_operator_devices", "state"): DEVICE_STATES,

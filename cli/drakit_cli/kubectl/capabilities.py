@@ -10,15 +10,17 @@ It must not know what needs a gate or a selector.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from drakit_cli.kubectl.gather import Gap, Gathered, unread
-from drakit_daemon.kube import ApiError, NotFoundError, Session
+from drakit_daemon.kube import ApiError, Session
 from drakit_explain import cel
-from drakit_explain.cel.allocator import Allocator, Confirmed, DeletedError
+from drakit_explain.asking import Question
+from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.gates import (
     PATH,
     GatesUnknownError,
@@ -27,11 +29,10 @@ from drakit_explain.cel.gates import (
     gates_of,
     read_all_gates,
 )
-from drakit_explain.cel.helper import HelperError, QuestionError
-from drakit_explain.confirmation import Confirmation
+from drakit_explain.cel.helper import HelperError, QuestionError, find_release
 from drakit_explain.selectors import FeatureGates, bring_up_to_date
+from drakit_explain.verdicts import Verdict
 from drakit_explain.world import World
-from drakit_formats.resource.objects import Object
 
 PREFIXES = ("DRA", "DynamicResourceAllocation", "ResourceHealthStatus")
 """Names, or their beginnings, of the feature gates that concern devices."""
@@ -139,38 +140,20 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
 
 @asynccontextmanager
 async def open_allocator(
-    session: Session, found: Gathered, *, local: Mapping[str, Object] | None = None
-) -> AsyncGenerator[Callable[[Confirmation], Awaitable[Confirmed]]]:
+    session: Session, found: Gathered, *, needed: bool = True
+) -> AsyncGenerator[Callable[[Question], Verdict]]:
     """
-    Yield a function that asks Kubernetes' allocator of the cluster's release, if it is installed
-    here. It must not be called before its last answer.
+    Yield a function that asks Kubernetes' allocator of the cluster's release.
 
-    :param local: objects that are not in the cluster, by path.
+    :param needed: a claim waits, so that its feature gates are read.
     """
     allocator = Allocator()
-    has_gates = False
-
-    async def read(path: str) -> Object | None:
-        if local and path in local:
-            return local[path]
-        try:
-            return await session.get(path)
-        except NotFoundError:
-            raise DeletedError from None
-        except ApiError:
-            return None
-
-    async def confirm(asked: Confirmation) -> Confirmed:
-        nonlocal has_gates
-        if not has_gates and await allocator.can_answer(asked):
-            has_gates = True
-            with suppress(ApiError, GatesUnknownError):
-                enabled = found.enabled or await read_all_gates(session)
-                allocator.use(allocator_gates(enabled))
-        return await allocator.confirm(asked, read)
-
+    if needed and await asyncio.to_thread(find_release, f"1.{found.world.minor}"):
+        with suppress(ApiError, GatesUnknownError):
+            enabled = found.enabled or await read_all_gates(session)
+            allocator.use(allocator_gates(enabled))
     try:
-        yield confirm
+        yield allocator.answer
     finally:
         allocator.close()
 

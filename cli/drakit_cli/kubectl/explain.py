@@ -9,7 +9,7 @@ It must not know sessions, or how an answer is printed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.pods import SeenPod
 from drakit_explain.allocation import NotEvaluatedError
+from drakit_explain.asking import Question
 from drakit_explain.broken import (
     broken_claim,
     claims_of_pod,
@@ -24,9 +25,7 @@ from drakit_explain.broken import (
     taints_for_new_pods,
 )
 from drakit_explain.bugs import bug_behind
-from drakit_explain.cel.allocator import Confirmed
 from drakit_explain.codes import Cause, Code, Reason, certain, no_remedy
-from drakit_explain.confirmation import Confirmation
 from drakit_explain.counting import Availability
 from drakit_explain.deletion import claim_stays
 from drakit_explain.evidence import AUTOSCALER
@@ -45,11 +44,12 @@ from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict,
 from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
 from drakit_explain.selection import Selection
 from drakit_explain.shortage import RequestReport, is_given_up
+from drakit_explain.verdicts import Verdict as AllocatorVerdict
 from drakit_explain.wording import cut
 from drakit_explain.world import World
 
-Confirm = Callable[[Confirmation], Awaitable[Confirmed]]
-"""Asks Kubernetes' allocator whether an answer is certain."""
+Ask = Callable[[Question], AllocatorVerdict]
+"""Asks Kubernetes' allocator."""
 
 FINE = (Verdict.FITS, Verdict.STARTING, Verdict.NOT_PENDING)
 """The verdicts of pods that may have no problem."""
@@ -92,8 +92,6 @@ class Report:
     fits_on: str = ""
     scheduler: str = ""
     unknown: tuple[str, ...] = ()
-    unverified: str = ""
-    """Why Kubernetes' allocator was not asked, if it should be."""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -134,7 +132,6 @@ class Report:
             "unusableNodes": {reason: list(names) for reason, names in self.nodes.items()},
             "schedulerMessage": self.scheduler,
             "notEvaluated": list(self.unknown),
-            "notVerified": self.unverified,
         }
 
 
@@ -185,44 +182,8 @@ def _may_select(selection: Selection, of: SliceFacts) -> bool:
     return bool(selected.matches or selected.errors)
 
 
-class Confirmations:
-    """Asks Kubernetes' allocator once for all pods that are alike."""
-
-    def __init__(self, confirm: Confirm) -> None:
-        self._confirm = confirm
-        self._known: dict[object, Confirmed | None] = {}
-
-    async def apply(
-        self, explanation: Explanation, pod: PodFacts, found: Gathered
-    ) -> tuple[Explanation, str]:
-        """Return an explanation as far as the allocator confirms it, and why it cannot."""
-        key = (
-            (explanation.verdict, explanation.fits_on, *(one.code for one in explanation.reasons)),
-            (pod.placement, pod.requests, pod.displaces),
-            tuple((one.requests, one.constraints) for one in wanted_of(pod, found.world)),
-            tuple((pod.namespace, one.claim) for one in explanation.claims if one.allocated),
-        )
-        if key not in self._known:
-            asked = explanation.find_confirmation()
-            self._known[key] = None if asked is None else await self._confirm(asked)
-        result = self._known[key]
-        if result is None:
-            return explanation, ""
-        if not result.refuted:
-            return explanation, result.why
-        explanation = replace(
-            explanation,
-            verdict=Verdict.UNDECIDED,
-            reasons=(),
-            find_remedy=no_remedy,
-            fits_on="",
-            unknown=(*explanation.unknown, result.why),
-        )
-        return explanation, ""
-
-
-async def explain_pods(
-    pods: Sequence[SeenPod], found: Gathered, *, confirm: Confirm, brief: bool = False
+def explain_pods(
+    pods: Sequence[SeenPod], found: Gathered, *, ask: Ask, brief: bool = False
 ) -> list[Report]:
     """
     Explain pods: why each waits, why it does not start on its node, or why it does not go away.
@@ -232,35 +193,27 @@ async def explain_pods(
     """
     evaluate_selectors(found, selectors_of((each.facts for each in pods), found))
     explainer = Explainer(found.world, name_all_holders=True)
-    confirmations = Confirmations(confirm)
     reports: list[Report] = []
     for each in pods:
         pod = each.facts
-        explanation = explainer.explain(pod, settled=each.settled, events=found.events)
+        explanation = explainer.explain_now(pod, ask, settled=each.settled, events=found.events)
         if brief:
-            explanation = replace(explanation, find_remedy=no_remedy)
-        explanation, unverified = await confirmations.apply(explanation, pod, found)
-        if brief:
-            explanation = replace(explanation, nodes={})
+            explanation = replace(explanation, find_remedy=no_remedy, nodes={})
         subject = f"pod {pod.namespace}/{pod.name}"
-        report = make_report(explanation, found, pod=pod, kind="Pod", subject=subject)
-        reports.append(replace(report, unverified=unverified))
+        reports.append(make_report(explanation, found, pod=pod, kind="Pod", subject=subject))
     return reports
 
 
-async def explain_claim(claim: ClaimFacts, found: Gathered, *, confirm: Confirm) -> Report:
+def explain_claim(claim: ClaimFacts, found: Gathered, *, ask: Ask) -> Report:
     """Explain a claim: its state, or what a pod without other rules would find."""
     subject = f"claim {claim.namespace}/{claim.name}"
     pod = user_of(claim)
-    unverified = ""
     if claim.deleting or claim.allocated:
         explanation = _placed_claim(claim, found)
     else:
         evaluate_selectors(found, selectors_of([pod], found))
-        explanation = Explainer(found.world, name_all_holders=True).explain(pod)
-        explanation, unverified = await Confirmations(confirm).apply(explanation, pod, found)
+        explanation = Explainer(found.world, name_all_holders=True).explain_now(pod, ask)
     report = make_report(explanation, found, pod=pod, kind="ResourceClaim", subject=subject)
-    report = replace(report, unverified=unverified)
     if report.verdict is Verdict.NOT_PENDING:
         taints = taints_for_new_pods(claim, found.world)
         return replace(report, sentences=(*_claim_state(claim, subject, found), *taints))

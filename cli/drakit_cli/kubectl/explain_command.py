@@ -319,8 +319,5 @@ def _show_report(report: Report, output: Output) -> None:
             for why, names in report.nodes.items()
         ),
     )
-    output.lines(
-        "Not verified by Kubernetes' allocator", [report.unverified] if report.unverified else []
-    )
     output.lines("The scheduler reports", [report.scheduler] if report.scheduler else [])
     output.lines("Not evaluated", report.unknown)

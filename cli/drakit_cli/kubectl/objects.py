@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.devices import PoolRow, pool_body, pool_rows
 from drakit_cli.kubectl.explain import (
-    Confirm,
-    Confirmations,
+    Ask,
     Report,
     make_report,
     selectors_of,
@@ -26,7 +26,7 @@ from drakit_cli.kubectl.explain import (
 from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import plural
 from drakit_cli.kubectl.targets import CLASS, NODE, SLICE, TEMPLATE
-from drakit_daemon.kube import resource_path
+from drakit_explain.asking import answered
 from drakit_explain.codes import Code, Reason, no_remedy
 from drakit_explain.kinds import CLAIMS, CLASSES, NODES, RULES, SLICES
 from drakit_explain.model import (
@@ -40,7 +40,6 @@ from drakit_explain.model import (
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.poolchecks import node_of_slice, node_problems, slice_problems
 from drakit_explain.templates import class_problems, template_problems
-from drakit_formats.resource.objects import Object
 
 # ---------------------------------------------------------------- templates and classes
 
@@ -48,14 +47,14 @@ _OF_CLASS = "a-device"
 """The name of the template with one device of a class, which exists only here."""
 
 
-async def explain_template(template: TemplateFacts, found: Gathered, *, confirm: Confirm) -> Report:
+def explain_template(template: TemplateFacts, found: Gathered, *, ask: Ask) -> Report:
     """Explain whether claims of a template can be allocated: ever, and now."""
     subject = f"claims of {TEMPLATE.kind} {template.namespace}/{template.name}"
-    return await _explain_source(template, found, subject, template, confirm)
+    return _explain_source(template, found, subject, template, ask)
 
 
-async def explain_class(
-    device_class: ClassFacts, found: Gathered, *, template: TemplateFacts, confirm: Confirm
+def explain_class(
+    device_class: ClassFacts, found: Gathered, *, template: TemplateFacts, ask: Ask
 ) -> Report:
     """
     Explain whether one device of a class can be allocated: ever, and now.
@@ -63,7 +62,7 @@ async def explain_class(
     :param template: of :func:`template_of`, which the world has.
     """
     subject = f"one device of {CLASS.kind} {device_class.name}"
-    report = await _explain_source(template, found, subject, device_class, confirm)
+    report = _explain_source(template, found, subject, device_class, ask)
     return replace(report, claims=tuple(replace(each, origin=subject) for each in report.claims))
 
 
@@ -73,42 +72,22 @@ def template_of(device_class: ClassFacts, namespace: str) -> TemplateFacts:
     return TemplateFacts(namespace=namespace, name=_OF_CLASS, uid="", requests=(request,))
 
 
-def body_of(template: TemplateFacts) -> tuple[str, Object]:
-    """Return the path and the body of a template with requests for one device each."""
-    path = resource_path(
-        TEMPLATE.api, TEMPLATE.plural, namespace=template.namespace, name=template.name
-    )
-    requests = [
-        {
-            "name": each.name,
-            "exactly": {
-                "deviceClassName": each.device_class,
-                "allocationMode": "ExactCount",
-                "count": 1,
-            },
-        }
-        for each in template.requests
-    ]
-    return path, {
-        "metadata": {"name": template.name},
-        "spec": {"spec": {"devices": {"requests": requests}}},
-    }
-
-
-async def _explain_source(
+def _explain_source(
     template: TemplateFacts,
     found: Gathered,
     subject: str,
     of: TemplateFacts | ClassFacts,
-    confirm: Confirm,
+    ask: Ask,
 ) -> Report:
     pod = user_of(template)
     evaluate_selectors(found, selectors_of([pod], found))
-    explanation = Explainer(found.world, name_all_holders=True).explain(pod)
+    explainer = Explainer(found.world, name_all_holders=True)
+    explanation = explainer.explain_now(pod, ask)
     if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
         problems: Sequence[Reason] = ()
     elif isinstance(of, TemplateFacts):
-        problems = template_problems(of, found.world)
+        find = partial(template_problems, of, found.world, explainer.verdicts)
+        problems = answered(explainer.verdicts, find, ask)
     else:
         problems = class_problems(of, found.world)
     if problems:  # they last, whoever has devices
@@ -117,14 +96,12 @@ async def _explain_source(
             verdict=Verdict.BLOCKED,
             reasons=tuple(problems),
             find_remedy=no_remedy,
-            find_confirmation=problems[0].find_confirmation,
             fits_on="",
         )
-    explanation, unverified = await Confirmations(confirm).apply(explanation, pod, found)
     kind = of.reference.kind
     report = make_report(explanation, found, pod=pod, kind=kind, subject=subject)
     namespace = of.namespace if isinstance(of, TemplateFacts) else ""
-    return replace(report, unverified=unverified, namespace=namespace, name=of.name)
+    return replace(report, namespace=namespace, name=of.name)
 
 
 # ---------------------------------------------------------------- nodes and slices

@@ -6,6 +6,7 @@ It must not know arguments, or how an answer is printed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -57,7 +58,7 @@ from drakit_explain.model import (
     SliceFacts,
     TemplateFacts,
 )
-from drakit_explain.pending import Verdict
+from drakit_explain.pending import Verdict, waits
 from drakit_explain.pending_claims import extended
 from drakit_explain.world import AnyFact, Name
 from drakit_formats.resource.objects import text
@@ -158,8 +159,9 @@ async def _explain(
         found.world.apply(pod)
     found = await _complete(session, found, facts)
     found = await with_events(session, found, facts)
-    async with open_allocator(session, found) as confirm:
-        return await explain_pods(pods, found, confirm=confirm, brief=brief), found
+    async with open_allocator(session, found, needed=any(map(waits, facts))) as ask:
+        reports = await asyncio.to_thread(explain_pods, pods, found, ask=ask, brief=brief)
+    return reports, found
 
 
 async def _gather_for(
@@ -211,10 +213,10 @@ async def ask_manifest(session: Session, namespace: str, content: str) -> list[R
         refused(each, f"the API server does not accept {each.title}: {each.refusal}")
         for each in manifest.refused
     ]
-    async with open_allocator(session, found, local=manifest.bodies) as confirm:
+    async with open_allocator(session, found) as ask:
         for each in manifest.pods:
             planned = await without_existing(session, each, found)
-            reports.append(await explain_planned(planned, found, confirm))
+            reports.append(await asyncio.to_thread(explain_planned, planned, found, ask))
     return reports
 
 
@@ -235,8 +237,8 @@ async def ask_claim(session: Session, namespace: str, target: Target) -> Report:
     kinds = (PODS, *OF_EXPLAIN)
     found, claim = await _gather_one(session, CLAIMS, ClaimFacts, namespace, target, kinds, [PODS])
     found = await _with_rules(session, found, [user_of(claim)])
-    async with open_allocator(session, found) as confirm:
-        return await explain_claim(claim, found, confirm=confirm)
+    async with open_allocator(session, found, needed=not claim.allocated) as ask:
+        return await asyncio.to_thread(explain_claim, claim, found, ask=ask)
 
 
 async def ask_template(session: Session, namespace: str, target: Target) -> Report:
@@ -246,8 +248,8 @@ async def ask_template(session: Session, namespace: str, target: Target) -> Repo
         session, TEMPLATES, TemplateFacts, namespace, target, kinds, [TEMPLATES]
     )
     found = await _with_rules(session, found, [user_of(template)])
-    async with open_allocator(session, found) as confirm:
-        return await objects.explain_template(template, found, confirm=confirm)
+    async with open_allocator(session, found) as ask:
+        return await asyncio.to_thread(objects.explain_template, template, found, ask=ask)
 
 
 async def ask_class(session: Session, namespace: str, target: Target) -> Report:
@@ -258,9 +260,10 @@ async def ask_class(session: Session, namespace: str, target: Target) -> Report:
     template = objects.template_of(device_class, namespace)
     found.world.apply(template)
     found = await _with_rules(session, found, [user_of(template)])
-    path, body = objects.body_of(template)
-    async with open_allocator(session, found, local={path: body}) as confirm:
-        return await objects.explain_class(device_class, found, template=template, confirm=confirm)
+    async with open_allocator(session, found) as ask:
+        return await asyncio.to_thread(
+            objects.explain_class, device_class, found, template=template, ask=ask
+        )
 
 
 async def ask_node(session: Session, namespace: str, target: Target) -> PoolReport:

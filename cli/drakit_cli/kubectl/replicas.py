@@ -1,6 +1,6 @@
 """
 Whether the pods of a manifest fit: one after the other takes the devices and the room on a node
-that the search finds for it.
+that the allocator finds for it.
 
 Does not depend on sessions, or on how an answer is printed.
 """
@@ -11,25 +11,22 @@ import time
 from dataclasses import dataclass, replace
 
 from drakit_cli.answers import CommandError
-from drakit_cli.kubectl.explain import Confirm, Report, explain_pods
+from drakit_cli.kubectl.explain import Ask, Report, explain_pods
 from drakit_cli.kubectl.gather import Gap, Gathered
 from drakit_cli.kubectl.manifests import CRON_JOB, Document, PlannedPod
 from drakit_cli.kubectl.pods import SeenPod
 from drakit_cli.kubectl.targets import DAEMON_SET, POD, REPLICA_SET, STATEFUL_SET, Target
 from drakit_cli.kubectl.workloads import find_workload
 from drakit_daemon.kube import Session
-from drakit_explain.allocation import Outcome, consumed_by
 from drakit_explain.availability import budget_of
-from drakit_explain.budget import BudgetSpentError
 from drakit_explain.codes import Code
-from drakit_explain.devices import Amount, DeviceFacts
 from drakit_explain.kinds import PODS
 from drakit_explain.loads import Load
-from drakit_explain.model import ClaimFacts, Consumer, DeviceID, PodFacts, QuotaFacts, Share
+from drakit_explain.model import ClaimFacts, Consumer, PodFacts, QuotaFacts
 from drakit_explain.pending import Explainer, Verdict
-from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
-from drakit_explain.release import rules_of
-from drakit_explain.search import allocate
+from drakit_explain.pending_claims import not_checked, wanted_of
+from drakit_explain.projection import project_claim
+from drakit_explain.verdicts import VerdictOutcome
 from drakit_explain.world import Name, World
 from drakit_formats.resource.objects import child, text
 
@@ -87,7 +84,7 @@ def _release(pod: PodFacts, world: World) -> None:
         world.loads.remove(pod.uid)
 
 
-async def explain_planned(pod: PlannedPod, found: Gathered, confirm: Confirm) -> Report:
+def explain_planned(pod: PlannedPod, found: Gathered, ask: Ask) -> Report:
     """Explain whether the pods of a manifest's object fit, and place them, so that they take their
     devices from the next object."""
     source, facts = pod.source, pod.facts
@@ -109,7 +106,7 @@ async def explain_planned(pod: PlannedPod, found: Gathered, confirm: Confirm) ->
             sentences=(f"{source.title} would create no pod",),
             nodes={},
         )
-    (report,) = await explain_pods([SeenPod(facts=facts)], found, confirm=confirm)
+    (report,) = explain_pods([SeenPod(facts=facts)], found, ask=ask)
     report = replace(report, kind=pod.kind)
     if source.kind is POD and source.old is not None:
         return report
@@ -123,7 +120,7 @@ async def explain_planned(pod: PlannedPod, found: Gathered, confirm: Confirm) ->
         unknown.append(f"only one pod of {source.title} was checked, not one on each node")
     subject, waits = source.title, "would wait"
     fits = f"fits on node {report.fits_on}" if report.fits_on else "needs no free device"
-    number, following = await _place(report, pod, found, confirm)
+    number, following = _place(report, pod, found, ask)
     pods, one = f"the {pod.pods} pods of {subject}", number == 1
     if following is not None:
         report = replace(following, kind=pod.kind)
@@ -143,24 +140,23 @@ async def explain_planned(pod: PlannedPod, found: Gathered, confirm: Confirm) ->
     return replace(report, sentences=tuple(sentences), unknown=tuple(unknown))
 
 
-async def _place(
-    report: Report, pod: PlannedPod, found: Gathered, confirm: Confirm
-) -> tuple[int, Report | None]:
+def _place(report: Report, pod: PlannedPod, found: Gathered, ask: Ask) -> tuple[int, Report | None]:
     """Place the pods; return how many fit for certain, and the report of the next one if it would
     wait."""
     if report.verdict is not Verdict.FITS:
         return 1, None
     if not (report.fits_on or report.claims):
         return pod.pods, None
-    done = place(pod.facts, max(pod.pods - 1, 1), found.world, alone=pod.pods == 1)
+    done = place(pod.facts, max(pod.pods - 1, 1), found.world, ask, alone=pod.pods == 1)
     if done.stopped or pod.pods == 1:
         return max(done.number, 1), None
     following = [SeenPod(facts=pod.facts)]
-    (last,) = await explain_pods(following, found, confirm=confirm, brief=True)
+    (last,) = explain_pods(following, found, ask=ask, brief=True)
     if last.verdict is Verdict.BLOCKED:
         return done.number, last
-    fits = last.verdict is Verdict.FITS
-    return done.number + (fits and place(pod.facts, 1, found.world, after=done.number).number), None
+    if last.verdict is not Verdict.FITS:
+        return done.number, None
+    return done.number + place(pod.facts, 1, found.world, ask, after=done.number).number, None
 
 
 # ---------------------------------------------------------------- placing
@@ -180,7 +176,7 @@ class Placed:
 
 
 def place(
-    pod: PodFacts, limit: int, world: World, *, after: int = 0, alone: bool = False
+    pod: PodFacts, limit: int, world: World, ask: Ask, *, after: int = 0, alone: bool = False
 ) -> Placed:
     """
     Place equal pods in a world, where they stay.
@@ -192,13 +188,13 @@ def place(
     explainer = Explainer(world, name_all_holders=True)
     end = time.monotonic() + MAX_SECONDS
     for number in range(limit):
-        explanation = explainer.explain(pod)
+        explanation = explainer.explain_now(pod, ask)
         if explanation.verdict is Verdict.BLOCKED:
             return Placed(number=number)
         usable = (name for name, problem in explanation.nodes.items() if problem is None)
         node = explanation.fits_on or next(usable, "")
         name = pod.name if alone else f"{pod.name}-{after + number + 1}"
-        claims = _claims_of(pod, name, node, world) if node else None
+        claims = _claims_of(pod, name, node, explainer, world, ask) if node else None
         if explanation.verdict is not Verdict.FITS or claims is None or time.monotonic() > end:
             return Placed(number=number, stopped=True)
         for claim in claims:
@@ -208,57 +204,31 @@ def place(
     return Placed(number=limit)
 
 
-def _claims_of(pod: PodFacts, name: str, node: str, world: World) -> list[ClaimFacts] | None:
+def _claims_of(
+    pod: PodFacts, name: str, node: str, explainer: Explainer, world: World, ask: Ask
+) -> list[ClaimFacts] | None:
     """Return the claims that exist, and one for all others, with the devices that the allocator
     finds; None if they are unknown."""
     wanted = wanted_of(pod, world)
-    pools = world.pools_of_node(world.views()[node])
-    try:
-        answer = allocate(
-            [each.searched for each in wanted],
-            pools,
-            allocated=world,
-            selections=world,
-            budget=budget_of(world),
-            rules=rules_of(world.minor),
-        )
-    except BudgetSpentError:
+    asked = [each.asked for each in wanted]
+    verdict = ask(explainer.verdicts.question(asked, node, budget_of(world)))
+    if verdict.outcome is not VerdictOutcome.ALLOCATED:
         return None
-    if answer.outcome is not Outcome.FITS:
-        return None
-    facts = {
-        DeviceID(*pool.identity, name): (each, index)
-        for pool in pools
-        for each in pool.slices
-        for index, name in enumerate(each.devices.names)
-    }
-    exact = {
-        (each.origin, name): request
-        for each in wanted
-        for one in each.requests
-        for name, request in exact_requests(one)
-    }
-    named = {each.origin: each.claim for each in wanted}
     claims: dict[str, ClaimFacts] = {}
-    for each in wanted:
-        new = ClaimFacts(namespace=pod.namespace, name=name, uid=f"{pod.uid}/{name}")
-        claim = world.claim(pod.namespace, each.claim) or new
-        consumers = (*claim.consumers, Consumer("pods", name, name))
-        claims[each.claim] = replace(claim, allocated=True, consumers=consumers, nodes=node)
-    for origin, request, device in answer.devices:
-        asked, (of, index) = exact[origin, request], facts[device]
-        claim = claims[named[origin]]
-        if asked.admin_access:
-            continue
-        if (found := of.devices[index]).kind.shareable:
-            claim = replace(claim, shares=(*claim.shares, _share(found, device, asked.capacity)))
-        else:
-            claim = replace(claim, devices=(*claim.devices, device))
-        claims[named[origin]] = claim
+    user = Consumer("pods", name, name)
+    for each, results in zip(wanted, verdict.results, strict=True):
+        status = {"allocation": {"devices": {"results": results}}}
+        metadata = {"namespace": pod.namespace, "name": name, "uid": f"{pod.uid}/{name}"}
+        new = project_claim({"metadata": metadata, "status": status})
+        claim = claims.get(each.claim) or world.claim(pod.namespace, each.claim)
+        if claim is None:
+            claim = replace(new, devices=(), shares=())
+        claims[each.claim] = replace(
+            claim,
+            allocated=True,
+            consumers=tuple(dict.fromkeys((*claim.consumers, user))),
+            nodes=node,
+            devices=(*claim.devices, *new.devices),
+            shares=(*claim.shares, *new.shares),
+        )
     return list(claims.values())
-
-
-def _share(facts: DeviceFacts, device: DeviceID, asked: tuple[Amount, ...]) -> Share:
-    taken = consumed_by(facts.kind.capacity, asked)
-    consumed = tuple(Amount(name, f"{amount}n") for name, amount in taken.items())
-    return Share(device=device, consumed=consumed)

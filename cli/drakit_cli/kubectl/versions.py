@@ -37,7 +37,7 @@ class Versions:
 
     @property
     def warnings(self) -> list[str]:
-        """What may give wrong or unverified answers."""
+        """What may give wrong or undecided answers."""
         return list(self._warn())
 
     def _warn(self) -> Iterator[str]:
@@ -45,8 +45,8 @@ class Versions:
             minor = f"{cluster[0]}.{cluster[1]}"
             if minor not in self.allocators:
                 yield (
-                    f"the allocator of Kubernetes {minor} is not installed, so no explanation is "
-                    f"verified"
+                    f"the allocator of Kubernetes {minor} is not installed, so explanations of "
+                    f"pods that wait for devices are undecided"
                 )
         mine = _minor(self.plugin)
         for each in self.workloads:

@@ -28,7 +28,7 @@ import orjson
 from drakit_daemon.backoff import Backoff
 from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.selectors import FeatureGates, Outcome, Reads
-from drakit_explain.verdicts import MAX_BYTES, Verdict, VerdictQuestion, parse_verdicts
+from drakit_explain.verdicts import MAX_BYTES, Verdict, parse_verdicts
 
 NAME = "drakit-cel"
 
@@ -183,16 +183,17 @@ class Helper:
         line = self._encoded({"select": question})
         return self._ask(line, parse, seconds=SELECTOR_SECONDS)
 
-    def verdicts(self, question: VerdictQuestion) -> tuple[Verdict, ...]:
+    def verdicts(self, question: bytes, *, nodes: int) -> tuple[Verdict, ...]:
         """
         Ask Kubernetes' allocator, and return a verdict for each node, in their order.
+
+        :param question: JSON, as ``operator/cel/verdict.go`` reads it.
 
         :raises QuestionError: the question is too large, or the helper does not answer it, for
             example because it takes too much memory or time.
         :raises HelperError: the helper answers no question.
         """
-        nodes = len(question.nodes)
-        line = self._encoded({"verdict": question.body()})
+        line = b'{"verdict":' + question + b"}\n"
         if len(line) > MAX_BYTES:
             raise QuestionError(f"the objects of a question have more than {MAX_BYTES} bytes")
 

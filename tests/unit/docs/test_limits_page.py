@@ -12,7 +12,7 @@ from drakit_driver import server as driver_server
 from drakit_driver.runtime import contract, thread
 from drakit_driver.runtime import policies as policy_feed
 from drakit_drivers.hostdev import container, policy, policy_devices
-from drakit_explain import budget, projection, search, selectors
+from drakit_explain import budget, projection, selectors
 from drakit_formats.resource import limits, metadata
 from drakit_nodeplugin import allowed, config, metrics
 from drakit_nodeplugin.claims import allocation
@@ -133,7 +133,6 @@ EXPECTED = [
     "96 MiB",
     f"{budget.MAX_STEPS:,}",
     f"{projection.MAX_POD_CLAIMS}",
-    f"{search.MAX_DEVICES}",
     kibibytes(MAX_OBJECT_BYTES),
 ]
 
@@ -169,10 +168,10 @@ def test_the_operators_page_has_the_limits_of_explanations():
     _, _, undecided = text.partition("### Undecided cases")
     shown = re.findall(r"[\d,]*\d", undecided.partition("\n- A slice")[0])
     assert [int(number.replace(",", "")) for number in shown] == [
+        2,  # seconds
         budget.MAX_STEPS,
         100,  # milliseconds
         projection.MAX_POD_CLAIMS,
-        search.MAX_DEVICES,
         projection.MAX_EXPRESSION,
         selecting.MAX_OF_OBJECT,
         projection.MAX_CONTENT // 2**10,

@@ -395,7 +395,8 @@ USED = ClaimFacts(
 
 
 def broken(*facts, pod=PLACED, settled=True):
-    return Explainer(world_of(ANY, N1, *facts)).explain(pod, settled=settled).reasons
+    explainer = Explainer(world_of(ANY, N1, *facts))
+    return explainer.explain(pod, settled=settled).reasons
 
 
 @pytest.mark.parametrize(

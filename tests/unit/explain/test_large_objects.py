@@ -20,6 +20,7 @@ from drakit_explain.projection import (
     project_template,
 )
 from drakit_explain.world import World
+from tests.fakes.world import ask_allocator
 
 METADATA = {"namespace": "lab", "name": "x", "uid": "u"}
 
@@ -162,7 +163,7 @@ def explained(*, claim=None, of_class=(), **pod):
         project_pod({"metadata": METADATA, "spec": spec, "status": {"phase": "Pending"}}),
     ):
         world.apply(fact)
-    return Explainer(world).explain(world.pod("lab", "x"))
+    return Explainer(world).explain_now(world.pod("lab", "x"), ask_allocator)
 
 
 def test_two_devices_of_one_are_a_shortage():

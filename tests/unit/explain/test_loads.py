@@ -9,7 +9,7 @@ from drakit_explain.devices import Amount
 from drakit_explain.loads import Load, Loads, load_of_pod, requests_of_pod
 from drakit_explain.model import ClaimFacts, ClassFacts, PodClaim, PodFacts, Request, SliceFacts
 from drakit_explain.pending import Explainer, Verdict
-from tests.fakes.world import device, evaluate_for, explain, node, on, world_of
+from tests.fakes.world import ask_allocator, device, evaluate_for, explain, node, on, world_of
 
 BILLION = 10**9
 
@@ -208,7 +208,7 @@ def test_an_explainer_notices_that_room_is_free_again():
     world, pod = small_world(), waiting(2)
     explainer = Explainer(world)
     evaluate_for(explainer, world, pod, Library())
-    assert explainer.explain(pod).verdict is Verdict.BLOCKED
+    assert explainer.explain_now(pod, ask_allocator).verdict is Verdict.BLOCKED
     assert world.loads is not None
     world.loads.remove("other")
-    assert explainer.explain(pod).verdict is Verdict.FITS
+    assert explainer.explain_now(pod, ask_allocator).verdict is Verdict.FITS

@@ -20,6 +20,7 @@ from drakit_explain.pending_claims import missing_classes
 from drakit_explain.selectors import FeatureGates
 from tests.fakes.world import (
     ANY,
+    ask_allocator,
     claim,
     device,
     evaluate_for,
@@ -381,7 +382,7 @@ def test_an_answer_follows_each_of_its_inputs(before, after):
     world = world_of(*start, *before)
     kept = Explainer(world)
     evaluate_for(kept, world, waiting, Library())
-    first = kept.explain(waiting)
+    first = kept.explain_now(waiting, ask_allocator)
     for fact in after or ():
         world.apply(fact)
     rules = Library()
@@ -389,4 +390,5 @@ def test_an_answer_follows_each_of_its_inputs(before, after):
         rules.use(FeatureGates(consumable_capacity=False))
         world.forget_outcomes()
     evaluate_for(kept, world, waiting, rules)
-    assert kept.explain(waiting) == Explainer(world).explain(waiting) != first
+    second = kept.explain_now(waiting, ask_allocator)
+    assert second == Explainer(world).explain_now(waiting, ask_allocator) != first

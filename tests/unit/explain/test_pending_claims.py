@@ -28,7 +28,7 @@ from drakit_explain.projection import (
     project_pod,
     project_quota,
 )
-from tests.fakes.world import device, evaluate_for, explain, node, on, world_of
+from tests.fakes.world import ask_allocator, device, evaluate_for, explain, node, on, world_of
 
 ANY = ClassFacts(name="any", uid="c")
 REQUEST = Request(name="r", device_class="any", count=2)
@@ -69,7 +69,7 @@ def explained(pod, *facts, settled=True):
     world = world_of(ANY, SLICE, node("n1"), *facts)
     explainer = Explainer(world)
     evaluate_for(explainer, world, pod, Library())
-    return explainer.explain(pod, settled=settled)
+    return explainer.explain_now(pod, ask_allocator, settled=settled)
 
 
 @pytest.mark.parametrize(

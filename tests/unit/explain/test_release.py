@@ -1,11 +1,11 @@
-"""Rules of the search that differ between the minor releases of Kubernetes."""
+"""Rules of the counts that differ between the minor releases of Kubernetes."""
 
 from dataclasses import replace
 
 import pytest
 
-from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts
-from drakit_explain.model import Constraint, DeviceID, Share
+from drakit_explain.devices import Amount, CapacityFacts
+from drakit_explain.model import DeviceID, Share
 from drakit_explain.pending import Verdict
 from tests.fakes.world import (
     ANY,
@@ -21,17 +21,8 @@ from tests.fakes.world import (
 )
 
 ALL_MINORS = {34, 35, 36, 37, None}
-CARD = CounterSetFacts(name="card", counters=(Amount("m", "1"),))
 MEMORY = CapacityFacts(name="m", value="2")
-PART = device("part", consumes=(CARD,))
 SHARED = device("shared", capacity=[MEMORY], shareable=True)
-
-
-def pool(driver, *devices):
-    """The two slices of a pool with one counter, on node n1."""
-    identity = {"driver": driver, "pool": "p", "pool_slices": 2}
-    yield replace(slice_on("n1", *devices), name=f"{driver}-devices", **identity)
-    yield replace(slice_on("n1"), name=f"{driver}-counters", counter_sets=(CARD,), **identity)
 
 
 def share_of(name, *consumed, of="n1"):
@@ -52,36 +43,10 @@ def fitting(*facts):
     return found
 
 
-def test_pools_of_two_drivers_with_one_name_have_counters_of_their_own_since_1_36():
-    facts = [*pool("d", PART), *pool("z", PART), claim(request(count=2))]
-    assert fitting(*facts) == {36, 37, None}
-
-
-def test_a_share_without_amounts_consumes_no_counters_again_since_1_37():
-    part = replace(PART, kind=replace(PART.kind, shareable=True))
-    facts = [*pool("d", part), share_of("part", of="p"), claim(request())]
-    assert fitting(*facts) == {37, None}
-
-
-@pytest.mark.parametrize(
-    ("values", "minors"),
-    [
-        pytest.param((0, 1, 0), {34, 35, 36}, id="one-twice"),
-        pytest.param((0, 1, 2), ALL_MINORS, id="all-distinct"),
-        pytest.param((0, 0, 0), set(), id="all-alike"),
-    ],
-)
-def test_distinct_values_are_compared_with_all_devices_since_1_37(values, minors):
-    devices = [device(f"g{n}", attributes={"numa": value}) for n, value in enumerate(values)]
-    distinct = Constraint(attribute="d/numa", distinct=True)
-    facts = [slice_on("n1", *devices), claim(request(count=3), constraints=[distinct])]
-    assert fitting(*facts) == minors
-
-
 @pytest.mark.parametrize(
     ("used", "minors"),
     [
-        pytest.param("2", {35, 36}, id="too-much"),
+        pytest.param("2", {34, 35, 36}, id="too-much"),
         pytest.param("1", ALL_MINORS, id="half"),
     ],
 )

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain import pending, trial
-from drakit_explain.allocation import Outcome
+from drakit_explain import pending
 from drakit_explain.budget import Budget
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, Place, TaintFacts
@@ -27,6 +26,7 @@ from drakit_explain.world import Name
 from tests.fakes.world import (
     ANY,
     POD,
+    ask_allocator,
     claim,
     device,
     evaluate_for,
@@ -348,26 +348,18 @@ def test_the_search_for_remedies_has_a_budget_of_its_own(monkeypatch):
     facts = [slice_on("n1", device("g0"), device("g1")), holding("a", "g0", "g1")]
     found = explain(POD, world_of(ANY, N1, *facts, claim(request())))
     assert found.verdict is Verdict.BLOCKED
-    monkeypatch.setattr("drakit_explain.pending.budget_of", lambda world: Budget(60))
+    monkeypatch.setattr("drakit_explain.pending.budget_of", lambda world: Budget(10))
     assert found.remedy == ""
 
 
-def of_template(n):
-    return PodClaim(name="c", template="t", generated=None)
-
-
-def of_its_own(n):
-    return PodClaim(name="c", claim=f"mine-{n}")
-
-
 @pytest.mark.parametrize(
-    ("each_claim", "searches"),
+    "each_claim",
     [
-        pytest.param(of_template, 1, id="pods-of-one-template-share-a-search"),
-        pytest.param(of_its_own, 3, id="a-result-that-names-a-claim-is-not-shared"),
+        pytest.param(lambda n: PodClaim(name="c", template="t"), id="of-one-template"),
+        pytest.param(lambda n: PodClaim(name="c", claim=f"mine-{n}"), id="with-own-claims"),
     ],
 )
-def test_equal_searches(monkeypatch, each_claim, searches):
+def test_for_pods_with_equal_requests_each_question_is_asked_once(each_claim):
     pods = [replace(POD, name=f"train-{n}", uid=str(n), claims=(each_claim(n),)) for n in range(3)]
     template = TemplateFacts(namespace="lab", name="t", uid="t", requests=(request(),))
     claims = [claim(request(), name=f"mine-{n}") for n in range(3)]
@@ -375,19 +367,16 @@ def test_equal_searches(monkeypatch, each_claim, searches):
         ANY, N1, slice_on("n1", device("g0")), holding("a", "g0"), template, *claims, *pods
     )
     explainer = Explainer(world)
-    calls: list[Outcome] = []
-    allocate = trial.allocate
+    asked: list[int] = []
 
-    def counted(*args, **kwargs):
-        answer = allocate(*args, **kwargs)
-        calls.append(answer.outcome)
-        return answer
+    def counted(question):
+        asked.append(question.key)
+        return ask_allocator(question)
 
-    monkeypatch.setattr(trial, "allocate", counted)
     for pod in pods:
         evaluate_for(explainer, world, pod, Library())
-        assert "claim lab/a" in explainer.explain(pod).remedy
-    assert calls.count(Outcome.FITS) == searches
+        assert "claim lab/a" in explainer.explain_now(pod, counted).remedy
+    assert len(asked) == len(set(asked)) == 3  # as it is, without the holder, without all holders
 
 
 def test_remedies_of_pods_with_rules_of_their_own_do_not_pile_up(monkeypatch):
@@ -397,7 +386,7 @@ def test_remedies_of_pods_with_rules_of_their_own_do_not_pile_up(monkeypatch):
     explainer = Explainer(world)
     for pod in pods:
         evaluate_for(explainer, world, pod, Library())
-        assert "claim lab/a" in explainer.explain(pod).remedy
+        assert "claim lab/a" in explainer.explain_now(pod, ask_allocator).remedy
     assert len(explainer._results) == 2
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from drakit_explain.asking import Verdicts, answered
 from drakit_explain.cel.library import Library
 from drakit_explain.codes import Code
 from drakit_explain.devices import Amount, CapacityFacts, TaintFacts
@@ -18,7 +19,7 @@ from drakit_explain.model import (
 )
 from drakit_explain.selectors import Reads, bring_up_to_date
 from drakit_explain.templates import class_problems, expressions_of, template_problems
-from tests.fakes.world import device, node, on, world_of
+from tests.fakes.world import ask_allocator, device, node, on, world_of
 
 GPU = ClassFacts(name="gpu", uid="k", selectors=('device.driver == "d"',))
 MODEL = 'device.attributes["d"].model == "a"'
@@ -47,7 +48,8 @@ def problems(world, checked):
     expressions = expressions_of(checked.requests, world)
     slices = [each.slice for each in world.reachable()]
     bring_up_to_date(world.selectors, Library(), expressions, slices)
-    return template_problems(checked, world)
+    verdicts = Verdicts(world)
+    return answered(verdicts, lambda: template_problems(checked, world, verdicts), ask_allocator)
 
 
 def found(world, checked):
@@ -170,7 +172,8 @@ def test_devices_that_claims_hold_count():
 
 
 def test_a_selector_that_is_not_evaluated_allows_no_conclusion():
-    assert template_problems(template(request()), cluster(ONE)) == []
+    world = cluster(ONE)
+    assert template_problems(template(request()), world, Verdicts(world)) == []
 
 
 def test_only_a_missing_class_is_certain_at_once():

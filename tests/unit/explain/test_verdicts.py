@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, ListValue, TaintFacts
+from drakit_explain.devices import CapacityFacts, ListValue, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     Constraint,
@@ -21,6 +21,7 @@ from drakit_formats.resource.nodes import node_selector
 from tests.fakes.world import (
     ANY,
     POD,
+    ask_allocator,
     claim,
     device,
     explain,
@@ -124,7 +125,7 @@ def test_a_selector_that_does_not_compile_fails():
     broken = replace(ANY, selectors=("device.drive",))
     world = world_of(broken, node("n1"), slice_on("n1", device("g0")), claim(request()))
     world.selectors.learn({"device.drive": Reads(error="undefined field 'drive'")})
-    (reason,) = Explainer(world).explain(POD).reasons
+    (reason,) = Explainer(world).explain_now(POD, ask_allocator).reasons
     assert reason.code == "SelectorFailed"
     assert reason.text.endswith(
         "the selector of class any does not compile: undefined field 'drive'; correct the "
@@ -300,8 +301,6 @@ LISTS = [
     device(name, attributes={"roots": ListValue("strings", (name, "common"))})
     for name in ("g0", "g1")
 ]
-CARD = CounterSetFacts(name="card", counters=(Amount("memory", "1"),))
-GROUPED = device("g0", consumes=(replace(CARD, grouped=True),))
 
 
 @pytest.mark.parametrize(
@@ -315,34 +314,14 @@ GROUPED = device("g0", consumes=(replace(CARD, grouped=True),))
         pytest.param(
             [
                 slice_on("n1", device("g0")),
-                claim(request(), constraints=[Constraint(attribute="")]),
+                claim(request(), constraints=[Constraint(attribute="", extra=b'{"few": 1}')]),
             ],
-            'a constraint of claim "mine" is of a kind that drakit does not support',
+            'the allocator has no unknown field "claims[0].spec.devices.constraints[0].few"',
             id="a-kind-of-constraint",
-        ),
-        *(
-            pytest.param(
-                [
-                    slice_on("n1", *LISTS),
-                    claim(
-                        request(count=2),
-                        constraints=[Constraint(attribute="d/roots", distinct=distinct)],
-                    ),
-                ],
-                "a constraint compares lists of attribute d/roots, which drakit does not support",
-                id=f"lists-in-a-constraint-{kind}",
-            )
-            for kind, distinct in (("to-match", False), ("to-differ", True))
-        ),
-        pytest.param(
-            [replace(slice_on("n1", GROUPED), counter_sets=(CARD,)), claim(request())],
-            "devices of pool n1 of driver d have compatibilityGroups, which drakit does not "
-            "support",
-            id="compatibility-groups",
         ),
     ],
 )
-def test_what_drakit_does_not_support_makes_a_verdict_undecided(facts, unknown):
+def test_what_is_unknown_makes_a_verdict_undecided(facts, unknown):
     explanation = explain(POD, cluster(*facts))
     assert explanation.verdict is Verdict.UNDECIDED
     assert explanation.unknown == (unknown,)

@@ -9,9 +9,6 @@ import pytest
 
 from drakit_cli.kubectl import explain_command
 from drakit_cli.kubectl.targets import KINDS, find_kind
-from tests.unit.kubectl.conftest import with_and_without
-
-pytestmark = with_and_without
 
 APPS = "/apis/apps/v1/namespaces/lab"
 JOB = "/apis/batch/v1/namespaces/lab/jobs/train"

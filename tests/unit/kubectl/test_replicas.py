@@ -9,7 +9,7 @@ from drakit_cli.kubectl.replicas import place
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts
 from drakit_explain.loads import Loads
 from drakit_explain.model import PodClaim, PodFacts, TemplateFacts
-from tests.fakes.world import ANY, device, holding, node, request, slice_on, world_of
+from tests.fakes.world import ANY, ask_allocator, device, holding, node, request, slice_on, world_of
 
 POD = PodFacts(
     namespace="lab",
@@ -27,7 +27,7 @@ def world(*facts, **changes):
 
 
 def number(of, limit=10, after=0):
-    done = place(POD, limit, of, after=after)
+    done = place(POD, limit, of, ask_allocator, after=after)
     assert not done.stopped
     return done.number
 
@@ -72,13 +72,14 @@ def test_partitions_use_up_their_card():
         for each in gpus(8)
     ]
     card = CounterSetFacts(name="card", counters=(Amount("slices", "5"),))
-    of = slice_on("n1", *parts)
-    assert number(world(replace(of, counter_sets=(card,)), slice_on("n2", *gpus(2)))) == 3
+    of = replace(slice_on("n1", *parts), pool_slices=2)
+    counters = replace(slice_on("n1"), name="c", pool_slices=2, counter_sets=(card,))
+    assert number(world(of, counters, slice_on("n2", *gpus(2)))) == 3
 
 
 def test_what_is_unknown_or_takes_too_long_ends_the_count(monkeypatch):
-    done = place(POD, 3, world(slice_on("n1", *gpus(9)), unsupported="a new field"))
+    done = place(POD, 3, world(slice_on("n1", *gpus(9)), unsupported="a new field"), ask_allocator)
     assert (done.number, done.stopped) == (0, True)
     monkeypatch.setattr(replicas, "MAX_SECONDS", -1)
-    done = place(POD, 3, world(slice_on("n1", *gpus(9))))
+    done = place(POD, 3, world(slice_on("n1", *gpus(9))), ask_allocator)
     assert (done.number, done.stopped) == (0, True)

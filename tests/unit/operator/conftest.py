@@ -9,8 +9,10 @@ from aiohttp import web
 
 from drakit_explain.kinds import KINDS
 from drakit_formats import crds
+from e2e.images.go import CEL_MINORS, cel_programs
 from tests.fakes.kube import Target
 from tests.fakes.objects import Objects
+from tests.programs import WITHOUT_GO
 
 NAMESPACED = {"resourceclaims": "ResourceClaim", "resourceclaimtemplates": "ResourceClaimTemplate"}
 CLUSTERWIDE = {"resourceslices": "ResourceSlice", "deviceclasses": "DeviceClass"}
@@ -144,3 +146,10 @@ class Cluster(Objects):
 async def cluster() -> AsyncIterator[Cluster]:
     async with Cluster() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator of each release of Kubernetes, as the image has them."""
+    if not WITHOUT_GO:
+        monkeypatch.setenv("DRAKIT_CEL", str(cel_programs() / f"drakit-cel-{CEL_MINORS[-1]}"))

@@ -21,7 +21,6 @@ from drakit_operator.announcing import (
 )
 from drakit_operator.config import Events
 from drakit_operator.metrics import Metrics
-from tests.fakes.operator_reconciler import confirmed
 
 POD = ObjectReference(api_version="v1", kind="Pod", namespace="lab", name="train", uid="u")
 TIMING = Events()
@@ -69,7 +68,7 @@ class Recorded:
         self.times = []
         self.notes = []
         self.codes = []
-        self.announcer = Announcer(self.record, confirm=confirmed, timing=timing, metrics=Metrics())
+        self.announcer = Announcer(self.record, timing=timing, metrics=Metrics())
         self.announcer.known("u")
 
     async def record(self, announcement):

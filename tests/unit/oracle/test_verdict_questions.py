@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from e2e.images.go import CEL_DEFAULT, CEL_MINORS, CEL_SOURCES
 from tests.oracle.dumps import MODULE, VERSIONS
-from tests.oracle.tables import GATES_OF_FEATURES, is_reachable, verdict_question
+from tests.oracle.tables import GATES_OF_FEATURES, is_reachable, question_of
 
 CASE = {
     "features": {"AdminAccess": True, "DeviceBindingAndStatus": True, "PrioritizedList": False},
@@ -22,11 +23,11 @@ CASE = {
 
 
 def test_a_case_has_the_gates_of_its_features() -> None:
-    question = verdict_question(CASE)
+    question = json.loads(question_of(CASE))
     gates = ("DRAAdminAccess", "DRADeviceBindingConditions", "DRAResourceClaimDeviceStatus")
-    assert question.gates == dict.fromkeys(gates, True)
-    assert question.in_use == CASE["allocated"]
-    assert question.body()["claims"] == []
+    assert question["gates"] == dict.fromkeys(gates, True)
+    assert question["inUse"] == CASE["allocated"]
+    assert question["claims"] == []
 
 
 def test_a_scheduler_of_1_36_has_no_list_attributes() -> None:

@@ -1,0 +1,353 @@
+"""
+The allocator's verdicts about claims on nodes: kept, or planned as questions.
+
+An explanation that lacks a verdict goes on without it, plans the question, and ends with
+:class:`NotAnsweredError`. The caller asks the planned questions, and explains again. Verdicts are
+kept by what the allocator reads: the claims, the classes, and the profile of the node
+(:mod:`.profiles`), so a change on one node costs one question for each request.
+
+Does not depend on who asks, or on why something is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import orjson
+
+from drakit_explain.allocation import AskedClaim
+from drakit_explain.bodies import claim_body, class_body, slice_body
+from drakit_explain.budget import Budget
+from drakit_explain.devices import DeviceFacts, TaintFacts, bits
+from drakit_explain.model import ClaimFacts, DeviceID, Request, SliceFacts, exact_of
+from drakit_explain.profiles import Profiles
+from drakit_explain.recent import keep
+from drakit_explain.verdicts import Verdict, VerdictOutcome
+from drakit_explain.world import World, classes_of
+from drakit_formats.resource.objects import Object
+
+MAX_KEPT = 1 << 17
+"""Verdicts that are kept: 100 bytes each. One pod of a cluster in which all nodes differ needs one
+for each node, and a verdict that is dropped before the explanation ends is asked again."""
+
+MAX_PROFILES = 64
+"""Claims for which the profiles of nodes are kept."""
+
+MAX_PLANNED = 64
+MAX_BYTES = 1 << 20
+"""Questions, and bytes of them, that an explanation plans before it ends."""
+
+STEPS_PER_PART = 4
+"""Steps of each request and device in a question."""
+
+MAX_UNDECIDED = 2
+"""Questions about some claims without an answer, after which no further ones are asked: each can
+take seconds."""
+
+
+class NotAnsweredError(Exception):
+    """The planned questions must be asked first."""
+
+
+class Released(NamedTuple):
+    """Claims that count as if they had released their devices."""
+
+    claim: str | None = None
+    """The UID of the only one; None means all."""
+
+    kept: frozenset[str] = frozenset()
+    """UIDs of claims that have not."""
+
+    def holds(self, claim: ClaimFacts) -> bool:
+        """Return whether a claim still has its devices."""
+        return claim.uid in self.kept or self.claim not in (None, claim.uid)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """Facts of a question that are replaced, apart from those of its claims."""
+
+    released: Released | None = None
+    all_free: bool = False
+    """No claim is allocated, and no device is tainted."""
+
+    without_errors: bool = False
+    """Devices on which a selector fails are left out."""
+
+
+NO_CHANGES = Changes()
+ALL_FREE = Changes(all_free=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """A question about one node."""
+
+    key: int
+    claims: int
+    """Equal for equal claims."""
+
+    body: bytes
+    """JSON, as ``operator/cel/verdict.go`` reads it; the gates are missing."""
+
+    minor: int | None
+    """The minor release of Kubernetes 1 whose allocator decides; None if it is unknown."""
+
+
+@dataclass(slots=True)
+class _Profiles:
+    """The profiles of nodes for some claims."""
+
+    profiles: Profiles
+    revision: int
+    known: dict[str, tuple[object, int, int]] = field(
+        default_factory=dict[str, tuple[object, int, int]]
+    )
+    """By node: its pools, the revision of their last change, and the hash of the profile."""
+
+
+class Verdicts:
+    """Verdicts about the claims of one world. Not thread-safe."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._known: dict[int, Verdict] = {}
+        """By a hash of 64 bits, which is not predictable: it has strings."""
+
+        self._profiles: dict[int, _Profiles] = {}
+        self._asked: tuple[Sequence[AskedClaim], int, int] = ((), 0, 0)
+        """The last claims, with the revision of rules and their hash, which takes long."""
+
+        self._planned: dict[int, Question] = {}
+        self._planned_bytes = 0
+        self._undecided: dict[int, list[Verdict]] = {}
+        """Questions without an answer, by their claims."""
+
+        self._minor = world.minor
+        self.revision: int = 0
+        """Grows when verdicts are forgotten."""
+
+    # ---- for those who ask
+
+    def take(self) -> list[Question]:
+        """Return the planned questions, and plan from the beginning."""
+        planned, self._planned, self._planned_bytes = self._planned, {}, 0
+        return list(planned.values())
+
+    def keep(self, question: Question, verdict: Verdict) -> None:
+        """Keep the answer to a question."""
+        if verdict.outcome is VerdictOutcome.UNDECIDED:
+            self._undecided.setdefault(question.claims, []).append(verdict)
+        keep(self._known, question.key, verdict, limit=MAX_KEPT)
+
+    def forget_undecided(self) -> None:
+        """Ask again what had no answer."""
+        self.revision += 1
+        self._undecided.clear()
+        undecided = VerdictOutcome.UNDECIDED
+        self._known = {k: each for k, each in self._known.items() if each.outcome is not undecided}
+
+    def clear(self) -> None:
+        """Forget all verdicts: another allocator decides from now on."""
+        self.revision += 1
+        self._known.clear()
+        self._undecided.clear()
+        self._planned.clear()
+
+    # ---- for explanations
+
+    @property
+    def planned(self) -> int:
+        """How many questions are planned."""
+        return len(self._planned)
+
+    def check(self) -> None:
+        """Raise :class:`NotAnsweredError` if questions are planned."""
+        if self._planned:
+            raise NotAnsweredError
+
+    def find(
+        self,
+        claims: Sequence[AskedClaim],
+        node: str,
+        budget: Budget,
+        changes: Changes = NO_CHANGES,
+    ) -> Verdict | None:
+        """
+        Return the verdict about claims on a node; None if it is planned to be asked.
+
+        Raises :class:`NotAnsweredError` if enough is planned, :class:`BudgetSpentError`, and
+        :class:`NotEvaluatedError` where a selector has no outcome.
+        """
+        if self._minor != self._world.minor:
+            self._minor = self._world.minor
+            self.clear()
+        asked = self._key_of(claims, budget)
+        key = hash((asked, changes, *self._state(claims, asked, node, changes, budget)))
+        found = self._known.get(key)
+        if found is None and key not in self._planned:
+            if len(undecided := self._undecided.get(asked, [])) >= MAX_UNDECIDED:
+                return undecided[-1]
+            self._planned[key] = planned = self._question(key, asked, claims, node, changes, budget)
+            self._planned_bytes += len(planned.body)
+            if len(self._planned) >= MAX_PLANNED or self._planned_bytes >= MAX_BYTES:
+                raise NotAnsweredError
+        return found
+
+    def question(self, claims: Sequence[AskedClaim], node: str, budget: Budget) -> Question:
+        """Return the question about claims on a node, whether it has been asked or not: a verdict
+        can have the devices of another node with an equal profile."""
+        return self._question(0, self._key_of(claims, budget), claims, node, NO_CHANGES, budget)
+
+    def profile(
+        self,
+        claims: Sequence[AskedClaim],
+        node: str,
+        budget: Budget,
+        changes: Changes = NO_CHANGES,
+    ) -> int:
+        """Return a number that is equal for nodes on which claims find the same."""
+        return self._profile(claims, self._key_of(claims, budget), node, changes, budget)
+
+    def _key_of(self, claims: Sequence[AskedClaim], budget: Budget) -> int:
+        revision = self._world.rules_revision
+        if self._asked[0] is claims and self._asked[1] == revision:
+            return self._asked[2]
+        named = list(classes_of(each for claim in claims for each in claim.requests))
+        budget.spend(len(named))
+        classes = dict.fromkeys(named)
+        found = [self._world.device_class(name) for name in classes]
+        number = hash((tuple(claims), tuple([each and each.selectors for each in found])))
+        self._asked = claims, revision, number
+        return number
+
+    def _state(
+        self,
+        claims: Sequence[AskedClaim],
+        asked: int,
+        node: str,
+        changes: Changes,
+        budget: Budget,
+    ) -> Iterator[object]:
+        """Return what determines a verdict besides claims and changes."""
+        if changes.released is None:
+            yield self._profile(claims, asked, node, changes, budget)
+            return
+        # Which claim has which device is not a part of the profile.
+        world = self._world
+        yield node
+        yield world.slices_revision, world.rules_revision
+        yield tuple([world.stamp(each) for each in world.pools_of_node(world.views()[node])])
+
+    def _profile(
+        self,
+        claims: Sequence[AskedClaim],
+        asked: int,
+        node: str,
+        changes: Changes,
+        budget: Budget,
+    ) -> int:
+        world = self._world
+        number = hash((asked, changes.all_free))
+        entry = self._profiles.get(number)
+        if entry is None or entry.revision < world.rules_revision:
+            number_of = sum(len(exact_of(each)) for claim in claims for each in claim.requests)
+            budget.spend(STEPS_PER_PART * number_of)
+            profiles = Profiles(world, claims, all_free=changes.all_free)
+            entry = _Profiles(profiles, world.rules_revision)
+        keep(self._profiles, number, entry, limit=MAX_PROFILES)
+        pools = world.pools_of_node(world.views()[node])
+        stamp = max(map(world.stamp, pools), default=0)
+        known = entry.known.get(node)
+        if known is None or known[0] is not pools or known[1] != stamp:
+            known = entry.known[node] = pools, stamp, hash(entry.profiles.of(pools, budget))
+        return known[2]
+
+    # ---- the question
+
+    def _question(
+        self,
+        key: int,
+        asked: int,
+        claims: Sequence[AskedClaim],
+        node: str,
+        changes: Changes,
+        budget: Budget,
+    ) -> Question:
+        world = self._world
+        pools = dict.fromkeys(each.identity for each in world.pools_of_node(world.views()[node]))
+        slices = [of for pool in pools for of in world.slices_of_pool(pool)]
+        exact = [one for claim in claims for each in claim.requests for one in exact_of(each)]
+        budget.spend(STEPS_PER_PART * (len(exact) + sum(len(of.devices) for of in slices)))
+        body = orjson.dumps(self._body(claims, exact, slices, node, changes))
+        return Question(key=key, claims=asked, body=body, minor=world.minor)
+
+    def _body(
+        self,
+        claims: Sequence[AskedClaim],
+        exact: Sequence[Request],
+        slices: Sequence[SliceFacts],
+        node: str,
+        changes: Changes,
+    ) -> Object:
+        world = self._world
+        view = world.views()[node]
+        classes = map(world.device_class, dict.fromkeys(each.device_class for each in exact))
+        taints = _no_taints if changes.all_free else world.taints
+        return {
+            "nodes": [{"metadata": {"name": node, "labels": dict(view.labels)}}],
+            "claims": [claim_body(each, number) for number, each in enumerate(claims)],
+            "classes": [class_body(each) for each in classes if each is not None],
+            "slices": [
+                slice_body(
+                    of, taints, without=self._failing(exact, of) if changes.without_errors else ()
+                )
+                for of in slices
+            ],
+            "inUse": [] if changes.all_free else list(self._in_use(slices, changes.released)),
+        }
+
+    def _failing(self, exact: Sequence[Request], of: SliceFacts) -> set[int]:
+        """Return the devices on which a selector fails, and that no claim has."""
+        failing = {index for each in exact for index in self._world.selected(each, of).errors}
+        return failing - set(bits(self._world.allocated_in(of)))
+
+    def _in_use(self, slices: Sequence[SliceFacts], released: Released | None) -> Iterator[Object]:
+        world = self._world
+        for device in (
+            DeviceID(of.driver, of.pool, name) for of in slices for name in of.devices.names
+        ):
+            holder = world.holder(device)
+            if holder is not None and (released is None or released.holds(holder)):
+                yield _result(device)
+            for claim in world.sharers(device):
+                for number, share in enumerate(claim.shares):
+                    if share.device == device and (released is None or released.holds(claim)):
+                        consumed = {each.name: each.quantity for each in share.consumed}
+                        share_id = f"{claim.uid}-{number}"
+                        yield {**_result(device), "shareID": share_id, "consumedCapacity": consumed}
+
+
+def _no_taints(device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
+    return ()
+
+
+def _result(device: DeviceID) -> dict[str, object]:
+    return {"request": "r", "driver": device.driver, "pool": device.pool, "device": device.device}
+
+
+Found = TypeVar("Found")
+
+
+def answered(
+    verdicts: Verdicts, find: Callable[[], Found], answer: Callable[[Question], Verdict]
+) -> Found:
+    """Return what is found once the questions are answered; it may take seconds."""
+    while True:
+        try:
+            return find()
+        except NotAnsweredError:
+            for question in verdicts.take():
+                verdicts.keep(question, answer(question))

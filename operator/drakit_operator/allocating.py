@@ -1,0 +1,85 @@
+"""
+Asks Kubernetes' own allocator the questions that explanations have planned.
+
+The program may take seconds, so it is asked in a thread, and the namespace that has used least has
+the next turn.
+
+Does not depend on how a question is planned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from drakit_daemon.kube.queue import Turns
+from drakit_daemon.logs import ProblemLog
+from drakit_explain.asking import Question, Verdicts
+from drakit_explain.cel.allocator import Allocator
+from drakit_explain.verdicts import Verdict
+from drakit_operator.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+TURN_SECONDS = 0.05
+"""Seconds of questions after which it is another object's turn; most questions take 1 ms, and the
+longest 2.5 s."""
+
+WAIT_SECONDS = 3.0
+"""Longest wait for a turn, because questions must not keep all workers."""
+
+
+class AllocatorQuestions:
+    """Asks the allocator, one question at a time. Not thread-safe."""
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        :param clock: measures questions, in seconds.
+        """
+        self._allocator = allocator
+        self._metrics = metrics
+        self._clock = clock
+        self._turns = Turns(clock=clock)
+        self._problems = ProblemLog(
+            logger,
+            "Kubernetes' allocator does not answer, so some reasons are not reported",
+            recovered="Kubernetes' allocator answers again",
+        )
+
+    async def ask(
+        self, questions: Sequence[Question], verdicts: Verdicts, namespace: str
+    ) -> float | None:
+        """
+        Ask some of these questions; those that are left are planned again.
+
+        Return how many seconds they took; None if the namespace had no turn.
+        """
+        try:
+            async with asyncio.timeout(WAIT_SECONDS) as limit, self._turns.turn(namespace):
+                limit.reschedule(None)
+                began = self._clock()
+                found = await asyncio.to_thread(self._ask, questions)
+        except TimeoutError:
+            return None
+        for question, verdict in zip(questions, found, strict=False):
+            verdicts.keep(question, verdict)
+            self._metrics.allocator_answers.labels(verdict.outcome.value).inc()
+        self._problems.report(self._allocator.problem or None)
+        return self._clock() - began
+
+    def _ask(self, questions: Sequence[Question]) -> list[Verdict]:
+        end = self._clock() + TURN_SECONDS
+        found: list[Verdict] = []
+        for question in questions:
+            found.append(self._allocator.answer(question))
+            if self._clock() > end:
+                break
+        return found
