@@ -87,7 +87,8 @@ class Document:
     @property
     def path(self) -> str:
         """The path of the object."""
-        return f"{self.collection}/{self.name}"
+        where = self.namespace or None
+        return resource_path(self.version, self.kind.plural, namespace=where, name=self.name)
 
     @property
     def collection(self) -> str:
@@ -296,7 +297,7 @@ class _Completion:
                 "spec": child(template, "spec", "spec"),
             }
             checked = await self._check(_document(CLAIM, CLAIM.api, claim, pod.namespace))
-            if checked.refusal:
+            if checked.refusal and checked.refusal != _NOT_SERVED.format(CLAIM.api):
                 yield (
                     f'the API server does not accept its claim from ResourceClaimTemplate "{name}"'
                     f": {checked.refusal}"
@@ -333,7 +334,7 @@ class _Completion:
         if isinstance(error, ForbiddenError) and error.verb:
             why = f"no permission to {error.verb} {error.resource}"
         elif isinstance(error, NotFoundError) and error.details.get("kind") != "namespaces":
-            return replace(document, refusal=f"it does not serve {document.version}")
+            return replace(document, refusal=_NOT_SERVED.format(document.version))
         elif error.is_refusal and not (
             "does not support dry run" in why
             or isinstance(error, AlreadyExistsError)
@@ -344,6 +345,9 @@ class _Completion:
         if what not in self.manifest.unchecked:
             self.manifest.unchecked.append(what)
         return replace(document, body=_with_defaults(document, document.old or document.body))
+
+
+_NOT_SERVED = "it does not serve {}"
 
 
 def _is_missing(name: str, why: str) -> bool:

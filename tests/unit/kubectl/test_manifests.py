@@ -390,6 +390,18 @@ async def test_the_pods_of_a_workload_are_created_like_pods(planned, two):
     )
 
 
+async def test_an_older_cluster_has_no_claims_of_v1(planned, two):
+    two.serve("v1beta1")
+    two.runs("v1.33.4")
+    two.device_class("gpu")
+    two.slice("s-n2", "gpu-0", node="n2")
+    template = TEMPLATE.replace("resource.k8s.io/v1", "resource.k8s.io/v1beta1").replace(
+        "exactly: {deviceClassName: gpu}", "deviceClassName: gpu"
+    )
+    code, (found,) = await planned(POD.replace("NAME", "a") + template)
+    assert (code, found["message"]) == (0, "pod lab/a fits on node n2")
+
+
 async def test_what_exists_is_not_held_to_the_quota_that_it_fills(planned, two):
     two.pod("a", phase="Running", nodeName="n1")
     two.fail("POST", PODS, status=403, reason="Forbidden", message="exceeded quota", times=9)
