@@ -212,8 +212,8 @@ def _claims_of(
     wanted = wanted_of(pod, world)
     asked = [each.asked for each in wanted]
     verdict = ask(explainer.verdicts.question(asked, node, budget_of(world)))
-    if verdict.outcome is not VerdictOutcome.ALLOCATED:
-        return None
+    if verdict.outcome is not VerdictOutcome.ALLOCATED or len(verdict.results) != len(wanted):
+        return None  # the program of an earlier version names no devices
     claims: dict[str, ClaimFacts] = {}
     user = Consumer("pods", name, name)
     for each, results in zip(wanted, verdict.results, strict=True):
