@@ -226,19 +226,16 @@ def plugin(
     request: pytest.FixtureRequest, programs: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> bool:
     """Whether the plugin has the programs, as each documented installation; with the parameter
-    False, selectors are evaluated by the Python library."""
-    if programs is not None and getattr(request, "param", True):
+    False, selectors are evaluated by the Python library, and nothing decides whether claims fit."""
+    installed = bool(getattr(request, "param", True))
+    if not installed:
+        monkeypatch.delenv("DRAKIT_CEL", raising=False)
+        monkeypatch.setattr("drakit_explain.cel.find_helper", lambda *_: None)
+    elif programs is None:
+        pytest.skip(WITHOUT_GO)
+    else:
         monkeypatch.setenv("DRAKIT_CEL", str(programs / f"drakit-cel-{CEL_MINORS[-1]}"))
-        return True
-    monkeypatch.delenv("DRAKIT_CEL", raising=False)
-    monkeypatch.setattr("drakit_explain.cel.find_helper", lambda *_: None)
-    return False
-
-
-with_and_without = pytest.mark.parametrize(
-    "plugin", [True, False], ids=["plugin", "library"], indirect=True
-)
-"""Runs a test with the programs of the plugin, and without."""
+    return installed
 
 
 @pytest.fixture

@@ -448,6 +448,17 @@ async def test_questions_that_exclude_each_other(two, run, arguments):
     assert (await run("explain", *arguments))[0] == 2
 
 
+@pytest.mark.parametrize("plugin", [False], indirect=True)
+@pytest.mark.parametrize("target", ["template/gpus", "class/gpu", "job/train", "-A"])
+async def test_without_the_programs_of_the_plugin_nothing_fits_for_certain(two, run, target):
+    job(two)
+    member(two, "w1")
+    code, body = await run.json("explain", target)
+    assert code == 4
+    verdicts = {each["verdict"] for each in body.get("items", [body])}
+    assert verdicts == {"undecided"}
+
+
 # ---------------------------------------------------------------- again
 
 

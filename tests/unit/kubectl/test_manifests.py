@@ -230,6 +230,18 @@ def planned(two, run, tmp_path):
     return ask
 
 
+@pytest.mark.parametrize("plugin", [False], indirect=True)
+async def test_without_the_programs_of_the_plugin_a_manifest_is_undecided(planned):
+    code, (found,) = await planned(DEPLOYMENT + TEMPLATE)
+    assert (code, found["message"]) == (
+        4,
+        "it is unknown whether Deployment lab/d can be scheduled",
+    )
+    assert any("is not installed" in each for each in found["notEvaluated"])
+    code, (found,) = await planned(DEPLOYMENT)
+    assert (code, "does not exist in namespace" in found["message"]) == (1, True)
+
+
 async def test_the_pods_of_a_manifest_take_devices_from_each_other(planned):
     code, (first, second) = await planned(POD.replace("NAME", "a") + POD + TEMPLATE)
     assert (code, first["message"]) == (1, "pod lab/a fits on node n2")
