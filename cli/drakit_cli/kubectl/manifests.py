@@ -123,8 +123,8 @@ class Manifest:
     facts: list[ClaimFacts | TemplateFacts | ClassFacts] = field(
         default_factory=list["ClaimFacts | TemplateFacts | ClassFacts"]
     )
-    bodies: dict[str, Object] = field(default_factory=dict[str, Object])
-    """The objects that facts were read of, in ``resource.k8s.io/v1``, by path."""
+    templates: dict[str, Object] = field(default_factory=dict[str, Object])
+    """The specs of ResourceClaimTemplates in ``resource.k8s.io/v1``, by the path of each."""
 
     refused: list[Document] = field(default_factory=list[Document])
     unchecked: list[str] = field(default_factory=list[str])
@@ -284,17 +284,18 @@ class _Completion:
             name = each.get("resourceClaimTemplateName")
             if not isinstance(name, str):
                 continue
-            template = self.manifest.bodies.get(_path_of(TEMPLATE, pod.namespace, name))
-            if template is None:
+            path = _path_of(TEMPLATE, pod.namespace, name)
+            spec = self.manifest.templates.get(path)
+            if spec is None:
                 try:
-                    template = await self._session.get(_path_of(TEMPLATE, pod.namespace, name))
+                    spec = child(await self._session.get(path), "spec")
                 except (ApiError, ValueError):
                     continue  # the explanation of the pod says that it is missing
             claim = {
                 "apiVersion": CLAIM.api,
                 "kind": CLAIM.kind,
-                "metadata": child(template, "spec", "metadata"),
-                "spec": child(template, "spec", "spec"),
+                "metadata": child(spec, "metadata"),
+                "spec": child(spec, "spec"),
             }
             checked = await self._check(_document(CLAIM, CLAIM.api, claim, pod.namespace))
             if checked.refusal and checked.refusal != _NOT_SERVED.format(CLAIM.api):
@@ -411,18 +412,16 @@ def _check_types(fact: Any) -> None:
 def _read_resource(of: Document, manifest: Manifest) -> None:
     version = of.version.rpartition("/")[2]
     body: Object = {**of.body, "status": {}}
-    spec = child(body, "spec")
     if of.kind is CLAIM:
         manifest.facts.append(project_claim(body, version))
-        spec = requests_from_version(spec, version)
     elif of.kind is TEMPLATE:
         manifest.facts.append(project_template(body, version))
-        spec = {**spec, "spec": requests_from_version(child(spec, "spec"), version)}
+        spec = child(body, "spec")
+        converted = {**spec, "spec": requests_from_version(child(spec, "spec"), version)}
+        manifest.templates[_path_of(of.kind, of.namespace, of.name)] = converted
     else:
         manifest.facts.append(project_class(body))
     _check_types(manifest.facts[-1])
-    path = _path_of(of.kind, of.namespace, of.name)
-    manifest.bodies[path] = {"metadata": child(body, "metadata"), "spec": spec}
 
 
 def _pod_of(of: Document, template: Object) -> Document:
