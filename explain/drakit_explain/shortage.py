@@ -570,14 +570,27 @@ def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
         if _fits(trial, name, changes=Changes(released=Released(kept=trial.own))):
             return Finding(
                 code=Code.DEVICES_ALLOCATED,
-                what=f"the pod's requests compete for the same free devices on node {name}, and "
-                f"the other devices there are allocated",
+                what=_taken(trial, name),
                 advice="the claims can be allocated when enough devices are released",
             )
     too_many = (each.failure for each in answers.values() if each.kind is Failure.TOO_MANY)
     if failure := next(too_many, ""):
         return Finding(code=Code.REQUESTS_COMPETE, what=failure, advice="reduce the requests")
     return _too_much(trial, answers)
+
+
+def _taken(trial: Trial, node: str) -> str:
+    match list(trial.exact()):
+        case [(position, name, _)]:  # its free devices are for nodes that the pod cannot use
+            return (
+                f'too few of the devices for node {node} that match request "{name}" of '
+                f"{trial.wanted[position.claim].origin} are free: the others are allocated"
+            )
+        case _:
+            return (
+                f"the pod's requests compete for the same free devices on node {node}, and the "
+                f"other devices there are allocated"
+            )
 
 
 def _too_much(trial: Trial, answers: Mapping[str, Answer]) -> Finding:

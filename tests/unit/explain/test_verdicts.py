@@ -27,6 +27,7 @@ from tests.fakes.world import (
     explain,
     holding,
     node,
+    on,
     request,
     slice_on,
     world_of,
@@ -208,6 +209,21 @@ def test_requests_that_need_the_same_device_beside_an_allocated_one():
     assert sentence == (
         "the pod's requests compete for the same free devices on node n1, and the other devices "
         "there are allocated; the claims can be allocated when enough devices are released"
+    )
+
+
+def test_one_request_does_not_compete_with_itself():
+    devices = (device("a", place=on("n1")), device("b", place=on("n2")))
+    world = cluster(
+        node("n2", unschedulable=True),
+        replace(slice_on("all", *devices), place=None, by_device=True),
+        holding("other", "a", pool="all"),
+        claim(request()),
+    )
+    assert only_reason(world) == (
+        "DevicesAllocated",
+        'too few of the devices for node n1 that match request "r" of claim "mine" are free: the '
+        "others are allocated; the claims can be allocated when enough devices are released",
     )
 
 
