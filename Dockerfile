@@ -66,7 +66,7 @@ RUN --mount=type=bind,source=pip,target=/build/pip \
 ARG CEL=""
 RUN --mount=type=bind,source=cel,target=/build/cel \
     : "${CEL}" && install -m 0755 /build/cel/drakit-cel-* /opt/drakit/bin/
-ENV DRAKIT_CEL=/opt/drakit/bin/drakit-cel-1.37
+ENV DRAKIT_CEL=/opt/drakit/bin/drakit-cel-1.38
 # Kopf reads the user's name, and this user has no entry in the passwd file.
 ENV USER=drakit
 USER 65532:65532

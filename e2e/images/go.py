@@ -32,7 +32,7 @@ CEL_SOURCES = REPOSITORY / "operator" / "cel"
 CEL_DEFAULT = "1.36"
 """The minor release that the helper's `go.mod` is for; another one has its `go-MINOR.mod`."""
 
-CEL_MINORS = ("1.34", "1.35", "1.36", "1.37")
+CEL_MINORS = ("1.34", "1.35", "1.36", "1.37", "1.38")
 """The minor releases of Kubernetes that the explainer's helper is built for, the newest last."""
 
 LINKED = "-ldflags=-s -w"
@@ -49,7 +49,7 @@ SCHEDULER_MINORS = ("1.35", "1.36", "1.37")
 """The minor releases of Kubernetes whose scheduler is built, for tests only."""
 
 KEPT = 32
-"""Programs in the cache: twelve, of this state of the sources and of others."""
+"""Programs in the cache: thirteen, of this state of the sources and of others."""
 
 BUILD_SECONDS = 3600
 """The first build of a minor release compiles up to 440 packages, a scheduler about 1,100."""

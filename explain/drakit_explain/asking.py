@@ -232,6 +232,7 @@ class Verdicts:
         budget: Budget,
     ) -> Iterator[object]:
         """Return what determines a verdict besides claims and changes."""
+        yield self._declared(node)
         if changes.released is None:
             yield self._profile(claims, asked, node, changes, budget)
             return
@@ -265,6 +266,10 @@ class Verdicts:
             known = entry.known[node] = pools, stamp, hash(entry.profiles.of(pools, budget))
         return known[2]
 
+    def _declared(self, node: str) -> tuple[str, ...]:
+        found = self._world.node(node)
+        return found.declared if found is not None else ()
+
     # ---- the question
 
     def _question(
@@ -294,10 +299,12 @@ class Verdicts:
     ) -> Object:
         world = self._world
         view = world.views()[node]
+        declared = self._declared(node)  # releases before 1.35 do not have the field
+        status = {"status": {"declaredFeatures": declared}} if declared else {}
         classes = map(world.device_class, dict.fromkeys(each.device_class for each in exact))
         taints = _no_taints if changes.all_free else world.taints
         return {
-            "nodes": [{"metadata": {"name": node, "labels": dict(view.labels)}}],
+            "nodes": [{"metadata": {"name": node, "labels": dict(view.labels)}, **status}],
             "claims": [claim_body(each, number) for number, each in enumerate(claims)],
             "classes": [class_body(each) for each in classes if each is not None],
             "slices": [

@@ -160,6 +160,9 @@ class NodeFacts:
     runtime: str = ""
     """Its container runtime and the version, such as ``containerd://2.1.4``."""
 
+    declared: tuple[str, ...] = ()
+    """API: ``declaredFeatures``; the allocator compares them with those that a slice needs."""
+
     @property
     def reference(self) -> ObjectReference:
         return ObjectReference("Node", self.name, self.uid, api_version="v1")

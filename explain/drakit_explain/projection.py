@@ -285,7 +285,7 @@ _SLICE_FIELDS = frozenset(
     (
         *("driver", "pool", "nodeName", "nodeSelector", "allNodes", "devices"),
         *("perDeviceNodeSelection", "sharedCounters"),
-        *("partitionTypeAttribute", "skipNodeOperations"),  # these two change no verdict
+        "partitionTypeAttribute",  # it changes no verdict
     )
 )
 _DEVICE_FIELDS = frozenset(
@@ -380,6 +380,7 @@ def _request(request: Object) -> Request:
 
 def _exact(name: str, body: Object) -> Request:
     every = body.get("allocationMode") == "All"
+    unsupported = _unsupported(body)
     return Request(
         name=name,
         device_class=intern(text(body, "deviceClassName")),
@@ -388,8 +389,8 @@ def _exact(name: str, body: Object) -> Request:
         admin_access=bool(body.get("adminAccess")),
         tolerations=_tolerations(body),
         capacity=amounts(child(body, "capacity", "requests")),
-        unsupported=_unsupported(body),
-        extra=_extra(body, _EXACT_FIELDS),
+        unsupported=unsupported,
+        extra=_extra(body, _EXACT_FIELDS - {"allocationMode"} if unsupported else _EXACT_FIELDS),
     )
 
 
@@ -740,6 +741,7 @@ def project_node(body: Object) -> NodeFacts:
         allocatable=amounts(child(status, "allocatable")),
         kubelet=intern(text(status, "nodeInfo", "kubeletVersion")),
         runtime=intern(text(status, "nodeInfo", "containerRuntimeVersion")),
+        declared=once(tuple(status.get("declaredFeatures") or ())),
     )
 
 

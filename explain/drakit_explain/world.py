@@ -418,9 +418,6 @@ class World:
         """Return the claims that have shares of a device."""
         return [self.of(ClaimFacts)[name] for name in self._sharers.get(device, ())]
 
-    def is_allocated(self, device: DeviceID) -> bool:
-        return device in self._holders
-
     def is_shared(self, device: DeviceID) -> bool:
         return device in self._sharers
 

@@ -255,3 +255,20 @@ func TestAQuestionThatTakesTooMuchMemoryEndsTheProcess(t *testing.T) {
 		t.Errorf("%d MiB", len(kept))
 	}
 }
+
+func TestEachFeatureHasItsGates(t *testing.T) {
+	on := gates{}
+	for _, needed := range featureGates {
+		for _, gate := range needed {
+			on[gate] = true
+		}
+	}
+	for _, features := range []any{selectorFeatures(on), allocatorFeatures(on)} {
+		fields := reflect.ValueOf(features)
+		for i := range fields.NumField() {
+			if name := fields.Type().Field(i).Name; !fields.Field(i).Bool() && name != neverOn {
+				t.Errorf("feature %s has no gates", name)
+			}
+		}
+	}
+}

@@ -17,7 +17,13 @@ from e2e.images.cache import ImageError, digest, kept, run
 from e2e.images.go import ENVIRONMENT
 
 MODULE = "k8s.io/dynamic-resource-allocation"
-VERSIONS = {"1.34": "v0.34.13", "1.35": "v0.35.10", "1.36": "v0.36.6", "1.37": "v0.37.2"}
+VERSIONS = {
+    "1.34": "v0.34.13",
+    "1.35": "v0.35.10",
+    "1.36": "v0.36.6",
+    "1.37": "v0.37.2",
+    "1.38": "v0.38.0-alpha.0",
+}
 """The versions of the module, by minor release of Kubernetes."""
 
 SELECTORS = Path(__file__).with_name("selectors.json")

@@ -9,7 +9,7 @@ while [ -L "$program" ]; do # krew links to it
     esac
 done
 home=$(cd "$(dirname "$program")" && pwd -P)
-DRAKIT_CEL=${DRAKIT_CEL:-$home/drakit-cel-1.37}
+DRAKIT_CEL=${DRAKIT_CEL:-$home/drakit-cel-1.38}
 export DRAKIT_CEL
 for python in python3 python3.14 python3.13 python3.12 python3.11; do
     version=$("$python" -I -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null) || continue

@@ -47,7 +47,7 @@ ALLOCATOR_GATES = (
     "DRAPrioritizedList",
     "DRAResourceClaimDeviceStatus",
 )
-"""The gates that change a verdict (``operator/cel/release_*.go``)."""
+"""The gates that change a verdict (``operator/cel/release.go``)."""
 
 _ON_IN_1_34 = frozenset({"DRAAdminAccess", "DRAPrioritizedList", "DRAResourceClaimDeviceStatus"})
 _ON_IN_1_36 = _ON_IN_1_34 | {
@@ -63,6 +63,7 @@ DEFAULT_GATES: Mapping[str, frozenset[str]] = {
     "1.36": _ON_IN_1_36,
     # DRAFractionalCapacityRange is on only with --min-compatibility-version=1.37.
     "1.37": _ON_IN_1_36,
+    "1.38": _ON_IN_1_36,  # as of 1.38.0-alpha.0
 }
 """The gates of `ALLOCATOR_GATES` that are on by default, by minor release (Kubernetes'
 ``pkg/features/kube_features.go``)."""

@@ -62,13 +62,18 @@ def test_a_question_has_what_the_allocator_reads_of_one_node():
     share = Share(device=DeviceID("d", "n1", "s"), consumed=(Amount("m", "1"),))
     shared = device("s", capacity=(CapacityFacts(name="m", value="4"),), shareable=True)
     world = cluster(
+        node("n1", declared=("A",)),
         ClassFacts(name="other", uid="o", selectors=("device.driver == 'x'",)),
         slice_on("n1", device("g0", attributes={"model": "x"}), shared),
         replace(holding("h", "g0"), shares=(share,)),
         TaintRuleFacts(name="r", uid="r", taint=TAINT, device="g0"),
     )
     body = body_of(world)
-    assert [each["metadata"]["name"] for each in body["nodes"]] == ["n1"]
+    (of_node,) = body["nodes"]
+    assert of_node == {
+        "metadata": {"name": "n1", "labels": {}},
+        "status": {"declaredFeatures": ["A"]},
+    }
     (claim,) = body["claims"]
     (asked,) = claim["spec"]["devices"]["requests"]
     assert asked["exactly"] == {
