@@ -31,8 +31,8 @@ _ADVICE = {
         "check its log"
     ),
     UNHEALTHY: (
-        "the taint drakit.dev/unhealthy is removed when the device is healthy again: check the "
-        "device"
+        "the taint drakit.dev/unhealthy is removed after 30 s (by default) of good health: check "
+        "the device"
     ),
     "drakit.dev/unpreparing": (
         "the taint drakit.dev/unpreparing is removed when an earlier claim is unprepared on that "

@@ -251,7 +251,7 @@ def test_a_pod_that_waits_for_unhealthy_devices_gets_the_words_about_the_first_t
     )
     assert code == "DevicesTainted"
     assert (
-        "is removed when the device is healthy again: check the device "
+        "is removed after 30 s (by default) of good health: check the device "
         "(g0, g2: words 0; g1: words 1)" in text
     )
 

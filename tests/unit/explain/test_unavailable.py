@@ -82,7 +82,8 @@ TOLERANT = replace(REQUEST, tolerations=(Toleration(key=LENS.key),))
 ONE = 'of DeviceClass "gpu" that matches request "gpu" of claim "mine"'
 ALL = 'of DeviceClass "gpu" that match request "gpu" of claim "mine"'
 LOOK = (
-    "the taint drakit.dev/unhealthy is removed when the device is healthy again: check the device"
+    "the taint drakit.dev/unhealthy is removed after 30 s (by default) of good health: check the "
+    "device"
 )
 BACK = (
     "the taint drakit.dev/stopped is removed when the driver is available again on that node: "

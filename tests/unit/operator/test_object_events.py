@@ -400,7 +400,7 @@ async def test_a_pod_that_waits_for_an_unhealthy_device_gets_the_words_of_its_dr
         bench.see(PODS, pod("train", "mine"))
         await asyncio.sleep(10)
         assert "check the device; tolerate" not in bench.notes["train"]
-        assert "healthy again: check the device" in bench.notes["train"]
+        assert "of good health: check the device" in bench.notes["train"]
         bench.see(REPORTS, report(g0="no fan", g1="no link"))
         await asyncio.sleep(70)
         assert ": check the device (g0: no fan; g1: no link)" in bench.notes["train"]
