@@ -29,11 +29,12 @@ from drakit_explain.world import World, classes_of
 from drakit_formats.resource.objects import Object
 
 MAX_KEPT = 1 << 17
-"""Verdicts that are kept: 100 bytes each. One pod of a cluster in which all nodes differ needs one
-for each node, and a verdict that is dropped before the explanation ends is asked again."""
+"""Verdicts that are kept: about 100 bytes each. A pod of a cluster in which all nodes differ needs
+one for each node, and a verdict that is dropped before the explanation ends is asked again."""
 
 MAX_PROFILES = 64
-"""Claims for which the profiles of nodes are kept."""
+MAX_NODES = 1 << 16
+"""Claims for which the profiles of nodes are kept, and the nodes of all of them: 15 MiB."""
 
 MAX_PLANNED = 64
 MAX_BYTES = 1 << 20
@@ -45,6 +46,10 @@ STEPS_PER_PART = 4
 MAX_UNDECIDED = 2
 """Questions about some claims without an answer, after which no further ones are asked: each can
 take seconds."""
+
+
+_UNAVAILABLE = Verdict(outcome=VerdictOutcome.UNAVAILABLE)
+"""Most verdicts are this one, and are one object."""
 
 
 class NotAnsweredError(Exception):
@@ -140,7 +145,8 @@ class Verdicts:
         """Keep the answer to a question."""
         if verdict.outcome is VerdictOutcome.UNDECIDED:
             self._undecided.setdefault(question.claims, []).append(verdict)
-        keep(self._known, question.key, verdict, limit=MAX_KEPT)
+        same = _UNAVAILABLE if verdict == _UNAVAILABLE else verdict
+        keep(self._known, question.key, same, limit=MAX_KEPT)
 
     def forget_undecided(self) -> None:
         """Ask again what had no answer."""
@@ -256,6 +262,8 @@ class Verdicts:
         if entry is None or entry.revision < world.rules_revision:
             number_of = sum(len(exact_of(each)) for claim in claims for each in claim.requests)
             budget.spend(STEPS_PER_PART * number_of)
+            while sum(len(each.known) for each in self._profiles.values()) > MAX_NODES:
+                del self._profiles[next(iter(self._profiles))]
             profiles = Profiles(world, claims, all_free=changes.all_free)
             entry = _Profiles(profiles, world.rules_revision)
         keep(self._profiles, number, entry, limit=MAX_PROFILES)

@@ -2,7 +2,7 @@
 How many devices of a cluster there are for a request, and what stands in the way of the others.
 
 :mod:`.counting` counts each slice; a count is kept until its slice, or an allocation in its pool,
-changes. The counts explain; :mod:`.search` decides whether a pod fits.
+changes. The counts explain; Kubernetes' allocator decides whether a pod fits.
 
 It must not know clients, or how a sentence is made of the counts.
 """

@@ -12,8 +12,8 @@ It must not depend on what is counted.
 from __future__ import annotations
 
 MAX_STEPS = 100_000
-"""Steps of one explanation, apart from the size of the cluster: about 100 ms. The search for
-remedies has as many again."""
+"""Steps of one explanation, apart from the size of the cluster: about 100 ms. The remedies have as
+many again."""
 
 
 class BudgetSpentError(Exception):

@@ -155,7 +155,7 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class SelectorError:
-    """A device on which a selector fails; a search that reaches it ends."""
+    """A device on which a selector fails; the allocator fails if it reaches it."""
 
     device: DeviceID
     text: str

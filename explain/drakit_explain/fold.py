@@ -136,7 +136,7 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
 
 
 def suspects(trial: Trial) -> set[str]:
-    """Return the nodes on which the search can end with an error."""
+    """Return the nodes on which the allocator can fail."""
     found: set[str] = set()
     ready = trial.rules.skips_pools
     every = False

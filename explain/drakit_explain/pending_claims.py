@@ -1,5 +1,5 @@
 """
-The claims of a pod as the scheduler finds them, and their problems before any search.
+The claims of a pod as the scheduler finds them, and their problems before any question.
 
 A claim may be missing, not created yet, of another pod, or about to go; its class may be missing.
 Extended resources that a DeviceClass provides count as claims, because the scheduler makes one.

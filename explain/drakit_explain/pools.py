@@ -91,7 +91,7 @@ def pools_of_node(
     slices: Iterable[SliceFacts], node: NodeView, *, rules: Rules = NEWEST
 ) -> list[NodePool]:
     """
-    Return the pools with slices for a node, in the order in which they are searched.
+    Return the pools with slices for a node, in the order of the allocator.
 
     :param slices: of the whole cluster, or at least all slices of each pool that has one for the
         node.

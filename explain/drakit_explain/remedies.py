@@ -42,7 +42,7 @@ MAX_PLANNED = 4
 
 _STEPS_PER_CHANGE = 10
 _STEPS_PER_HOLDER = 3
-"""Steps of a device with taints, counters or shares, whose holder is searched."""
+"""Steps of a device with taints, counters or shares, whose holder is found."""
 
 _OWN_TAINTS = "drakit.dev/"
 

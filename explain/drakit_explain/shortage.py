@@ -38,7 +38,7 @@ STEPS_PER_CAUSE = 50
 """Steps of the sentence about one request."""
 
 MAX_NAMED = 3
-"""Pools that are named, and nodes on which a cause is searched."""
+"""Pools that are named, and nodes about which the allocator is asked for a cause."""
 
 _LOST = ("ListAttributes", "Other")
 """Features of devices that are published without some attributes."""
@@ -148,7 +148,7 @@ def _invalid(trial: Trial) -> list[NodePool]:
     return [found[identity] for identity in sorted(found)]
 
 
-# ---- an error of the search
+# ---- an error of the allocator
 
 
 _ADVICE = {
@@ -369,8 +369,8 @@ def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -
     """
     Return the selectors that fail at each device that could match.
 
-    No search reaches these devices, because they are not free: it skips them before it evaluates
-    selectors.
+    The allocator does not reach these devices, because they are not free: it skips them before it
+    evaluates selectors.
     """
     return [
         Finding(

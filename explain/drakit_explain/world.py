@@ -305,7 +305,7 @@ class World:
         """
         Return all nodes; where none may be listed, those that slices name, without labels.
 
-        The answer is kept until a node or a slice changes: each search of a node asks for it.
+        The answer is kept until a node or a slice changes: each question about a node needs it.
         """
         if self._views is None:
             nodes = self.of(NodeFacts)

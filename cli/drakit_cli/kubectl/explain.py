@@ -188,7 +188,7 @@ def explain_pods(
     """
     Explain pods: why each waits, why it does not start on its node, or why it does not go away.
 
-    :param brief: without remedies, whose search takes longer than the rest, and without the nodes
+    :param brief: without remedies, which take longer than the rest, and without the nodes
         that each pod cannot use.
     """
     evaluate_selectors(found, selectors_of((each.facts for each in pods), found))

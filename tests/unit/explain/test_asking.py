@@ -183,3 +183,13 @@ def test_an_explanation_ends_when_it_has_planned_enough(monkeypatch):
     with pytest.raises(NotAnsweredError):
         find(verdicts)
     assert len(verdicts.take()) == 1
+
+
+def test_the_nodes_whose_profiles_are_kept_are_bounded(monkeypatch):
+    monkeypatch.setattr(asking, "MAX_NODES", 2)
+    verdicts = Verdicts(cluster())
+    for number in range(1, 5):
+        claims = (AskedClaim(requests=(request(count=number),)),)
+        for name in ("n1", "n2", "n3"):
+            find(verdicts, name, claims=claims)
+    assert sum(len(each.known) for each in verdicts._profiles.values()) <= 2 + 3
