@@ -22,6 +22,7 @@ from drakit_explain.bodies import claim_body, class_body, slice_body
 from drakit_explain.budget import Budget
 from drakit_explain.devices import DeviceFacts, TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, Request, SliceFacts, exact_of
+from drakit_explain.pools import NodePool
 from drakit_explain.profiles import Profiles
 from drakit_explain.recent import keep
 from drakit_explain.verdicts import Verdict, VerdictOutcome
@@ -101,6 +102,24 @@ class Question:
     """The minor release of Kubernetes 1 whose allocator decides; None if it is unknown."""
 
 
+class _Asked(NamedTuple):
+    """What is asked."""
+
+    claims: Sequence[AskedClaim]
+    key: int
+    """Equal for equal claims and classes."""
+
+    node: str
+    changes: Changes
+    budget: Budget
+
+    @property
+    def exact(self) -> list[Request]:
+        """Return the requests of all claims, or their alternatives."""
+        requests = (each for claim in self.claims for each in claim.requests)
+        return [exact for each in requests for exact in exact_of(each)]
+
+
 @dataclass(slots=True)
 class _Profiles:
     """The profiles of nodes for some claims."""
@@ -122,7 +141,7 @@ class Verdicts:
         """By a hash of 64 bits, which is not predictable: it has strings."""
 
         self._profiles: dict[int, _Profiles] = {}
-        self._asked: tuple[Sequence[AskedClaim], int, int] = ((), 0, 0)
+        self._last: tuple[Sequence[AskedClaim], int, int] = ((), 0, 0)
         """The last claims, with the revision of rules and their hash, which takes long."""
 
         self._planned: dict[int, Question] = {}
@@ -190,13 +209,13 @@ class Verdicts:
         if self._minor != self._world.minor:
             self._minor = self._world.minor
             self.clear()
-        asked = self._key_of(claims, budget)
-        key = hash((asked, changes, *self._state(claims, asked, node, changes, budget)))
+        asked = self._ask(claims, node, budget, changes)
+        key = hash((asked.key, changes, *self._state(asked)))
         found = self._known.get(key)
         if found is None and key not in self._planned:
-            if len(undecided := self._undecided.get(asked, [])) >= MAX_UNDECIDED:
+            if len(undecided := self._undecided.get(asked.key, [])) >= MAX_UNDECIDED:
                 return undecided[-1]
-            self._planned[key] = planned = self._question(key, asked, claims, node, changes, budget)
+            self._planned[key] = planned = self._question(asked, key)
             self._planned_bytes += len(planned.body)
             if len(self._planned) >= MAX_PLANNED or self._planned_bytes >= MAX_BYTES:
                 raise NotAnsweredError
@@ -205,7 +224,7 @@ class Verdicts:
     def question(self, claims: Sequence[AskedClaim], node: str, budget: Budget) -> Question:
         """Return the question about claims on a node, whether it has been asked or not: a verdict
         can have the devices of another node with an equal profile."""
-        return self._question(0, self._key_of(claims, budget), claims, node, NO_CHANGES, budget)
+        return self._question(self._ask(claims, node, budget, NO_CHANGES), 0)
 
     def profile(
         self,
@@ -215,64 +234,53 @@ class Verdicts:
         changes: Changes = NO_CHANGES,
     ) -> int:
         """Return a number that is equal for nodes on which claims find the same."""
-        return self._profile(claims, self._key_of(claims, budget), node, changes, budget)
+        return self._profile(self._ask(claims, node, budget, changes))
 
-    def _key_of(self, claims: Sequence[AskedClaim], budget: Budget) -> int:
+    def _ask(
+        self, claims: Sequence[AskedClaim], node: str, budget: Budget, changes: Changes
+    ) -> _Asked:
         revision = self._world.rules_revision
-        if self._asked[0] is claims and self._asked[1] == revision:
-            return self._asked[2]
-        named = list(classes_of(each for claim in claims for each in claim.requests))
-        budget.spend(len(named))
-        classes = dict.fromkeys(named)
-        found = [self._world.device_class(name) for name in classes]
-        number = hash((tuple(claims), tuple([each and each.selectors for each in found])))
-        self._asked = claims, revision, number
-        return number
+        if self._last[0] is not claims or self._last[1] != revision:
+            named = list(classes_of(each for claim in claims for each in claim.requests))
+            budget.spend(len(named))
+            classes = [self._world.device_class(name) for name in dict.fromkeys(named)]
+            key = hash((tuple(claims), tuple([each and each.selectors for each in classes])))
+            self._last = claims, revision, key
+        return _Asked(claims, self._last[2], node, changes, budget)
 
-    def _state(
-        self,
-        claims: Sequence[AskedClaim],
-        asked: int,
-        node: str,
-        changes: Changes,
-        budget: Budget,
-    ) -> Iterator[object]:
+    def _state(self, asked: _Asked) -> Iterator[object]:
         """Return what determines a verdict besides claims and changes."""
-        yield self._declared(node)
-        if changes.released is None:
-            yield self._profile(claims, asked, node, changes, budget)
+        yield self._declared(asked.node)
+        if asked.changes.released is None:
+            yield self._profile(asked)
             return
         # Which claim has which device is not a part of the profile.
         world = self._world
-        yield node
+        yield asked.node
         yield world.slices_revision, world.rules_revision
-        yield tuple([world.stamp(each) for each in world.pools_of_node(world.views()[node])])
+        yield tuple([world.stamp(each) for each in self._pools(asked.node)])
 
-    def _profile(
-        self,
-        claims: Sequence[AskedClaim],
-        asked: int,
-        node: str,
-        changes: Changes,
-        budget: Budget,
-    ) -> int:
-        world = self._world
-        number = hash((asked, changes.all_free))
+    def _profile(self, asked: _Asked) -> int:
+        world, all_free = self._world, asked.changes.all_free
+        number = hash((asked.key, all_free))
         entry = self._profiles.get(number)
         if entry is None or entry.revision < world.rules_revision:
-            number_of = sum(len(exact_of(each)) for claim in claims for each in claim.requests)
-            budget.spend(STEPS_PER_PART * number_of)
+            asked.budget.spend(STEPS_PER_PART * len(asked.exact))
             while sum(len(each.known) for each in self._profiles.values()) > MAX_NODES:
                 del self._profiles[next(iter(self._profiles))]
-            profiles = Profiles(world, claims, all_free=changes.all_free)
+            profiles = Profiles(world, asked.claims, all_free=all_free)
             entry = _Profiles(profiles, world.rules_revision)
         keep(self._profiles, number, entry, limit=MAX_PROFILES)
-        pools = world.pools_of_node(world.views()[node])
+        pools = self._pools(asked.node)
         stamp = max(map(world.stamp, pools), default=0)
-        known = entry.known.get(node)
+        known = entry.known.get(asked.node)
         if known is None or known[0] is not pools or known[1] != stamp:
-            known = entry.known[node] = pools, stamp, hash(entry.profiles.of(pools, budget))
+            profile = hash(entry.profiles.of(pools, asked.budget))
+            known = entry.known[asked.node] = pools, stamp, profile
         return known[2]
+
+    def _pools(self, node: str) -> Sequence[NodePool]:
+        return self._world.pools_of_node(self._world.views()[node])
 
     def _declared(self, node: str) -> tuple[str, ...]:
         found = self._world.node(node)
@@ -280,40 +288,28 @@ class Verdicts:
 
     # ---- the question
 
-    def _question(
-        self,
-        key: int,
-        asked: int,
-        claims: Sequence[AskedClaim],
-        node: str,
-        changes: Changes,
-        budget: Budget,
-    ) -> Question:
+    def _question(self, asked: _Asked, key: int) -> Question:
         world = self._world
-        pools = dict.fromkeys(each.identity for each in world.pools_of_node(world.views()[node]))
+        pools = dict.fromkeys(each.identity for each in self._pools(asked.node))
         slices = [of for pool in pools for of in world.slices_of_pool(pool)]
-        exact = [one for claim in claims for each in claim.requests for one in exact_of(each)]
-        budget.spend(STEPS_PER_PART * (len(exact) + sum(len(of.devices) for of in slices)))
-        body = orjson.dumps(self._body(claims, exact, slices, node, changes))
-        return Question(key=key, claims=asked, body=body, minor=world.minor)
+        exact = asked.exact
+        parts = len(exact) + sum(len(of.devices) for of in slices)
+        asked.budget.spend(STEPS_PER_PART * parts)
+        body = orjson.dumps(self._body(asked, exact, slices))
+        return Question(key=key, claims=asked.key, body=body, minor=world.minor)
 
     def _body(
-        self,
-        claims: Sequence[AskedClaim],
-        exact: Sequence[Request],
-        slices: Sequence[SliceFacts],
-        node: str,
-        changes: Changes,
+        self, asked: _Asked, exact: Sequence[Request], slices: Sequence[SliceFacts]
     ) -> Object:
-        world = self._world
-        view = world.views()[node]
-        declared = self._declared(node)  # releases before 1.35 do not have the field
+        world, changes = self._world, asked.changes
+        metadata = {"name": asked.node, "labels": dict(world.views()[asked.node].labels)}
+        declared = self._declared(asked.node)  # releases before 1.35 do not have the field
         status = {"status": {"declaredFeatures": declared}} if declared else {}
         classes = map(world.device_class, dict.fromkeys(each.device_class for each in exact))
         taints = _no_taints if changes.all_free else world.taints
         return {
-            "nodes": [{"metadata": {"name": node, "labels": dict(view.labels)}, **status}],
-            "claims": [claim_body(each, number) for number, each in enumerate(claims)],
+            "nodes": [{"metadata": metadata, **status}],
+            "claims": [claim_body(each, number) for number, each in enumerate(asked.claims)],
             "classes": [class_body(each) for each in classes if each is not None],
             "slices": [
                 slice_body(
