@@ -26,7 +26,7 @@ from drakit_explain.pools import NodePool
 from drakit_explain.profiles import Profiles
 from drakit_explain.recent import keep
 from drakit_explain.verdicts import Verdict, VerdictOutcome
-from drakit_explain.world import World, classes_of
+from drakit_explain.world import World
 from drakit_formats.resource.objects import Object
 
 MAX_KEPT = 1 << 17
@@ -116,8 +116,7 @@ class _Asked(NamedTuple):
     @property
     def exact(self) -> list[Request]:
         """Return the requests of all claims, or their alternatives."""
-        requests = (each for claim in self.claims for each in claim.requests)
-        return [exact for each in requests for exact in exact_of(each)]
+        return exact_of(each for claim in self.claims for each in claim.requests)
 
 
 @dataclass(slots=True)
@@ -241,9 +240,10 @@ class Verdicts:
     ) -> _Asked:
         revision = self._world.rules_revision
         if self._last[0] is not claims or self._last[1] != revision:
-            named = list(classes_of(each for claim in claims for each in claim.requests))
-            budget.spend(len(named))
-            classes = [self._world.device_class(name) for name in dict.fromkeys(named)]
+            exact = exact_of(each for claim in claims for each in claim.requests)
+            budget.spend(len(exact))
+            named = dict.fromkeys(each.device_class for each in exact)
+            classes = map(self._world.device_class, named)
             key = hash((tuple(claims), tuple([each and each.selectors for each in classes])))
             self._last = claims, revision, key
         return _Asked(claims, self._last[2], node, changes, budget)

@@ -12,6 +12,7 @@ how devices are allocated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from drakit_explain.allocation import tolerates
@@ -105,15 +106,11 @@ def broken_pod(
     start = f"pod {pod.namespace}/{pod.name} "
     start += f"cannot start on node {pod.node}: " if starting else f"runs on node {pod.node}, but "
     return tuple(
-        Reason(
-            code=each.code,
-            sentence=f"{start}{each.what}",
-            regarding=pod.reference,
+        replace(
+            each,
             advice="; ".join(filter(None, (each.advice, bug_behind(pod, each.code, world)))),
             transient=each.code if each.code in _MUST_LAST else each.transient,
-            patience_seconds=each.patience_seconds,
-            cause=each.cause,
-        )
+        ).about(pod.reference, start)
         for each in dict.fromkeys(found)
         if settled or each.code not in _MUST_LAST
     )
@@ -121,12 +118,9 @@ def broken_pod(
 
 def failed_pod(pod: PodFacts) -> tuple[Reason, ...]:
     """Return why a pod has failed."""
-    found = failed(pod)
+    found = replace(failed(pod), transient="", patience_seconds=None)  # it does not end
     where = f" on node {pod.node}" if pod.node else ""
-    sentence = f"pod {pod.namespace}/{pod.name}{where} {found.what}"
-    return (
-        Reason(code=found.code, sentence=sentence, regarding=pod.reference, advice=found.advice),
-    )
+    return (found.about(pod.reference, f"pod {pod.namespace}/{pod.name}{where} "),)
 
 
 def claims_of_pod(pod: PodFacts, world: World) -> list[ClaimFacts]:
@@ -142,17 +136,17 @@ def broken_claim(claim: ClaimFacts, world: World, *, node: str | None = None) ->
 
     :param node: the node on which a pod uses it; by default the only one of its allocation.
     """
-    start = f"ResourceClaim {claim.namespace}/{claim.name} is allocated, but"
+    start = f"ResourceClaim {claim.namespace}/{claim.name} is allocated, but "
     found = _of_allocation(claim, node or node_of_claim(claim), world)
-    return tuple(_reason(each, start, claim.reference) for each in found)
+    return tuple(each.about(claim.reference, start) for each in found)
 
 
 def gone_under(claim: ClaimFacts, consumer: Consumer, world: World) -> tuple[Reason, ...]:
     """Return which devices of a claim are gone, for a pod that runs with it."""
     found = _of_allocation(claim, node_of_claim(claim), world)
     pod = ObjectReference("Pod", consumer.name, consumer.uid, claim.namespace, api_version="v1")
-    start = f"pod {claim.namespace}/{consumer.name} is running, but"
-    return tuple(_reason(each, start, pod) for each in found if each.code is Code.DEVICE_GONE)
+    start = f"pod {claim.namespace}/{consumer.name} is running, but "
+    return tuple(each.about(pod, start) for each in found if each.code is Code.DEVICE_GONE)
 
 
 def _of_allocation(claim: ClaimFacts, node: str | None, world: World) -> Mapping[Finding, None]:
@@ -161,17 +155,6 @@ def _of_allocation(claim: ClaimFacts, node: str | None, world: World) -> Mapping
     problem = _node_problem(node, world) if node is not None else None
     found = [problem] if problem is not None else list(_of_devices(claim, node, world))
     return dict.fromkeys((*found, *_binding(claim)))
-
-
-def _reason(finding: Finding, start: str, regarding: ObjectReference) -> Reason:
-    return Reason(
-        code=finding.code,
-        sentence=f"{start} {finding.what}",
-        regarding=regarding,
-        transient=finding.transient,
-        patience_seconds=finding.patience_seconds,
-        cause=finding.cause,
-    )
 
 
 def has_others(claim: ClaimFacts, pod: PodFacts) -> bool:

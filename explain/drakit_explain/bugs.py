@@ -13,7 +13,7 @@ Does not depend on how a version or objects are read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from drakit_explain.codes import Code
@@ -23,10 +23,10 @@ from drakit_explain.model import (
     NodeFacts,
     PodFacts,
     PoolID,
-    Request,
     SliceFacts,
     TaintRuleFacts,
     TemplateFacts,
+    exact_of,
 )
 from drakit_explain.world import World
 
@@ -194,11 +194,6 @@ def _named(of: ClaimFacts | TemplateFacts) -> str:
     return f"{of.reference.kind} {of.namespace}/{of.name}"
 
 
-def _exact(requests: Iterable[Request]) -> Iterator[Request]:
-    for each in requests:
-        yield from each.alternatives or (each,)
-
-
 def _first(
     world: World, matches: Callable[[ClaimFacts | TemplateFacts], bool], *, beside: bool = True
 ) -> str | None:
@@ -209,7 +204,7 @@ def _first(
 
 
 def _asks_for_all(of: ClaimFacts | TemplateFacts) -> bool:
-    return any(each.every for each in _exact(of.requests))
+    return any(each.every for each in exact_of(of.requests))
 
 
 def _with_counters(world: World) -> Iterator[SliceFacts]:
@@ -226,7 +221,7 @@ def _has_shareable(world: World) -> bool:
 
 def _sum_too_large(world: World) -> str | None:
     def matches(of: ClaimFacts | TemplateFacts) -> bool:
-        least = sum(min(each.count for each in _exact([request])) for request in of.requests)
+        least = sum(min(each.count for each in exact_of([request])) for request in of.requests)
         return least > MAX_COUNT
 
     return _first(world, matches)
@@ -260,7 +255,7 @@ def _pools_of_one_name(world: World) -> str | None:
 
 def _admin_with_counters(world: World) -> str | None:
     def matches(of: ClaimFacts | TemplateFacts) -> bool:
-        return any(each.admin_access for each in _exact(of.requests))
+        return any(each.admin_access for each in exact_of(of.requests))
 
     return _first(world, matches, beside=_has_counters(world))
 
@@ -274,7 +269,7 @@ def _later_alternative_for_all(world: World) -> str | None:
 
 def _distinct(world: World) -> str | None:
     def matches(of: ClaimFacts | TemplateFacts) -> bool:
-        several = any(each.every or each.count > 1 for each in _exact(of.requests))
+        several = any(each.every or each.count > 1 for each in exact_of(of.requests))
         return several and any(each.distinct for each in of.constraints)
 
     return _first(world, matches)
@@ -324,7 +319,7 @@ def _evicting(world: World) -> str | None:
 
 def _full_name_of_capacity(world: World) -> str | None:
     def matches(of: ClaimFacts | TemplateFacts) -> bool:
-        return any("/" in amount.name for each in _exact(of.requests) for amount in each.capacity)
+        return any("/" in amount.name for each in exact_of(of.requests) for amount in each.capacity)
 
     return _first(world, matches)
 

@@ -139,6 +139,18 @@ class Finding:
     cause: Cause | None = None
     """As in :class:`Reason`."""
 
+    def about(self, regarding: ObjectReference, start: str = "") -> Reason:
+        """Return a reason about an object; `start` is the rest of its sentence."""
+        return Reason(
+            code=self.code,
+            sentence=f"{start}{self.what}",
+            regarding=regarding,
+            advice=self.advice,
+            transient=self.transient,
+            patience_seconds=self.patience_seconds,
+            cause=self.cause,
+        )
+
 
 def no_remedy() -> str:
     """Return that no remedy is known."""

@@ -21,13 +21,7 @@ from drakit_explain.broken import (
 from drakit_explain.bugs import bug_behind
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.evidence import NO_EVENTS, UNPREPARE_FAILED, Events
-from drakit_explain.model import (
-    DELETE_PROTECTION,
-    ClaimFacts,
-    Consumer,
-    ObjectReference,
-    PodFacts,
-)
+from drakit_explain.model import DELETE_PROTECTION, ClaimFacts, Consumer, PodFacts
 from drakit_explain.wording import cut
 from drakit_explain.world import World
 
@@ -51,8 +45,8 @@ def claim_stays(claim: ClaimFacts, world: World, *, all_pods: bool = False) -> t
     if DELETE_PROTECTION in claim.finalizers:
         found += _protected(claim, world, all_pods=all_pods)
     found += _finalizers(claim.held_by)
-    start = f"ResourceClaim {claim.namespace}/{claim.name}"
-    return _reasons(start, found, claim.reference)
+    start = f"ResourceClaim {claim.namespace}/{claim.name} is being deleted, but "
+    return tuple(each.about(claim.reference, start) for each in dict.fromkeys(found))
 
 
 def pod_stays(
@@ -79,20 +73,8 @@ def pod_stays(
                 said = events.instead_of(_where_to_read(pod.node), event)
                 unprepared = [_not_stopped(pod, pod.node, said, world)]
             found += unprepared
-    return _reasons(f"pod {pod.namespace}/{pod.name}", found, pod.reference)
-
-
-def _reasons(
-    start: str, found: Iterable[Finding], regarding: ObjectReference
-) -> tuple[Reason, ...]:
-    return tuple(
-        Reason(
-            code=each.code,
-            sentence=f"{start} is being deleted, but {each.what}",
-            regarding=regarding,
-        )
-        for each in dict.fromkeys(found)
-    )
+    start = f"pod {pod.namespace}/{pod.name} is being deleted, but "
+    return tuple(each.about(pod.reference, start) for each in dict.fromkeys(found))
 
 
 def _finalizers(names: Iterable[str]) -> Iterator[Finding]:

@@ -22,9 +22,8 @@ from itertools import islice
 from drakit_explain.allocation import MAX_RESULTS, Answer, Failure
 from drakit_explain.availability import needed
 from drakit_explain.budget import Budget, BudgetSpentError
-from drakit_explain.model import PoolID, Request
+from drakit_explain.model import PoolID, Request, exact_of
 from drakit_explain.nodes import NodeProblem
-from drakit_explain.pending_claims import exact_requests
 from drakit_explain.pools import PoolState
 from drakit_explain.release import FEASIBLE_NODES
 from drakit_explain.reports import not_registered
@@ -158,10 +157,7 @@ def suspects(trial: Trial) -> set[str]:
             name for name, pool in trial.world.not_ready() if pool.state is PoolState.INVALID
         )
     for claim in trial.wanted:
-        least = sum(
-            min((needed(exact) for _, exact in exact_requests(each)), default=0)
-            for each in claim.requests
-        )
+        least = sum(min(needed(exact) for exact in exact_of([each])) for each in claim.requests)
         if least > MAX_RESULTS:
             return set(trial.nodes)
     return found

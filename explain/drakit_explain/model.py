@@ -10,7 +10,7 @@ It must not know clients, JSON, or any decision that is taken over these facts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -309,9 +309,16 @@ class Request:
         return self.count == 0
 
 
-def exact_of(request: Request) -> tuple[Request, ...]:
-    """Return a request, or its alternatives."""
-    return request.alternatives or (request,)
+def exact_of(requests: Iterable[Request]) -> list[Request]:
+    """Return requests, or their alternatives."""
+    return [exact for each in requests for exact in each.alternatives or (each,)]
+
+
+def exact_requests(request: Request) -> list[tuple[str, Request]]:
+    """Return a request, or its alternatives, by full name."""
+    if not request.alternatives:
+        return [(request.name, request)]
+    return [(f"{request.name}/{each.name}", each) for each in request.alternatives]
 
 
 def without_content(requests: tuple[Request, ...], why: str) -> tuple[Request, ...]:

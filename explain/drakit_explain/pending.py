@@ -40,12 +40,11 @@ from drakit_explain.codes import Cause, Code, Finding, Reason, no_remedy
 from drakit_explain.deletion import pod_stays
 from drakit_explain.evidence import NO_EVENTS, Events
 from drakit_explain.fold import Judged, judge
-from drakit_explain.model import ClaimFacts, NodeFacts, PodFacts, Request
+from drakit_explain.model import ClaimFacts, NodeFacts, PodFacts, Request, exact_of, exact_requests
 from drakit_explain.nodes import NodeProblem, Nodes, Unusable, UsableNodes
 from drakit_explain.pending_claims import (
     Wanted,
     classes_missing,
-    exact_requests,
     extended,
     misspelt_resources,
     resolve,
@@ -175,12 +174,7 @@ class Explainer:
 
     def expressions(self, pod: PodFacts) -> list[str]:
         """Return the selectors that must be evaluated before the pod is explained."""
-        return [
-            text
-            for exact in self._exact_requests(pod)
-            for _, text in self._world.expressions(exact)
-            if text
-        ]
+        return self._world.texts(self._exact_requests(pod))
 
     def prepare(self, pod: PodFacts) -> Iterator[None]:
         """Count the devices that the explanation of a pod needs, and yield in between; optional."""
@@ -198,11 +192,9 @@ class Explainer:
                 )
                 yield from count_ahead(request, world, counted, budget, before=found)
 
-    def _exact_requests(self, pod: PodFacts) -> Iterator[Request]:
-        for each in wanted_of(pod, self._world):
-            for request in each.requests:
-                for _, exact in exact_requests(request):
-                    yield exact
+    def _exact_requests(self, pod: PodFacts) -> list[Request]:
+        wanted = wanted_of(pod, self._world)
+        return exact_of(request for each in wanted for request in each.requests)
 
     def explain(
         self, pod: PodFacts, *, settled: bool = False, events: Events = NO_EVENTS
@@ -495,26 +487,14 @@ class Explainer:
             fits_on=fits_on,
             find_remedy=find_remedy,
             reasons=tuple(
-                Reason(
-                    code=each.code,
-                    sentence=f"pod {pod.namespace}/{pod.name} waits: {each.what}",
-                    regarding=pod.reference,
-                    advice=each.advice,
-                    transient=each.transient,
-                    patience_seconds=each.patience_seconds,
-                    cause=each.cause,
-                )
+                each.about(pod.reference, f"pod {pod.namespace}/{pod.name} waits: ")
                 for each in dict.fromkeys(blocked)
             ),
             claim_reasons=tuple(
-                Reason(
-                    code=each.code,
-                    sentence=f"ResourceClaim {claim.namespace}/{claim.name} is not allocated for "
-                    f"pod {pod.name}: {each.what}",
-                    regarding=claim.reference,
-                    advice=each.advice,
-                    transient=each.transient,
-                    cause=each.cause,
+                each.about(
+                    claim.reference,
+                    f"ResourceClaim {claim.namespace}/{claim.name} is not allocated for pod "
+                    f"{pod.name}: ",
                 )
                 for each in dict.fromkeys(blocked)
                 for name in each.claims

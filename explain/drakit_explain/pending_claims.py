@@ -31,6 +31,8 @@ from drakit_explain.model import (
     ReportFacts,
     Request,
     TemplateFacts,
+    exact_of,
+    exact_requests,
 )
 from drakit_explain.projection import ADMIN_ACCESS
 from drakit_explain.selectors import only_driver
@@ -185,7 +187,7 @@ def _not_created(
 ) -> Finding | None:
     """Return why the claim of a template is not created; None if it may be created right now."""
     namespace = world.of(NamespaceFacts).get(Name("", template.namespace))
-    asks = any(exact.admin_access for one in template.requests for _, exact in exact_requests(one))
+    asks = any(exact.admin_access for exact in exact_of(template.requests))
     if asks and namespace is not None and not namespace.admin_access:
         return Finding(
             code=Code.ADMIN_ACCESS_DENIED,
@@ -246,7 +248,7 @@ def _usage(requests: Sequence[Request]) -> dict[str, int]:
     usage = {_QUOTA_OF_CLAIMS: 1}
     for request in requests:
         largest: dict[str, int] = {}
-        for _, exact in exact_requests(request):
+        for exact in exact_of([request]):
             name = f"{exact.device_class}{_QUOTA_OF_CLASS}"
             count = _QUOTA_OF_ALL if exact.every else exact.count
             largest[name] = max(largest.get(name, 0), count)
@@ -401,7 +403,7 @@ def missing_classes(of: ClaimFacts | TemplateFacts, world: World) -> list[Reason
     origin = f"{of.reference.kind} {of.namespace}/{of.name}"
     claim = of if isinstance(of, ClaimFacts) else None
     return [
-        Reason(code=each.code, sentence=each.what, regarding=of.reference, advice=each.advice)
+        each.about(of.reference)
         for request in of.requests
         for each in classes_missing(origin, request, world, claim=claim)
     ]
@@ -425,14 +427,6 @@ def what_to_check(request: Request, world: World, *, owners: str = "class and re
     if not published:
         return "no ResourceSlice has devices, so check that the driver is running"
     return f"check the selectors of {owners}, and the attributes of the devices"
-
-
-def exact_requests(request: Request) -> Iterator[tuple[str, Request]]:
-    """Return a request, or its alternatives, by full name."""
-    if not request.alternatives:
-        yield request.name, request
-    for each in request.alternatives:
-        yield f"{request.name}/{each.name}", each
 
 
 def _wanted(origin: str, source: ClaimFacts | TemplateFacts) -> Wanted:

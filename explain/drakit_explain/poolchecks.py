@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 
 from drakit_explain.codes import Code, Finding, Reason
@@ -56,13 +57,10 @@ def node_problems(node: NodeFacts, world: World) -> list[Reason]:
         if (finding := _finding(identity, view, world, _rivals(identity, world))) is not None
     ]
     return [
-        Reason(
-            code=finding.code,
-            sentence=f"pool {identity.pool} of driver {identity.driver} {finding.what}",
-            regarding=node.reference,
-            transient=f"{finding.code} {identity.driver} {identity.pool}",
+        replace(finding, transient=f"{finding.code} {driver} {pool}").about(
+            node.reference, f"pool {pool} of driver {driver} "
         )
-        for identity, finding in found
+        for (driver, pool), finding in found
     ]
 
 

@@ -41,10 +41,7 @@ class Profiles:
         """Whether devices on other nodes only make a pool incomplete."""
 
         self._selections = [
-            Selection(world, exact)
-            for claim in claims
-            for request in claim.requests
-            for exact in exact_of(request)
+            Selection(world, exact) for claim in claims for exact in exact_of(claim.requests)
         ]
         self._attributes = sorted({each.attribute for one in claims for each in one.constraints})
 

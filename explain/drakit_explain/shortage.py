@@ -24,8 +24,8 @@ from drakit_explain.causes import cause_of_class, cause_of_pool, cause_of_select
 from drakit_explain.codes import Code, Finding
 from drakit_explain.counting import Availability
 from drakit_explain.fold import Judged, not_counted
-from drakit_explain.model import Constraint, DeviceID, PodFacts, PoolID, Request
-from drakit_explain.pending_claims import Wanted, exact_requests, what_to_check
+from drakit_explain.model import Constraint, DeviceID, PodFacts, PoolID, Request, exact_requests
+from drakit_explain.pending_claims import Wanted, what_to_check
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.release import Rules
 from drakit_explain.reports import dropped_fields, policy_of_class, quoted

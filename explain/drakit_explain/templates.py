@@ -23,8 +23,15 @@ from drakit_explain.availability import budget_of, needed
 from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.fold import not_counted
-from drakit_explain.model import ClassFacts, Constraint, Request, TemplateFacts, exact_of
-from drakit_explain.pending_claims import exact_requests, missing_classes, what_to_check
+from drakit_explain.model import (
+    ClassFacts,
+    Constraint,
+    Request,
+    TemplateFacts,
+    exact_of,
+    exact_requests,
+)
+from drakit_explain.pending_claims import missing_classes, what_to_check
 from drakit_explain.pools import PoolState
 from drakit_explain.release import rules_of
 from drakit_explain.selection import Selection
@@ -40,17 +47,6 @@ FIRST_NODES = 3
 """Nodes that are asked about before anything is counted: most templates fit on the first one."""
 
 
-def expressions_of(requests: Sequence[Request], world: World) -> list[str]:
-    """Return the selectors that must be evaluated before a template is checked."""
-    return [
-        text
-        for request in requests
-        for _, exact in exact_requests(request)
-        for _, text in world.expressions(exact)
-        if text
-    ]
-
-
 def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts) -> list[Reason]:
     """
     Return why no pod with a claim of this template can be scheduled.
@@ -64,17 +60,14 @@ def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts)
     try:
         budget = budget_of(world)
         found = list(_of_requests(template.requests, template.constraints, world, verdicts, budget))
-        exact = [each for one in template.requests for _, each in exact_requests(one)]
+        exact = exact_of(template.requests)
         note = _note(exact, world, budget) if found else ""
     except (BudgetSpentError, NotEvaluatedError, ValueError):
         verdicts.check()
         return []  # the last: an amount is not a quantity
     return [
-        Reason(
-            code=each.code,
-            sentence=f"{origin}: {each.what}{note}",
-            regarding=template.reference,
-            transient=each.code,
+        replace(each, what=f"{each.what}{note}", transient=each.code).about(
+            template.reference, f"{origin}: "
         )
         for each in found
     ]
@@ -87,15 +80,7 @@ def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
         found = _of_class(request, world, budget_of(world))
     except (BudgetSpentError, NotEvaluatedError):
         return []
-    return [
-        Reason(
-            code=each.code,
-            sentence=each.what,
-            regarding=device_class.reference,
-            transient=each.code,
-        )
-        for each in found
-    ]
+    return [replace(each, transient=each.code).about(device_class.reference) for each in found]
 
 
 def _of_class(request: Request, world: World, budget: Budget) -> list[Finding]:
@@ -159,7 +144,7 @@ def _is_certain(requests: Sequence[Request], world: World, budget: Budget) -> bo
     if world.unreadable():
         return False
     counts_as_empty = rules_of(world.minor).skips_pools
-    exact = [each for request in requests for _, each in exact_requests(request)]
+    exact = exact_of(requests)
     for _, pool in world.not_ready():
         # An invalid pool is reported on its own.
         if counts_as_empty and pool.state is PoolState.INCOMPLETE:
@@ -185,13 +170,11 @@ def _of_requests(
     verdicts: Verdicts,
     budget: Budget,
 ) -> Iterator[Finding]:
-    failing = any(
-        _may_fail(exact, world, budget) for each in requests for _, exact in exact_requests(each)
-    )
+    failing = any(_may_fail(exact, world, budget) for exact in exact_of(requests))
     claim = AskedClaim(requests=tuple(requests), constraints=tuple(constraints))
     if not failing and _fits_at_once(claim, world, verdicts, budget):
         return
-    least = sum(min(needed(exact) for _, exact in exact_requests(each)) for each in requests)
+    least = sum(min(needed(exact) for exact in exact_of([each])) for each in requests)
     if least > MAX_RESULTS:
         yield Finding(
             code=Code.REQUESTS_COMPETE,
@@ -243,7 +226,7 @@ def _may_fail(request: Request, world: World, budget: Budget) -> bool:
 
 def _fits_at_once(claim: AskedClaim, world: World, verdicts: Verdicts, budget: Budget) -> bool:
     """Return whether one of the first nodes with a matching device has all that is needed."""
-    first = [Selection(world, exact) for one in claim.requests[:1] for exact in exact_of(one)]
+    first = [Selection(world, exact) for exact in exact_of(claim.requests[:1])]
     tried: dict[str, None] = {}
     for reach in world.reachable():
         budget.spend(STEPS_PER_SLICE * len(first))
@@ -338,5 +321,5 @@ class _Nodes:
     def _may(self, request: Request, node: str) -> bool:
         return any(
             self.matching[exact].by_node.get(node, 0) >= needed(exact)
-            for exact in exact_of(request)
+            for exact in exact_of([request])
         )

@@ -23,9 +23,9 @@ from drakit_explain.availability import Analysis, needed
 from drakit_explain.bodies import claim_name
 from drakit_explain.budget import Budget
 from drakit_explain.counting import Availability
-from drakit_explain.model import PoolID, Request
+from drakit_explain.model import PoolID, Request, exact_of, exact_requests
 from drakit_explain.nodes import Nodes
-from drakit_explain.pending_claims import Wanted, exact_requests
+from drakit_explain.pending_claims import Wanted
 from drakit_explain.pools import NodePool, PoolState
 from drakit_explain.release import Rules, rules_of
 from drakit_explain.verdicts import Verdict, VerdictOutcome
@@ -115,7 +115,7 @@ class Trial:
         """Return the nodes with enough free devices for one request alone."""
         return {
             node
-            for _, exact in exact_requests(request)
+            for exact in exact_of([request])
             for node in self.analysis(exact).nodes_with(needed(exact), self.budget)
         }
 

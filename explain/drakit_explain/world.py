@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from drakit_explain.allocation import Consumed, NotEvaluatedError, Selected, consumed_of
 from drakit_explain.devices import DeviceFacts, TaintFacts, bits
@@ -31,6 +31,7 @@ from drakit_explain.model import (
     SliceFacts,
     TaintRuleFacts,
     TemplateFacts,
+    exact_of,
 )
 from drakit_explain.pools import NodePool, NodeView, PoolState, pools_of_node
 from drakit_explain.release import rules_of
@@ -96,15 +97,6 @@ def name_of_fact(fact: Fact) -> Name:
     return Name("", fact.name)
 
 
-def classes_of(requests: Iterable[Request]) -> Iterator[str]:
-    """Name the classes that requests ask for, those of alternatives included."""
-    for request in requests:
-        if request.alternatives:
-            yield from classes_of(request.alternatives)
-        else:
-            yield request.device_class
-
-
 @dataclass(slots=True)
 class _Index:
     """From a key to the objects that refer to it."""
@@ -131,22 +123,7 @@ class World:
     """Facts by kind and name. Not for threads."""
 
     def __init__(self) -> None:
-        self._facts: dict[type[Fact], dict[Name, Fact]] = {
-            kind: {}
-            for kind in (
-                PodFacts,
-                ClaimFacts,
-                TemplateFacts,
-                ClassFacts,
-                SliceFacts,
-                NodeFacts,
-                TaintRuleFacts,
-                NamespaceFacts,
-                QuotaFacts,
-                PolicyFacts,
-                ReportFacts,
-            )
-        }
+        self._facts: dict[type[Fact], dict[Name, Fact]] = {kind: {} for kind in get_args(Fact)}
         self._pods_of_claim = _Index()
         self._pods_of_template = _Index()
         self._templates_of_class = _Index()
@@ -465,17 +442,16 @@ class World:
             *((THE_REQUEST, each) for each in request.selectors),
         )
 
+    def texts(self, requests: Iterable[Request]) -> list[str]:
+        """Return the selectors that must be evaluated for requests, or their alternatives."""
+        exact = exact_of(requests)
+        return [text for each in exact for _, text in self.expressions(each) if text]
+
     def concerns(self, request: Request, driver: str) -> bool:
         """Return whether devices of a driver, known or not, could be selected for a request."""
         return all(
             only_driver(expression) in (None, driver) for _, expression in self.expressions(request)
         )
-
-    def broken(self, request: Request) -> str | None:
-        """Return why no device can be allocated for a request, as the allocator finds it."""
-        if self.device_class(request.device_class) is None:
-            return f"DeviceClass {request.device_class} does not exist"
-        return None
 
     def selected(self, request: Request, of: SliceFacts, *, without: str = "") -> Selected:
         """
@@ -667,4 +643,4 @@ def _template_names(pod: PodFacts) -> list[Name]:
 
 
 def _class_names(requests: Iterable[Request]) -> list[Name]:
-    return [Name("", name) for name in classes_of(requests)]
+    return [Name("", each.device_class) for each in exact_of(requests)]

@@ -42,7 +42,7 @@ from drakit_explain.model import ClaimFacts, ClassFacts, NodeFacts, SliceFacts, 
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
 from drakit_explain.selectors import FeatureGates, Selectors
-from drakit_explain.templates import class_problems, expressions_of, template_problems
+from drakit_explain.templates import class_problems, template_problems
 from drakit_explain.world import AnyFact, Name, World
 from drakit_operator.affected import (
     claims_affected,
@@ -150,7 +150,7 @@ def concerns_of(store: Store, explainer: Explainer) -> dict[str, Concern]:
 
     def expressions_of_template(name: Name) -> Sequence[str]:
         template = world.template(name.namespace, name.name)
-        return expressions_of(template.requests, world) if template is not None else ()
+        return world.texts(template.requests) if template is not None else ()
 
     def expressions_of_class(name: Name) -> Sequence[str]:
         found = world.device_class(name.name)

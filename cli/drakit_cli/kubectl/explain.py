@@ -38,10 +38,11 @@ from drakit_explain.model import (
     Request,
     SliceFacts,
     TemplateFacts,
+    exact_of,
 )
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
-from drakit_explain.pending_claims import exact_requests, not_checked, wanted_of
+from drakit_explain.pending_claims import not_checked, wanted_of
 from drakit_explain.selection import Selection
 from drakit_explain.shortage import RequestReport, is_given_up
 from drakit_explain.verdicts import Verdict as AllocatorVerdict
@@ -154,8 +155,7 @@ def nodes_that_matter(pods: Iterable[PodFacts], found: Gathered) -> set[str]:
         exact: None
         for pod in waiting
         for each in wanted_of(pod, world)
-        for request in each.requests
-        for _, exact in exact_requests(request)
+        for exact in exact_of(each.requests)
     }
     selections = [Selection(world, exact) for exact in requests]
     for reach in world.reachable():

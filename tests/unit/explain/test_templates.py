@@ -18,7 +18,7 @@ from drakit_explain.model import (
     TemplateFacts,
 )
 from drakit_explain.selectors import Reads, bring_up_to_date
-from drakit_explain.templates import class_problems, expressions_of, template_problems
+from drakit_explain.templates import class_problems, template_problems
 from tests.fakes.world import ask_allocator, device, node, on, world_of
 
 GPU = ClassFacts(name="gpu", uid="k", selectors=('device.driver == "d"',))
@@ -45,7 +45,7 @@ def cluster(*facts):
 
 
 def problems(world, checked):
-    expressions = expressions_of(checked.requests, world)
+    expressions = world.texts(checked.requests)
     slices = [each.slice for each in world.reachable()]
     bring_up_to_date(world.selectors, Library(), expressions, slices)
     verdicts = Verdicts(world)
