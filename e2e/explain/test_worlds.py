@@ -9,9 +9,6 @@ import pytest
 
 from drakit_explain.pending import Explanation, Verdict
 from e2e.cluster.api import Cluster, ClusterError
-from e2e.explain.api import Api
-from e2e.explain.explaining import Explaining
-from e2e.explain.scene import Heartbeats, Scene
 from e2e.explain.worlds import (
     RealWorld,
     RejectedWorldError,
@@ -22,6 +19,9 @@ from e2e.explain.worlds import (
     scene_of,
 )
 from e2e.kit import wait_for
+from tests.situations.api import Api
+from tests.situations.explaining import Explaining
+from tests.situations.scene import Heartbeats, Scene
 
 pytestmark = [
     pytest.mark.e2e,

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from e2e.explain.api import Api, Body, RefusedError
-from e2e.explain.explaining import Explaining
-from e2e.explain.scene import Heartbeats, Scene
 from tests.oracle.worlds import LABELS, NODE, make_world
+from tests.situations.api import Api, Body, RefusedError
+from tests.situations.explaining import Explaining
+from tests.situations.scene import Heartbeats, Scene
 
 HOLDER = {"apiGroup": "explain.test", "resource": "holders", "name": "holder", "uid": "holder"}
 """No pod: the controller of claims does not know how to release it."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drakit_explain.codes import Code
-from e2e.explain.scene import HOSTNAME, Scene, device, devices
-from e2e.explain.table import situation
+from tests.situations.scene import HOSTNAME, Scene, device, devices
+from tests.situations.table import situation
 
 # ------------------------------------------------------------ claims that are not created
 
 
-# The operator knows neither namespaces nor quotas.
 @situation(
     Code.ADMIN_ACCESS_DENIED,
     words=("label", "admin-access"),
-    announced=Code.RESOURCE_CLAIM_NOT_CREATED,
     tried=False,
 )
 def namespace_does_not_allow_admin_access(s: Scene) -> Iterator[None]:
@@ -31,7 +29,6 @@ def namespace_does_not_allow_admin_access(s: Scene) -> Iterator[None]:
 @situation(
     Code.QUOTA_EXCEEDED,
     words=('"quota"', "allows 0"),
-    announced=Code.RESOURCE_CLAIM_NOT_CREATED,
     tried=False,
     settled=True,
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drakit_explain.codes import Code
-from e2e.explain.scene import Scene, device, devices
-from e2e.explain.table import MODEL_X, MODEL_Z, fits, situation
+from tests.situations.scene import Scene, device, devices
+from tests.situations.table import MODEL_X, MODEL_Z, fits, situation
 
 TAINT = {"key": "example.com/broken", "value": "yes", "effect": "NoSchedule"}
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drakit_explain.codes import Code
-from e2e.explain.devices import FAST, TAINT
-from e2e.explain.scene import HOSTNAME, WAITS, Scene, device, devices
-from e2e.explain.table import fits, situation
+from tests.situations.devices import FAST, TAINT
+from tests.situations.scene import HOSTNAME, WAITS, Scene, device, devices
+from tests.situations.table import fits, situation
 
 GIVES_UP = "gives up on all nodes"
 EVERY = {"allocationMode": "All"}

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from drakit_explain.broken import MAX_CONSUMERS
 from drakit_explain.codes import Code
 from drakit_explain.pending import Verdict
-from e2e.explain.api import Body
-from e2e.explain.devices import TAINT
-from e2e.explain.scene import WAITS, Scene, device
-from e2e.explain.table import situation
 from e2e.kit import wait_for
+from tests.situations.api import Body
+from tests.situations.devices import TAINT
+from tests.situations.scene import WAITS, Scene, device
+from tests.situations.table import situation
 
 BROKEN, DELETING = Verdict.BROKEN, Verdict.DELETING
 FINALIZER = "example.com/hold"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from drakit_explain.codes import Code
 from drakit_explain.pending import Verdict
-from e2e.explain.devices import FAST, TAINT
-from e2e.explain.scene import HOSTNAME, Scene, device, devices
-from e2e.explain.table import situation
+from tests.situations.devices import FAST, TAINT
+from tests.situations.scene import HOSTNAME, Scene, device, devices
+from tests.situations.table import situation
 
 # ------------------------------------------------------------ devices are not the cause
 

@@ -1,15 +1,11 @@
 """
 What drakit says of an object: by the operator's own program, and by ``kubectl drakit explain``.
 
-It must not know scenes or situations.
+Does not depend on scenes or situations.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -34,10 +30,11 @@ from drakit_explain.projection import (
 )
 from drakit_explain.selectors import bring_up_to_date
 from drakit_explain.world import World
-from e2e.explain.api import Api, Body
+from tests.situations.api import Api, Body
 
-COMMANDS_AT_ONCE = 4
-COMMAND_SECONDS = 60
+Command = Callable[[str, str], tuple[int, Body]]
+"""Runs ``kubectl drakit explain`` for a namespace and a target; returns the exit code and the
+answer for programs."""
 
 _PROJECTIONS: dict[str, Callable[[Body], Any]] = {
     "namespaces": project_namespace,
@@ -55,13 +52,12 @@ _PROJECTIONS: dict[str, Callable[[Body], Any]] = {
 class Explaining:
     """Explains pods with the operator's own program. For threads."""
 
-    def __init__(self, api: Api, helper: Helper, *, kubeconfig: Path, program: Path) -> None:
+    def __init__(self, api: Api, helper: Helper, *, program: Path, command: Command) -> None:
         self._api = api
         self._helper = helper
         self._program = program
-        self._environment = {"KUBECONFIG": str(kubeconfig), "DRAKIT_CEL": str(program)}
         self._one = threading.Lock()
-        self._commands = threading.Semaphore(COMMANDS_AT_ONCE)
+        self.command = command
 
     def explain(self, namespace: str, name: str, *, settled: bool = False) -> Explanation:
         """Explain a pod by the objects that the API server has now."""
@@ -91,19 +87,3 @@ class Explaining:
                 found = explainer.explain_now(pod, allocator.answer, settled=settled)
                 remedy = found.remedy
             return replace(found, find_remedy=lambda: remedy)
-
-    def command(self, namespace: str, target: str) -> tuple[int, Body]:
-        """Run ``kubectl drakit explain``; return its exit code and its answer for programs."""
-        argv = [sys.executable, "-m", "drakit_cli.kubectl.main", "explain", target]
-        with self._commands:
-            done = subprocess.run(
-                [*argv, f"--namespace={namespace}", "--output=json"],
-                env={**os.environ, **self._environment},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=COMMAND_SECONDS,
-                check=False,
-            )
-        assert done.stdout, done.stderr
-        return done.returncode, json.loads(done.stdout)

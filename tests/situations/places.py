@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from drakit_explain.codes import Code
 from drakit_explain.pending import Verdict
-from e2e.explain.scene import HOSTNAME, WAITS, Scene, consumes, counters, device, devices
-from e2e.explain.table import MODEL_X, MODEL_Z, fits, situation
+from tests.situations.scene import HOSTNAME, WAITS, Scene, consumes, counters, device, devices
+from tests.situations.table import MODEL_X, MODEL_Z, fits, situation
 
 # ------------------------------------------------------------ nodes
 
@@ -167,7 +167,7 @@ def attribute_is_not_distinct(s: Scene) -> Iterator[None]:
 @situation(Code.CONSTRAINT_NOT_MET, words=("all constraints", "if there were no constraints"))
 def constraints_contradict_each_other(s: Scene) -> Iterator[None]:
     s.device_class()
-    s.publish(device("a", {"numa": 0}), device("b", {"numa": 0}))
+    s.publish(device("a", {"numa": 0, "root": "x"}), device("b", {"numa": 0, "root": "y"}))
     name = f"{s.driver}/numa"
     third = {"matchAttribute": f"{s.driver}/root"}
     s.pod(s.request(count=2), constraints=[{"distinctAttribute": name}, third])

@@ -2,7 +2,7 @@
 A scene: the namespace, driver and objects of one situation, and what is said of its pod.
 
 Devices are those of made-up slices: no driver prepares them, so a pod that has a node is as good as
-running. Nodes may be made up, too: without a kubelet, but ready. It must not know single
+running. Nodes may be made up, too: without a kubelet, but ready. Does not depend on single
 situations.
 """
 
@@ -17,9 +17,9 @@ from typing import Any, Self
 
 from drakit_explain.pending import Explanation
 from drakit_operator.announcing import CONTROLLER
-from e2e.explain.api import ADMISSION, DRA, KINDS, Api, Body, RefusedError
-from e2e.explain.explaining import Explaining
 from e2e.kit import wait_for
+from tests.situations.api import ADMISSION, DRA, KINDS, Api, Body, RefusedError
+from tests.situations.explaining import Explaining
 
 LABEL = "explain.test/scene"
 ADMIN_LABEL = "resource.kubernetes.io/admin-access"
@@ -410,23 +410,24 @@ class Scene:
         return wait_for(what, refused, seconds=VERDICT_SECONDS)
 
     def wait_event(
-        self, name: str, *words: str, seconds: float = VERDICT_SECONDS
+        self, name: str, *words: str, kind: str = "", seconds: float = VERDICT_SECONDS
     ) -> tuple[str, str]:
         """Wait for an Event of the operator about an object with all these words."""
 
         def written() -> tuple[str, str] | None:
-            texts = {f"{reason} {note}": (reason, note) for reason, note in self.events(name)}
+            texts = {f"{reason} {note}": (reason, note) for reason, note in self.events(name, kind)}
             return next((texts[t] for t in texts if all(word in t for word in words)), None)
 
         what = f"an Event about {self.namespace}/{name}"
-        return wait_for(what, written, seconds=seconds, period=1)
+        return wait_for(what, written, seconds=seconds, period=0.2)
 
-    def events(self, name: str) -> list[tuple[str, str]]:
-        """The reasons and notes of the operator's Events about an object."""
+    def events(self, name: str, kind: str = "") -> list[tuple[str, str]]:
+        """The reasons and notes of the operator's Events about an object, of any kind or one."""
         return [
             (each["reason"], each["message"])
             for each in self.api.list("events", namespace=self.namespace)
             if each["involvedObject"]["name"] == name
+            and kind in ("", each["involvedObject"]["kind"])
             and each.get("reportingComponent") == CONTROLLER
         ]
 

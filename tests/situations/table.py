@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from drakit_explain.codes import Code
 from drakit_explain.pending import Verdict
-from e2e.explain.scene import WAITS, Scene
+from tests.situations.scene import WAITS, Scene
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ class Situation:
     slow: bool
     """Whether it runs in ``make test-all`` only."""
 
-    announced: Code | None
-    """The reason of the operator's Event if it has not the facts for ours."""
+    unreal: str
+    """Why a real cluster does not have it; empty if it can."""
 
     @property
     def event(self) -> bool:
@@ -82,8 +82,8 @@ def situation(
     tried: bool = True,
     target: str = WAITING_POD,
     settled: bool = False,
-    announced: Code | None = None,
     slow: bool = False,
+    unreal: str = "",
 ) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
     def added(steps: Callable[[Scene], Iterator[None]]) -> None:
         SITUATIONS.append(
@@ -99,8 +99,8 @@ def situation(
                 tried=tried and verdict in (Verdict.BLOCKED, Verdict.FITS, Verdict.UNDECIDED),
                 target=target,
                 settled=settled,
-                announced=announced,
                 slow=slow,
+                unreal=unreal,
             )
         )
 

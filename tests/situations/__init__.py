@@ -1,0 +1,1 @@
+"""Situations as data: the pods of each, what drakit says of them, and what ends them."""

@@ -1,0 +1,120 @@
+"""
+Every situation without a cluster: our verdict by the explainer, by ``kubectl drakit explain`` and
+by the operator's Event, and then the remedy, which the control plane in memory confirms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from drakit_cli.kubectl.main import main
+from drakit_explain.cel.gates import DEFAULT_GATES
+from drakit_explain.cel.helper import Helper
+from drakit_operator import announcing, shared_causes
+from e2e.images.go import cel_program
+from tests.fakes.control_plane import MINOR, ControlPlane
+from tests.programs import needs_go
+from tests.situations.api import Api, Body
+from tests.situations.explaining import Explaining
+from tests.situations.running import run
+from tests.situations.scene import HOSTNAME, Heartbeats, Scene
+from tests.situations.table import SITUATIONS, Situation
+from tests.unit.operator.conftest import Cluster
+from tests.unit.operator.replicas import replica, until
+
+pytestmark = [needs_go, pytest.mark.timeout(1200)]  # the first test builds the program
+
+FAST = {"debounce": 0.05, "patience": 0.5}
+
+
+def node(name: str) -> Body:
+    return {
+        "metadata": {"labels": {HOSTNAME: name}},
+        "spec": {},
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"},
+        },
+    }
+
+
+def gates() -> str:
+    return "".join(
+        f'kubernetes_feature_enabled{{name="{gate}",stage="BETA"}} 1\n'
+        for gate in sorted({*DEFAULT_GATES[MINOR], "APIServerTracing"})
+    )
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The API server with the operator beside it, in a thread with a loop of its own."""
+    folder = tmp_path_factory.mktemp("cluster")
+    started, stopped = threading.Event(), asyncio.Event()
+    servers: list[Cluster] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        with Helper(cel_program(MINOR)) as helper:
+            async with Cluster(cluster=ControlPlane(helper)) as server:
+                server.texts |= {
+                    "/version": json.dumps({"gitVersion": f"v{MINOR}.3"}),
+                    "/metrics": gates(),
+                }
+                for name in ("node", "other"):
+                    server.store(f"/api/v1/nodes/{name}", node(name))
+                server.write_kubeconfig(folder)
+                servers.append(server)
+                async with replica(server, folder, "one", events=FAST):
+                    await until(server.is_watched)
+                    started.set()
+                    await stopped.wait()
+
+    loops: list[asyncio.AbstractEventLoop] = []
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    patch = pytest.MonkeyPatch()
+    patch.setenv("DRAKIT_CEL", str(cel_program(MINOR)))
+    patch.setenv("KUBECONFIG", str(folder / "kubeconfig"))
+    patch.setattr(announcing, "SETTLE_SECONDS", 0.5)
+    patch.setattr(shared_causes, "PAUSE_SECONDS", 0.05)
+    thread.start()
+    try:
+        assert started.wait(60), "the operator does not start"
+        yield servers[0]
+    finally:
+        loops[0].call_soon_threadsafe(stopped.set)
+        thread.join(30)
+        patch.undo()
+
+
+def explain(namespace: str, target: str) -> tuple[int, Body]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main(["explain", target, f"--namespace={namespace}", "--output=json"])
+    return code, json.loads(out.getvalue())
+
+
+@pytest.fixture(scope="module")
+def api(server: Cluster) -> Api:
+    return Api(int(server.url.rpartition(":")[2]))
+
+
+@pytest.fixture(scope="module")
+def explaining(api: Api) -> Iterator[Explaining]:
+    with Helper(cel_program(MINOR)) as helper:
+        yield Explaining(api, helper, program=cel_program(MINOR), command=explain)
+
+
+@pytest.mark.parametrize("situation", [pytest.param(each, id=each.name) for each in SITUATIONS])
+def test_the_remedy_that_we_name_lets_the_pod_run(
+    situation: Situation, api: Api, explaining: Explaining
+):
+    namespace = f"explain-{uuid.uuid4().hex[:8]}"
+    scene = Scene(api, explaining, situation.name, namespace, "node", "other", Heartbeats(api))
+    run(situation, scene)
