@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
-from importlib.resources import files
 from pathlib import Path
 from typing import cast
 from urllib.parse import unquote, urlsplit
@@ -44,6 +43,9 @@ WIDTH = 88
 """Columns of what is printed."""
 
 PROJECT_VERSION = "0.1.0"
+
+TEMPLATES = Path(__file__).parent / "templates"
+"""The templates of files, by their paths in a project: for any project, and for some forms."""
 
 _TAKEN = frozenset(
     {"drakit", "hostdev", "simulated"} | {"cdi", "conformance", "new", "node", "setup", "version"}
@@ -110,8 +112,8 @@ class Project:
 class Form:
     """What differs between projects: the language, and where the driver runs."""
 
-    files: Mapping[str, str]
-    """The files of a project, and the template of each. Paths can use the fields of `Project`."""
+    folders: tuple[str, ...]
+    """The folders of ``templates`` with the files of a project."""
 
     source: str
     """The path of the driver's source, as README.md and the manifests name it."""
@@ -133,6 +135,16 @@ class Form:
 
     read_config: str = ""
     """The statements of tests/test_driver.py that check the config in the chart's values."""
+
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """The files of a project, and the template of each. Paths can use the fields of
+        `Project`."""
+        return {
+            str(path.relative_to(TEMPLATES / folder)).removesuffix(".in"): path
+            for folder in self.folders
+            for path in sorted((TEMPLATES / folder).rglob("*.in"))
+        }
 
 
 def new(options: argparse.Namespace) -> int:
@@ -219,33 +231,6 @@ def _backend_entry(project: Project) -> str:
     )
 
 
-_MANIFESTS: Mapping[str, str] = {
-    "deviceclass.yaml": "deviceclass.yaml.in",
-    "pod.yaml": "pod.yaml.in",
-}
-"""Files that are the same in all forms."""
-
-_OWN_PROCESS: Mapping[str, str] = {
-    "drakit-values.yaml": "drakit-values.yaml.in",
-    "chart/Chart.yaml": "chart/Chart.yaml.in",
-    "chart/templates/NOTES.txt": "chart/NOTES.txt.in",
-}
-"""Files that are the same for all drivers in a container of their own."""
-
-_PYTHON: Mapping[str, str] = {
-    **_MANIFESTS,
-    "pyproject.toml": "pyproject.toml.in",
-    "src/{package}/__init__.py": "init.py.in",
-    "src/{package}/driver.py": "driver.py.in",
-    "tests/test_driver.py": "test_driver.py.in",
-    "tests/test_conformance.py": "test_conformance.py.in",
-    "Dockerfile": "dockerfile.in",
-    ".dockerignore": "dockerignore.in",
-    ".github/workflows/ci.yaml": "ci.yaml.in",
-    ".gitignore": "gitignore.in",
-}
-"""Files that are the same for all drivers in Python."""
-
 _PYTHON_COMMANDS = (
     "python3 -m venv ~/drakit-venv",
     "source ~/drakit-venv/bin/activate",
@@ -254,7 +239,7 @@ _PYTHON_COMMANDS = (
 )
 
 PLUGIN = Form(
-    files={**_PYTHON, "README.md": "readme.md.in", "values.yaml": "values.yaml.in"},
+    folders=("any", "python", "plugin"),
     source="src/{package}/driver.py",
     tests="tests/test_driver.py",
     component="-nodeplugin",
@@ -268,23 +253,7 @@ PLUGIN = Form(
 """A driver in Python that runs in the node plugin."""
 
 GO = Form(
-    files={
-        **_MANIFESTS,
-        **_OWN_PROCESS,
-        "go.mod": "go/go.mod.in",
-        "go.sum": "go/go.sum.in",
-        "main.go": "go/main.go.in",
-        "driver.go": "go/driver.go.in",
-        "driver_test.go": "go/driver_test.go.in",
-        "conformance.sh": "go/conformance.sh.in",
-        "README.md": "go/readme.md.in",
-        "Dockerfile": "go/dockerfile.in",
-        ".dockerignore": "go/dockerignore.in",
-        "chart/values.yaml": "go/chart/values.yaml.in",
-        "chart/templates/daemonset.yaml": "go/chart/daemonset.yaml.in",
-        ".github/workflows/ci.yaml": "go/ci.yaml.in",
-        ".gitignore": "go/gitignore.in",
-    },
+    folders=("any", "process", "go"),
     source="driver.go",
     tests="driver_test.go",
     commands=(
@@ -300,15 +269,7 @@ GO = Form(
 """A driver in Go that runs as its own process, on the module of a clone of drakit."""
 
 CONTAINER = Form(
-    files={
-        **_PYTHON,
-        **_OWN_PROCESS,
-        "README.md": "readme-container.md.in",
-        "device-plugin-pod.yaml": "device-plugin-pod.yaml.in",
-        "chart/values.yaml": "chart/values.yaml.in",
-        "chart/templates/config.yaml": "chart/config.yaml.in",
-        "chart/templates/daemonset.yaml": "chart/daemonset.yaml.in",
-    },
+    folders=("any", "python", "process", "container"),
     source="src/{package}/driver.py",
     tests="tests/test_driver.py",
     read_config="""\
@@ -484,12 +445,9 @@ def render(
         "read_config": form.read_config,
         "allowed": _backend_entry(project),
     }
-    templates = files("drakit_cli") / "templates"
     return {
-        path.format(**names): _Template((templates / name).read_text(encoding="utf-8")).substitute(
-            words
-        )
-        for path, name in form.files.items()
+        path.format(**names): _Template(template.read_text(encoding="utf-8")).substitute(words)
+        for path, template in form.files.items()
     }
 
 

@@ -8,7 +8,8 @@ It must not know queues, or what a check finds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from drakit_explain.broken import node_of_claim
 from drakit_explain.devices import DeviceFacts
@@ -18,6 +19,7 @@ from drakit_explain.kinds import (
     NAMESPACES,
     NODES,
     PODS,
+    POLICIES,
     QUOTAS,
     REPORTS,
     RULES,
@@ -37,269 +39,246 @@ from drakit_explain.model import (
     TaintRuleFacts,
 )
 from drakit_explain.poolchecks import node_of_slice
-from drakit_explain.world import Name
-from drakit_operator.store import Change, Store
+from drakit_explain.world import Name, World
+from drakit_operator.store import Change
 
-# ---------------------------------------------------------------- pods and claims
+POD, CLAIM, TEMPLATE, CLASS, NODE, SLICE = "pod", "claim", "template", "class", "node", "slice"
+POLICY, REPORT = "policy", "report"
+"""The concerns: kinds of objects, by their names in the queue and in metrics."""
 
 
-def pods_affected(changes: Iterable[Change], store: Store) -> set[Name]:
-    """Return the pods whose reason to be pending may have changed."""
-    found: set[Name] = set()
-    all_that_wait = False
-    places: set[str] = set()
+class Key(NamedTuple):
+    """An object of a concern."""
+
+    concern: str
+    name: Name
+
+
+def affected(changes: Iterable[Change], world: World) -> Iterable[Key]:
+    """Return the objects that must be checked again, each once."""
+    found = _Affected(world)
     for change in changes:
-        if _affects_all_that_wait(change):
-            all_that_wait = True
-        elif change.kind is PODS:
-            found.add(change.name)
-            if change.new is None:  # another pod represents its claims now
-                found.update(_pods_with_claims_of(change.old, store))
-        elif change.kind is TEMPLATES:
-            found |= store.world.pods_of_template(change.name)
-        elif change.kind is CLAIMS:
-            found |= store.world.pods_of_claim(change.name)
-        elif change.kind is REPORTS and _quoted(change.old) != _quoted(change.new):
-            all_that_wait = True
-        elif change.kind in (NAMESPACES, QUOTAS):
-            places.add(change.name.namespace or change.name.name)
-    if all_that_wait or places:
-        # Once: thousands of slices times thousands of pods would keep the probes waiting.
-        found.update(
-            name
-            for name in store.world.waiting_pods()
-            if all_that_wait or (name.namespace in places and _lacks_claim(name, store))
+        _FOLLOW[change.kind](found, change)
+    found.sweep()
+    return found.keys
+
+
+class _Affected:
+    """
+    The objects that a batch of changes affects.
+
+    Objects of which many follow from one change are found once for the batch: thousands of slices
+    times thousands of pods would keep the probes waiting.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.keys: dict[Key, None] = {}
+        self._all_that_wait = False
+        self._places: set[str] = set()
+        """Namespaces in which pods may get their claims now."""
+
+        self._nodes: set[str] = set()
+        """Nodes that came or went, and concern the claims with devices there."""
+
+        self._tainted: set[tuple[str, str]] = set()
+        """Drivers and pools of rules that taint devices; an empty name is any."""
+
+        self._pools: set[PoolID] = set()
+        """Pools that came or went: others of their name may be on other nodes."""
+
+    def _add(self, concern: str, names: Iterable[Name]) -> None:
+        self.keys.update((Key(concern, name), None) for name in names)
+
+    def sweep(self) -> None:
+        """Add the objects that follow from the whole batch."""
+        world = self.world
+        if self._all_that_wait:
+            self._add(POD, world.waiting_pods())
+        elif self._places:
+            waiting = (each for each in world.waiting_pods() if each.namespace in self._places)
+            self._add(POD, (each for each in waiting if _lacks_claim(world.pod(*each))))
+        if self._nodes or self._tainted:
+            self._add(
+                CLAIM,
+                (
+                    name
+                    for name, claim in world.of(ClaimFacts).items()
+                    if claim.allocated
+                    and (node_of_claim(claim) in self._nodes or self._is_tainted(claim))
+                ),
+            )
+        for each in (each for pool in self._pools for each in world.slices_of_pool(pool)):
+            self._add_node(each)
+
+    def _is_tainted(self, claim: ClaimFacts) -> bool:
+        """Return whether a claim may have devices that a rule taints."""
+        return bool(self._tainted) and any(
+            (driver, pool) in self._tainted
+            for device in (each.device for each in claim.results)
+            for driver in (device.driver, "")
+            for pool in (device.pool, "")
         )
-    return found
+
+    # ------------------------------------------------------------ pods and their claims
+
+    def pod(self, change: Change) -> None:
+        self._add(POD, [change.name])
+        old, new = change.both(PodFacts)
+        if old is not None and new is None:
+            for each in old.claims:  # another pod represents a claim by name now
+                if each.claim is not None:
+                    self._add(POD, self.world.pods_of_claim(Name(old.namespace, each.claim)))
+            # The Events of the pod had the problems of the claims that were made for it.
+            made = (*(each.generated for each in old.claims), old.extended_claim)
+            self._add(CLAIM, (Name(old.namespace, each) for each in made if each))
+
+    def claim(self, change: Change) -> None:
+        self._add(CLAIM, [change.name])
+        old, new = change.both(ClaimFacts)
+        if _held(old) != _held(new):  # devices became free or taken, or changed hands
+            self._all_that_wait = True
+        else:
+            self._add(POD, self.world.pods_of_claim(change.name))
+
+    def template(self, change: Change) -> None:
+        self._add(TEMPLATE, [change.name])
+        self._add(POD, self.world.pods_of_template(change.name))
+
+    def place(self, change: Change) -> None:
+        self._places.add(change.name.namespace or change.name.name)
+
+    # ------------------------------------------------------------ devices
+
+    def device_class(self, change: Change) -> None:
+        name = change.name.name
+        self._all_that_wait = True
+        self._add(CLASS, [change.name])
+        self._add(CLAIM, self.world.claims_of_class(name))
+        self._add(TEMPLATE, self.world.templates_of_class(name))
+        policies = self.world.of(PolicyFacts)
+        self._add(POLICY, (of for of, each in policies.items() if each.class_name == name))
+        self._add(POLICY, self._with_resource_of(change))
+
+    def slice(self, change: Change) -> None:
+        self._all_that_wait = True
+        old, new = change.both(SliceFacts)
+        if old is None and new is not None:
+            self._add(SLICE, [change.name])
+        for each in filter(None, (old, new)):
+            self._add_node(each)
+            if change.comes_or_goes:
+                self._pools.add(each.of_pool)
+                if on := node_of_slice(each):
+                    self._add(REPORT, [Name("", f"{on}.{each.driver}")])
+        if (of := new or old) is not None:
+            before, after = (_devices(old), _devices(new))
+            for name in before.keys() | after.keys():
+                if before.get(name) != after.get(name):
+                    self._add_holders(DeviceID(of.driver, of.pool, name))
+
+    def node(self, change: Change) -> None:
+        self._all_that_wait = True
+        if change.comes_or_goes:
+            self._nodes.add(change.name.name)
+            self._add(NODE, [change.name])
+            for each in self.world.slices_of_node(change.name.name):
+                self._pools.add(each.of_pool)
+                self._add(SLICE, [Name("", each.name)])
+        old, new = change.both(NodeFacts)
+        if _of_policies(old) != _of_policies(new):
+            self._add(POLICY, self.world.of(PolicyFacts))  # each has a selector
+
+    def rule(self, change: Change) -> None:
+        self._all_that_wait = True
+        for each in change.both(TaintRuleFacts):
+            if each is not None and each.adds_taints:
+                self._tainted.add((each.driver, each.pool))
+
+    def _add_node(self, of: SliceFacts) -> None:
+        if node := node_of_slice(of):
+            self._add(NODE, [Name("", node)])
+
+    def _add_holders(self, device: DeviceID) -> None:
+        holder = self.world.holder(device)
+        holders = [holder] if holder is not None else self.world.sharers(device)
+        self._add(CLAIM, (Name(each.namespace, each.name) for each in holders))
+
+    # ------------------------------------------------------------ reports and policies
+
+    def report(self, change: Change) -> None:
+        self._add(REPORT, [change.name])
+        old, new = change.both(ReportFacts)
+        if _quoted(old) != _quoted(new):
+            self._all_that_wait = True
+        for one, other in ((old, new), (new, old)):
+            known = other.unhealthy if other else ()
+            for driver, each in ((one.driver, each) for each in one.unhealthy) if one else ():
+                if each not in known:  # the driver says something else
+                    self._add_holders(DeviceID(driver, each.pool, each.device))
+        before, after = (each.policies if each else () for each in (old, new))
+        same = old and new and (old.refused, old.outdated) == (new.refused, new.outdated)
+        outcomes = set(before) ^ set(after) if same else {*before, *after}
+        known = self.world.of(PolicyFacts)
+        self._add(POLICY, {Name("", each.name) for each in outcomes} & known.keys())
+
+    def policy(self, change: Change) -> None:
+        """Kopf calls its handlers for changes of the policy itself."""
+        old, new = change.both(PolicyFacts)
+        if _spec_of(old) != _spec_of(new):  # its status is what the operator wrote
+            self._add(POLICY, self._with_resource_of(change) - {change.name})
+
+    def _with_resource_of(self, change: Change) -> set[Name]:
+        """Return the policies with the extended resource that a policy or class has, or had."""
+        both = (*change.both(PolicyFacts), *change.both(ClassFacts))
+        resources = {each.extended_resource for each in both if each is not None}
+        policies = self.world.of(PolicyFacts).items()
+        return {name for name, each in policies if each.extended_resource in resources - {""}}
 
 
-def _lacks_claim(name: Name, store: Store) -> bool:
+_FOLLOW = {
+    PODS: _Affected.pod,
+    CLAIMS: _Affected.claim,
+    TEMPLATES: _Affected.template,
+    CLASSES: _Affected.device_class,
+    SLICES: _Affected.slice,
+    NODES: _Affected.node,
+    RULES: _Affected.rule,
+    REPORTS: _Affected.report,
+    POLICIES: _Affected.policy,
+    NAMESPACES: _Affected.place,
+    QUOTAS: _Affected.place,
+}
+
+
+def _lacks_claim(pod: PodFacts | None) -> bool:
     """Return whether a claim of a pod must still be created."""
-    pod = store.world.pod(*name)
     return pod is not None and any(each.template and not each.generated for each in pod.claims)
 
 
-def _quoted(report: object) -> object:
+def _held(claim: ClaimFacts | None) -> object:
+    """Return the devices that a claim holds, and its pods: the sentences name both."""
+    if claim is None or not (claim.devices or claim.shares):
+        return None
+    return (claim.devices, claim.shares, claim.reserved_for)
+
+
+def _quoted(report: ReportFacts | None) -> object:
     """Return what explanations of waiting pods follow from in a report. The driver's message about
     an unhealthy device is left out, because it can change every few seconds."""
-    if not isinstance(report, ReportFacts):
+    if report is None:
         return "", frozenset[object](), (), False
     unhealthy = frozenset[object]((each.pool, each.device) for each in report.unhealthy)
     return report.registration, unhealthy, report.dropped, bool(report.rejected)
 
 
-def claims_affected(changes: Iterable[Change], store: Store) -> set[Name]:
-    """Return the claims with a problem that may have appeared or ended."""
-    found: set[Name] = set()
-    nodes: set[str] = set()
-    tainted: set[tuple[str, str]] = set()
-    for change in changes:
-        if change.kind is RULES:
-            rules = (each for each in (change.old, change.new) if isinstance(each, TaintRuleFacts))
-            tainted.update((each.driver, each.pool) for each in rules if each.adds_taints)
-        elif change.kind is CLAIMS:
-            found.add(change.name)
-        elif change.kind is PODS and change.new is None:
-            found |= _claims_made_for(change.old)  # its Events had their problems
-        elif change.kind is CLASSES:
-            found |= store.world.claims_of_class(change.name.name)
-        elif change.kind is SLICES:
-            found.update(_holders_of_changed(change, store))
-        elif change.kind is REPORTS:
-            found.update(_holders_of_unhealthy(change, store))
-        elif change.kind is NODES and (change.old is None or change.new is None):
-            nodes.add(change.name.name)
-    if nodes or tainted:
-        found.update(
-            name
-            for name, claim in store.world.of(ClaimFacts).items()
-            if claim.allocated and (node_of_claim(claim) in nodes or _has_any(claim, tainted))
-        )
-    return found
+def _devices(of: SliceFacts | None) -> Mapping[str, DeviceFacts]:
+    return {} if of is None else {each.name: each for each in of.devices}
 
 
-def _has_any(claim: ClaimFacts, pools: Collection[tuple[str, str]]) -> bool:
-    """Return whether a claim has devices of pools, each a driver and a name; an empty one is any
-    driver or name."""
-    return bool(pools) and any(
-        (driver, pool) in pools
-        for device in (each.device for each in claim.results)
-        for driver in (device.driver, "")
-        for pool in (device.pool, "")
-    )
+def _spec_of(policy: PolicyFacts | None) -> object:
+    return policy and (policy.uid, policy.generation)
 
 
-def _holders_of_changed(change: Change, store: Store) -> Iterator[Name]:
-    """Yield the claims that hold devices which a slice changed, added or removed."""
-    old, new = ({each.name: each for each in _devices(of)} for of in (change.old, change.new))
-    of = change.new or change.old
-    if isinstance(of, SliceFacts):
-        for name in old.keys() | new.keys():
-            if old.get(name) != new.get(name):
-                yield from _holders(DeviceID(of.driver, of.pool, name), store)
-
-
-def _holders_of_unhealthy(change: Change, store: Store) -> Iterator[Name]:
-    """Yield the claims that hold devices of which a driver says something else."""
-    for one, other in ((change.old, change.new), (change.new, change.old)):
-        if isinstance(one, ReportFacts):
-            known = other.unhealthy if isinstance(other, ReportFacts) else ()
-            for each in one.unhealthy:
-                if each not in known:
-                    yield from _holders(DeviceID(one.driver, each.pool, each.device), store)
-
-
-def _holders(device: DeviceID, store: Store) -> set[Name]:
-    holder = store.world.holder(device)
-    holders = [holder] if holder is not None else store.world.sharers(device)
-    return {Name(each.namespace, each.name) for each in holders}
-
-
-def _devices(of: object) -> Sequence[DeviceFacts]:
-    return of.devices if isinstance(of, SliceFacts) else ()
-
-
-def _pods_with_claims_of(pod: object, store: Store) -> Iterator[Name]:
-    if isinstance(pod, PodFacts):
-        for each in pod.claims:
-            if each.claim is not None:  # only a claim by name has several pods
-                yield from store.world.pods_of_claim(Name(pod.namespace, each.claim))
-
-
-def _claims_made_for(pod: object) -> set[Name]:
-    if not isinstance(pod, PodFacts):
-        return set()
-    names = (*(each.generated for each in pod.claims), pod.extended_claim)
-    return {Name(pod.namespace, name) for name in names if name}
-
-
-def _affects_all_that_wait(change: Change) -> bool:
-    if change.kind is CLAIMS:  # devices became free or taken, or changed hands
-        return _held(change.old) != _held(change.new)
-    return change.kind in (CLASSES, SLICES, NODES, RULES)
-
-
-def _held(claim: object) -> object:
-    """Return the devices that a claim holds, and its pods: the sentences name both."""
-    if not isinstance(claim, ClaimFacts) or not (claim.devices or claim.shares):
-        return None
-    return (claim.devices, claim.shares, claim.reserved_for)
-
-
-# ---------------------------------------------------------------- templates and classes
-
-
-def templates_affected(changes: Iterable[Change], store: Store) -> Iterator[Name]:
-    """Yield the templates that changed, or whose classes did."""
-    for change in changes:
-        if change.kind is TEMPLATES:
-            yield change.name
-        elif change.kind is CLASSES:
-            yield from store.world.templates_of_class(change.name.name)
-
-
-def classes_affected(changes: Iterable[Change], store: Store) -> set[Name]:
-    """Return the classes that changed."""
-    return {change.name for change in changes if change.kind is CLASSES}
-
-
-# ---------------------------------------------------------------- pools: nodes and slices
-
-
-def nodes_affected(changes: Iterable[Change], store: Store) -> set[Name]:
-    """Return the nodes whose pools changed, and those with pools of the same names."""
-    found: set[Name] = set()
-    pools: set[PoolID] = set()
-    for change in changes:
-        if change.kind is NODES and _comes_or_goes(change):
-            found.add(change.name)
-            pools.update(each.of_pool for each in store.world.slices_of_node(change.name.name))
-        elif change.kind is SLICES:
-            for each in (change.old, change.new):
-                if isinstance(each, SliceFacts) and (node := node_of_slice(each)):
-                    found.add(Name("", node))
-                    if _comes_or_goes(change):
-                        pools.add(each.of_pool)
-    # Once for each pool: a thousand nodes may have pools of one name.
-    found.update(
-        Name("", node)
-        for pool in pools
-        for each in store.world.slices_of_pool(pool)
-        if (node := node_of_slice(each))
-    )
-    return found
-
-
-def slices_affected(changes: Iterable[Change], store: Store) -> Iterator[Name]:
-    """Yield the slices that are new, and those of nodes that came or went."""
-    for change in changes:
-        if change.kind is SLICES and change.old is None and change.new is not None:
-            yield change.name
-        elif change.kind is NODES and _comes_or_goes(change):
-            for each in store.world.slices_of_node(change.name.name):
-                yield Name("", each.name)
-
-
-def _comes_or_goes(change: Change) -> bool:
-    return change.old is None or change.new is None
-
-
-# ---------------------------------------------------------------- reports and policies
-
-
-def reports_affected(changes: Iterable[Change]) -> Iterator[Name]:
-    """Yield the reports that changed, and those of drivers whose slices came or went."""
-    for change in changes:
-        of = change.new or change.old
-        if change.kind is REPORTS:
-            yield change.name
-        elif isinstance(of, SliceFacts) and _comes_or_goes(change) and (on := node_of_slice(of)):
-            yield Name("", f"{on}.{of.driver}")
-
-
-def policies_affected(changes: Iterable[Change], store: Store) -> Iterator[Name]:
-    """Yield the policies whose DeviceClass or status may have to change because of others; Kopf
-    calls its handlers for changes of a policy itself."""
-    policies = store.world.of(PolicyFacts)
-    for change in changes:
-        old, new = change.old, change.new
-        if isinstance(old, ReportFacts) or isinstance(new, ReportFacts):
-            yield from _policies_of_report(old, new) & policies.keys()
-        elif isinstance(old, NodeFacts) or isinstance(new, NodeFacts):
-            if _of_policies(old) != _of_policies(new):
-                yield from policies  # each has a selector
-        elif change.kind is CLASSES:
-            for name, each in policies.items():
-                if each.class_name == change.name.name:
-                    yield name
-            yield from _with_resource_of(change, policies)
-        elif _spec_of(old) != _spec_of(new):  # its status is what the operator wrote
-            yield from _with_resource_of(change, policies) - {change.name}
-
-
-def _with_resource_of(change: Change, policies: Mapping[Name, PolicyFacts]) -> set[Name]:
-    """Return the policies with the extended resource that a policy or class has, or had."""
-    resources = {
-        each.extended_resource
-        for each in (change.old, change.new)
-        if isinstance(each, PolicyFacts | ClassFacts)
-    }
-    return {name for name, each in policies.items() if each.extended_resource in resources - {""}}
-
-
-def _policies_of_report(old: object, new: object) -> set[Name]:
-    """Return the policies of which a node reports something else."""
-    before, after = (of.policies if isinstance(of, ReportFacts) else () for of in (old, new))
-    one, other = (
-        (of.refused, of.outdated) if isinstance(of, ReportFacts) else None for of in (old, new)
-    )
-    outcomes = set(before) ^ set(after) if one == other else {*before, *after}
-    return {Name("", each.name) for each in outcomes}
-
-
-def _spec_of(policy: object) -> object:
-    return (policy.uid, policy.generation) if isinstance(policy, PolicyFacts) else None
-
-
-def _of_policies(node: object) -> object:
-    return (node.ready, node.labels) if isinstance(node, NodeFacts) else None
+def _of_policies(node: NodeFacts | None) -> object:
+    return node and (node.ready, node.labels)

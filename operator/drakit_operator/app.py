@@ -35,6 +35,7 @@ from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.gates import GatesUnknownError, allocator_gates, gates_of, read_all_gates
 from drakit_explain.kinds import CLASSES, KINDS, POLICIES
 from drakit_explain.selectors import Selectors
+from drakit_operator.affected import POLICY, REPORT
 from drakit_operator.allocating import AllocatorQuestions
 from drakit_operator.announcing import Announcer, EventWriter
 from drakit_operator.config import Config
@@ -43,7 +44,7 @@ from drakit_operator.leadership import Leadership
 from drakit_operator.metrics import Metrics
 from drakit_operator.outdated_reports import OutdatedReports
 from drakit_operator.policies.controller import PolicyController
-from drakit_operator.reconciler import POLICY, REPORT, Reconciler, new_queue
+from drakit_operator.reconciler import Reconciler, new_queue
 from drakit_operator.sources import LoadWatch, Sources
 from drakit_operator.store import Store
 

@@ -16,11 +16,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, TypeVar
 
 from drakit_daemon.kube import ApiError
 from drakit_daemon.kube.queue import WorkQueue
@@ -45,14 +44,15 @@ from drakit_explain.selectors import FeatureGates, Selectors
 from drakit_explain.templates import class_problems, template_problems
 from drakit_explain.world import AnyFact, Name, World
 from drakit_operator.affected import (
-    claims_affected,
-    classes_affected,
-    nodes_affected,
-    pods_affected,
-    policies_affected,
-    reports_affected,
-    slices_affected,
-    templates_affected,
+    CLAIM,
+    CLASS,
+    NODE,
+    POD,
+    POLICY,
+    SLICE,
+    TEMPLATE,
+    Key,
+    affected,
 )
 from drakit_operator.allocating import AllocatorQuestions
 from drakit_operator.announcing import Announcer, NotWrittenError
@@ -63,9 +63,7 @@ from drakit_operator.store import Change, Store
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-URGENT = "claim"
+URGENT = CLAIM
 """The concern whose checks are cheap: they are made at once, and before all others."""
 
 BUSY_SECONDS = 0.5
@@ -77,10 +75,6 @@ OUTDATED_SECONDS = 2.0
 YIELD_SECONDS = 0.002
 """Pause of other checks between two looks at whether urgent ones are done."""
 
-POLICY = "policy"
-REPORT = "report"
-"""The concerns of HostDevicePolicies and NodeDeviceReports."""
-
 COUNT_SECONDS = 30.0
 """Pause between two counts of all devices: in a large cluster, one costs most of a second."""
 
@@ -91,13 +85,6 @@ node reports, a slice changes, a pod starts)."""
 
 CHECKS, URGENT_CHECKS, SELECTORS = "checks", "urgent", "selectors"
 """The lanes of the queue."""
-
-
-class Key(NamedTuple):
-    """An entry of the queue: an object of a concern."""
-
-    concern: str
-    name: Name
 
 
 def new_queue(*, retry_limit_seconds: float) -> WorkQueue[Key]:
@@ -115,7 +102,6 @@ class Concern:
     """One kind of objects that the operator evaluates."""
 
     kind: Kind
-    affected: Callable[[Sequence[Change], Store], Iterable[Name]]
     problems: Callable[[Name, bool], Problems]
     """From a name, and whether the object is settled, to the reasons of objects by UID."""
 
@@ -166,24 +152,21 @@ def concerns_of(store: Store, explainer: Explainer) -> dict[str, Concern]:
         return problems
 
     return {
-        "pod": Concern(
+        POD: Concern(
             kind=PODS,
-            affected=pods_affected,
             problems=lambda name, settled: problems_of_pod(name, world, explainer, settled=settled),
             settles=True,
             expressions=expressions_of_pod,
             prepare=prepare_pod,
         ),
-        "claim": Concern(
+        CLAIM: Concern(
             kind=CLAIMS,
-            affected=claims_affected,
             problems=lambda name, _: problems_of_claim(name, world),
         ),
         # Templates and classes are checked when they appear, not whenever devices change: a pod
         # that waits gets Events then.
-        "template": Concern(
+        TEMPLATE: Concern(
             kind=TEMPLATES,
-            affected=templates_affected,
             problems=problems_of(
                 TemplateFacts,
                 partial(template_problems, verdicts=explainer.verdicts),
@@ -191,20 +174,15 @@ def concerns_of(store: Store, explainer: Explainer) -> dict[str, Concern]:
             expressions=expressions_of_template,
             once=True,
         ),
-        "class": Concern(
+        CLASS: Concern(
             kind=CLASSES,
-            affected=classes_affected,
             problems=problems_of(ClassFacts, class_problems),
             expressions=expressions_of_class,
             once=True,
         ),
         # Problems of pools are about their Node: slices come and go with each update.
-        "node": Concern(
-            kind=NODES, affected=nodes_affected, problems=problems_of(NodeFacts, node_problems)
-        ),
-        "slice": Concern(
-            kind=SLICES, affected=slices_affected, problems=problems_of(SliceFacts, slice_problems)
-        ),
+        NODE: Concern(kind=NODES, problems=problems_of(NodeFacts, node_problems)),
+        SLICE: Concern(kind=SLICES, problems=problems_of(SliceFacts, slice_problems)),
     }
 
 
@@ -255,17 +233,12 @@ class Reconciler:
 
     def changed(self, changes: Sequence[Change]) -> None:
         """Queue the objects that these changes affect; a batch costs one check per object."""
-        for name in policies_affected(changes, self._store):
-            self._queue.add_after(Key(POLICY, name), POLICY_SECONDS)
-        for name in reports_affected(changes):
-            self._queue.add_after(Key(REPORT, name), self._debounce_seconds)
         for change in changes:
             self._follow_ages(change)
-        for word, concern in self._concerns.items():
-            # Not at once: changes come in bursts, and the scheduler may be about to act.
-            seconds = 0.0 if word == URGENT else self._debounce_seconds
-            for name in concern.affected(changes, self._store):
-                self._queue.add_after(Key(word, name), seconds)
+        # Not at once: changes come in bursts, and the scheduler may be about to act.
+        pauses = {URGENT: 0.0, POLICY: POLICY_SECONDS}
+        for key in affected(changes, self._store.world):
+            self._queue.add_after(key, pauses.get(key.concern, self._debounce_seconds))
 
     def check_policy(self, name: str, seconds: float) -> None:
         """Queue a policy."""
@@ -283,7 +256,7 @@ class Reconciler:
         What the allocator could not answer is asked again."""
         self.verdicts.forget_undecided()
         for name in self._store.world.waiting_pods():
-            self._queue.add_after(Key("pod", name), self._debounce_seconds)
+            self._queue.add_after(Key(POD, name), self._debounce_seconds)
 
     def _follow_ages(self, change: Change) -> None:
         if all(concern.kind is not change.kind for concern in self._concerns.values()):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from drakit_explain.kinds import Kind
 from drakit_explain.model import ClaimFacts, Placement, PodFacts, TemplateFacts
-from drakit_explain.world import Fact, Name, World
+from drakit_explain.world import AnyFact, Fact, Name, World
 from drakit_operator.budgets import ContentBudgets, NodeBudgets
 
 
@@ -26,6 +26,15 @@ class Change:
     name: Name
     old: Fact | None
     new: Fact | None
+
+    @property
+    def comes_or_goes(self) -> bool:
+        return self.old is None or self.new is None
+
+    def both(self, of: type[AnyFact]) -> tuple[AnyFact | None, AnyFact | None]:
+        """Return the object as it was and as it is; None where it is of another type."""
+        old, new = self.old, self.new
+        return old if isinstance(old, of) else None, new if isinstance(new, of) else None
 
 
 class Store:

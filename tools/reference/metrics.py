@@ -24,9 +24,10 @@ from drakit_nodeplugin.devices.counts import DEVICE_STATES
 from drakit_nodeplugin.metrics import Metrics as NodePluginMetrics
 from drakit_nodeplugin.slices.api import Verb
 from drakit_nodeplugin.state.records import STATES
+from drakit_operator.affected import POLICY, REPORT
 from drakit_operator.metrics import SUPPRESSED
 from drakit_operator.metrics import Metrics as OperatorMetrics
-from drakit_operator.reconciler import POLICY, REPORT, concerns_of
+from drakit_operator.reconciler import concerns_of
 from drakit_operator.store import Store
 from tools.reference import markdown
 

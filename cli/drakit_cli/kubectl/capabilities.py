@@ -58,8 +58,13 @@ class Capabilities:
     @property
     def minor(self) -> tuple[int, int] | None:
         """Major and minor version; None if unknown."""
-        found = _VERSION.match(self.version)
-        return (int(found[1]), int(found[2])) if found else None
+        return minor_of(self.version)
+
+
+def minor_of(version: str) -> tuple[int, int] | None:
+    """Return the major and minor number of a version; None if it is unknown."""
+    found = _VERSION.match(version)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 async def find_capabilities(session: Session) -> Capabilities:

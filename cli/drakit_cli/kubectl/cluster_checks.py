@@ -67,6 +67,11 @@ class Finding:
         return "problem" if self.problem else "note"
 
 
+def note(*, object: str, what: str, fix: str, is_bug: bool = False) -> Finding:
+    """Return a finding that is no problem."""
+    return Finding(object=object, what=what, fix=fix, problem=False, is_bug=is_bug)
+
+
 def check_cluster(found: Gathered, rows: Iterable[PoolRow]) -> list[Finding]:
     """Check what the lists show."""
     pools = list(rows)
@@ -74,9 +79,7 @@ def check_cluster(found: Gathered, rows: Iterable[PoolRow]) -> list[Finding]:
         *_api(found),
         *_evaluator(),
         *_pools(pools, found),
-        *_not_registered(found),
-        *_slow(found),
-        *_rejected(found),
+        *_reports(found),
         *_twins(pools),
         *_nodes(pools, found),
         *_missing_classes(found),
@@ -86,56 +89,47 @@ def check_cluster(found: Gathered, rows: Iterable[PoolRow]) -> list[Finding]:
 
 def _api(found: Gathered) -> Iterator[Finding]:
     if found.version != "v1":
-        yield Finding(
+        yield note(
             object="API server",
             what=f"the API server does not serve resource.k8s.io/v1; {found.version} is used",
             fix="upgrade the cluster to Kubernetes 1.34 or newer, or keep the beta API enabled",
-            problem=False,
         )
 
 
 def _evaluator() -> Iterator[Finding]:
     if lacks_helper():
-        yield Finding(
+        yield note(
             object="Program drakit-cel",
             what="the program drakit-cel is not installed, so a Python library evaluates "
             "selectors; it does not support quantities, semantic versions and some of Kubernetes' "
             "CEL functions",
             fix=_HELPER_FIX,
-            problem=False,
         )
 
 
-def _not_registered(found: Gathered) -> Iterator[Finding]:
+def _reports(found: Gathered) -> Iterator[Finding]:
+    """Find what node plugins report about their drivers."""
     for report in sorted(found.world.of(ReportFacts).values(), key=lambda each: each.name):
+        subject = f"NodeDeviceReport {report.name}"
+        driver, node = f"driver {report.driver}", f"node {report.node}"
         if report.registration:
             yield Finding(
-                object=f"NodeDeviceReport {report.name}",
-                what=f"driver {report.driver} is not registered with the kubelet of node "
-                f"{report.node} ({report.registration}): pods that use its devices there cannot "
-                "start",
-                fix=f"read the log of the node plugin on node {report.node}",
+                object=subject,
+                what=f"{driver} is not registered with the kubelet of {node} "
+                f"({report.registration}): pods that use its devices there cannot start",
+                fix=f"read the log of the node plugin on {node}",
             )
-
-
-def _slow(found: Gathered) -> Iterator[Finding]:
-    for report in sorted(found.world.of(ReportFacts).values(), key=lambda each: each.name):
         if report.progress:
             yield Finding(
-                object=f"NodeDeviceReport {report.name}",
-                what=f"driver {report.driver} is slow on node {report.node}: {report.progress}",
+                object=subject,
+                what=f"{driver} is slow on {node}: {report.progress}",
                 fix=f"read the log of {report.driver} on that node; if it persists, restart the "
                 "pod in which the driver runs: that of its backend, otherwise the node plugin's",
             )
-
-
-def _rejected(found: Gathered) -> Iterator[Finding]:
-    for report in sorted(found.world.of(ReportFacts).values(), key=lambda each: each.name):
         if report.rejected:
-            number = plural(report.rejected, "device")
             yield Finding(
-                object=f"NodeDeviceReport {report.name}",
-                what=f"driver {report.driver} does not publish {number} of node {report.node}, "
+                object=subject,
+                what=f"{driver} does not publish {plural(report.rejected, 'device')} of {node}, "
                 f"such as {report.faulty_example or report.rejected_example}",
                 fix=f"kubectl describe nodedevicereport {report.name}: it lists the devices and "
                 "reasons; correct the policy, or report it to the driver's vendor",
@@ -275,13 +269,12 @@ def _classes(found: Gathered) -> Iterator[Finding]:
         names = [each.name for each in classes if each.extended_resource == resource]
         used = class_of_resource(resource, world)
         if len(names) > 1 and used is not None:
-            yield Finding(
+            yield note(
                 object=f"DeviceClass {used.name}",
                 what=f"DeviceClasses {shortened(names)} have the extended resource {resource}: a "
                 f"pod that requests it gets devices of {used.name} only",
                 fix="set another extendedResourceName in one of them, or select all of the devices "
                 "with one class",
-                problem=False,
             )
     for each in classes:
         subject = f"DeviceClass {each.name}"
@@ -290,13 +283,12 @@ def _classes(found: Gathered) -> Iterator[Finding]:
         try:
             analysis = analyze(request, world, budget_of(world))
         except (BudgetSpentError, NotEvaluatedError, ValueError) as error:
-            yield Finding(
+            yield note(
                 object=subject,
                 what=f"DeviceClass {each.name} is not checked: {error}",
                 fix=_HELPER_FIX
                 if lacks_helper()
                 else f"kubectl get deviceclass {each.name} -o yaml: check its selectors",
-                problem=False,
             )
             continue
         if analysis.errors:
@@ -309,7 +301,7 @@ def _classes(found: Gathered) -> Iterator[Finding]:
             )
         elif not analysis.matching:
             why = why_unmatched(request, world)
-            yield Finding(
+            yield note(
                 object=subject,
                 what=f"DeviceClass {each.name} selects none of the "
                 f"{plural(analysis.published, 'published device')}{f': {why}' if why else ''}",
@@ -318,21 +310,20 @@ def _classes(found: Gathered) -> Iterator[Finding]:
                 if policy
                 else f"kubectl get deviceclass {each.name} -o yaml: check its selectors, and that "
                 "its driver publishes devices",
-                problem=False,
             )
 
 
 def check_kubernetes(version: str, found: Gathered) -> Iterator[Finding]:
     """Name the known bugs of the cluster's release that its objects can meet."""
     for bug in known_bugs(version, found.world):
-        yield Finding(object=bug.object, what=bug.what, fix=bug.fix, problem=False, is_bug=True)
+        yield note(object=bug.object, what=bug.what, fix=bug.fix, is_bug=True)
     nodes: dict[str, list[FoundBug]] = {}
     for node in found.world.of(NodeFacts).values():
         for _, bug in bugs_of_node(node, found.world):
             nodes.setdefault(f"{bug.link} {node.kubelet} {node.runtime}", []).append(bug)
     for first, *more in nodes.values():
         what = first.what + (f"; so does that of {plural(len(more), 'other node')}" if more else "")
-        yield Finding(object=first.object, what=what, fix=first.fix, problem=False, is_bug=True)
+        yield note(object=first.object, what=what, fix=first.fix, is_bug=True)
 
 
 def check_gaps(gaps: Sequence[Gap], viewer: str) -> Iterator[Finding]:
@@ -363,7 +354,7 @@ def check_gaps(gaps: Sequence[Gap], viewer: str) -> Iterator[Finding]:
         elif gap.where:
             fix = "correct or delete the object, or ask its owner"
         subject = "Your permissions" if gap.forbidden else subject
-        yield Finding(object=subject, what=str(gap), fix=fix, problem=False)
+        yield note(object=subject, what=str(gap), fix=fix)
 
 
 def _viewer_reads(kind: str) -> bool:

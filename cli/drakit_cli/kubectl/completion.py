@@ -164,59 +164,11 @@ def _names_in_kubeconfig(given: argparse.Namespace, section: str) -> list[str]:
 
 # ---------------------------------------------------------------- scripts
 
-_BASH = """\
-# bash completion for kubectl-drakit: source <(kubectl drakit completion bash)
-_kubectl_drakit() {
-    local line directive=""
-    COMPREPLY=()
-    while IFS= read -r line; do
-        case "$line" in
-            :*) directive="$line" ;;
-            *) COMPREPLY+=("$line") ;;
-        esac
-    done < <("${COMP_WORDS[0]}" @COMPLETE@ "${COMP_WORDS[@]:1:COMP_CWORD}" 2> /dev/null)
-    case "$directive" in
-        @FILES@) COMPREPLY=($(compgen -f -- "${COMP_WORDS[COMP_CWORD]}")) ;;
-        @NO_SPACE@) compopt -o nospace 2> /dev/null ;;
-    esac
-}
-complete -F _kubectl_drakit kubectl-drakit"""
-
-_ZSH = """\
-#compdef kubectl-drakit
-# zsh completion for kubectl-drakit: source <(kubectl drakit completion zsh)
-_kubectl_drakit() {
-    local -a lines
-    lines=("${(@f)$("${words[1]}" @COMPLETE@ "${(@)words[2,CURRENT]}" 2> /dev/null)}")
-    local directive="${lines[-1]}"
-    lines[-1]=()
-    case "$directive" in
-        @FILES@) _files ;;
-        @NO_SPACE@) compadd -S '' -- "${lines[@]}" ;;
-        *) compadd -- "${lines[@]}" ;;
-    esac
-}
-compdef _kubectl_drakit kubectl-drakit"""
-
-_FISH = """\
-# fish completion for kubectl-drakit: kubectl drakit completion fish | source
-function __kubectl_drakit_complete
-    set -l words (commandline -opc) (commandline -ct)
-    set -l lines ($words[1] @COMPLETE@ $words[2..-1] 2> /dev/null)
-    if test "$lines[-1]" = "@FILES@"
-        __fish_complete_path (commandline -ct)
-    else
-        printf '%s\\n' $lines[1..-2]
-    end
-end
-complete -c kubectl-drakit -f -a '(__kubectl_drakit_complete)'"""
-
-_SCRIPTS = {"bash": _BASH, "fish": _FISH, "zsh": _ZSH}
-
 
 def script(shell: str) -> str:
     """Return the script for a shell."""
-    text = _SCRIPTS[shell]
+    file = Path(__file__).parent / "scripts" / f"completion.{shell}"
+    text = file.read_text(encoding="utf-8").rstrip("\n")
     for name, value in (("COMPLETE", COMPLETE), ("FILES", FILES), ("NO_SPACE", NO_SPACE)):
         text = text.replace(f"@{name}@", value)
     return text

@@ -16,7 +16,13 @@ from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from drakit_cli.kubectl.capabilities import Capabilities
-from drakit_cli.kubectl.cluster_checks import Finding, check_cluster, check_gaps, check_kubernetes
+from drakit_cli.kubectl.cluster_checks import (
+    Finding,
+    check_cluster,
+    check_gaps,
+    check_kubernetes,
+    note,
+)
 from drakit_cli.kubectl.components import GATES, Components
 from drakit_cli.kubectl.devices import PoolRow, pool_rows
 from drakit_cli.kubectl.gather import Gap, Gathered
@@ -211,12 +217,11 @@ def _lacking(lacking: Sequence[Lacking], viewer: str) -> Iterator[Finding]:
     """Report what the user may not read, of what the other commands need."""
     if lacking:
         names = [f"{each.permission} ({each.command})" for each in lacking]
-        yield Finding(
+        yield note(
             object="Your permissions",
             what=f"in namespace {lacking[0].permission.namespace}, you are not allowed to "
             + ", ".join(names),
             fix=commands_that_grant(lacking, viewer),
-            problem=False,
         )
 
 

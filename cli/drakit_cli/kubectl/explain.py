@@ -10,7 +10,7 @@ It must not know sessions, or how an answer is printed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
@@ -87,7 +87,7 @@ class Report:
     """What each reason has in common with those of other pods."""
 
     claims: tuple[ClaimReport, ...] = ()
-    nodes: Mapping[str, tuple[str, ...]]
+    nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
     """Nodes that cannot be used, by reason."""
 
     fits_on: str = ""

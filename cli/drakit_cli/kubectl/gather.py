@@ -10,10 +10,11 @@ It must not know what is computed from the facts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from drakit_cli.answers import CommandError
 from drakit_daemon.kube import (
@@ -25,6 +26,7 @@ from drakit_daemon.kube import (
     resource_path,
 )
 from drakit_daemon.kube.discovery import minor_release, served_versions, version_of
+from drakit_daemon.kube.listing import Listing
 from drakit_explain.evidence import NO_EVENTS, Events
 from drakit_explain.kinds import RULES, UNREADABLE, Kind
 from drakit_explain.model import TaintRuleFacts
@@ -38,6 +40,9 @@ PAGE_SIZE = 500
 MAX_PAGE_BYTES = 16 << 20
 """Bytes of a page: a command keeps few pages at once, and ends soon. A page of full slices is
 larger, and is asked for again with fewer objects."""
+
+
+Item = TypeVar("Item")
 
 
 class UnreachableError(CommandError):
@@ -73,14 +78,32 @@ class Gap:
         return f"{self.what}: {self.effect}"
 
 
+def gap_of(
+    error: Exception,
+    kind: str,
+    *,
+    denied: str,
+    failed: str,
+    effect: str,
+    group: str = "",
+    where: str = "",
+) -> Gap:
+    """
+    Return what an error of the API server leaves unknown.
+
+    :param denied: what the user has no permission to do, if that is the error.
+    :param failed: the beginning of the sentence about any other error.
+    """
+    forbidden = isinstance(error, ForbiddenError)
+    what = f"no permission to {denied}" if forbidden else f"{failed}: {error}"
+    return Gap(kind=kind, group=group, where=where, what=what, effect=effect, forbidden=forbidden)
+
+
 def unread(what: str, path: str, error: Exception, effect: str) -> Gap:
     """Return that something that the API server reports about itself is unknown."""
-    forbidden = isinstance(error, ForbiddenError)
     what = f"{what} of the API server"
-    why = (
-        f"no permission to read {what} ({path})" if forbidden else f"{what} cannot be read: {error}"
-    )
-    return Gap(kind=path, what=why, effect=effect, forbidden=forbidden)
+    denied, failed = f"read {what} ({path})", f"{what} cannot be read"
+    return gap_of(error, path, denied=denied, failed=failed, effect=effect)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +133,18 @@ class Gathered:
     def lacks_all(self, kind: Kind) -> bool:
         """Return whether no object of a kind is known, because none may be listed."""
         return any(gap.kind == kind.plural and not gap.where for gap in self.gaps)
+
+
+async def read_pages(
+    session: Session,
+    path: str,
+    project: Callable[[dict[str, Any]], Item],
+    params: Mapping[str, str] | None = None,
+) -> Listing[Item]:
+    """List objects in pages; raises ApiError."""
+    return await session.read_list(
+        path, project, params=params, page_size=PAGE_SIZE, max_page_bytes=MAX_PAGE_BYTES
+    )
 
 
 async def find_versions(session: Session) -> tuple[str, ...]:
@@ -229,21 +264,16 @@ class _Reader:
             return True
         except ApiError:
             return False
-        self._keep(kind, [self._project(kind, body, self.found.version)])
+        self._keep([self._project(kind, self.found.version, body)])
         return True
 
     async def _list(self, kind: Kind, namespace: str | None, version: str = "") -> None:
         version = version or self._version(kind)
         path = resource_path(self._api(kind, version), kind.plural, namespace=namespace)
-        listing = await self._session.read_list(
-            path,
-            lambda body: self._project(kind, body, version),
-            page_size=PAGE_SIZE,
-            max_page_bytes=MAX_PAGE_BYTES,
-        )
-        self._keep(kind, listing.items)
-        for skipped in listing.skipped:
-            self._keep(kind, [self._unread(kind, skipped.metadata)])
+        project = partial(self._project, kind, version)
+        listing = await read_pages(self._session, path, project)
+        self._keep(listing.items)
+        self._keep(self._unread(kind, skipped.metadata) for skipped in listing.skipped)
 
     async def _rules(self) -> None:
         """List DeviceTaintRules, in the first served version that has them."""
@@ -255,12 +285,12 @@ class _Reader:
         except ApiError as error:
             self._fail(RULES, error)
 
-    def _keep(self, kind: Kind, facts: Iterable[Fact | None]) -> None:
+    def _keep(self, facts: Iterable[Fact | None]) -> None:
         for fact in facts:
             if fact is not None:
                 self.found.world.apply(fact)
 
-    def _project(self, kind: Kind, body: dict[str, Any], version: str) -> Fact | None:
+    def _project(self, kind: Kind, version: str, body: dict[str, Any]) -> Fact | None:
         metadata = child(body, "metadata")
         try:
             fact = kind.project(body, version)
@@ -308,24 +338,18 @@ class _Reader:
     def _fail(self, kind: Kind, error: ApiError) -> None:
         if isinstance(error, UnauthorizedError):
             raise UnreachableError(sentence_of(error))
-        forbidden = isinstance(error, ForbiddenError)
         self.found.world.hidden |= {kind.type}
-        if not kind.effect:
-            return
-        what = (
-            f"no permission to list {kind.word}"
-            if forbidden
-            else f"{kind.word}: {sentence_of(error)}"
-        )
-        self.found.gaps.append(
-            Gap(
-                kind=kind.plural,
-                group=kind.group,
-                what=what,
-                effect=kind.effect,
-                forbidden=forbidden,
+        if kind.effect:
+            self.found.gaps.append(
+                gap_of(
+                    error,
+                    kind.plural,
+                    denied=f"list {kind.word}",
+                    failed=kind.word,
+                    effect=kind.effect,
+                    group=kind.group,
+                )
             )
-        )
 
     def _version(self, kind: Kind) -> str:
         return self.found.version if kind.group == GROUP else kind.versions[0]

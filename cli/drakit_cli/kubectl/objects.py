@@ -239,6 +239,5 @@ def _report(
         verdict=verdict,
         sentences=(*texts, state, *notes),
         codes=tuple(each.code.value for each in reasons),
-        nodes={},
         unknown=tuple(str(gap) for gap in found.gaps),
     )

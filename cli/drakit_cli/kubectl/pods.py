@@ -14,16 +14,15 @@ from datetime import UTC, datetime
 
 from drakit_cli.answers import CommandError
 from drakit_cli.kubectl.gather import (
-    MAX_PAGE_BYTES,
-    PAGE_SIZE,
-    Gap,
     Gathered,
     MissingError,
     UnreachableError,
+    gap_of,
+    read_pages,
     sentence_of,
 )
 from drakit_cli.kubectl.targets import ObjectKind
-from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, Session, resource_path
+from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
 from drakit_explain.broken import claims_of_pod, is_placed
 from drakit_explain.evidence import QUOTED, Event, Events
 from drakit_explain.kinds import PODS, UNREADABLE
@@ -119,9 +118,7 @@ async def list_pods(
 
     path = resource_path("v1", PODS.plural, namespace=namespace)
     try:
-        listing = await session.read_list(
-            path, keep, params=params, page_size=PAGE_SIZE, max_page_bytes=MAX_PAGE_BYTES
-        )
+        listing = await read_pages(session, path, keep, params)
     except ApiError as error:
         raise UnreachableError(sentence_of(error)) from None
     found = [each for each in listing.items if each is not None]
@@ -151,29 +148,18 @@ async def with_loads(session: Session, found: Gathered, nodes: Collection[str]) 
     if len(selectors) > _MAX_NODES_ONE_BY_ONE:
         selectors = [f"spec.nodeName!=,{ended}"]
     loads = Loads(nodes=nodes)
-    effect = "what they leave of CPU, memory and the number of pods of a node is unknown"
+    path = resource_path("v1", PODS.plural)
+    lists = (read_pages(session, path, _load, {"fieldSelector": each}) for each in selectors)
     try:
-        listings = await asyncio.gather(
-            *(
-                session.read_list(
-                    resource_path("v1", PODS.plural),
-                    _load,
-                    params={"fieldSelector": each},
-                    page_size=PAGE_SIZE,
-                    max_page_bytes=MAX_PAGE_BYTES,
-                )
-                for each in selectors
-            )
-        )
+        listings = await asyncio.gather(*lists)
     except ApiError as error:
-        forbidden = isinstance(error, ForbiddenError)
-        what = "no permission to list pods of all namespaces"
-        gap = Gap(
-            kind=PODS.plural,
+        gap = gap_of(
+            error,
+            PODS.plural,
+            denied="list pods of all namespaces",
+            failed="pods",
+            effect="what they leave of CPU, memory and the number of pods of a node is unknown",
             where="nodes",
-            what=what if forbidden else f"pods: {sentence_of(error)}",
-            effect=effect,
-            forbidden=forbidden,
         )
         return replace(found, gaps=[*found.gaps, gap])
     for load in (each for listing in listings for each in listing.items):
@@ -220,14 +206,9 @@ async def with_events(session: Session, found: Gathered, pods: Sequence[PodFacts
             *(list_events(session, namespace, each) for each in selectors)
         )
     except ApiError as error:
-        forbidden = isinstance(error, ForbiddenError)
-        gap = Gap(
-            kind="events",
-            what="no permission to list Events" if forbidden else f"Events: {sentence_of(error)}",
-            effect="what the kubelet, drivers and controllers report is unknown",
-            forbidden=forbidden,
-        )
-        return replace(found, events=Events(hidden=forbidden), gaps=[*found.gaps, gap])
+        effect = "what the kubelet, drivers and controllers report is unknown"
+        gap = gap_of(error, "events", denied="list Events", failed="Events", effect=effect)
+        return replace(found, events=Events(hidden=gap.forbidden), gaps=[*found.gaps, gap])
     return replace(found, events=Events(each for listing in listings for each in listing))
 
 
@@ -256,11 +237,5 @@ async def list_events(session: Session, namespace: str | None, selector: str) ->
             uid=text(body, "involvedObject", "uid"),
         )
 
-    listing = await session.read_list(
-        resource_path("v1", "events", namespace=namespace),
-        project,
-        params={"fieldSelector": selector},
-        page_size=PAGE_SIZE,
-        max_page_bytes=MAX_PAGE_BYTES,
-    )
-    return listing.items
+    path = resource_path("v1", "events", namespace=namespace)
+    return (await read_pages(session, path, project, {"fieldSelector": selector})).items

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from drakit_cli.kubectl.capabilities import Capabilities
-from drakit_cli.kubectl.cluster_checks import Finding
+from drakit_cli.kubectl.cluster_checks import Finding, note
 from drakit_cli.kubectl.components import (
     CONTROLLERS,
     GATES,
@@ -241,13 +241,12 @@ def _restarted(release: Release) -> Iterator[Finding]:
             continue
         where = f"container {each.name} of pod {each.pod} on node {each.node}"
         times = "once" if each.restarts == 1 else f"{each.restarts} times"
-        yield Finding(
+        yield note(
             object=f"Pod {release.namespace}/{each.pod}",
             what=f"{where} was restarted {times}; it ended last with {each.ended[:MAX_MESSAGE]}",
             fix=f"kubectl -n {release.namespace} logs {each.pod} -c {each.name} --previous: "
             "report the error, or for OOMKilled raise the memory limit; without an error, the "
             "liveness probe may have failed, or the node was rebooted",
-            problem=False,
         )
 
 
@@ -275,21 +274,25 @@ def _kubernetes(release: Release, capabilities: Capabilities) -> Iterator[Findin
 
 def _gates(release: Release, capabilities: Capabilities) -> Iterator[Finding]:
     for gate in _GATES:
-        known = capabilities.gates.get(gate.name)
-        if known is None and capabilities.minor is not None:
-            # Gates may not be read, or the API server is older or newer than this one.
-            known = is_default(gate.name, capabilities.minor[1])
-        if known is False and gate.needed(release):
+        if is_enabled(gate.name, capabilities) is False and gate.needed(release):
             how = "is disabled" if gate.name in capabilities.gates else "is disabled by default"
             instead = f", or {_upgrade(release, gate.option)}" if gate.option else ""
-            yield Finding(
+            yield note(
                 object=_of(release),
                 what=f"release {release.name} in namespace {release.namespace} uses the feature "
                 f"gate {gate.name}, which {how}: {gate.without}",
                 fix=f"start API server, scheduler, controller manager and kubelets with "
                 f"--feature-gates={gate.name}=true{instead}",
-                problem=False,
             )
+
+
+def is_enabled(gate: str, capabilities: Capabilities) -> bool | None:
+    """Return whether the API server has a gate; None if that is unknown."""
+    known = capabilities.gates.get(gate)
+    if known is None and capabilities.minor is not None:
+        # Gates may not be read, or the API server is older or newer than this one.
+        known = is_default(gate, capabilities.minor[1])
+    return known
 
 
 _TAKES_PART = {
@@ -302,19 +305,15 @@ _TAKES_PART = {
 def check_components(components: Components, capabilities: Capabilities) -> Iterator[Finding]:
     """Find components that lack a gate which the API server has."""
     for name, gate in GATES.items():
-        enabled = capabilities.gates.get(name)
-        if enabled is None and capabilities.minor is not None:
-            enabled = is_default(name, capabilities.minor[1])
-        for kind in gate.components if enabled else ():
+        for kind in gate.components if is_enabled(name, capabilities) else ():
             if lacking := components.without(name, kind):
                 where = "on node" if kind == KUBELET else "in pod"
-                yield Finding(
+                yield note(
                     object=f"Feature gate {name}",
                     what=f"the feature gate {name} is enabled in the API server, but not in "
                     f"{kind} ({where}{'s' if len(lacking) > 1 else ''} {shortened(lacking)}): "
                     f"{_TAKES_PART[kind]}",
                     fix=f"start {kind} with --feature-gates={name}=true",
-                    problem=False,
                 )
 
 
@@ -336,12 +335,11 @@ def _unpublished(release: Release, rows: Sequence[PoolRow]) -> Iterator[Finding]
                 fix=log,
             )
         if not drivers and pod.node not in {node for _, node in published}:
-            yield Finding(
+            yield note(
                 object=f"Node {pod.node}",
                 what=f"node {pod.node} has a node plugin, but no ResourceSlice is published for "
                 f"the node",
                 fix=f"if the node has devices: {log}",
-                problem=False,
             )
 
 
@@ -398,11 +396,10 @@ def _conflicts(installed: Releases) -> Iterator[Finding]:
     for one, other in combinations(installed.releases, 2):
         names = f"releases {one.namespace}/{one.name} and {other.namespace}/{other.name}"
         if one.workload(OPERATOR) and other.workload(OPERATOR):
-            yield Finding(
+            yield note(
                 object=_of(other),
                 what=f"{names} both run an operator, so Events are written twice",
                 fix=_upgrade(other, "--set operator.enabled=false"),
-                problem=False,
             )
         if not (shared := sorted(one.nodes & other.nodes)):
             continue
@@ -451,12 +448,11 @@ def _kubelets(installed: Releases) -> Iterator[Finding]:
             continue
         if plugin.kubelet_root not in others:
             root, names = next(iter(sorted(others.items())))
-            yield Finding(
+            yield note(
                 object=_of(release),
                 what=f"release {release.name} in namespace {release.namespace} uses the kubelet "
                 f"directory {plugin.kubelet_root}, but {shortened(names)} "
                 f"{'uses' if len(names) == 1 else 'use'} {root}",
                 fix="if that is the --root-dir of the kubelet: "
                 + _upgrade(release, f"--set nodeplugin.kubeletRoot={root}"),
-                problem=False,
             )

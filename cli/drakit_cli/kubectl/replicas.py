@@ -43,7 +43,6 @@ def refused(document: Document, sentence: str, *, code: str = REFUSED) -> Report
         verdict=Verdict.BLOCKED,
         sentences=(sentence,),
         codes=(code,),
-        nodes={},
     )
 
 
@@ -104,7 +103,6 @@ def explain_planned(pod: PlannedPod, found: Gathered, ask: Ask) -> Report:
             name=source.name,
             verdict=Verdict.NOT_PENDING,
             sentences=(f"{source.title} would create no pod",),
-            nodes={},
         )
     (report,) = explain_pods([SeenPod(facts=facts)], found, ask=ask)
     report = replace(report, kind=pod.kind)

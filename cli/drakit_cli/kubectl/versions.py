@@ -6,12 +6,12 @@ It must not know sessions.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
+from drakit_cli.kubectl.capabilities import minor_of
 from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.releases import Releases, Workload
 from drakit_explain.cel.gates import DEFAULT_GATES
@@ -19,8 +19,6 @@ from drakit_explain.cel.helper import find_release
 
 MAX_SKEW = 1
 """Minor versions that the plugin and a release may be apart."""
-
-_MINOR = re.compile(r"v?(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,16 +39,16 @@ class Versions:
         return list(self._warn())
 
     def _warn(self) -> Iterator[str]:
-        if (cluster := _minor(self.kubernetes)) is not None:
+        if (cluster := minor_of(self.kubernetes)) is not None:
             minor = f"{cluster[0]}.{cluster[1]}"
             if minor not in self.allocators:
                 yield (
                     f"the allocator of Kubernetes {minor} is not installed, so explanations of "
                     f"pods that wait for devices are undecided"
                 )
-        mine = _minor(self.plugin)
+        mine = minor_of(self.plugin)
         for each in self.workloads:
-            theirs = _minor(each.version)
+            theirs = minor_of(each.version)
             if mine is None or theirs is None:
                 continue
             if mine[0] != theirs[0] or abs(mine[1] - theirs[1]) > MAX_SKEW:
@@ -116,8 +114,3 @@ def all_versions(own: Versions, kubernetes: str, releases: Releases) -> Versions
     """
     gaps = [str(gap) for gap in releases.gaps if gap.kind in ("deployments", "daemonsets")]
     return replace(own, kubernetes=kubernetes, workloads=releases.workloads, gaps=tuple(gaps))
-
-
-def _minor(text: str) -> tuple[int, int] | None:
-    found = _MINOR.match(text)
-    return (int(found[1]), int(found[2])) if found else None

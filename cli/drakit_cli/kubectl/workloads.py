@@ -14,10 +14,9 @@ from typing import Any
 from drakit_cli.answers import CommandError
 from drakit_cli.kubectl.explain import UNDECIDED_CODE, Report
 from drakit_cli.kubectl.gather import (
-    MAX_PAGE_BYTES,
-    PAGE_SIZE,
     MissingError,
     UnreachableError,
+    read_pages,
     sentence_of,
 )
 from drakit_cli.kubectl.pods import SeenPod, list_events, list_pods, read_object
@@ -142,9 +141,7 @@ async def said_by_kueue(session: Session, namespace: str, uid: str) -> str:
         if version is None:
             return ""
         path = resource_path(f"{KUEUE}/{version}", "workloads", namespace=namespace)
-        listing = await session.read_list(
-            path, project, page_size=PAGE_SIZE, max_page_bytes=MAX_PAGE_BYTES
-        )
+        listing = await read_pages(session, path, project)
     except ApiError:
         return ""
     said = next(filter(None, listing.items), "")

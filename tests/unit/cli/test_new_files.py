@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from drakit_cli.new import FORMS, project_of
+from drakit_cli.new import FORMS, TEMPLATES, project_of
 from tests.unit.cli.projects import (
     PROJECTS,
     commands,
@@ -158,6 +158,6 @@ def test_all_templates_are_in_the_wheel(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     folder = Path("drakit_cli/templates")
-    assert {str(path.relative_to(folder)) for path in names if path.is_relative_to(folder)} == {
-        template for form in FORMS for template in form.files.values()
+    assert {path.relative_to(folder) for path in names if path.is_relative_to(folder)} == {
+        template.relative_to(TEMPLATES) for form in FORMS for template in form.files.values()
     }

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from drakit_cli.new import CONTAINER, FORMS, GO, PLUGIN
+from drakit_cli.new import CONTAINER, FORMS, GO, PLUGIN, TEMPLATES
 from tests.unit.cli.projects import (
     CONTAINERS,
     PROJECTS,
@@ -28,9 +28,8 @@ def test_every_template_is_a_file_of_the_project(tmp_path):
         project = write(tmp_path / f"lamps{arguments}", *arguments.split())
         assert files_of(project) == {path.format(package="lamps") for path in form.files}
         assert not [name for name in files_of(project) if "@@" in (project / name).read_text()]
-    templates = ROOT / "cli" / "drakit_cli" / "templates"
-    assert {name for form in FORMS for name in form.files.values()} == {
-        str(path.relative_to(templates)) for path in templates.rglob("*.in")
+    assert {each for form in FORMS for each in form.files.values()} == {
+        path for path in TEMPLATES.rglob("*") if path.is_file()
     }
 
 

@@ -26,7 +26,7 @@ from drakit_explain.projection import project_class
 from drakit_explain.reports import project_policy, project_report
 from drakit_explain.world import Fact, Name, name_of_fact
 from drakit_formats import crds
-from drakit_operator.affected import policies_affected
+from drakit_operator.affected import affected
 from drakit_operator.policies import controller
 from drakit_operator.policies.controller import (
     OUTDATED_SECONDS,
@@ -359,28 +359,29 @@ def test_a_change_affects_the_policies_that_it_can_concern():
     store = store_of(POLICY, other)
     both = {"serial", "kvm"}
 
-    def affected(old: Fact | None, new: Fact | None, kind: Kind = REPORTS) -> set[str]:
+    def policies(old: Fact | None, new: Fact | None, kind: Kind = REPORTS) -> set[str]:
         change = Change(kind=kind, name=name_of_fact(new or old), old=old, new=new)
-        return {name.name for name in policies_affected([change], store)}
+        found = affected([change], store.world)
+        return {key.name.name for key in found if key.concern == "policy"}
 
     kvm, gone = outcome(name="kvm"), outcome(name="gone")
-    assert affected(None, report("a", outcome(), gone)) == {"serial"}
-    assert affected(report("a", outcome(), kvm), report("a", kvm)) == {"serial"}
-    assert affected(report("a", outcome(), kvm), report("a", outcome(in_use=1), kvm)) == {"serial"}
-    assert affected(report("a", kvm), replace(report("a", kvm), registration="Rejected")) == set()
-    assert affected(report("a", outcome(), kvm), None) == both
-    assert affected(report("a", kvm), report("a", kvm, refused="fails")) == {"kvm"}
-    assert affected(report("a", kvm), report("a", kvm, outdated=True)) == {"kvm"}
-    assert affected(node("a"), node("a", ready=False), NODES) == both
-    assert affected(node("a"), replace(node("a"), unschedulable=True), NODES) == set()
-    assert affected(POLICY, replace(POLICY, generation=4), POLICIES) == set()  # Kopf calls handlers
-    assert affected(None, ClassFacts(name="kvm.drakit.dev", uid="k"), CLASSES) == {"kvm"}
+    assert policies(None, report("a", outcome(), gone)) == {"serial"}
+    assert policies(report("a", outcome(), kvm), report("a", kvm)) == {"serial"}
+    assert policies(report("a", outcome(), kvm), report("a", outcome(in_use=1), kvm)) == {"serial"}
+    assert policies(report("a", kvm), replace(report("a", kvm), registration="Rejected")) == set()
+    assert policies(report("a", outcome(), kvm), None) == both
+    assert policies(report("a", kvm), report("a", kvm, refused="fails")) == {"kvm"}
+    assert policies(report("a", kvm), report("a", kvm, outdated=True)) == {"kvm"}
+    assert policies(node("a"), node("a", ready=False), NODES) == both
+    assert policies(node("a"), replace(node("a"), unschedulable=True), NODES) == set()
+    assert policies(POLICY, replace(POLICY, generation=4), POLICIES) == set()  # Kopf calls handlers
+    assert policies(None, ClassFacts(name="kvm.drakit.dev", uid="k"), CLASSES) == {"kvm"}
     resource = replace(POLICY, extended_resource="a.b/c")
     for each in (resource, replace(other, extended_resource="a.b/c")):
         store.world.apply(each)
-    assert affected(resource, replace(POLICY, generation=4), POLICIES) == {"kvm"}
+    assert policies(resource, replace(POLICY, generation=4), POLICIES) == {"kvm"}
     theirs = ClassFacts(name="theirs", uid="t", extended_resource="a.b/c")
-    assert affected(theirs, None, CLASSES) == both
+    assert policies(theirs, None, CLASSES) == both
 
 
 @pytest.mark.looptime

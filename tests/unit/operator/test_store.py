@@ -21,8 +21,8 @@ from drakit_explain.model import (
     TemplateFacts,
 )
 from drakit_explain.world import Name
-from drakit_operator.affected import claims_affected, pods_affected, templates_affected
-from drakit_operator.store import Store
+from drakit_operator import affected
+from drakit_operator.store import Change, Store
 
 REQUEST = Request(name="gpu", device_class="gpu.example")
 G0 = DeviceID("d", "n1", "g0")
@@ -94,6 +94,11 @@ TRAIN, OTHER = Name("lab", "train"), Name("lab", "other")
 WAITING = {TRAIN, OTHER}
 
 
+def affects(concern: str, change: Change, store: Store) -> set[Name]:
+    found = affected.affected([change], store.world)
+    return {key.name for key in found if key.concern == concern}
+
+
 @pytest.mark.parametrize(
     ("kind", "fact", "pods"),
     [
@@ -123,13 +128,13 @@ WAITING = {TRAIN, OTHER}
 )
 def test_a_change_touches_pods(store, kind, fact, pods):
     change = store.apply(kind, fact)
-    assert set(pods_affected([change], store)) == pods
+    assert affects(affected.POD, change, store) == pods
 
 
 def test_pods_that_run_are_touched_by_themselves_only(store):
     store.apply(PODS, replace(POD, node="n1", phase="Running"))
     change = store.apply(CLASSES, replace(CLASS, uid="k2"))
-    assert set(pods_affected([change], store)) == {OTHER}
+    assert affects(affected.POD, change, store) == {OTHER}
 
 
 @pytest.mark.parametrize(
@@ -152,9 +157,9 @@ def test_a_taint_rule_touches_the_claims_with_devices_in_its_pools(store, rule, 
         store.apply(CLAIMS, replace(CLAIM, name=name, uid=name, allocated=True, results=(result,)))
     taint = TaintFacts(key="k", effect="NoExecute")
     change = store.apply(RULES, TaintRuleFacts(name="r", uid="r", taint=taint, **rule))
-    assert {name.name for name in claims_affected([change], store)} == found
+    assert {name.name for name in affects(affected.CLAIM, change, store)} == found
     gone = store.remove(RULES, Name("", "r"), uid="r")
-    assert {name.name for name in claims_affected([gone], store)} == found
+    assert {name.name for name in affects(affected.CLAIM, gone, store)} == found
 
 
 @pytest.mark.parametrize(
@@ -171,5 +176,5 @@ def test_a_class_touches_what_asks_for_it(store, request_, found):
     store.apply(TEMPLATES, replace(TEMPLATE, requests=(request_,)))
     store.apply(CLAIMS, replace(CLAIM, requests=(request_,)))
     change = store.remove(CLASSES, Name("", "gpu.example"), uid="k1")
-    assert (Name("lab", "tpl") in set(templates_affected([change], store))) is found
-    assert (Name("lab", "train-x") in set(claims_affected([change], store))) is found
+    assert (Name("lab", "tpl") in affects(affected.TEMPLATE, change, store)) is found
+    assert (Name("lab", "train-x") in affects(affected.CLAIM, change, store)) is found
