@@ -90,10 +90,7 @@ def _devices(options: argparse.Namespace, output: Output) -> int:
     if options.name and not rows:
         raise MissingError(f'no driver, pool or device has the name "{options.name}"')
     if device is not None:
-        if output.for_programs:
-            output.data("Device", device.body())
-        else:
-            device.show(output)
+        output.write("Device", device)
     elif output.for_programs:
         output.data("DeviceList", devices.body(rows, found))
     else:
@@ -214,10 +211,7 @@ def _doctor(options: argparse.Namespace, output: Output) -> int:
         )
 
     diagnosis = doctor.diagnose(fetch(options, ask))
-    if output.for_programs:
-        output.data("DoctorReport", diagnosis.body())
-    else:
-        diagnosis.show(output)
+    output.write("DoctorReport", diagnosis)
     return 1 if diagnosis.wrong or (options.fail_on == "note" and diagnosis.findings) else 0
 
 
@@ -235,10 +229,7 @@ def _version(options: argparse.Namespace, output: Output) -> int:
         found = found if options.client else all_versions(found, *fetch(options, ask))
     except CommandError as error:  # the own versions help to find the cause
         problem = error
-    if output.for_programs:
-        output.data("Version", found.body())
-    else:
-        found.show(output)
+    output.write("Version", found)
     if problem is not None:
         raise problem
     return 0

@@ -1,10 +1,10 @@
 """
-The problems of a pod or a claim, as rows: the explanation of :mod:`drakit_explain`, narrowed to
-the objects that the user may read.
+The answer about a pod or a claim: the explanation of :mod:`drakit_explain`, narrowed to the objects
+that the user may read.
 
 A reason that a missing permission could have caused is dropped. Then the answer is "undecided".
 
-It must not know sessions, or how an answer is printed.
+It must not know sessions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.gather import Gathered
+from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
 from drakit_cli.kubectl.pods import SeenPod
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.asking import Question
@@ -57,6 +58,21 @@ FINE = (Verdict.FITS, Verdict.STARTING, Verdict.NOT_PENDING)
 
 UNDECIDED_CODE = 4
 """The exit code if the answer is undecided."""
+
+_COUNTS = (
+    *("REQUEST", "CLASS", "WANTS", "PUBLISHED", "MATCHING"),
+    *("FREE", "ALLOCATED", "TAINTED", "ELSEWHERE", "TOO SMALL"),
+)
+COLOURS = {
+    Verdict.BLOCKED: "bad",
+    Verdict.BROKEN: "bad",
+    Verdict.DELETING: "bad",
+    Verdict.UNDECIDED: "unsure",
+    Verdict.FITS: "good",
+    Verdict.STARTING: "good",
+    Verdict.NOT_PENDING: "good",
+}
+"""The colour of an answer's sentences."""
 
 _NODE_RULES = {
     NodeProblem.SELECTOR: "node selector or affinity excludes them",
@@ -106,6 +122,11 @@ class Report:
         return first.removeprefix(f"pod {self.namespace}/{self.name} ").removeprefix("waits: ")
 
     @property
+    def reasons(self) -> str:
+        """The codes of the reasons, each once."""
+        return ", ".join(dict.fromkeys(self.codes))
+
+    @property
     def exit_code(self) -> int:
         if self.verdict is Verdict.UNDECIDED:
             return UNDECIDED_CODE
@@ -134,6 +155,91 @@ class Report:
             "schedulerMessage": self.scheduler,
             "notEvaluated": list(self.unknown),
         }
+
+    def show(self, output: Output) -> None:
+        """Print it."""
+        for sentence in self.lines:
+            output.line(f"{sentence[0].upper()}{sentence[1:]}.", colour=COLOURS[self.verdict])
+        for claim in self.claims:
+            output.line()
+            output.line(f"{claim.origin[0].upper()}{claim.origin[1:]}:", colour="head")
+            if claim.allocated or not claim.requests:
+                output.line("allocated" if claim.allocated else "not allocated", indent=2)
+                continue
+            rows: list[list[str]] = []
+            for each in claim.requests:
+                request = each.analysis.request
+                numbers = [str(number) for number in counts(each).values()]
+                rows.append([each.name, request.device_class, wanted(request), *numbers])
+            output.table(_COUNTS, rows, indent=2)
+            for each in claim.requests:
+                for text in notes(each, wide=output.wide):
+                    output.line(text, indent=2)
+        output.lines(
+            "Nodes that cannot be used",
+            (
+                f"{shortened(names, most=len(names) if output.wide else MAX_NAMES)}: {why}"
+                for why, names in self.nodes.items()
+            ),
+        )
+        output.lines("The scheduler reports", [self.scheduler] if self.scheduler else [])
+        output.lines("Not evaluated", self.unknown)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reports:
+    """The explanations of several objects."""
+
+    reports: tuple[Report, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return worst_code(self.reports)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return all(each.is_done for each in self.reports)
+
+    def body(self) -> dict[str, Any]:
+        """Write them for programs."""
+        return {"items": [each.body() for each in self.reports]}
+
+    def show(self, output: Output) -> None:
+        """Print each in full."""
+        for number, report in enumerate(self.reports):
+            if number:
+                output.line()
+            report.show(output)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting(Reports):
+    """The explanations of pods that wait, and what is not known about them."""
+
+    gaps: tuple[str, ...] = ()
+    where: str
+    """The namespace that was asked for; empty for all."""
+
+    def show(self, output: Output) -> None:
+        """Print a line for each pod."""
+        if self.reports:
+            rows = [
+                (each.namespace, each.name, each.verdict.value, each.reasons, each.summary)
+                for each in self.reports
+            ]
+            head = ("NAMESPACE", "NAME", "VERDICT", "REASON", "MESSAGE")
+            output.table(head, rows, cut=not output.wide)
+        else:
+            where = f" in namespace {self.where}" if self.where else ""
+            output.line(f"No pod waits for devices{where}.")
+        output.lines("Not evaluated", self.gaps)
+
+
+def worst_code(reports: Iterable[Report]) -> int:
+    """Return 1 if an answer is a problem, else 4 if one is undecided, else 0."""
+    codes = {each.exit_code for each in reports}
+    return 1 if 1 in codes else UNDECIDED_CODE if UNDECIDED_CODE in codes else 0
 
 
 def selectors_of(pods: Iterable[PodFacts], found: Gathered) -> list[str]:

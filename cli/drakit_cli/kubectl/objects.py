@@ -4,7 +4,7 @@ What is wrong with a template, class, node or slice.
 Templates and classes are explained as for a pod that has such a claim, and no other rules. Nodes
 and slices have the problems of their pools, and nodes those that the node plugin reports.
 
-It must not know sessions, or how an answer is printed.
+It must not know sessions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from drakit_cli.kubectl.capabilities import evaluate_selectors
-from drakit_cli.kubectl.devices import PoolRow, pool_body, pool_rows
+from drakit_cli.kubectl.devices import PoolRow, pool_body, pool_rows, show_rows
 from drakit_cli.kubectl.explain import (
     Ask,
     Report,
@@ -24,7 +24,7 @@ from drakit_cli.kubectl.explain import (
     user_of,
 )
 from drakit_cli.kubectl.gather import Gathered
-from drakit_cli.kubectl.output import plural
+from drakit_cli.kubectl.output import Output, plural
 from drakit_cli.kubectl.targets import CLASS, NODE, SLICE, TEMPLATE
 from drakit_explain.asking import answered
 from drakit_explain.codes import Code, Reason, no_remedy
@@ -125,6 +125,13 @@ class PoolReport:
     def body(self) -> dict[str, Any]:
         """Write it for programs."""
         return {**self.report.body(), "pools": [pool_body(each) for each in self.pools]}
+
+    def show(self, output: Output) -> None:
+        """Print it."""
+        self.report.show(output)
+        if self.pools:
+            output.line()
+            show_rows(self.pools, output, wide=output.wide)
 
 
 def explain_node(node: NodeFacts, found: Gathered) -> PoolReport:

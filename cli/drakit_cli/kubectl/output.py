@@ -16,7 +16,7 @@ import sys
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import yaml
 
@@ -47,6 +47,14 @@ def plural(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
+class Answer(Protocol):
+    """An answer, for programs and for people."""
+
+    def body(self) -> Mapping[str, Any]: ...
+
+    def show(self, output: Output) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
     """The stream and the format of a command's output."""
@@ -61,6 +69,13 @@ class Output:
     @property
     def wide(self) -> bool:
         return self.format == "wide"
+
+    def write(self, kind: str, answer: Answer) -> None:
+        """Print an answer in the format of the output; `kind` is for programs."""
+        if self.for_programs:
+            self.data(kind, answer.body())
+        else:
+            answer.show(self)
 
     def data(self, kind: str, body: Mapping[str, Any]) -> None:
         """Print an answer for programs, with the version and the kind of its form."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from drakit_cli.kubectl import objects
 from drakit_cli.kubectl.capabilities import open_allocator, with_gates
 from drakit_cli.kubectl.explain import (
     Report,
+    Reports,
+    Waiting,
     claims_holding,
     explain_claim,
     explain_pods,
@@ -114,20 +116,12 @@ async def ask_workload(session: Session, namespace: str, target: Target) -> Work
     return WorkloadReport(workload=workload, reports=tuple(reports))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
-    """The pods that wait, and what is not known about them."""
-
-    reports: tuple[Report, ...]
-    gaps: tuple[str, ...]
-
-
 async def ask_waiting(session: Session, namespace: str, *, everywhere: bool) -> Waiting:
     """Explain all pods that wait for devices, or have not started with them."""
-    where = None if everywhere else namespace
-    pods = await list_pods(session, where, {"fieldSelector": "status.phase=Pending"})
+    where = "" if everywhere else namespace
+    pods = await list_pods(session, where or None, {"fieldSelector": "status.phase=Pending"})
     if not pods:
-        return Waiting(reports=(), gaps=())
+        return Waiting(reports=(), where=where)
     reports, found = await _explain(
         session, pods, namespace=namespace, everywhere=everywhere, brief=True
     )
@@ -138,6 +132,7 @@ async def ask_waiting(session: Session, namespace: str, *, everywhere: bool) -> 
             if _uses_devices(pod.facts, found)
         ),
         gaps=tuple(str(gap) for gap in found.gaps),
+        where=where,
     )
 
 
@@ -193,7 +188,7 @@ async def _complete(session: Session, found: Gathered, pods: Sequence[PodFacts])
 # ---------------------------------------------------------------- manifests
 
 
-async def ask_manifest(session: Session, namespace: str, content: str) -> list[Report]:
+async def ask_manifest(session: Session, namespace: str, content: str) -> Reports:
     """Explain whether the pods of a manifest would be created, and would fit, one after another."""
     manifest = await complete(session, *read_documents(content, namespace))
     pods = [each.facts for each in manifest.pods]
@@ -217,7 +212,7 @@ async def ask_manifest(session: Session, namespace: str, content: str) -> list[R
         for each in manifest.pods:
             planned = await without_existing(session, each, found)
             reports.append(await asyncio.to_thread(explain_planned, planned, found, ask))
-    return reports
+    return Reports(reports=tuple(reports))
 
 
 _UNVALIDATED = "unknown fields, quotas and admission are not checked"

@@ -1,24 +1,25 @@
 """
 The pods of a workload, and one answer for all of them.
 
-It must not know how a pod is explained, or how an answer is printed.
+It must not know how a pod is explained.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from drakit_cli.answers import CommandError
-from drakit_cli.kubectl.explain import UNDECIDED_CODE, Report
+from drakit_cli.kubectl.explain import COLOURS, Report, worst_code
 from drakit_cli.kubectl.gather import (
     MissingError,
     UnreachableError,
     read_pages,
     sentence_of,
 )
+from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
 from drakit_cli.kubectl.pods import SeenPod, list_events, list_pods, read_object
 from drakit_cli.kubectl.targets import DAEMON_SET, DEPLOYMENT, JOB, POD_GROUP, Target
 from drakit_daemon.kube import ApiError, Session, resource_path
@@ -342,15 +343,18 @@ class WorkloadReport:
             ],
         }
 
+    def show(self, output: Output) -> None:
+        """Print one answer for all pods, and explain one pod for each reason."""
+        output.line(f"{self.sentence}.", colour=COLOURS[self.verdict])
+        for group in self.groups:
+            names = shortened(group.names, most=len(group.names) if output.wide else MAX_NAMES)
+            output.line()
+            output.line(f"{group.words}: {names}", colour="head")
+            group.first.show(output)
+
 
 def _starts(pod: PodFacts) -> bool:
     return is_placed(pod) and (pod.phase == "Pending" or pod.is_starting)
-
-
-def worst_code(reports: Sequence[Report]) -> int:
-    """Return 1 if an answer is a problem, else 4 if one is undecided, else 0."""
-    codes = {each.exit_code for each in reports}
-    return 1 if 1 in codes else UNDECIDED_CODE if UNDECIDED_CODE in codes else 0
 
 
 def group_by_cause(reports: Iterable[Report]) -> list[Group]:
