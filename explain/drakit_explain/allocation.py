@@ -214,11 +214,6 @@ class NotEvaluatedError(Exception):
     """No result is certain, as of a long selector; the text is a clause that names the cause."""
 
 
-def not_supported(request: Request, name: str) -> str:
-    """Return the text of the error about a request that has an unsupported part."""
-    return f'drakit does not support {request.unsupported} of request "{name}"'
-
-
 def tolerates(toleration: Toleration, taint: TaintFacts) -> bool:
     """Return whether a toleration applies to a taint, as the scheduler decides it."""
     if toleration.effect and toleration.effect != taint.effect:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from drakit.quantity import quantity_units
@@ -22,7 +23,6 @@ from drakit_explain.codes import Code
 from drakit_explain.devices import DeviceFacts, DeviceKind, TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, PoolID, Request, Toleration
 from drakit_explain.pools import Counter, NodePool
-from drakit_explain.release import rules_of
 from drakit_explain.reports import UNHEALTHY
 from drakit_explain.selection import Selection
 from drakit_explain.world import Reachable, World
@@ -82,6 +82,49 @@ class Left(NamedTuple):
     needed: int
 
 
+class Tally(NamedTuple):
+    """How many devices of a slice or node a request could have."""
+
+    free: int = 0
+    held: int = 0
+    """They become available when claims release devices."""
+
+    tainted: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.free + self.held + self.tainted
+
+    def changed(self, old: Tally, new: Tally) -> Tally:
+        """Return the sum of which one part has changed."""
+        return _shared(
+            self.free + new.free - old.free,
+            self.held + new.held - old.held,
+            self.tainted + new.tainted - old.tainted,
+        )
+
+    def suffices(self, request: Request) -> bool:
+        """Return whether enough are free."""
+        if request.every:
+            return 0 < self.free == self.total
+        return self.free >= request.count
+
+    def would_do(self, request: Request, *, untainted: bool = False) -> bool:
+        """Return whether they are enough when claims release them, and without taints."""
+        if request.every:
+            return bool(self.total) and (untainted or not self.tainted)
+        return self.total - (0 if untainted else self.tainted) >= request.count
+
+
+NOTHING = Tally()
+
+
+@lru_cache(maxsize=1024)
+def _shared(free: int, held: int, tainted: int) -> Tally:
+    """Return one object for equal numbers: thousands of slices and nodes have the same."""
+    return Tally(free, held, tainted)
+
+
 @dataclass(slots=True)
 class Availability:
     """Devices of a request: free, or behind an obstacle."""
@@ -89,10 +132,6 @@ class Availability:
     free: int = 0
     small: int = 0
     """Devices that can never have the requested capacity; `total` does not include them."""
-
-    left_out: int = 0
-    """Shared devices with too little left. A request for all devices does not need them, as it does
-    not need small ones (``validateDeviceRequest`` in ``allocator_incubating.go``)."""
 
     tainted: Obstacle = field(default_factory=Obstacle)
     effects: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
@@ -128,12 +167,16 @@ class Availability:
 
     @property
     def total(self) -> int:
-        return self.free + self.tainted.devices + self.releasable + self.elsewhere.devices
+        return self.tally.total + self.elsewhere.devices
 
     @property
     def releasable(self) -> int:
         """Devices that become available when claims release devices."""
         return self.allocated.devices + self.partitioned.devices + self.used_up.devices
+
+    @property
+    def tally(self) -> Tally:
+        return _shared(self.free, self.releasable, self.tainted.devices)
 
     def add_unhealthy(self, *devices: DeviceID) -> None:
         self.unhealthy = set(sorted(self.unhealthy.union(devices))[:NAMED_DEVICES])
@@ -141,7 +184,6 @@ class Availability:
     def merge(self, other: Availability) -> None:
         self.free += other.free
         self.small += other.small
-        self.left_out += other.left_out
         for name in ("tainted", "allocated", "partitioned", "used_up", "elsewhere"):
             getattr(self, name).merge(getattr(other, name))
         self.effects |= other.effects
@@ -174,59 +216,37 @@ class SliceCount:
     """For each selector that was reached: the devices that it rejects."""
 
     errors: tuple[SelectorError, ...]
-    free: int = 0
+    tally: Tally = NOTHING
     small: int = 0
-    held: int = 0
-    """Devices that `holders` have."""
+    """As in :class:`Availability`."""
 
     holders: Mapping[str, ClaimFacts] | None = None
+    """The claims that have the devices that are held."""
+
     found: Availability | None = None
-    """If the slice has taints, counters or shares, in place of the four numbers above."""
+    """If the slice has taints, counters or shares, the details of the numbers."""
 
     def merge_into(self, result: Availability) -> None:
         if self.found is not None:
             result.merge(self.found)
             return
-        result.free += self.free
+        result.free += self.tally.free
         result.small += self.small
         if self.holders is not None:
-            result.allocated.devices += self.held
+            result.allocated.devices += self.tally.held
             result.allocated.holders.append(self.holders)
-
-    @property
-    def available(self) -> int:
-        return self.free if self.found is None else self.found.free
-
-    @property
-    def releasable(self) -> int:
-        return self.held if self.found is None else self.found.releasable
-
-    @property
-    def tainted(self) -> int:
-        return 0 if self.found is None else self.found.tainted.devices
-
-    @property
-    def total(self) -> int:
-        """Devices without those that are too small."""
-        return self.free + self.held if self.found is None else self.found.total
-
-    @property
-    def left_out(self) -> int:
-        return 0 if self.found is None else self.found.left_out
-
-    @property
-    def too_small(self) -> int:
-        return self.small if self.found is None else self.found.small
 
 
 class SliceCounting:
     """Counts the devices of slices for one request."""
 
     def __init__(self, request: Request, world: World, budget: Budget) -> None:
+        self._request = request
         self._world = world
         self._budget = budget
-        self._sorting = _Sorting(request, world, budget)
         self._selection = Selection(world, request)
+        self._hardware = Hardware(world)
+        self._fits: dict[int, tuple[DeviceKind, bool]] = {}
 
     def count(self, reach: Reachable) -> SliceCount:
         of = reach.slice
@@ -244,31 +264,18 @@ class SliceCounting:
             ),
         )
         if selected.matches:
-            self._sorting.sort(count, selected.matches)
+            self._sort(count, selected.matches)
         if count.errors or count.found is not None:
             return count
         # Requests find the same in a slice, and the counts of many requests are kept.
-        key = (count.stamp, count.rejected, count.free, count.small, id(count.holders))
+        key = (count.stamp, count.rejected, count.tally, count.small, id(count.holders))
         known = self._world.found_in(of)
         if (same := known.get(key)) is not None and same.reach is reach:
             return same
         known[key] = count
         return count
 
-
-class _Sorting:
-    """Sorts the devices of one request."""
-
-    def __init__(self, request: Request, world: World, budget: Budget) -> None:
-        self._request = request
-        self._world = world
-        self._budget = budget
-        self._hardware = Hardware(world)
-        self._fits: dict[int, tuple[DeviceKind, bool]] = {}
-        self._leaves_out = rules_of(world.minor).leaves_out_used_up
-
-    def sort(self, count: SliceCount, matches: int) -> None:
-        """Sort devices of a slice."""
+    def _sort(self, count: SliceCount, matches: int) -> None:
         reach, world = count.reach, self._world
         of = reach.slice
         if not reach.plain or world.has_taint_rules:
@@ -282,15 +289,17 @@ class _Sorting:
                 identity = DeviceID(of.driver, of.pool, device.name)
                 self._sort_one(reach.pool, identity, device, count.found, partitions)
             count.found.partitioned.holders += partitions.values()
+            count.tally, count.small = count.found.tally, count.found.small
             return
         fitting = matches
         for kind, mask, _ in of.devices.groups if self._request.capacity else ():
             if not self._can_fit(kind):
                 fitting &= ~mask
         held = 0 if self._request.admin_access else fitting & world.allocated_in(of)
-        count.free, count.small = (fitting ^ held).bit_count(), (matches ^ fitting).bit_count()
+        count.tally = _shared((fitting ^ held).bit_count(), held.bit_count(), 0)
+        count.small = (matches ^ fitting).bit_count()
         if held:
-            count.held, count.holders = held.bit_count(), world.holders_in(of, held)
+            count.holders = world.holders_in(of, held)
 
     def _can_fit(self, kind: DeviceKind) -> bool:
         known = self._fits.get(id(kind))
@@ -323,7 +332,6 @@ class _Sorting:
         if short is None:
             found.small += 1
             return
-        found.left_out += bool(short) and self._leaves_out
         taints = world.taints(identity, device)
         if taints and (obstacles := not_tolerated(taints, request.tolerations)):
             found.tainted.add(words=(taint.key for taint in obstacles))

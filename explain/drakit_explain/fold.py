@@ -95,7 +95,8 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
         for name, answer in nodes.ask(reachable):
             certain = certain and not answer.undecided
             failing = failing or (answer.fatal and reached(name))
-        candidates = trial.able_for_all()
+        fitting = {name for name, answer in nodes.answers.items() if answer.fits}
+        candidates = trial.able_for_all() | fitting
         # Only beside an error does it matter how many nodes fit.
         most = FEASIBLE_NODES + 1 if failing else 1
         able = (name for name in trial.usable() if name in candidates)
@@ -145,8 +146,8 @@ def suspects(trial: Trial) -> set[str]:
             found.update(error.nodes)
         trial.budget.spend(1 + len(analysis.errors))
         if exact.every:  # a constraint, too many devices, or a pool that is not ready
-            trial.budget.spend(len(analysis.matching_by_node) // 10)
-            found.update(analysis.matching_by_node)
+            trial.budget.spend(len(analysis.on_nodes) // 10)
+            found.update(analysis.on_nodes)
             every = True
     if every and not ready:
         return set(trial.nodes)

@@ -24,7 +24,7 @@ from functools import cache, partial
 
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.asking import Question, Verdicts, answered
-from drakit_explain.availability import Analysis, Counted, analyze, budget_of, count_ahead
+from drakit_explain.availability import Analysis, analyze, analyze_in_steps, budget_of
 from drakit_explain.broken import (
     broken_pod,
     claims_of_pod,
@@ -167,7 +167,6 @@ class Explainer:
         self._name_all = name_all_holders
         self._nodes = UsableNodes(world)
         self._analyses: dict[Request, Analysis] = {}
-        self._counted: dict[Request, Counted] = {}
         self._revisions: tuple[int, int, int | None, int] = (-1, -1, None, 0)
         self._results: dict[int, _Result] = {}
         """By the hash of its key, which is computed once: it takes longest."""
@@ -178,19 +177,18 @@ class Explainer:
 
     def prepare(self, pod: PodFacts) -> Iterator[None]:
         """Count the devices that the explanation of a pod needs, and yield in between; optional."""
-        self._counted.clear()
         world, budget = self._world, budget_of(self._world)
         with suppress(BudgetSpentError, NotEvaluatedError, ValueError):
             for request in self._exact_requests(pod):
                 key = replace(request, name="")
-                found = self._analyses.get(key)
+                before = self._analyses.get(key)
                 newest = max(world.slices_revision, world.rules_revision)
-                if key in self._counted or (found is not None and found.revision >= newest):
+                if before is not None and before.revision >= newest:
                     continue
-                counted = self._counted[key] = Counted(
-                    revision=world.revision, selectors=world.expressions(request)
-                )
-                yield from count_ahead(request, world, counted, budget, before=found)
+                for found in analyze_in_steps(key, world, budget, before=before):
+                    if found is not None:
+                        keep(self._analyses, key, found, limit=MAX_KEPT)
+                    yield
 
     def _exact_requests(self, pod: PodFacts) -> list[Request]:
         wanted = wanted_of(pod, self._world)
@@ -370,8 +368,7 @@ class Explainer:
         key = replace(request, name="")
         found = self._analyses.get(key)
         if found is None or found.revision != self._world.revision:
-            before = self._counted.pop(key, None) or found
-            found = analyze(request, self._world, budget, before=before)
+            found = analyze(request, self._world, budget, before=found)
         keep(self._analyses, key, found, limit=MAX_KEPT)
         return found
 

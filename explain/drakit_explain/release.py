@@ -51,13 +51,6 @@ class Rules:
     incomplete or invalid.
     """
 
-    leaves_out_used_up: bool
-    """
-    A request for all devices leaves out those of whose capacity others have taken too much.
-
-    Up to 1.36. Since 1.37, the request is not satisfied then.
-    """
-
     ends_at_timeout: bool
     """
     The timeout of the filter (10 s) gives up the pod on all nodes; before 1.36, only on the node.
@@ -72,7 +65,6 @@ def rules_of(minor: int | None) -> Rules:
     return Rules(
         skips_pools=minor is None or minor >= 35,
         places_counters=minor is None or minor >= 37,
-        leaves_out_used_up=minor is not None and minor <= 36,
         ends_at_timeout=minor is None or minor >= 36,
     )
 

@@ -20,9 +20,9 @@ from drakit_explain.allocation import MAX_RESULTS, AskedClaim, NotEvaluatedError
 from drakit_explain.asking import NO_CHANGES, Changes, NotAnsweredError, Released
 from drakit_explain.availability import needed
 from drakit_explain.budget import BudgetSpentError
-from drakit_explain.counting import Hardware, holders_for, not_tolerated
+from drakit_explain.counting import NOTHING, Hardware, holders_for, not_tolerated
 from drakit_explain.devices import TaintFacts, bits
-from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration
+from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration, exact_of
 from drakit_explain.nodes import NodeProblem, Unusable, is_condition
 from drakit_explain.selection import Selection
 from drakit_explain.selectors import THE_REQUEST
@@ -119,22 +119,20 @@ class _Remedies:
         for request in self._trial.requests():
             shares: dict[str, float] = {}
             most: dict[str, int] = {}
-            for exact in request.alternatives or (request,):
+            for exact in exact_of([request]):
                 found = self._trial.analysis(exact)
-                self._trial.budget.spend(len(found.matching_by_node))
+                self._trial.budget.spend(len(found.on_nodes))
                 least = needed(exact)
-                for name, number in found.matching_by_node.items():
-                    shares[name] = max(shares.get(name, 0.0), min(number / least, 1.0))
-                for name, number in found.free_by_node.items():
-                    most[name] = max(most.get(name, 0), number)
+                for name, number in found.on_nodes.items():
+                    shares[name] = max(shares.get(name, 0.0), min(number.total / least, 1.0))
+                    most[name] = max(most.get(name, 0), number.free)
             for name, share in shares.items():
                 matching[name] = matching.get(name, 0.0) + share
-            for name, number in most.items():
-                free[name] = free.get(name, 0) + number
+                free[name] = free.get(name, 0) + most[name]
         return nsmallest(
             MAX_NODES,
             filter(self._trial.is_usable, matching),
-            key=lambda name: (-matching[name], -free.get(name, 0), name),
+            key=lambda name: (-matching[name], -free[name], name),
         )
 
     def _fits(
@@ -268,7 +266,7 @@ class _Remedies:
     def _most(self, node: str, at: Position, exact: Request) -> int:
         """Return the highest count with which a request would fit; 0 if there is none."""
         least, most = 0, (MAX_RESULTS if exact.every else min(exact.count - 1, MAX_RESULTS))
-        most = min(most, self._trial.analysis(exact).matching_by_node.get(node, 0))
+        most = min(most, self._trial.analysis(exact).on_nodes.get(node, NOTHING).total)
         while least < most:
             count = (least + most + 1) // 2
             claims = self._trial.with_request(at, replace(exact, count=count))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from drakit_explain.allocation import MAX_RESULTS, Answer, AskedClaim, Failure
 from drakit_explain.asking import NO_CHANGES, Changes, Verdicts
-from drakit_explain.availability import Analysis, needed
+from drakit_explain.availability import Analysis
 from drakit_explain.bodies import claim_name
 from drakit_explain.budget import Budget
 from drakit_explain.counting import Availability
@@ -114,9 +114,7 @@ class Trial:
     def able(self, request: Request) -> set[str]:
         """Return the nodes with enough free devices for one request alone."""
         return {
-            node
-            for exact in exact_of([request])
-            for node in self.analysis(exact).nodes_with(needed(exact), self.budget)
+            node for exact in exact_of([request]) for node in self.analysis(exact).able(self.budget)
         }
 
     def able_for_all(self) -> set[str]:

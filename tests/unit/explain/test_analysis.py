@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.availability import Counted, analyze, count_ahead
+from drakit_explain.availability import analyze, analyze_in_steps
 from drakit_explain.budget import Budget
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, Place, TaintFacts
@@ -125,14 +125,13 @@ def cluster():
 def test_counts_follow_a_change(change, request_):
     world = cluster()
     before = analyzed(request_, world, None)
-    before.count_on_nodes()
     before.find_kinds(world)
     change(world)
     after = analyzed(request_, world, before)
     scratch = analyzed(request_, world, None)
     nodes = dict.fromkeys(world.views())
     assert after.for_nodes(nodes, Budget()) == scratch.for_nodes(nodes, Budget())
-    assert after.count_on_nodes() == scratch.count_on_nodes()
+    assert after.on_nodes == scratch.on_nodes
     assert after.find_kinds(world) == scratch.find_kinds(world)
     assert replace(after, by_nodes=[]) == replace(scratch, by_nodes=[])
 
@@ -144,14 +143,11 @@ def test_counts_that_were_made_ahead_follow_a_change(monkeypatch, change, reques
     monkeypatch.setattr("drakit_explain.availability.SLICES_AT_ONCE", 1)
     world = cluster()
     analyzed(request_, world, None)  # evaluates its selectors
-    counted = Counted(revision=world.revision, selectors=world.expressions(request_))
-    ahead = count_ahead(request_, world, counted, Budget(), before=None)
+    ahead = analyze_in_steps(request_, world, Budget(), before=None)
     for _ in range(parts):
-        next(ahead)
-    assert len(counted.counts) == parts
+        assert next(ahead) is None
     change(world)
-    for _ in ahead:
-        pass
+    *_, counted = ahead
     after, scratch = analyzed(request_, world, counted), analyzed(request_, world, None)
     assert after == scratch
 
@@ -177,14 +173,12 @@ def test_counters_that_a_claim_takes_between_two_parts_are_counted(monkeypatch):
         holding("a", "p0", pool="n0"),
     )
     analyzed(request_, world, None)
-    counted = Counted(revision=world.revision, selectors=world.expressions(request_))
-    ahead = count_ahead(request_, world, counted, Budget(), before=None)
+    ahead = analyze_in_steps(request_, world, Budget(), before=None)
     next(ahead)
     world.apply(holding("b", "p1", pool="n0"))
-    for _ in ahead:
-        pass
+    *_, counted = ahead
     after, scratch = analyzed(request_, world, counted), analyzed(request_, world, None)
-    assert scratch.counts["s1"].available == 0
+    assert scratch.counts["s1"].tally.free == 0
     assert after == scratch
 
 

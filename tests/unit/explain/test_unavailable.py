@@ -279,15 +279,6 @@ def test_what_stands_in_the_way_is_named(facts, code, sentence):
     [
         pytest.param(
             cluster(
-                device("g0", taint("k", value="5")),
-                request=replace(
-                    REQUEST, tolerations=(Toleration(key="k", operator="Gt", value="3"),)
-                ),
-            ),
-            id="an-operator-that-we-do-not-know-may-tolerate",
-        ),
-        pytest.param(
-            cluster(
                 partition("h0", "a lot"),
                 partition("h1", "40Gi"),
                 counter_sets=(card("40Gi"),),
