@@ -13,16 +13,20 @@ Does not depend on how a version or objects are read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from drakit_explain.codes import Code
+from drakit_explain.devices import DeviceFacts
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
+    DeviceID,
     NodeFacts,
     PodFacts,
     PoolID,
+    Request,
     SliceFacts,
     TaintRuleFacts,
     TemplateFacts,
@@ -42,6 +46,10 @@ PULLS = "https://github.com/kubernetes/kubernetes/pull/"
 
 MAX_COUNT = 2**63 - 1
 
+Wanted = ClaimFacts | TemplateFacts
+Touched = Callable[[World], str | None]
+"""Returns an object, by kind and name, that a bug can concern."""
+
 _VERSION = re.compile(r"v?1\.(\d+)\.(\d+)")
 
 
@@ -57,7 +65,7 @@ class Bug:
     """By minor release, the first patch release without the bug; None if `READ` has it. Minor
     releases that are not here do not have the bug."""
 
-    touched: Callable[[World], str | None]
+    touched: Touched
     """Return an object, by kind and name, that the bug can concern."""
 
 
@@ -184,27 +192,60 @@ def bug_behind(pod: PodFacts, code: Code | None, world: World) -> str:
 # ---------------------------------------------------------------- the objects
 
 
-def _wanted(world: World) -> Iterator[ClaimFacts | TemplateFacts]:
-    """Return claims, and templates first: a claim of a template has its requests."""
-    yield from world.of(TemplateFacts).values()
-    yield from world.of(ClaimFacts).values()
-
-
-def _named(of: ClaimFacts | TemplateFacts) -> str:
+def _named(of: Wanted) -> str:
     return f"{of.reference.kind} {of.namespace}/{of.name}"
 
 
-def _first(
-    world: World, matches: Callable[[ClaimFacts | TemplateFacts], bool], *, beside: bool = True
-) -> str | None:
-    """Name the first claim or template that matches; None unless `beside` holds."""
-    if not beside:
+def _always(_: World) -> bool:
+    return True
+
+
+def _wanted(
+    matches: Callable[[Wanted], bool], *, beside: Callable[[World], bool] = _always
+) -> Touched:
+    """Find a template or claim; templates first, because a claim of a template has its requests."""
+
+    def find(world: World) -> str | None:
+        if not beside(world):
+            return None
+        wanted = chain(world.of(TemplateFacts).values(), world.of(ClaimFacts).values())
+        return next((_named(each) for each in wanted if matches(each)), None)
+
+    return find
+
+
+def _request(
+    matches: Callable[[Request], bool], *, beside: Callable[[World], bool] = _always
+) -> Touched:
+    return _wanted(lambda of: any(map(matches, exact_of(of.requests))), beside=beside)
+
+
+def _claim(matches: Callable[[ClaimFacts, World], bool]) -> Touched:
+    def find(world: World) -> str | None:
+        claims = world.of(ClaimFacts).values()
+        return next((_named(each) for each in claims if matches(each, world)), None)
+
+    return find
+
+
+def _partition(matches: Callable[[DeviceFacts], bool]) -> Touched:
+    """Find the slice of a device that consumes counters."""
+
+    def find(world: World) -> str | None:
+        for of in _with_counters(world):
+            if any(each.consumes and matches(each) for each in of.devices):
+                return f"ResourceSlice {of.name}"
         return None
-    return next((_named(each) for each in _wanted(world) if matches(each)), None)
+
+    return find
 
 
-def _asks_for_all(of: ClaimFacts | TemplateFacts) -> bool:
-    return any(each.every for each in exact_of(of.requests))
+def _rule(matches: Callable[[TaintRuleFacts], bool]) -> Touched:
+    def find(world: World) -> str | None:
+        rules = world.of(TaintRuleFacts).values()
+        return next((f"DeviceTaintRule {each.name}" for each in rules if matches(each)), None)
+
+    return find
 
 
 def _with_counters(world: World) -> Iterator[SliceFacts]:
@@ -219,30 +260,15 @@ def _has_shareable(world: World) -> bool:
     return any(group.kind.shareable for each in world.slices() for group in each.devices.groups)
 
 
-def _sum_too_large(world: World) -> str | None:
-    def matches(of: ClaimFacts | TemplateFacts) -> bool:
-        least = sum(min(each.count for each in exact_of([request])) for request in of.requests)
-        return least > MAX_COUNT
-
-    return _first(world, matches)
-
-
-def _all_with_counters(world: World) -> str | None:
-    return _first(world, _asks_for_all, beside=_has_counters(world))
-
-
-def _shared_with_counters(world: World) -> str | None:
-    for each in _with_counters(world):
-        if any(device.kind.shareable and device.consumes for device in each.devices):
-            return f"ResourceSlice {each.name}"
-    return None
+def _sum_too_large(of: Wanted) -> bool:
+    least = sum(min(each.count for each in exact_of([request])) for request in of.requests)
+    return least > MAX_COUNT
 
 
 def _rejected_with_counters(world: World) -> str | None:
-    for each in _with_counters(world):
-        if any(device.taints and device.consumes for device in each.devices):
-            return f"ResourceSlice {each.name}"
-    return _first(world, lambda of: bool(of.constraints), beside=_has_counters(world))
+    tainted = _partition(lambda device: bool(device.taints))
+    constrained = _wanted(lambda of: bool(of.constraints), beside=_has_counters)
+    return tainted(world) or constrained(world)
 
 
 def _pools_of_one_name(world: World) -> str | None:
@@ -253,86 +279,37 @@ def _pools_of_one_name(world: World) -> str | None:
     return None
 
 
-def _admin_with_counters(world: World) -> str | None:
-    def matches(of: ClaimFacts | TemplateFacts) -> bool:
-        return any(each.admin_access for each in exact_of(of.requests))
-
-    return _first(world, matches, beside=_has_counters(world))
+def _later_alternative_for_all(of: Wanted) -> bool:
+    return any(each.every for request in of.requests for each in request.alternatives[1:])
 
 
-def _later_alternative_for_all(world: World) -> str | None:
-    def matches(of: ClaimFacts | TemplateFacts) -> bool:
-        return any(each.every for request in of.requests for each in request.alternatives[1:])
-
-    return _first(world, matches)
+def _distinct(of: Wanted) -> bool:
+    several = any(each.every or each.count > 1 for each in exact_of(of.requests))
+    return several and any(each.distinct for each in of.constraints)
 
 
-def _distinct(world: World) -> str | None:
-    def matches(of: ClaimFacts | TemplateFacts) -> bool:
-        several = any(each.every or each.count > 1 for each in exact_of(of.requests))
-        return several and any(each.distinct for each in of.constraints)
-
-    return _first(world, matches)
+def _used_beside_templates(claim: ClaimFacts, world: World) -> bool:
+    return claim.allocated and claim.owner_pod is None and bool(world.of(TemplateFacts))
 
 
-def _all_and_pool_not_ready(world: World) -> str | None:
-    return _first(world, _asks_for_all, beside=bool(world.not_ready()))
+def _published(devices: Iterable[DeviceID], world: World) -> Iterator[tuple[DeviceID, DeviceFacts]]:
+    for device in devices:
+        for of in world.slices_of_pool(device.of_pool):
+            yield from ((device, each) for each in of.devices if each.name == device.device)
 
 
-def _all_of_shared(world: World) -> str | None:
-    return _first(world, _asks_for_all, beside=_has_shareable(world))
-
-
-def _allocated(world: World) -> str | None:
-    return next((_named(each) for each in world.of(ClaimFacts).values() if each.allocated), None)
-
-
-def _used_beside_templates(world: World) -> str | None:
-    if not world.of(TemplateFacts):
-        return None
-    named = (each for each in world.of(ClaimFacts).values() if each.owner_pod is None)
-    return next((_named(each) for each in named if each.allocated), None)
-
-
-def _rule(world: World) -> str | None:
-    return next(
-        (f"DeviceTaintRule {each.name}" for each in world.of(TaintRuleFacts).values()), None
+def _evicting(claim: ClaimFacts, world: World) -> bool:
+    """Return whether a claim for extended resources has a device with a taint that evicts."""
+    return claim.for_extended and any(
+        taint.effect == "NoExecute"
+        for device, facts in _published(claim.devices, world)
+        for taint in world.taints(device, facts)
     )
 
 
-def _rule_without_selector(world: World) -> str | None:
-    rules = (each for each in world.of(TaintRuleFacts).values() if not each.selective)
-    return next((f"DeviceTaintRule {each.name}" for each in rules), None)
-
-
-def _evicting(world: World) -> str | None:
-    """Return a claim for extended resources, of whose devices one has a taint that evicts."""
-    for claim in world.of(ClaimFacts).values():
-        for device in claim.devices if claim.for_extended else ():
-            for of in world.slices_of_pool(device.of_pool):
-                for each in of.devices:
-                    taints = world.taints(device, each) if each.name == device.device else ()
-                    if any(taint.effect == "NoExecute" for taint in taints):
-                        return _named(claim)
-    return None
-
-
-def _full_name_of_capacity(world: World) -> str | None:
-    def matches(of: ClaimFacts | TemplateFacts) -> bool:
-        return any("/" in amount.name for each in exact_of(of.requests) for amount in each.capacity)
-
-    return _first(world, matches)
-
-
-def _shares_of_unshared(world: World) -> str | None:
-    for claim in world.of(ClaimFacts).values():
-        for device in {each.device for each in claim.shares}:
-            for of in world.slices_of_pool(device.of_pool):
-                if any(
-                    each.name == device.device and not each.kind.shareable for each in of.devices
-                ):
-                    return _named(claim)
-    return None
+def _shares_of_unshared(claim: ClaimFacts, world: World) -> bool:
+    shared = {each.device for each in claim.shares}
+    return any(not facts.kind.shareable for _, facts in _published(shared, world))
 
 
 def _has_slices(node: NodeFacts, world: World) -> bool:
@@ -357,33 +334,33 @@ BUGS: tuple[Bug, ...] = (
         "64-bit number can hold",
         link=f"{ISSUES}141323",
         fixes={34: 12, 35: 9, 36: 5, 37: 1},
-        touched=_sum_too_large,
+        touched=_wanted(_sum_too_large),
     ),
     Bug(
         what="kube-scheduler panics when a request for all devices selects a device that consumes "
         "counters",
         link=f"{ISSUES}138882",
         fixes={35: 6, 36: 2},
-        touched=_all_with_counters,
+        touched=_request(lambda each: each.every, beside=_has_counters),
     ),
     Bug(
         what="kube-scheduler panics, or ignores changes, when there are DeviceTaintRules",
         link=f"{PULLS}139681",
         fixes={36: 3},
-        touched=_rule,
+        touched=_rule(lambda _: True),
     ),
     Bug(
         what="kube-scheduler can allocate a device twice when it schedules many pods at once",
         link=f"{PULLS}136269",
         fixes={34: 4, 35: 1},
-        touched=_allocated,
+        touched=_claim(lambda claim, _: claim.allocated),
     ),
     Bug(
         what="kube-scheduler forgets the counters that allocated shares of a device consume, so it "
         "can allocate devices together that exclude each other",
         link=f"{ISSUES}139034",
         fixes={34: None, 35: None, 36: 2},
-        touched=_shared_with_counters,
+        touched=_partition(lambda device: device.kind.shareable),
     ),
     Bug(
         what="kube-scheduler keeps the counters of a device reserved that it rejects because of a "
@@ -404,67 +381,67 @@ BUGS: tuple[Bug, ...] = (
         "access, so the request can fail",
         link=f"{ISSUES}140729",
         fixes={34: None, 35: None, 36: None, 37: None, 38: None},
-        touched=_admin_with_counters,
+        touched=_request(lambda each: each.admin_access, beside=_has_counters),
     ),
     Bug(
         what="kube-scheduler can find no devices for a second or later alternative that asks for "
         "all devices",
         link=f"{PULLS}137347",
         fixes={34: None, 35: None},
-        touched=_later_alternative_for_all,
+        touched=_wanted(_later_alternative_for_all),
     ),
     Bug(
         what="kube-scheduler can allocate devices with the same value to a request for several "
         "devices with the constraint distinctAttribute",
         link=f"{ISSUES}140438",
         fixes={34: None, 35: None, 36: None},
-        touched=_distinct,
+        touched=_wanted(_distinct),
     ),
     Bug(
         what="a request for all devices leaves out shared devices with too little capacity",
         link=f"{PULLS}140769",
         fixes={35: None, 36: None},
-        touched=_all_of_shared,
+        touched=_request(lambda each: each.every, beside=_has_shareable),
     ),
     Bug(
         what="kube-scheduler tries no other node for a request for all devices when a pool on one "
         "node is incomplete or invalid",
         link=f"{ISSUES}141829",
         fixes={34: None, 35: None, 36: None, 37: None},
-        touched=_all_and_pool_not_ready,
+        touched=_request(lambda each: each.every, beside=lambda world: bool(world.not_ready())),
     ),
     Bug(
         what="a pod can stay pending if one of its claims is allocated and another one is not",
         link=f"{PULLS}139017",
         fixes={35: 6, 36: 2},
-        touched=_used_beside_templates,
+        touched=_claim(_used_beside_templates),
     ),
     Bug(
         what="kube-scheduler finds no device for a capacity that is requested by its full name, if "
         "the driver publishes the name without its domain",
         link=f"{PULLS}142202",
         fixes={34: None, 35: None, 36: None, 37: None},
-        touched=_full_name_of_capacity,
+        touched=_request(lambda each: any("/" in amount.name for amount in each.capacity)),
     ),
     Bug(
         what="kube-scheduler can allocate a whole device while claims have shares of it, after "
         "its driver has ended the sharing",
         link=f"{PULLS}140798",
         fixes={34: None, 35: None, 36: None, 37: None},
-        touched=_shares_of_unshared,
+        touched=_claim(_shares_of_unshared),
     ),
     Bug(
         what="kube-scheduler applies a DeviceTaintRule without deviceSelector to all devices, and "
         "not to none",
         link=f"{ISSUES}141620",
         fixes={34: None, 35: None, 36: None, 37: 1},
-        touched=_rule_without_selector,
+        touched=_rule(lambda rule: not rule.selective),
     ),
     Bug(
         what="a NoExecute taint does not evict pods that use its device as an extended resource",
         link=f"{ISSUES}141290",
         fixes={34: None, 35: None, 36: None, 37: 2},
-        touched=_evicting,
+        touched=_claim(_evicting),
     ),
 )
 

@@ -11,14 +11,23 @@ It must not know metrics, or when the numbers are needed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.counting import Hardware
 from drakit_explain.devices import bits, unpacked
-from drakit_explain.model import ClaimFacts, ClassFacts, DeviceID, SliceFacts, TaintRuleFacts
+from drakit_explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    DeviceID,
+    Request,
+    SliceFacts,
+    TaintRuleFacts,
+)
 from drakit_explain.pools import NodePool, newest
 from drakit_explain.reports import HOSTDEV, UNHEALTHY
+from drakit_explain.selection import Selection
 from drakit_explain.world import World
 
 STATES = ("free", "allocated", "tainted", "unhealthy", "gone")
@@ -61,8 +70,10 @@ def count(world: World, numbers: Numbers) -> Iterator[None]:
     """Add the numbers of all devices; others can run after each part of the work."""
     ready = {each.slice.name: each.pool for each in world.reachable()}
     classes = sorted(world.of(ClassFacts).values(), key=lambda each: each.name)[:MAX_NAMES]
-    selectors = {each.name: each.selectors for each in classes}
-    numbers.classes |= {name: _zeros() for name in selectors}
+    selections = {
+        each.name: Selection(world, Request(name="", device_class=each.name)) for each in classes
+    }
+    numbers.classes |= {name: _zeros() for name in selections}
     hardware, in_slices, held = Hardware(world), Counter[str](), Counter[str]()
     pools = {each.of_pool for each in world.slices() if each.driver}
     for done, pool in enumerate(sorted(pools)):
@@ -80,12 +91,11 @@ def count(world: World, numbers: Numbers) -> Iterator[None]:
             _add(of_driver, masks)
             for name, mask in _policies(each).items() if pool.driver == HOSTDEV else ():
                 _add(numbers.policies.setdefault(name, _zeros()), masks, mask)
-            for name, expressions in list(selectors.items()):
-                matches = _matches(expressions, each, world)
-                if matches is None:
-                    del selectors[name], numbers.classes[name]
-                elif matches:
-                    _add(numbers.classes[name], masks, matches)
+            for name, selection in list(selections.items()):
+                try:
+                    _add(numbers.classes[name], masks, selection.of(each).matches)
+                except NotEvaluatedError:
+                    del selections[name], numbers.classes[name]
     numbers.policies = _largest(numbers.policies)
     shared: set[DeviceID] = set()
     for done, claim in enumerate(list(world.of(ClaimFacts).values())):
@@ -134,22 +144,6 @@ def _policies(of: SliceFacts) -> dict[str, int]:
                 if isinstance(value, str):
                     found[value] = found.get(value, 0) | 1 << index
     return found
-
-
-def _matches(expressions: Iterable[str], of: SliceFacts, world: World) -> int | None:
-    """Return a bit for each device that all expressions select; None if one is not evaluated."""
-    matches = -1
-    for expression in expressions:
-        try:
-            if world.selectors.problem(expression):
-                return 0
-            found = world.selectors.evaluated(expression, of)
-        except KeyError:
-            return None
-        if found.unknown:
-            return None
-        matches &= found.matches
-    return matches
 
 
 def states_in(

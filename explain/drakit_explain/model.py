@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from drakit_explain.devices import NO_DEVICES, Amount, CounterSetFacts, Devices, Place, TaintFacts
 from drakit_formats.resource.nodes import NodeSelector
@@ -64,6 +64,36 @@ class ObjectReference:
             "uid": self.uid,
         }
         return {key: value for key, value in body.items() if value}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identified:
+    """An object of the API."""
+
+    kind: ClassVar[str] = ""
+    api_version: ClassVar[str] = "resource.k8s.io/v1"
+    name: str
+    uid: str
+
+    @property
+    def in_namespace(self) -> str:
+        """Its namespace; empty for cluster-wide objects."""
+        return ""
+
+    @property
+    def reference(self) -> ObjectReference:
+        return ObjectReference(
+            self.kind, self.name, self.uid, self.in_namespace, api_version=self.api_version
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Namespaced(Identified):
+    namespace: str
+
+    @property
+    def in_namespace(self) -> str:
+        return self.namespace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,9 +174,9 @@ class ExtendedRequest(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeFacts:
-    name: str
-    uid: str
+class NodeFacts(Identified):
+    kind = "Node"
+    api_version = "v1"
     labels: Mapping[str, str]
     taints: tuple[TaintFacts, ...] = ()
     """Those that repel pods: effects NoSchedule and NoExecute."""
@@ -163,17 +193,11 @@ class NodeFacts:
     declared: tuple[str, ...] = ()
     """API: ``declaredFeatures``; the allocator compares them with those that a slice needs."""
 
-    @property
-    def reference(self) -> ObjectReference:
-        return ObjectReference("Node", self.name, self.uid, api_version="v1")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TaintRuleFacts:
+class TaintRuleFacts(Identified):
     """A DeviceTaintRule: a taint that an admin adds to devices."""
 
-    name: str
-    uid: str
     taint: TaintFacts
     driver: str = ""
     pool: str = ""
@@ -201,10 +225,9 @@ class TaintRuleFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PodFacts:
-    namespace: str
-    name: str
-    uid: str
+class PodFacts(Namespaced):
+    kind = "Pod"
+    api_version = "v1"
     claims: tuple[PodClaim, ...] = ()
     node: str | None = None
     phase: str = "Pending"
@@ -271,10 +294,6 @@ class PodFacts:
     def displaces(self) -> int:
         """The priority below which pods make room for this one."""
         return self.priority if self.preempts else LOWEST_PRIORITY
-
-    @property
-    def reference(self) -> ObjectReference:
-        return ObjectReference("Pod", self.name, self.uid, self.namespace, api_version="v1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -393,10 +412,8 @@ class Consumer(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimFacts:
-    namespace: str
-    name: str
-    uid: str
+class ClaimFacts(Namespaced):
+    kind = "ResourceClaim"
     requests: tuple[Request, ...] = ()
     constraints: tuple[Constraint, ...] = ()
     allocated: bool = False
@@ -442,28 +459,17 @@ class ClaimFacts:
         """Return the names of the pods that may use it."""
         return tuple(each.name for each in self.consumers if each.resource == "pods")
 
-    @property
-    def reference(self) -> ObjectReference:
-        return ObjectReference("ResourceClaim", self.name, self.uid, self.namespace)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TemplateFacts:
-    namespace: str
-    name: str
-    uid: str
+class TemplateFacts(Namespaced):
+    kind = "ResourceClaimTemplate"
     requests: tuple[Request, ...] = ()
     constraints: tuple[Constraint, ...] = ()
 
-    @property
-    def reference(self) -> ObjectReference:
-        return ObjectReference("ResourceClaimTemplate", self.name, self.uid, self.namespace)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClassFacts:
-    name: str
-    uid: str
+class ClassFacts(Identified):
+    kind = "DeviceClass"
     selectors: tuple[str, ...] = ()
     extended_resource: str = ""
     """The extended resource that its devices provide."""
@@ -474,26 +480,17 @@ class ClassFacts:
     owner: str = ""
     """The UID of the object that controls it, such as a HostDevicePolicy."""
 
-    @property
-    def reference(self) -> ObjectReference:
-        return ObjectReference("DeviceClass", self.name, self.uid)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NamespaceFacts:
-    name: str
-    uid: str
+class NamespaceFacts(Identified):
     admin_access: bool = False
     """Its label allows claims with admin access."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QuotaFacts:
+class QuotaFacts(Namespaced):
     """A ResourceQuota without scopes; one with scopes is for pods, and limits nothing here."""
 
-    namespace: str
-    name: str
-    uid: str
     hard: tuple[Amount, ...] = ()
     used: tuple[Amount, ...] = ()
 
@@ -503,9 +500,8 @@ PREVENTING = ("NoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SliceFacts:
-    name: str
-    uid: str
+class SliceFacts(Identified):
+    kind = "ResourceSlice"
     driver: str
     pool: str
     generation: int = 1
@@ -533,10 +529,6 @@ class SliceFacts:
             object.__setattr__(self, "devices", Devices.of(self.devices))
 
     @property
-    def reference(self) -> ObjectReference:
-        return ObjectReference("ResourceSlice", self.name, self.uid)
-
-    @property
     def of_pool(self) -> PoolID:
         return PoolID(self.driver, self.pool)
 
@@ -545,11 +537,9 @@ class SliceFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyFacts:
+class PolicyFacts(Identified):
     """A HostDevicePolicy, as far as its DeviceClass and its status need it."""
 
-    name: str
-    uid: str
     generation: int
     deleting: bool = False
     create_class: bool = True
@@ -619,11 +609,9 @@ class DroppedField(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReportFacts:
+class ReportFacts(Identified):
     """A NodeDeviceReport."""
 
-    name: str
-    uid: str
     node: str
     driver: str
     policies: tuple[PolicyReport, ...] = ()

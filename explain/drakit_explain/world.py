@@ -10,7 +10,7 @@ It must not know clients, threads, Events, or how selectors are evaluated.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from drakit_explain.allocation import Consumed, NotEvaluatedError, Selected, consumed_of
@@ -78,6 +78,14 @@ class Change:
     new: Fact | None
 
 
+class _Use(NamedTuple):
+    """An object, and the kind of others that refer to it."""
+
+    by: type[Fact]
+    kind: type[Fact]
+    name: Name
+
+
 class Reachable(NamedTuple):
     """A slice of a pool that is ready, and the nodes that can use it."""
 
@@ -92,31 +100,7 @@ class Reachable(NamedTuple):
 
 
 def name_of_fact(fact: Fact) -> Name:
-    if isinstance(fact, (PodFacts, ClaimFacts, TemplateFacts, QuotaFacts)):
-        return Name(fact.namespace, fact.name)
-    return Name("", fact.name)
-
-
-@dataclass(slots=True)
-class _Index:
-    """From a key to the objects that refer to it."""
-
-    entries: dict[Name, set[Name]] = field(default_factory=dict[Name, set[Name]])
-
-    def add(self, keys: Iterable[Name], name: Name) -> None:
-        for key in keys:
-            self.entries.setdefault(key, set()).add(name)
-
-    def discard(self, keys: Iterable[Name], name: Name) -> None:
-        for key in keys:
-            names = self.entries.get(key)
-            if names is not None:
-                names.discard(name)
-                if not names:
-                    del self.entries[key]
-
-    def find(self, key: Name) -> frozenset[Name]:
-        return frozenset(self.entries.get(key, ()))
+    return Name(fact.in_namespace, fact.name)
 
 
 class World:
@@ -124,10 +108,7 @@ class World:
 
     def __init__(self) -> None:
         self._facts: dict[type[Fact], dict[Name, Fact]] = {kind: {} for kind in get_args(Fact)}
-        self._pods_of_claim = _Index()
-        self._pods_of_template = _Index()
-        self._templates_of_class = _Index()
-        self._claims_of_class = _Index()
+        self._users: dict[_Use, set[Name]] = {}
         self._slices_by_place: dict[str, dict[str, SliceFacts]] = {}
         self._slices_by_pool: dict[PoolID, dict[str, SliceFacts]] = {}
         self._holders: dict[DeviceID, Name] = {}
@@ -230,16 +211,19 @@ class World:
         return self.of(NodeFacts).get(Name("", name))
 
     def pods_of_claim(self, name: Name) -> frozenset[Name]:
-        return self._pods_of_claim.find(name)
+        return self._users_of(_Use(PodFacts, ClaimFacts, name))
 
     def pods_of_template(self, name: Name) -> frozenset[Name]:
-        return self._pods_of_template.find(name)
+        return self._users_of(_Use(PodFacts, TemplateFacts, name))
 
     def templates_of_class(self, name: str) -> frozenset[Name]:
-        return self._templates_of_class.find(Name("", name))
+        return self._users_of(_Use(TemplateFacts, ClassFacts, Name("", name)))
 
     def claims_of_class(self, name: str) -> frozenset[Name]:
-        return self._claims_of_class.find(Name("", name))
+        return self._users_of(_Use(ClaimFacts, ClassFacts, Name("", name)))
+
+    def _users_of(self, use: _Use) -> frozenset[Name]:
+        return frozenset(self._users.get(use, ()))
 
     def waiting_pods(self) -> Iterator[Name]:
         """Name the pods that have no node yet, or have not started on it."""
@@ -497,73 +481,56 @@ class World:
         if old is not None:
             del self._facts[type(old)][name]
             self._unlink(name, old)
+            self._changed(old)
         if new is not None:
             self._facts[type(new)][name] = new
             self._link(name, new)
+            self._changed(new)
         if _registration(old) != _registration(new):
             self.registrations_revision += 1
 
     def _link(self, name: Name, fact: Fact) -> None:
-        match fact:
-            case PodFacts():
-                self._pods_of_claim.add(_claim_names(fact), name)
-                self._pods_of_template.add(_template_names(fact), name)
-            case ClaimFacts():
-                self._claims_of_class.add(_class_names(fact.requests), name)
-                self._holders.update(dict.fromkeys(fact.devices, name))
-                for share in fact.shares:
-                    self._sharers.setdefault(share.device, set()).add(name)
-                self._claim_changed(fact)
-            case TemplateFacts():
-                self._templates_of_class.add(_class_names(fact.requests), name)
-            case SliceFacts():
-                self._slices_by_place.setdefault(_place_of(fact), {})[fact.name] = fact
-                self._slices_by_pool.setdefault(fact.of_pool, {})[fact.name] = fact
-                self._slice_changed(fact)
-            case NodeFacts():
-                self._node_changed(fact)
-            case ClassFacts() | TaintRuleFacts():
-                self.revision += 1
-                self.rules_revision = self.revision
-            case NamespaceFacts() | QuotaFacts() | PolicyFacts() | ReportFacts():
-                pass
+        for use in _uses(fact):
+            self._users.setdefault(use, set()).add(name)
+        if isinstance(fact, ClaimFacts):
+            self._holders.update(dict.fromkeys(fact.devices, name))
+            for share in fact.shares:
+                self._sharers.setdefault(share.device, set()).add(name)
+        elif isinstance(fact, SliceFacts):
+            self._slices_by_place.setdefault(_place_of(fact), {})[fact.name] = fact
+            self._slices_by_pool.setdefault(fact.of_pool, {})[fact.name] = fact
 
     def _unlink(self, name: Name, fact: Fact) -> None:
+        for use in set(_uses(fact)):
+            _drop(self._users, use, name)
+        if isinstance(fact, ClaimFacts):
+            for device in fact.devices:
+                if self._holders.get(device) == name:
+                    del self._holders[device]
+            for device in {share.device for share in fact.shares}:
+                _drop(self._sharers, device, name)
+        elif isinstance(fact, SliceFacts):
+            _drop(self._slices_by_place, _place_of(fact), fact.name)
+            _drop(self._slices_by_pool, fact.of_pool, fact.name)
+            if fact.of_pool not in self._slices_by_pool:
+                self._stamps.pop(fact.of_pool, None)
+            self.selectors.forget([fact.name])
+
+    def _changed(self, fact: Fact) -> None:
         match fact:
-            case PodFacts():
-                self._pods_of_claim.discard(_claim_names(fact), name)
-                self._pods_of_template.discard(_template_names(fact), name)
             case ClaimFacts():
-                self._claims_of_class.discard(_class_names(fact.requests), name)
-                for device in fact.devices:
-                    if self._holders.get(device) == name:
-                        del self._holders[device]
-                for device in {share.device for share in fact.shares}:
-                    self._sharers[device].discard(name)
-                    if not self._sharers[device]:
-                        del self._sharers[device]
                 self._claim_changed(fact)
-            case TemplateFacts():
-                self._templates_of_class.discard(_class_names(fact.requests), name)
             case SliceFacts():
-                _drop(self._slices_by_place, _place_of(fact), fact.name)
-                _drop(self._slices_by_pool, fact.of_pool, fact.name)
-                if fact.of_pool not in self._slices_by_pool:
-                    self._stamps.pop(fact.of_pool, None)
-                self.selectors.forget([fact.name])
                 self._slice_changed(fact)
             case NodeFacts():
-                self._node_changed(fact)
+                self._pools.pop(fact.name, None)
+                self._views = None
+                self._reachability_changed()
             case ClassFacts() | TaintRuleFacts():
                 self.revision += 1
                 self.rules_revision = self.revision
-            case NamespaceFacts() | QuotaFacts() | PolicyFacts() | ReportFacts():
+            case _:
                 pass
-
-    def _node_changed(self, fact: NodeFacts) -> None:
-        self._pools.pop(fact.name, None)
-        self._views = None
-        self._reachability_changed()
 
     def _reachability_changed(self) -> None:
         self.revision += 1
@@ -603,11 +570,17 @@ class World:
 
 
 Key = TypeVar("Key")
+Entry = TypeVar("Entry")
 
 
-def _drop(table: dict[Key, dict[str, SliceFacts]], key: Key, name: str) -> None:
+def _drop(
+    table: dict[Key, dict[Entry, SliceFacts]] | dict[Key, set[Entry]], key: Key, entry: Entry
+) -> None:
     entries = table[key]
-    entries.pop(name, None)
+    if isinstance(entries, dict):
+        entries.pop(entry, None)
+    else:
+        entries.discard(entry)
     if not entries:
         del table[key]
 
@@ -633,14 +606,14 @@ def _is_plain(of: SliceFacts) -> bool:
     )
 
 
-def _claim_names(pod: PodFacts) -> list[Name]:
-    names = [each.claim or each.generated for each in pod.claims]
-    return [Name(pod.namespace, name) for name in (*names, pod.extended_claim) if name is not None]
-
-
-def _template_names(pod: PodFacts) -> list[Name]:
-    return [Name(pod.namespace, each.template) for each in pod.claims if each.template is not None]
-
-
-def _class_names(requests: Iterable[Request]) -> list[Name]:
-    return [Name("", each.device_class) for each in exact_of(requests)]
+def _uses(fact: Fact) -> Iterator[_Use]:
+    """Return the objects to which an object refers."""
+    if isinstance(fact, PodFacts):
+        names = [each.claim or each.generated for each in fact.claims]
+        for name in filter(None, (*names, fact.extended_claim)):
+            yield _Use(PodFacts, ClaimFacts, Name(fact.namespace, name))
+        for name in filter(None, (each.template for each in fact.claims)):
+            yield _Use(PodFacts, TemplateFacts, Name(fact.namespace, name))
+    elif isinstance(fact, (ClaimFacts, TemplateFacts)):
+        for each in exact_of(fact.requests):
+            yield _Use(type(fact), ClassFacts, Name("", each.device_class))
