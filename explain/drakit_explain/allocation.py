@@ -177,7 +177,7 @@ class Answer:
 
     @property
     def fatal(self) -> bool:
-        """Whether the scheduler gives up the pod on all nodes, as :mod:`.release` describes."""
+        """Whether the scheduler gives up the pod on all nodes, as :mod:`.pools` describes."""
         return self.outcome is VerdictOutcome.FATAL
 
     @property

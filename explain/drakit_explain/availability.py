@@ -1,35 +1,503 @@
 """
 How many devices of a cluster there are for a request, and what stands in the way of the others.
 
-:mod:`.counting` counts each slice; a count is kept until its slice, or an allocation in its pool,
-changes. The counts explain; Kubernetes' allocator decides whether a pod fits.
+Each device of a slice is counted once, under the obstacle that lasts longest: a node that the pod
+cannot use, then taints, then holders, since a release does not help a tainted device. The count of
+a slice is kept until the slice, or an allocation in its pool, changes. The counts explain;
+Kubernetes' allocator decides whether a pod fits.
 
-It must not know clients, or how a sentence is made of the counts.
+Does not depend on clients, or on how a sentence is made of the counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NamedTuple
 
-from drakit_explain.allocation import NotEvaluatedError
+from drakit.quantity import quantity_units
+from drakit_explain.allocation import (
+    NotEvaluatedError,
+    consumed_by,
+    counters_of,
+    short_capacities,
+    tolerates,
+)
 from drakit_explain.budget import MAX_STEPS, Budget
 from drakit_explain.codes import Code
-from drakit_explain.counting import (
-    NOTHING,
-    STEPS_PER_DEVICE,
-    STEPS_PER_SLICE,
-    Availability,
-    SelectorError,
-    SliceCount,
-    SliceCounting,
-    Tally,
-)
-from drakit_explain.devices import DeviceKind
-from drakit_explain.model import Request
+from drakit_explain.devices import DeviceFacts, DeviceKind, TaintFacts, bits
+from drakit_explain.model import ClaimFacts, DeviceID, PoolID, Request, Toleration
 from drakit_explain.nodes import Unusable
-from drakit_explain.selection import Selection
-from drakit_explain.world import Reachable, World
+from drakit_explain.pools import Counter, NodePool
+from drakit_explain.reports import UNHEALTHY
+from drakit_explain.world import Reachable, Selection, World
+
+STEPS_PER_SLICE = 10
+STEPS_PER_DEVICE = 5
+"""Steps of a slice, and of each of its devices if they are counted one by one."""
+
+NAMED_DEVICES = 3
+"""Unhealthy devices that are kept: a sentence names their drivers' words."""
+
+NAMED_HOLDERS = 3
+"""Holders that are kept per namespace: an Event names at most this many."""
+
+
+# ---------------------------------------------------------------- one slice
+
+
+@dataclass(slots=True)
+class Obstacle:
+    """Devices that are unavailable for one kind of reason."""
+
+    devices: int = 0
+    words: set[str] = field(default_factory=set[str])
+    """Keys of taints, names of capacities, or reasons against nodes."""
+
+    holders: list[Mapping[str, ClaimFacts]] = field(
+        default_factory=list["Mapping[str, ClaimFacts]"]
+    )
+    """Claims by UID, slice by slice as the counts of the slices have them: they are not copied,
+    because every second request of a large cluster has the same 100,000."""
+
+    @property
+    def claims(self) -> dict[str, ClaimFacts]:
+        """The claims that must release something, by UID: computed for who names them."""
+        united: dict[str, ClaimFacts] = {}
+        for each in self.holders:
+            united.update(each)
+        return united
+
+    def add(
+        self, devices: int = 1, *, claims: Iterable[ClaimFacts] = (), words: Iterable[str] = ()
+    ) -> None:
+        self.devices += devices
+        if found := {claim.uid: claim for claim in claims}:
+            self.holders.append(found)
+        self.words.update(words)
+
+    def merge(self, other: Obstacle) -> None:
+        self.devices += other.devices
+        self.holders += other.holders
+        self.words |= other.words
+
+
+class Left(NamedTuple):
+    """What a device has left of a capacity, in billionths."""
+
+    amount: int
+    total: int
+    needed: int
+
+
+class Tally(NamedTuple):
+    """How many devices of a slice or node a request could have."""
+
+    free: int = 0
+    held: int = 0
+    """They become available when claims release devices."""
+
+    tainted: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.free + self.held + self.tainted
+
+    def changed(self, old: Tally, new: Tally) -> Tally:
+        """Return the sum of which one part has changed."""
+        return _shared(
+            self.free + new.free - old.free,
+            self.held + new.held - old.held,
+            self.tainted + new.tainted - old.tainted,
+        )
+
+    def suffices(self, request: Request) -> bool:
+        """Return whether enough are free."""
+        if request.every:
+            return 0 < self.free == self.total
+        return self.free >= request.count
+
+    def would_do(self, request: Request, *, untainted: bool = False) -> bool:
+        """Return whether they are enough when claims release them, and without taints."""
+        if request.every:
+            return bool(self.total) and (untainted or not self.tainted)
+        return self.total - (0 if untainted else self.tainted) >= request.count
+
+
+NOTHING = Tally()
+
+
+@lru_cache(maxsize=1024)
+def _shared(free: int, held: int, tainted: int) -> Tally:
+    """Return one object for equal numbers: thousands of slices and nodes have the same."""
+    return Tally(free, held, tainted)
+
+
+@dataclass(slots=True)
+class Availability:
+    """Devices of a request: free, or behind an obstacle."""
+
+    free: int = 0
+    small: int = 0
+    """Devices that can never have the requested capacity; `total` does not include them."""
+
+    tainted: Obstacle = field(default_factory=Obstacle)
+    effects: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Key and effect of each taint of `tainted`."""
+
+    rules: set[str] = field(default_factory=set[str])
+    """DeviceTaintRules that add taints of `tainted`."""
+
+    near: set[str] = field(default_factory=set[str])
+    """How tolerations of the request differ from taints of `tainted` with the same key."""
+
+    unhealthy: set[DeviceID] = field(default_factory=set[DeviceID])
+    """The first devices of `tainted` that drakit's node plugin reports as unhealthy."""
+
+    allocated: Obstacle = field(default_factory=Obstacle)
+    partitioned: Obstacle = field(default_factory=Obstacle)
+    """Other devices use the hardware that they need."""
+
+    used_up: Obstacle = field(default_factory=Obstacle)
+    """They are shared, and too little of them is left."""
+
+    left: dict[str, Left] = field(default_factory=dict[str, "Left"])
+    """By the name of a capacity: the most that a device of `used_up` has left."""
+
+    elsewhere: Obstacle = field(default_factory=Obstacle)
+    """Only nodes that the pod cannot use reach them."""
+
+    most_free: tuple[str, int] = ("", 0)
+    """The node with the most free devices, the first by name of several, and their number."""
+
+    on_one_node: tuple[Code | None, int] | None = None
+    """What :meth:`Analysis.on_one_node` found: equal pods share it."""
+
+    @property
+    def total(self) -> int:
+        return self.tally.total + self.elsewhere.devices
+
+    @property
+    def releasable(self) -> int:
+        """Devices that become available when claims release devices."""
+        return self.allocated.devices + self.partitioned.devices + self.used_up.devices
+
+    @property
+    def tally(self) -> Tally:
+        return _shared(self.free, self.releasable, self.tainted.devices)
+
+    def add_unhealthy(self, *devices: DeviceID) -> None:
+        self.unhealthy = set(sorted(self.unhealthy.union(devices))[:NAMED_DEVICES])
+
+    def merge(self, other: Availability) -> None:
+        self.free += other.free
+        self.small += other.small
+        for name in ("tainted", "allocated", "partitioned", "used_up", "elsewhere"):
+            getattr(self, name).merge(getattr(other, name))
+        self.effects |= other.effects
+        self.rules |= other.rules
+        self.near |= other.near
+        if other.unhealthy:
+            self.add_unhealthy(*other.unhealthy)
+        for name, left in other.left.items():
+            self.left[name] = max(left, self.left.get(name, left))
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorError:
+    """A device on which a selector fails; the allocator fails if it reaches it."""
+
+    device: DeviceID
+    text: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class SliceCount:
+    """The devices of one slice for a request; valid until the slice or its pool changes."""
+
+    reach: Reachable
+    stamp: int
+    """The world's revision at the last change of an allocation in the pool."""
+
+    rejected: tuple[int, ...]
+    """For each selector that was reached: the devices that it rejects."""
+
+    errors: tuple[SelectorError, ...]
+    tally: Tally = NOTHING
+    small: int = 0
+    """As in :class:`Availability`."""
+
+    holders: Mapping[str, ClaimFacts] | None = None
+    """The claims that have the devices that are held."""
+
+    found: Availability | None = None
+    """If the slice has taints, counters or shares, the details of the numbers."""
+
+    def merge_into(self, result: Availability) -> None:
+        if self.found is not None:
+            result.merge(self.found)
+            return
+        result.free += self.tally.free
+        result.small += self.small
+        if self.holders is not None:
+            result.allocated.devices += self.tally.held
+            result.allocated.holders.append(self.holders)
+
+
+class SliceCounting:
+    """Counts the devices of slices for one request."""
+
+    def __init__(self, request: Request, world: World, budget: Budget) -> None:
+        self._request = request
+        self._world = world
+        self._budget = budget
+        self._selection = Selection(world, request)
+        self._hardware = Hardware(world)
+        self._fits: dict[int, tuple[DeviceKind, bool]] = {}
+
+    def count(self, reach: Reachable) -> SliceCount:
+        of = reach.slice
+        self._budget.spend(STEPS_PER_SLICE)
+        selected = self._selection.of(of)
+        count = SliceCount(
+            reach=reach,
+            stamp=self._world.stamp(reach.pool),
+            rejected=selected.rejected,
+            errors=tuple(
+                SelectorError(
+                    DeviceID(of.driver, of.pool, of.devices.names[index]), text, tuple(reach.nodes)
+                )
+                for index, text in selected.errors.items()
+            ),
+        )
+        if selected.matches:
+            self._sort(count, selected.matches)
+        if count.errors or count.found is not None:
+            return count
+        # Requests find the same in a slice, and the counts of many requests are kept.
+        key = (count.stamp, count.rejected, count.tally, count.small, id(count.holders))
+        known = self._world.found_in(of)
+        if (same := known.get(key)) is not None and same.reach is reach:
+            return same
+        known[key] = count
+        return count
+
+    def _sort(self, count: SliceCount, matches: int) -> None:
+        reach, world = count.reach, self._world
+        of = reach.slice
+        if not reach.plain or world.has_taint_rules:
+            count.found = Availability()
+            self._budget.spend(STEPS_PER_DEVICE * matches.bit_count())
+            if of.devices.consumes:  # the counters of a pool are read once
+                self._budget.spend(2 * len(of.devices))
+            partitions: dict[int, Mapping[str, ClaimFacts]] = {}  # many devices have the same
+            for index in bits(matches):
+                device = of.devices[index]
+                identity = DeviceID(of.driver, of.pool, device.name)
+                self._sort_one(reach.pool, identity, device, count.found, partitions)
+            count.found.partitioned.holders += partitions.values()
+            count.tally, count.small = count.found.tally, count.found.small
+            return
+        fitting = matches
+        for kind, mask, _ in of.devices.groups if self._request.capacity else ():
+            if not self._can_fit(kind):
+                fitting &= ~mask
+        held = 0 if self._request.admin_access else fitting & world.allocated_in(of)
+        count.tally = _shared((fitting ^ held).bit_count(), held.bit_count(), 0)
+        count.small = (matches ^ fitting).bit_count()
+        if held:
+            count.holders = world.holders_in(of, held)
+
+    def _can_fit(self, kind: DeviceKind) -> bool:
+        known = self._fits.get(id(kind))
+        if known is None:
+            short = short_capacities(kind.capacity, self._request.capacity, used=())
+            known = self._fits[id(kind)] = (kind, short is not None)
+        return known[1]
+
+    def _sort_one(
+        self,
+        pool: NodePool,
+        identity: DeviceID,
+        device: DeviceFacts,
+        found: Availability,
+        partitions: dict[int, Mapping[str, ClaimFacts]],
+    ) -> None:
+        """
+        Count a device.
+
+        :param partitions: gets the claims that hold the hardware of devices, by identity.
+        """
+        world = self._world
+        request = self._request
+        shareable = device.kind.shareable
+        sharers = world.sharers(identity) if shareable else ()
+        consumed = world.consumed(identity) if sharers else None
+        short = short_capacities(
+            device.kind.capacity, request.capacity, used=[consumed] if consumed else ()
+        )
+        if short is None:
+            found.small += 1
+            return
+        taints = world.taints(identity, device)
+        if taints and (obstacles := not_tolerated(taints, request.tolerations)):
+            found.tainted.add(words=(taint.key for taint in obstacles))
+            found.effects.update((taint.key, taint.effect) for taint in obstacles)
+            found.rules.update(world.taint_rules(identity, obstacles))
+            found.near.update(_near(obstacles, request.tolerations))
+            if any(taint.key == UNHEALTHY for taint in obstacles):
+                found.add_unhealthy(identity)
+        elif request.admin_access:
+            found.free += 1  # it consumes nothing
+        elif (holder := world.holder(identity)) is not None:
+            found.allocated.add(claims=(holder,))
+        elif short:
+            need = consumed_by(device.kind.capacity, request.capacity)
+            totals = {each.name: quantity_units(each.value) for each in device.kind.capacity}
+            for name in short:
+                used = consumed.get(name, 0) if consumed else 0
+                word = name.removeprefix(f"{identity.driver}/")
+                left = Left(max(totals[name] - used, 0), totals[name], need[name])
+                found.left[word] = max(left, found.left.get(word, left))
+                found.used_up.words.add(word)
+            found.used_up.add(claims=sharers)
+        # A shared device already consumes its counters.
+        elif any(need > pool.counters.get(counter, 0) for counter, need in counters_of(device)):
+            found.small += 1
+        elif not sharers and (claims := self._hardware.in_the_way(pool, device)) is not None:
+            found.partitioned.add()
+            partitions.update((id(each), each) for each in claims)
+        else:
+            found.free += 1
+
+
+def _near(taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]) -> Iterator[str]:
+    """Return how tolerations differ from taints of the same key."""
+    for taint in taints:
+        for each in tolerations:
+            if each.key != taint.key:
+                continue
+            field, has, wants = "value", each.value, taint.value
+            if each.effect not in ("", taint.effect):
+                field, has, wants = "effect", each.effect, taint.effect
+            given, wanted = has or '""', wants or '""'
+            yield f"its toleration of {taint.key} has {field} {given}, not {wanted}"
+
+
+def not_tolerated(
+    taints: Iterable[TaintFacts], tolerations: Sequence[Toleration]
+) -> list[TaintFacts]:
+    """Return the taints that none of a request's tolerations covers."""
+    return [
+        taint
+        for taint in taints
+        if not any(tolerates(toleration, taint) for toleration in tolerations)
+    ]
+
+
+def holders_for(
+    request: Request, node: NodePool, count: SliceCount, selection: Selection, hardware: Hardware
+) -> Mapping[str, ClaimFacts]:
+    """
+    Return the claims of which one may have to release something in a slice, by UID.
+
+    Also those that leave enough for each device alone: the devices of a request may be short
+    together.
+
+    :param node: the pool of the slice as the node sees it.
+    :param hardware: of the same world.
+    """
+    if count.found is None:
+        return count.holders or {}
+    of, world = count.reach.slice, hardware.world
+    found: dict[str, ClaimFacts] = {}
+    mappings: dict[int, Mapping[str, ClaimFacts]] = {}
+    for index in bits(selection.of(of).matches) if not request.admin_access else ():
+        device = of.devices[index]
+        identity = DeviceID(of.driver, of.pool, device.name)
+        if not node.reaches(of, index):
+            continue
+        if not_tolerated(world.taints(identity, device), request.tolerations):
+            continue
+        if (holder := world.holder(identity)) is not None:
+            found[holder.uid] = holder
+            continue
+        found.update((claim.uid, claim) for claim in world.sharers(identity))
+        mappings.update((id(each), each) for each in hardware.takers(node, device))
+    for each in mappings.values():
+        found |= each
+    return found
+
+
+@dataclass(slots=True)
+class _Taken:
+    """The amount taken of a counter, and its holders."""
+
+    amount: int = 0
+    claims: dict[str, ClaimFacts] = field(default_factory=dict[str, ClaimFacts])
+
+
+class Hardware:
+    """The rest of each pool's counters beside allocated partitions. Each pool is read once, until
+    an allocation in it changes."""
+
+    def __init__(self, world: World) -> None:
+        self.world: World = world
+        self._pools: dict[PoolID, tuple[int, dict[Counter, _Taken]]] = {}
+        """With the revision of the last change of an allocation in the pool."""
+
+    def in_the_way(
+        self, pool: NodePool, device: DeviceFacts
+    ) -> list[Mapping[str, ClaimFacts]] | None:
+        """
+        Return the claims that hold the device's hardware, by UID; None if enough is left.
+
+        Devices that consume one counter get the same mapping.
+        """
+        if not device.consumes:
+            return None
+        taken = self._of_pool(pool)
+        found: list[Mapping[str, ClaimFacts]] = []
+        short = False
+        for counter, need in counters_of(device):
+            used = taken.get(counter)
+            if (used.amount if used else 0) + need > pool.counters.get(counter, 0):
+                short = True
+                found += [used.claims] if used else []
+        return found if short else None
+
+    def takers(self, pool: NodePool, device: DeviceFacts) -> Iterator[Mapping[str, ClaimFacts]]:
+        """Return the claims that take something of the counters that a device consumes."""
+        for counter, _ in counters_of(device):
+            if (used := self._of_pool(pool).get(counter)) is not None:
+                yield used.claims
+
+    def _of_pool(self, pool: NodePool) -> Mapping[Counter, _Taken]:
+        stamp, known = self.world.stamp(pool), self._pools.get(pool.identity)
+        if known is None or known[0] != stamp:
+            known = self._pools[pool.identity] = stamp, self._taken(pool)
+        return known[1]
+
+    def _taken(self, pool: NodePool) -> dict[Counter, _Taken]:
+        taken: dict[Counter, _Taken] = {}
+        driver, name = pool.identity
+        for each in (*pool.slices, *pool.elsewhere):
+            for device in each.devices:
+                if not device.consumes:
+                    continue
+                identity = DeviceID(driver, name, device.name)
+                holder = self.world.holder(identity)
+                claims = [holder] if holder is not None else self.world.sharers(identity)
+                for counter, amount in counters_of(device) if claims else ():
+                    entry = taken.setdefault(counter, _Taken())
+                    entry.amount += amount
+                    entry.claims.update({claim.uid: claim for claim in claims})
+        return taken
+
+
+# ---------------------------------------------------------------- the cluster
 
 REQUESTS = 4
 """Different requests of one explanation for which the devices of the cluster are counted. Counts

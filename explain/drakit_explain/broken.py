@@ -17,8 +17,7 @@ from types import MappingProxyType
 
 from drakit_explain.allocation import tolerates
 from drakit_explain.bugs import bug_behind
-from drakit_explain.causes import cause_at_node
-from drakit_explain.codes import Code, Finding, Reason
+from drakit_explain.codes import Code, Finding, Reason, cause_at_node
 from drakit_explain.devices import DeviceFacts
 from drakit_explain.evidence import (
     NO_EVENTS,

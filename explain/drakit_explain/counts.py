@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from drakit_explain.allocation import NotEvaluatedError
-from drakit_explain.counting import Hardware
+from drakit_explain.availability import Hardware
 from drakit_explain.devices import bits, unpacked
 from drakit_explain.model import (
     ClaimFacts,
@@ -27,8 +27,7 @@ from drakit_explain.model import (
 )
 from drakit_explain.pools import NodePool, newest
 from drakit_explain.reports import HOSTDEV, UNHEALTHY
-from drakit_explain.selection import Selection
-from drakit_explain.world import World
+from drakit_explain.world import Selection, World
 
 STATES = ("free", "allocated", "tainted", "unhealthy", "gone")
 

@@ -35,11 +35,9 @@ from drakit_explain.broken import (
     not_bindable,
 )
 from drakit_explain.budget import Budget, BudgetSpentError
-from drakit_explain.causes import cause_at_node
-from drakit_explain.codes import Cause, Code, Finding, Reason, no_remedy
+from drakit_explain.codes import Cause, Code, Finding, Reason, cause_at_node, no_remedy
 from drakit_explain.deletion import pod_stays
 from drakit_explain.evidence import NO_EVENTS, Events
-from drakit_explain.fold import Judged, judge
 from drakit_explain.model import ClaimFacts, NodeFacts, PodFacts, Request, exact_of, exact_requests
 from drakit_explain.nodes import NodeProblem, Nodes, Unusable, UsableNodes
 from drakit_explain.pending_claims import (
@@ -62,7 +60,7 @@ from drakit_explain.shortage import (
     is_given_up,
     told_by_scheduler,
 )
-from drakit_explain.trial import Trial
+from drakit_explain.trial import Judged, Trial, judge
 from drakit_explain.verdicts import Verdict as AllocatorVerdict
 from drakit_explain.wording import lacks
 from drakit_explain.world import World

@@ -18,10 +18,8 @@ from drakit_explain.allocation import AskedClaim
 from drakit_explain.budget import Budget
 from drakit_explain.devices import ListValue, bits
 from drakit_explain.model import DeviceID, SliceFacts, exact_of
-from drakit_explain.pools import NodePool, PoolState
-from drakit_explain.release import rules_of
-from drakit_explain.selection import Selection
-from drakit_explain.world import World
+from drakit_explain.pools import NodePool, PoolState, rules_of
+from drakit_explain.world import Selection, World
 
 
 class Profiles:

@@ -18,16 +18,15 @@ from typing import NamedTuple
 
 from drakit_explain.allocation import MAX_RESULTS, AskedClaim, NotEvaluatedError
 from drakit_explain.asking import NO_CHANGES, Changes, NotAnsweredError, Released
-from drakit_explain.availability import needed
+from drakit_explain.availability import NOTHING, Hardware, holders_for, needed, not_tolerated
 from drakit_explain.budget import BudgetSpentError
-from drakit_explain.counting import NOTHING, Hardware, holders_for, not_tolerated
 from drakit_explain.devices import TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration, exact_of
 from drakit_explain.nodes import NodeProblem, Unusable, is_condition
-from drakit_explain.selection import Selection
 from drakit_explain.selectors import THE_REQUEST
 from drakit_explain.trial import Position, Trial
 from drakit_explain.wording import named_holder, shown
+from drakit_explain.world import Selection
 
 MAX_NODES = 3
 """Nodes on which one kind of change is tried."""

@@ -17,19 +17,15 @@ from difflib import get_close_matches
 
 from drakit_explain.allocation import Answer, AskedClaim, Failure
 from drakit_explain.asking import NO_CHANGES, Changes, Released
-from drakit_explain.availability import Analysis, needed
+from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
 from drakit_explain.budget import BudgetSpentError
-from drakit_explain.causes import cause_of_class, cause_of_pool, cause_of_selector
-from drakit_explain.codes import Code, Finding
-from drakit_explain.counting import Availability
-from drakit_explain.fold import Judged, not_counted
+from drakit_explain.codes import Code, Finding, cause_of_class, cause_of_pool, cause_of_selector
 from drakit_explain.model import Constraint, DeviceID, PodFacts, PoolID, Request, exact_requests
 from drakit_explain.pending_claims import Wanted, what_to_check
-from drakit_explain.pools import NodePool, PoolState
-from drakit_explain.release import Rules
+from drakit_explain.pools import NodePool, PoolState, Rules
 from drakit_explain.reports import dropped_fields, policy_of_class, quoted
-from drakit_explain.trial import Trial
+from drakit_explain.trial import Judged, Trial, not_counted
 from drakit_explain.unmatched import why_it_fails, why_unmatched
 from drakit_explain.wording import advice, cut, how_taints_end, shown, state
 from drakit_explain.world import World

@@ -7,7 +7,7 @@ A problem is therefore certain until other devices are published: no pod with su
 scheduled. A selector that fails is reported even if the claim fits on a node: the scheduler gives
 up on all nodes at such a device. Where something is not evaluated, or the budget is spent
 (:mod:`.budget`), nothing is returned. Incomplete pools count as empty, as for the scheduler
-(:mod:`.release`).
+(:mod:`.pools`).
 
 Why a pod waits is found in :mod:`.pending`. Does not depend on clients, clocks, or Events.
 """
@@ -22,7 +22,6 @@ from drakit_explain.asking import ALL_FREE, Verdicts
 from drakit_explain.availability import budget_of, needed
 from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.codes import Code, Finding, Reason
-from drakit_explain.fold import not_counted
 from drakit_explain.model import (
     ClassFacts,
     Constraint,
@@ -32,13 +31,11 @@ from drakit_explain.model import (
     exact_requests,
 )
 from drakit_explain.pending_claims import missing_classes, what_to_check
-from drakit_explain.pools import PoolState
-from drakit_explain.release import rules_of
-from drakit_explain.selection import Selection
+from drakit_explain.pools import PoolState, rules_of
 from drakit_explain.selectors import OWN_SELECTOR, selector_of
-from drakit_explain.trial import failure_of
+from drakit_explain.trial import failure_of, not_counted
 from drakit_explain.verdicts import VerdictOutcome
-from drakit_explain.world import World
+from drakit_explain.world import Selection, World
 
 STEPS_PER_SLICE = 2
 """Steps of the selectors of a request in a slice."""

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from decimal import Decimal
 from heapq import nsmallest
 
-from drakit_explain.counting import NAMED_HOLDERS, Availability, Obstacle
+from drakit_explain.availability import NAMED_HOLDERS, Availability, Obstacle
 from drakit_explain.model import ClaimFacts
 from drakit_explain.nodes import NodeProblem, Unusable, is_condition
 from drakit_explain.reports import UNHEALTHY

@@ -33,9 +33,8 @@ from drakit_explain.model import (
     TemplateFacts,
     exact_of,
 )
-from drakit_explain.pools import NodePool, NodeView, PoolState, pools_of_node
-from drakit_explain.release import rules_of
-from drakit_explain.selectors import THE_REQUEST, SelectorIndex, only_driver, selector_of
+from drakit_explain.pools import NodePool, NodeView, PoolState, pools_of_node, rules_of
+from drakit_explain.selectors import THE_REQUEST, Evaluated, SelectorIndex, only_driver, selector_of
 
 Fact = (
     PodFacts
@@ -617,3 +616,36 @@ def _uses(fact: Fact) -> Iterator[_Use]:
     elif isinstance(fact, (ClaimFacts, TemplateFacts)):
         for each in exact_of(fact.requests):
             yield _Use(type(fact), ClassFacts, Name("", each.device_class))
+
+
+class Selection:
+    """The devices that one request selects; valid until a DeviceClass changes."""
+
+    def __init__(self, world: World, request: Request, *, without: str = "") -> None:
+        """
+        :param without: an expression that counts as true.
+        """
+        self._world = world
+        self._request = request
+        self._without = without
+        self._expressions = [text for _, text in world.expressions(request) if text != without]
+        self._known: dict[tuple[int, ...], tuple[list[Evaluated], Selected]] = {}
+        """By the number of devices and the identity of the outcomes, which are kept for that."""
+
+    def of(self, of: SliceFacts) -> Selected:
+        """
+        Return the devices of a slice that pass all selectors.
+
+        Raises :class:`NotEvaluatedError` where a selector has no outcome.
+        """
+        index = self._world.selectors
+        try:
+            outcomes = [index.evaluated(each, of) for each in self._expressions]
+        except KeyError:  # a selector does not compile, or its error names what is missing
+            return self._world.selected(self._request, of, without=self._without)
+        key = (len(of.devices), *map(id, outcomes))
+        known = self._known.get(key)
+        if known is None:
+            found = self._world.selected(self._request, of, without=self._without)
+            known = self._known[key] = (outcomes, found)
+        return known[1]

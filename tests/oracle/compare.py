@@ -15,10 +15,9 @@ from drakit_explain.asking import answered
 from drakit_explain.availability import analyze, budget_of
 from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.helper import Helper
-from drakit_explain.fold import suspects
 from drakit_explain.pending import Explainer
 from drakit_explain.pending_claims import wanted_of
-from drakit_explain.trial import Trial
+from drakit_explain.trial import Trial, suspects
 from drakit_explain.verdicts import Verdict, VerdictOutcome
 from tests.fakes.world import evaluate_for
 from tests.oracle.worlds import World

@@ -28,7 +28,6 @@ from drakit_explain.availability import analyze
 from drakit_explain.budget import Budget
 from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.helper import Helper
-from drakit_explain.fold import Judged, judge
 from drakit_explain.loads import Loads
 from drakit_explain.model import ClaimFacts, PodFacts
 from drakit_explain.nodes import UsableNodes
@@ -42,7 +41,7 @@ from drakit_explain.projection import (
     project_slice,
     project_taint_rule,
 )
-from drakit_explain.trial import Trial
+from drakit_explain.trial import Judged, Trial, judge
 from drakit_explain.world import World
 from e2e.images.go import SCHEDULER_MINORS, cel_program, scheduler_program
 from tests.fakes.world import evaluate_for

@@ -22,8 +22,8 @@ from drakit.quantity import quantity_units
 from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import Output, shortened
 from drakit_explain.allocation import consumed_of
+from drakit_explain.availability import Hardware
 from drakit_explain.broken import node_of_claim
-from drakit_explain.counting import Hardware
 from drakit_explain.counts import STATES, states_in
 from drakit_explain.devices import DeviceFacts, bits
 from drakit_explain.kinds import NODES, SLICES

@@ -19,6 +19,7 @@ from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
 from drakit_cli.kubectl.pods import SeenPod
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.asking import Question
+from drakit_explain.availability import Availability
 from drakit_explain.broken import (
     broken_claim,
     claims_of_pod,
@@ -27,7 +28,6 @@ from drakit_explain.broken import (
 )
 from drakit_explain.bugs import bug_behind
 from drakit_explain.codes import Cause, Code, Reason, certain, no_remedy
-from drakit_explain.counting import Availability
 from drakit_explain.deletion import claim_stays
 from drakit_explain.evidence import AUTOSCALER
 from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES
@@ -44,11 +44,10 @@ from drakit_explain.model import (
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
 from drakit_explain.pending_claims import not_checked, wanted_of
-from drakit_explain.selection import Selection
 from drakit_explain.shortage import RequestReport, is_given_up
 from drakit_explain.verdicts import Verdict as AllocatorVerdict
 from drakit_explain.wording import cut
-from drakit_explain.world import World
+from drakit_explain.world import Selection, World
 
 Ask = Callable[[Question], AllocatorVerdict]
 """Asks Kubernetes' allocator."""

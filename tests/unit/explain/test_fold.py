@@ -8,13 +8,12 @@ from drakit_explain.asking import Question, Verdicts, answered
 from drakit_explain.availability import analyze, budget_of
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, TaintFacts
-from drakit_explain.fold import judge
 from drakit_explain.loads import Load, Loads
 from drakit_explain.model import Constraint, DeviceID, PodClaim, Share, TaintRuleFacts
 from drakit_explain.nodes import NodeProblem, Unusable
 from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.pending_claims import Wanted
-from drakit_explain.trial import Trial
+from drakit_explain.trial import Trial, judge
 from drakit_explain.verdicts import VerdictOutcome
 from drakit_formats.resource.nodes import node_selector
 from tests.fakes.world import (

@@ -6,8 +6,7 @@ import pytest
 
 from drakit_explain.devices import Amount, CounterSetFacts
 from drakit_explain.model import SliceFacts
-from drakit_explain.pools import NodeView, PoolState, pools_of_node
-from drakit_explain.release import rules_of
+from drakit_explain.pools import NodeView, PoolState, pools_of_node, rules_of
 from tests.fakes.world import device, on
 
 NODE = NodeView("n1", {"zone": "a"})
