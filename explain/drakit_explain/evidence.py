@@ -112,7 +112,8 @@ class _Known:
     remedy: str
 
 
-_DEV = r"(?P<path>/dev/[^\s\":,]+)"
+_DEV = r"(?P<path>/dev/[^\s\":,]++)\S*+"
+"""Possessive: a tenant writes the commands that messages quote, and a match must not backtrack."""
 
 _KNOWN = (
     _Known(
@@ -152,13 +153,13 @@ _KNOWN = (
         remedy="check that the driver's pod runs on that node, and read its log",
     ),
     _Known(
-        pattern=re.compile(rf"CDI device \(\"{_DEV}\".*type mismatch"),
+        pattern=re.compile(r"CDI device \(\"(?P<path>/dev/[^\s\":,]++)\".*type mismatch"),
         cause="device node {path} on node {node} is not the one for which the claim was prepared",
         remedy="delete the pod and create it again",
     ),
     _Known(
         pattern=re.compile(
-            rf"(?:{_DEV}\S*:? (?:.*: )?no such (?:file or directory|device)"
+            rf"(?:{_DEV} (?:.*: )?no such (?:file or directory|device)"
             rf"|CDI host device \"(?P<host>[^\"]+)\")"
         ),
         cause="device node {path} does not exist on node {node}: the device was disconnected, or "
@@ -167,7 +168,7 @@ _KNOWN = (
         "is allocated",
     ),
     _Known(
-        pattern=re.compile(rf"{_DEV}\S*:? (?:.*: )?(?:permission denied|operation not permitted)"),
+        pattern=re.compile(rf"{_DEV} (?:.*: )?(?:permission denied|operation not permitted)"),
         cause="the container may not open device node {path} on node {node}",
         remedy="if the pod has hostUsers: false, its users do not own the device node; with "
         "SELinux, allow containers to use devices (setsebool -P container_use_devices on) or set "
@@ -179,7 +180,7 @@ _KNOWN = (
         remedy="remove hostUsers: false from the pod, or use a node that supports it",
     ),
     _Known(
-        pattern=re.compile(r"requested number of devices unavailable for (?P<of>[^\s.]+\S*?)\. "),
+        pattern=re.compile(r"requested number of devices unavailable for (?P<of>[^\s.]++\S*?)\. "),
         cause="the device plugin on node {node} has fewer healthy devices of {of} than the "
         "scheduler assumed",
         remedy="check the device plugin on that node; a controller creates a failed pod again, and "
