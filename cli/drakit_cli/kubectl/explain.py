@@ -433,6 +433,8 @@ def make_report(
         # A fact that is not seen may prevent each remedy.
         explanation = replace(explanation, find_remedy=no_remedy)
     remedy = explanation.remedy if reasons else ""
+    if kind != "Pod":
+        remedy = remedy.replace("the pod would fit", "a pod that uses it would fit", 1)
     if waits(pod):
         unknown += _decided_by_others(pod)
     if reasons and len(reasons) < len(explanation.reasons):

@@ -43,8 +43,8 @@ from drakit_explain.templates import class_problems, template_problems
 
 # ---------------------------------------------------------------- templates and classes
 
-_OF_CLASS = "a-device"
-"""The name of the template with one device of a class, which exists only here."""
+_OF_CLASS, _REQUEST = "a-device", "device"
+"""The template with one device of a class and its request, which exist only here."""
 
 
 def explain_template(template: TemplateFacts, found: Gathered, *, ask: Ask) -> Report:
@@ -63,12 +63,25 @@ def explain_class(
     """
     subject = f"one device of {CLASS.kind} {device_class.name}"
     report = _explain_source(template, found, subject, device_class, ask)
-    return replace(report, claims=tuple(replace(each, origin=subject) for each in report.claims))
+    return replace(
+        report,
+        sentences=tuple(map(_of_class, report.sentences)),
+        remedy=_of_class(report.remedy),
+        claims=tuple(replace(each, origin=subject) for each in report.claims),
+    )
+
+
+def _of_class(sentence: str) -> str:
+    """Return a sentence without the names that exist only here."""
+    both = f'request "{_REQUEST}" of claim template "{_OF_CLASS}"'
+    for matching in (f" that matches {both}", f" that match {both}"):
+        sentence = sentence.replace(matching, "")
+    return sentence.replace(both, "a request").replace(f'request "{_REQUEST}"', "the request")
 
 
 def template_of(device_class: ClassFacts, namespace: str) -> TemplateFacts:
     """Return a template with one device of a class."""
-    request = Request(name="device", device_class=device_class.name)
+    request = Request(name=_REQUEST, device_class=device_class.name)
     return TemplateFacts(namespace=namespace, name=_OF_CLASS, uid="", requests=(request,))
 
 

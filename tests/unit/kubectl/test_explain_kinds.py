@@ -94,6 +94,8 @@ async def test_templates_and_classes_are_explained_as_for_a_pod_of_their_own(two
     assert (code, body["verdict"]) == (1, "blocked")
     assert [each["code"] for each in body["reasons"]] == ["DevicesAllocated"]
     assert "cannot be allocated: " in body["message"]
+    assert "a-device" not in body["message"]
+    assert body["remedy"].startswith("a pod that uses it would fit on node n1 if ")
     two.node("n2")
     code, body = await run.json("explain", target)
     assert (code, body["verdict"], body["fitsOn"]) == (0, "fits", "n2")
