@@ -26,7 +26,7 @@ from drakit_explain.pending_claims import Wanted, what_to_check
 from drakit_explain.pools import NodePool, PoolState, Rules
 from drakit_explain.reports import dropped_fields, policy_of_class, quoted
 from drakit_explain.trial import Judged, Trial, not_counted
-from drakit_explain.unmatched import why_it_fails, why_unmatched
+from drakit_explain.unmatched import domain_of, why_it_fails, why_unmatched
 from drakit_explain.wording import advice, cut, how_taints_end, shown, state
 from drakit_explain.world import World
 
@@ -345,7 +345,12 @@ def advice_on_failure(
             f'device {name} has {bare} in device.attributes["{domain}"], so write the key without '
             f"the domain {domain}"
         )
-    key = bare
+    key, domain = bare, domain_of(bare, texts) or driver
+    if domain != driver and any(each.driver == domain and each.devices for each in world.slices()):
+        return (
+            f"device {name} is not of driver {domain}, so test the driver first "
+            f'(device.driver == "{domain}" && ...)'
+        )
     capacity = [each.name.rpartition("/")[2] for each in device.kind.capacity]
     attributes = [each.rpartition("/")[2] for each in device.kind.attributes]
     close = get_close_matches(key, [*attributes, *capacity], n=1)
@@ -357,7 +362,7 @@ def advice_on_failure(
         spelling = f"check whether the API server drops {key} ({lost})"
     return (
         f"{spelling}; if only some devices have it, test for it first "
-        f'(has(device.{field}["{driver}"].{key})), or test device.driver first'
+        f'(has(device.{field}["{domain}"].{key})), or test device.driver first'
     )
 
 

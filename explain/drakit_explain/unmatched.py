@@ -89,6 +89,12 @@ def why_it_fails(failure: str, texts: Collection[str], device: DeviceFacts, driv
     return ""
 
 
+def domain_of(key: str, texts: Collection[str]) -> str:
+    """Return the domain of the attribute or capacity that selectors read by a name, if any does."""
+    found = (match for text in texts for match in _ACCESS.finditer(text))
+    return next((each["domain"] for each in found if key in (each["name"], each["key"])), "")
+
+
 # ---- slices that do not count
 
 

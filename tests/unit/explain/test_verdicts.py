@@ -159,6 +159,31 @@ def test_a_missing_key_is_compared_with_the_names_of_the_device(key, advice):
     assert f"; {advice}" in sentence
 
 
+@pytest.mark.parametrize(
+    ("domain", "advice"),
+    [
+        pytest.param(
+            "d",
+            'device eth0 is not of driver d, so test the driver first (device.driver == "d" && ...',
+            id="of-another-driver",
+        ),
+        pytest.param(
+            "vendors.example.com",
+            "check the spelling of model; if only some devices have it, test for it first "
+            '(has(device.attributes["vendors.example.com"].model))',
+            id="of-no-driver",
+        ),
+    ],
+)
+def test_a_missing_key_is_tested_in_the_domain_of_the_selector(domain, advice):
+    foreign = replace(slice_on("n2", device("eth0")), driver="dra.net")
+    facts = [slice_on("n1", device("g0", attributes={f"{domain}/model": "x"})), node("n2"), foreign]
+    selector = f'device.attributes["{domain}"].model == "x"'
+    code, sentence = only_reason(cluster(*facts, claim(request(selectors=(selector,)))))
+    assert code == "SelectorFailed"
+    assert f"; {advice}" in sentence
+
+
 @pytest.mark.parametrize("count", [pytest.param(2, id="two"), pytest.param(0, id="all-devices")])
 def test_a_constraint_without_which_it_fits_is_named(count):
     world = cluster(
