@@ -46,8 +46,12 @@ NO_DEVICES = "cannot allocate all claims"
 class ControlPlane(FakeCluster):
     """Objects whose controllers act within each request that writes."""
 
-    def __init__(self, allocator: Helper) -> None:
+    def __init__(self, allocator: Helper, *, refused: str) -> None:
+        """
+        :param refused: the annotation of pods that the scheduler refuses, with its message.
+        """
         super().__init__()
+        self._refused = refused
         self._allocator = allocator
         self._threads = ThreadPoolExecutor(1)  # a question blocks, which no event loop may
         self._answers: dict[bytes, Verdict] = {}
@@ -256,6 +260,9 @@ class ControlPlane(FakeCluster):
             return
         if spec.get("schedulingGates"):
             return
+        if refused := pod["metadata"].get("annotations", {}).get(self._refused):
+            self._refuse(key, refused)
+            return
         if len(claims) < len(spec.get("resourceClaims", ())) or any(
             "deletionTimestamp" in each["metadata"] for each in claims
         ):
@@ -271,12 +278,15 @@ class ControlPlane(FakeCluster):
                 users = claim.get("status", {}).get("reservedFor", [])
                 if claim not in open_ and [u["uid"] for u in users] == [pod["metadata"]["uid"]]:
                     self._deallocate(_key(CLAIMS, claim))
-            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-            conditions = [{**condition, "message": message}]
-            if pod["status"].get("conditions") != conditions:
-                self._change(key, {"status": {"conditions": conditions}})
+            self._refuse(key, message)
             return
         self._place(key, node, claims, extended)
+
+    def _refuse(self, key: ObjectKey, message: str) -> None:
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        conditions = [{**condition, "message": message}]
+        if self.objects[key]["status"].get("conditions") != conditions:
+            self._change(key, {"status": {"conditions": conditions}})
 
     def _place(
         self, key: ObjectKey, node: str, claims: Sequence[Object], extended: Object | None

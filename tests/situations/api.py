@@ -13,9 +13,12 @@ import urllib.request
 from contextlib import suppress
 from typing import Any
 
+from drakit_formats import crds
+
 Body = dict[str, Any]
 
 DRA = "/apis/resource.k8s.io/v1"
+REPORTS = f"/apis/{crds.API_VERSION}"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 TAINT_RULES = ("v1", "v1beta2", "v1alpha3")
 """Versions of DeviceTaintRules, the newest first."""
@@ -30,6 +33,7 @@ _PATHS = {
     "resourceclaimtemplates": DRA,
     "resourceslices": DRA,
     "deviceclasses": DRA,
+    "nodedevicereports": REPORTS,
     "leases": "/apis/coordination.k8s.io/v1",
     "validatingadmissionpolicies": ADMISSION,
     "validatingadmissionpolicybindings": ADMISSION,
@@ -44,6 +48,7 @@ KINDS = {
     "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
     "Lease": "leases",
     "Namespace": "namespaces",
+    "NodeDeviceReport": "nodedevicereports",
     "Node": "nodes",
     "Pod": "pods",
     "ResourceQuota": "resourcequotas",

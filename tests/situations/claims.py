@@ -79,6 +79,62 @@ def only_claim_is_used_on_another_node(s: Scene) -> Iterator[None]:
     s.pod(claims=["disk"], nodeSelector={HOSTNAME: s.node})
 
 
+@situation(
+    Code.DEVICES_ON_OTHER_NODES,
+    words=("claim disk is allocated on node", "it has too little cpu left"),
+)
+def node_of_a_shared_claim_is_full(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"), nodeName=s.make_node("a"))
+    s.claim("disk", s.request())
+    s.holder(claims=["disk"], cpu="3")
+    s.pod(claims=["disk"], cpu="2")
+    yield
+    s.pod(claims=["disk"], cpu="1")
+
+
+# ------------------------------------------------------------ holders
+
+
+@situation(
+    Code.DEVICES_ALLOCATED,
+    words=(
+        "claim explain-",
+        "/disk (podgroup gang",
+    ),
+    unreal="PodGroups need a feature gate",
+)
+def holder_is_a_pod_group(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.claim("disk", s.request())
+    s.holder(claims=["disk"])
+    group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "gang", "uid": "g"}
+    s.write_claim("disk", **{**s.status_of("disk"), "reservedFor": [group]})
+    s.delete("pods", "holder")
+    s.pod(s.request())
+    yield
+    s.write_claim("disk")
+
+
+@situation(
+    Code.DEVICES_ALLOCATED,
+    words=("pod holder; its deletion waits for finalizer example.com/hold",),
+)
+def finalizer_keeps_the_claim_of_a_holder(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.claim("disk", s.request())
+    s.holder(claims=["disk"])
+    finalizers = s.api.get("resourceclaims", "disk", namespace=s.namespace)["metadata"]
+    s.hold("resourceclaims", "disk", *finalizers["finalizers"], "example.com/hold")
+    s.start_deletion("resourceclaims", "disk")
+    s.pod(s.request())
+    yield
+    s.delete("pods", "holder")
+    s.hold("resourceclaims", "disk")
+
+
 # ------------------------------------------------------------ extended resources
 
 
@@ -90,3 +146,19 @@ def extended_resource_allocated(s: Scene) -> Iterator[None]:
     s.pod(extended="lab.test/gpu")
     yield
     s.delete("pods", "holder")
+
+
+@situation(
+    Code.DEVICE_CLASS_MISSING,
+    words=(
+        'no node and no DeviceClass provides extended resource "lab.test/cards"',
+        "check the sp",
+    ),
+    unreal="the code depends on the names of all classes of the cluster",
+)
+def extended_resource_is_misspelled(s: Scene) -> Iterator[None]:
+    s.device_class(extendedResourceName="lab.test/card")
+    s.publish(devices("a"))
+    s.pod(extended="lab.test/cards")
+    yield
+    s.pod(extended="lab.test/card")

@@ -113,6 +113,93 @@ def attribute_is_misspelled(s: Scene) -> Iterator[None]:
     s.pod(s.request("gpu", FAST))
 
 
+@situation(
+    Code.SELECTOR_FAILED,
+    words=("its selector does not compile",),
+    unreal="the API server refuses the selector",
+)
+def selector_does_not_compile(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", {"fast": True}))
+    s.pod(s.request("gpu", "device.fast"))
+    yield
+    s.pod(s.request("gpu", FAST))
+
+
+FIRMWARE = 'device.attributes["DRIVER"].firmware'
+
+
+@situation(
+    Code.SELECTOR_FAILED,
+    words=("firmware is a version, which is compared with compareTo", 'compareTo(semver("1.2.0"))'),
+)
+def version_is_compared_like_a_string(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", {"firmware": {"version": "1.3.0"}}))
+    s.pod(s.request("gpu", f'{FIRMWARE} >= "1.2.0"'))
+    yield
+    s.pod(s.request("gpu", f'{FIRMWARE}.compareTo(semver("1.2.0")) >= 0'))
+
+
+@situation(
+    Code.NO_DEVICE_PUBLISHED,
+    words=('no device has the value "A100" of', 'model: they have "NVIDIA A100-SXM4-40GB"'),
+)
+def no_device_has_the_value(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", {"model": "NVIDIA A100-SXM4-40GB"}))
+    s.pod(s.request("gpu", MODEL_X.replace('"x"', '"A100"')))
+    yield
+    s.pod(s.request("gpu", MODEL_X.replace('"x"', '"NVIDIA A100-SXM4-40GB"')))
+
+
+@situation(Code.NO_DEVICE_PUBLISHED, words=("/modle, but some have", "/model"))
+def tested_attribute_is_misspelled(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", {"model": "x"}))
+    s.pod(s.request("gpu", '"modle" in device.attributes["DRIVER"]'))
+    yield
+    s.pod(s.request("gpu", '"model" in device.attributes["DRIVER"]'))
+
+
+@situation(
+    Code.NO_DEVICE_PUBLISHED,
+    words=("no slice of driver driver-is-mispelled.test has devices, but driver", "publishes some"),
+)
+def driver_is_misspelled(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.pod(s.request("gpu", 'device.driver == "driver-is-mispelled.test"'))
+    yield
+    s.pod(s.request("gpu", 'device.driver == "DRIVER"'))
+
+
+@situation(
+    Code.DEVICE_CLASS_MISSING,
+    words=('deviceClassName ("class-is-misspelled.test" exists)',),
+)
+def class_is_misspelled(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.pod(s.request(of="class-is-mispelled.test"))
+    yield
+    s.pod(s.request())
+
+
+@situation(
+    Code.RESOURCE_CLAIM_TEMPLATE_MISSING,
+    words=('resourceClaimTemplateName ("disks" exists)',),
+    tried=False,
+)
+def template_is_misspelled(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.template("disks", s.request())
+    s.pod(templates=["disk"])
+    yield
+    s.pod(templates=["disks"])
+
+
 # ------------------------------------------------------------ allocated devices
 
 

@@ -11,42 +11,22 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.helper import Helper
+from drakit_explain.evidence import NO_EVENTS, Events
+from drakit_explain.kinds import KINDS, PODS, POLICIES, RULES, Kind
 from drakit_explain.loads import Loads, load_of_pod
 from drakit_explain.pending import Explainer, Explanation
-from drakit_explain.projection import (
-    project_claim,
-    project_class,
-    project_namespace,
-    project_node,
-    project_pod,
-    project_quota,
-    project_slice,
-    project_taint_rule,
-    project_template,
-)
 from drakit_explain.selectors import bring_up_to_date
 from drakit_explain.world import World
-from tests.situations.api import Api, Body
+from tests.situations.api import Api, Body, RefusedError
 
 Command = Callable[[str, str], tuple[int, Body]]
 """Runs ``kubectl drakit explain`` for a namespace and a target; returns the exit code and the
 answer for programs."""
 
-_PROJECTIONS: dict[str, Callable[[Body], Any]] = {
-    "namespaces": project_namespace,
-    "nodes": project_node,
-    "pods": project_pod,
-    "resourcequotas": project_quota,
-    "resourceclaims": project_claim,
-    "resourceclaimtemplates": project_template,
-    "resourceslices": project_slice,
-    "deviceclasses": project_class,
-    "devicetaintrules": project_taint_rule,
-}
+_KINDS = [each for each in KINDS if each is not POLICIES]
 
 
 class Explaining:
@@ -59,31 +39,38 @@ class Explaining:
         self._one = threading.Lock()
         self.command = command
 
-    def explain(self, namespace: str, name: str, *, settled: bool = False) -> Explanation:
+    def explain(
+        self, namespace: str, name: str, *, settled: bool = False, events: Events = NO_EVENTS
+    ) -> Explanation:
         """Explain a pod by the objects that the API server has now."""
-        lists = {
-            plural: self._api.list(plural)
-            for plural in _PROJECTIONS
-            if plural != "devicetaintrules" or self._api.taint_rules_path()
-        }
+        lists = {kind: self._list(kind) for kind in _KINDS}
         with self._one:
             world = World()
-            for plural, bodies in lists.items():
+            for kind, bodies in lists.items():
                 for body in bodies:
-                    world.apply(_PROJECTIONS[plural](body))
+                    world.apply(kind.project(body, "v1"))
             world.loads = Loads()
-            for body in lists["pods"]:
+            for body in lists[PODS]:
                 if "nodeName" in body["spec"]:
                     world.loads.apply(load_of_pod(body))
             pod = world.pod(namespace, name)
             assert pod is not None, f"pod {namespace}/{name} does not exist"
             explainer = Explainer(world)
             expressions = explainer.expressions(pod)
-            index = world.selectors
-            bring_up_to_date(
-                index, self._helper, expressions, [each.slice for each in world.reachable()]
-            )
+            slices = list(world.slices())  # also those that do not count: an answer names them
+            bring_up_to_date(world.selectors, self._helper, expressions, slices)
             with closing(Allocator(lambda _: self._program)) as allocator:
-                found = explainer.explain_now(pod, allocator.answer, settled=settled)
+                found = explainer.explain_now(pod, allocator.answer, settled=settled, events=events)
                 remedy = found.remedy
             return replace(found, find_remedy=lambda: remedy)
+
+    def _list(self, kind: Kind) -> list[Body]:
+        """The objects of a kind; none if the cluster does not have the kind."""
+        if kind is RULES and self._api.taint_rules_path() is None:
+            return []
+        try:
+            return self._api.list(kind.plural)
+        except RefusedError as error:
+            if error.code == 404:
+                return []
+            raise

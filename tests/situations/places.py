@@ -175,6 +175,21 @@ def constraints_contradict_each_other(s: Scene) -> Iterator[None]:
     s.pod(s.request(count=2))
 
 
+@situation(
+    Code.DEVICES_ALLOCATED,
+    Code.CONSTRAINT_NOT_MET,
+    words=("pod holder", "has attribute", "nmua, which matchAttribute requires"),
+)
+def impossible_constraint_while_devices_are_busy(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a", {"numa": 0}))
+    s.holder(s.request())
+    s.pod(s.request(), constraints=[{"matchAttribute": f"{s.driver}/nmua"}])
+    yield
+    s.delete("pods", "holder")
+    s.pod(s.request(), constraints=[{"matchAttribute": f"{s.driver}/numa"}])
+
+
 # ------------------------------------------------------------ requests that compete
 
 
@@ -273,6 +288,43 @@ def pool_incomplete(s: Scene) -> Iterator[None]:
     s.pod(s.request())
     yield
     s.publish(device("b", {"model": "x"}), of=2, number=1)
+
+
+@situation(
+    Code.NO_DEVICE_PUBLISHED,
+    words=("1 device that matches is in ResourceSlice", "of generation 1, but the scheduler only"),
+)
+def newest_generation_is_empty(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"))
+    s.publish(number=1, generation=2)
+    s.pod(s.request())
+    yield
+    s.publish(device("a"), number=1, generation=2)
+
+
+@situation(
+    Code.NO_DEVICE_PUBLISHED,
+    words=("1 device that matches is in ResourceSlice", "of node gone, which does not exist"),
+)
+def slice_of_a_node_that_is_gone(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"), nodeName="gone")
+    s.pod(s.request())
+    yield
+    s.publish(device("a"))
+
+
+@situation(
+    Code.NO_DEVICE_PUBLISHED,
+    words=("1 device that matches is in ResourceSlice", "whose node selector matches no node"),
+)
+def slice_selects_no_node(s: Scene) -> Iterator[None]:
+    s.device_class()
+    s.publish(device("a"), nodeSelector=only_on("absent"))
+    s.pod(s.request())
+    yield
+    s.publish(device("a"), nodeSelector=only_on(s.node))
 
 
 @situation(Code.POOL_INVALID, words=("pool twins",))

@@ -15,15 +15,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
 
+from drakit_explain.evidence import Event, Events
 from drakit_explain.pending import Explanation
 from drakit_operator.announcing import CONTROLLER
 from e2e.kit import wait_for
-from tests.situations.api import ADMISSION, DRA, KINDS, Api, Body, RefusedError
+from tests.situations.api import ADMISSION, DRA, KINDS, REPORTS, Api, Body, RefusedError
 from tests.situations.explaining import Explaining
 
 LABEL = "explain.test/scene"
 ADMIN_LABEL = "resource.kubernetes.io/admin-access"
 WAITS = "waits"
+REFUSED = "explain.test/refused"
+"""The annotation with which the control plane in memory does not schedule a pod, and why."""
+
 POLICIES = ("validatingadmissionpolicybindings", "validatingadmissionpolicies")
 CLUSTER_WIDE = ("resourceslices", "deviceclasses", "devicetaintrules", "nodes", *POLICIES)
 
@@ -80,9 +84,12 @@ def _renewed(node: str) -> Body:
 
 
 def device(name: str, attributes: dict[str, Any] | None = None, **fields: Any) -> Body:
-    """A device; attributes are plain values, capacity and counters quantities."""
+    """A device; attributes are plain values or raw ones, capacity and counters quantities."""
     kinds = {str: "string", int: "int", bool: "bool"}
-    values = {key: {kinds[type(value)]: value} for key, value in (attributes or {}).items()}
+    values = {
+        key: value if isinstance(value, dict) else {kinds[type(value)]: value}
+        for key, value in (attributes or {}).items()
+    }
     capacity = {key: {"value": amount} for key, amount in fields.pop("capacity", {}).items()}
     found: Body = {"name": name, "attributes": values, **fields}
     if capacity:
@@ -136,6 +143,12 @@ class Scene:
 
     settled: bool = False
     """Whether the pod counts as old enough for a missing claim to be a problem."""
+
+    refused: str = ""
+    """The scheduler's message about the pod that is explained, if it is not to be scheduled."""
+
+    quoted: list[Event] = field(default_factory=list)
+    """The Events that the scene has written as a kubelet, a driver or a controller."""
 
     @property
     def driver(self) -> str:
@@ -280,7 +293,10 @@ class Scene:
         }
         if self.held and name == WAITS:
             body["schedulerName"] = "nobody"
-        self._put(self._body("Pod", name, spec=body, namespaced=True))
+        pod = self._body("Pod", name, spec=body, namespaced=True)
+        if self.refused and name == WAITS:
+            pod["metadata"]["annotations"] = {REFUSED: self.refused}
+        self._put(pod)
 
     def release(self) -> None:
         """Give the held pod to the scheduler."""
@@ -384,10 +400,70 @@ class Scene:
         self.cleanups.append(lambda: self.api.patch("nodes", self.node, undone))
         self.api.patch("nodes", self.node, {"spec": spec})
 
+    # ---- what others report
+
+    def event(
+        self, reason: str, message: str, *, plural: str = "pods", name: str = WAITS, second: int = 0
+    ) -> None:
+        """Write an Event about an object of the namespace, at a second of the year 2026."""
+        about = self.api.get(plural, name, namespace=self.namespace)["metadata"]
+        time = f"2026-01-01T00:00:{second:02}"
+        found = Event(time=time, reason=reason, message=message, uid=about["uid"])
+        self.quoted.append(found)
+        body = {
+            "metadata": {"name": f"e-{len(self.quoted)}"},
+            "involvedObject": {"name": name, "uid": found.uid},
+            "reason": reason,
+            "message": message,
+            "eventTime": f"{time}.000000Z",
+        }
+        self.api.call("POST", f"/api/v1/namespaces/{self.namespace}/events", body)
+
+    def change_pod(self, name: str = WAITS, **status: Any) -> None:
+        """Write a part of a pod's status, as its kubelet would."""
+        change = {"status": status}
+        self.api.patch("pods", name, change, namespace=self.namespace, subresource="status")
+
+    def container(self, **state: Any) -> None:
+        """Write the state of the pod's container in a sandbox that is ready."""
+        sandbox = {"type": "PodReadyToStartContainers", "status": "True"}
+        statuses = [{"name": "main", "state": state}]
+        phase = "Running" if "running" in state else "Pending"
+        self.change_pod(phase=phase, conditions=[sandbox], containerStatuses=statuses)
+
+    def start(self) -> None:
+        """Run the pod, as its kubelet would."""
+        self.container(running={"startedAt": "2026-01-01T00:01:00Z"})
+
+    def refuse(self, message: str) -> None:
+        """Let the scheduler refuse the pod to come with a message; an empty one ends it."""
+        self.refused = message
+        if not message:
+            change = {"metadata": {"annotations": {REFUSED: None}}}
+            self.api.patch("pods", WAITS, change, namespace=self.namespace)
+
+    def report(
+        self, node: str, *, state: str = "Registered", progress: str = "", **status: Any
+    ) -> None:
+        """Write the report of the scene's driver on a node; `progress` is what is slow there."""
+        registered = "True" if state == "Registered" else "False"
+        conditions = [{"type": "Registered", "status": registered, "reason": state}]
+        if progress:
+            slow = {"type": "ClaimsProgressing", "status": "False", "message": progress}
+            conditions.append(slow)
+        name = f"{node}.{self.driver}"
+        body = self._body("NodeDeviceReport", name, spec={"nodeName": node, "driver": self.driver})
+        body["apiVersion"] = REPORTS.removeprefix("/apis/")
+        body["status"] = {"conditions": conditions, **status}
+        self._put(body)
+        self.cleanups.append(lambda: self.api.delete("nodedevicereports", name))
+
     # ---- what is said of it
 
     def explain(self, name: str = WAITS) -> Explanation:
-        return self.explaining.explain(self.namespace, name, settled=self.settled)
+        return self.explaining.explain(
+            self.namespace, name, settled=self.settled, events=Events(self.quoted)
+        )
 
     def scheduled_on(self, name: str = WAITS) -> str:
         return self.api.get("pods", name, namespace=self.namespace)["spec"].get("nodeName", "")

@@ -3,8 +3,8 @@ The table of situations: pods that wait, or fit, the verdict on each, and the re
 
 Each is a generator: the part before `yield` makes the situation, the part after it applies the
 remedy that the explanation names. `DRIVER` in a selector means the scene's driver. They are in
-:mod:`.claims`, :mod:`.devices`, :mod:`.errors`, :mod:`.advice`, :mod:`.broken` and
-:mod:`.places`.
+:mod:`.claims`, :mod:`.devices`, :mod:`.errors`, :mod:`.advice`, :mod:`.broken`, :mod:`.places`
+and :mod:`.starting`.
 """
 
 from __future__ import annotations
@@ -53,10 +53,14 @@ class Situation:
     unreal: str
     """Why a real cluster does not have it; empty if it can."""
 
+    silent: str
+    """Why the operator does not say so in an Event; empty if it does."""
+
     @property
     def event(self) -> bool:
         """Whether the operator writes an Event about the pod."""
-        return self.verdict in (Verdict.BLOCKED, Verdict.BROKEN) and self.target == WAITING_POD
+        problem = self.verdict in (Verdict.BLOCKED, Verdict.BROKEN)
+        return problem and self.target == WAITING_POD and not self.silent
 
     @property
     def exit_code(self) -> int:
@@ -84,6 +88,7 @@ def situation(
     settled: bool = False,
     slow: bool = False,
     unreal: str = "",
+    silent: str = "",
 ) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
     def added(steps: Callable[[Scene], Iterator[None]]) -> None:
         SITUATIONS.append(
@@ -101,6 +106,7 @@ def situation(
                 settled=settled,
                 slow=slow,
                 unreal=unreal,
+                silent=silent,
             )
         )
 

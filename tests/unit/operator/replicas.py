@@ -31,9 +31,9 @@ def config(**changes) -> Config:
 
 
 @asynccontextmanager
-async def replica(cluster, folder, name, **changes) -> AsyncIterator[App]:
+async def replica(cluster, folder, name, *, selectors=None, **changes) -> AsyncIterator[App]:
     app = App(
-        selectors=Library(),
+        selectors=selectors or Library(),
         config=config(**changes),
         kubeconfig=cluster.write_kubeconfig(folder),
         identity=Identity(name=name, namespace="sys"),

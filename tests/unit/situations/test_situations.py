@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from drakit_cli.kubectl.main import main
+from drakit_explain import evidence
 from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.cel.helper import Helper
 from drakit_operator import announcing, shared_causes
@@ -25,7 +26,7 @@ from tests.programs import needs_go
 from tests.situations.api import Api, Body
 from tests.situations.explaining import Explaining
 from tests.situations.running import run
-from tests.situations.scene import HOSTNAME, Heartbeats, Scene
+from tests.situations.scene import HOSTNAME, REFUSED, Heartbeats, Scene
 from tests.situations.table import SITUATIONS, Situation
 from tests.unit.operator.conftest import Cluster
 from tests.unit.operator.replicas import replica, until
@@ -62,8 +63,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
-        with Helper(cel_program(MINOR)) as helper:
-            async with Cluster(cluster=ControlPlane(helper)) as server:
+        with Helper(cel_program(MINOR)) as helper, Helper(cel_program(MINOR)) as selectors:
+            async with Cluster(cluster=ControlPlane(helper, refused=REFUSED)) as server:
                 server.texts |= {
                     "/version": json.dumps({"gitVersion": f"v{MINOR}.3"}),
                     "/metrics": gates(),
@@ -72,7 +73,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
                     server.store(f"/api/v1/nodes/{name}", node(name))
                 server.write_kubeconfig(folder)
                 servers.append(server)
-                async with replica(server, folder, "one", events=FAST):
+                async with replica(server, folder, "one", selectors=selectors, events=FAST):
                     await until(server.is_watched)
                     started.set()
                     await stopped.wait()
@@ -83,6 +84,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     patch.setenv("DRAKIT_CEL", str(cel_program(MINOR)))
     patch.setenv("KUBECONFIG", str(folder / "kubeconfig"))
     patch.setattr(announcing, "SETTLE_SECONDS", 0.5)
+    patch.setattr(evidence, "RETRY_SECONDS", 0.5)
     patch.setattr(shared_causes, "PAUSE_SECONDS", 0.05)
     thread.start()
     try:
@@ -117,4 +119,4 @@ def test_the_remedy_that_we_name_lets_the_pod_run(
 ):
     namespace = f"explain-{uuid.uuid4().hex[:8]}"
     scene = Scene(api, explaining, situation.name, namespace, "node", "other", Heartbeats(api))
-    run(situation, scene)
+    print(run(situation, scene))
