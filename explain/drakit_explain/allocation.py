@@ -19,8 +19,6 @@ from drakit.quantity import quantity_units
 from drakit_explain.devices import Amount, CapacityFacts, CapacityPolicy, DeviceFacts, TaintFacts
 from drakit_explain.model import Constraint, DeviceID, PoolID, Request, Share, Toleration
 from drakit_explain.pools import Counter
-from drakit_explain.verdicts import VerdictOutcome
-from drakit_formats.resource.objects import Object
 
 # ---------------------------------------------------------------- capacities
 
@@ -147,42 +145,18 @@ class Failure(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """The allocator's answer about the claims of a pod on a node."""
+class AllocatorError:
+    """An error with which the allocator ends on a node."""
 
-    outcome: VerdictOutcome
-    failure: str = ""
-    """The allocator's error, as a clause that names the request; or why there is no answer."""
+    kind: Failure
+    text: str
+    """A clause that names the request."""
 
-    kind: Failure | None = None
     device: DeviceID | None = None
     """The device at which a selector fails."""
 
     pool: PoolID | None = None
     """The pool because of which the allocator fails, if there is one."""
-
-    varies: bool = False
-    """Whether the scheduler meets the error before a solution is chance."""
-
-    results: tuple[tuple[Object, ...], ...] = ()
-    """The results of each claim (API: ``allocation.devices.results``)."""
-
-    @property
-    def drivers(self) -> frozenset[str]:
-        return frozenset(str(each["driver"]) for of_claim in self.results for each in of_claim)
-
-    @property
-    def fits(self) -> bool:
-        return self.outcome is VerdictOutcome.ALLOCATED
-
-    @property
-    def fatal(self) -> bool:
-        """Whether the scheduler gives up the pod on all nodes, as :mod:`.pools` describes."""
-        return self.outcome is VerdictOutcome.FATAL
-
-    @property
-    def undecided(self) -> bool:
-        return self.outcome is VerdictOutcome.UNDECIDED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -440,8 +440,7 @@ def _exact(request: Request) -> dict[str, Any]:
 
 
 def _constraint(constraint: Constraint) -> Object:
-    kind = "distinctAttribute" if constraint.distinct else "matchAttribute"
-    compared = {kind: constraint.attribute} if constraint.attribute else {}
+    compared = {constraint.kind: constraint.attribute} if constraint.attribute else {}
     extra = orjson.loads(constraint.extra or b"{}")
     return {"requests": list(constraint.requests), **compared, **extra}
 

@@ -371,6 +371,10 @@ class Constraint:
     extra: bytes = b""
     """As in :class:`Request`."""
 
+    @property
+    def kind(self) -> str:
+        return "distinctAttribute" if self.distinct else "matchAttribute"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:

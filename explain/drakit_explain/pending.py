@@ -553,7 +553,7 @@ def _unjudged(judged: Judged, counted: Sequence[str]) -> list[str]:
     """Return why nodes have no answer, and what the counts say."""
     for answer in judged.answers.values():
         if answer.undecided:
-            return [answer.failure, *counted]
+            return [answer.text, *counted]
     if judged.unjudged:
         first, number = judged.unjudged[0], len(judged.unjudged)
         nodes = f"node {first} was" if number == 1 else f"node {first} and {number - 1} more were"

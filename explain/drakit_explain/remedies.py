@@ -242,17 +242,12 @@ class _Remedies:
         for node in self._nodes:
             for number, each in enumerate(wanted):
                 for index, constraint in enumerate(each.constraints[:MAX_CHANGES]):
-                    claims = list(self._trial.claims)
-                    rest = (*each.constraints[:index], *each.constraints[index + 1 :])
-                    claims[number] = replace(claims[number], constraints=rest)
+                    claims = self._trial.without_constraint(number, index)
                     if self._fits(node, claims=claims):
-                        kind = "distinctAttribute" if constraint.distinct else "matchAttribute"
-                        what = f"{kind} {constraint.attribute}"
+                        what = f"{constraint.kind} {constraint.attribute}"
                         yield _Remedy(node, f"{each.origin} did not have the constraint {what}")
-            if several:
-                claims = [replace(each, constraints=()) for each in self._trial.claims]
-                if self._fits(node, claims=claims):
-                    yield _Remedy(node, "there were no constraints")
+            if several and self._fits(node, claims=self._trial.without_constraints()):
+                yield _Remedy(node, "there were no constraints")
 
     def with_a_smaller_count(self) -> Iterator[_Remedy]:
         for node in self._nodes:

@@ -15,18 +15,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from drakit_explain.allocation import Answer, AskedClaim, Failure
+from drakit_explain.allocation import AllocatorError, AskedClaim, Failure
 from drakit_explain.asking import NO_CHANGES, Changes, Released
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.codes import Code, Finding, cause_of_class, cause_of_pool, cause_of_selector
-from drakit_explain.model import Constraint, DeviceID, PodFacts, PoolID, Request, exact_requests
+from drakit_explain.model import Constraint, DeviceID, PodFacts, Request, exact_requests
 from drakit_explain.pending_claims import Wanted, what_to_check
 from drakit_explain.pools import NodePool, PoolState, Rules
 from drakit_explain.reports import dropped_fields, policy_of_class, quoted
-from drakit_explain.trial import Judged, Trial, not_counted
+from drakit_explain.trial import Judged, Trial, failure_of, not_counted
 from drakit_explain.unmatched import domain_of, why_it_fails, why_unmatched
+from drakit_explain.verdicts import Verdict
 from drakit_explain.wording import advice, cut, how_taints_end, shown, state
 from drakit_explain.world import World
 
@@ -70,18 +71,18 @@ def findings_of_shortage(
     :param reader: the namespace outside of which holders stay unnamed; None names all.
     :param preempting: the priority of the pod lets it preempt others, but not for devices.
     """
-    findings: list[Finding] = []
     answers = judged.answers
-    failed = [
-        (name, answer)
-        for name, answer in answers.items()
-        if answer.fatal and answer.device is not None
-    ]
-    for name, answer in failed[:1]:
-        findings.append(_failed(name, answer, len(failed), trial))
+    errors = {name: trial.error(name, each) for name, each in answers.items() if each.fatal}
+    failed = [name for name, error in errors.items() if error.device is not None]
+    findings = [_failed(errors[name], name, len(failed), trial) for name in failed[:1]]
     invalid = _invalid(trial)
-    not_ready = _not_ready(judged, {pool.identity for pool in invalid}, trial.world)
-    findings += not_ready
+    named = {pool.identity for pool in invalid}
+    not_ready = {
+        error.pool: _of_error(error, f"node {name}", trial)
+        for name in reversed(judged.fatal)
+        if (error := errors[name]).pool is not None and error.pool not in named
+    }
+    findings += list(reversed(not_ready.values()))[:MAX_NAMED]
     findings += [
         Finding(
             code=Code.POOL_INVALID,
@@ -105,7 +106,7 @@ def findings_of_shortage(
         unevaluated = _unevaluated(trial, reports)
         if not unevaluated:
             try:
-                unevaluated = [_competing(trial, answers)]
+                unevaluated = [_competing(trial, answers, errors)]
             except BudgetSpentError:
                 unevaluated = [_too_much(trial, answers)]
         findings += unevaluated
@@ -169,39 +170,33 @@ def findings_of_errors(trial: Trial, judged: Judged) -> list[Finding]:
     """Return why the scheduler gives up a pod, whatever the nodes without these errors offer."""
     nodes: dict[Failure, list[str]] = {}
     for name in judged.fatal:
-        if (kind := judged.answers[name].kind) is not None:
-            nodes.setdefault(kind, []).append(name)
+        nodes.setdefault(failure_of(judged.answers[name].text), []).append(name)
     every = tuple(each.claim for each in trial.wanted)
-    return [
-        replace(_given_up(kind, names, judged, trial), claims=every)
-        for kind, names in nodes.items()
-    ]
+    return [replace(_given_up(names, judged, trial), claims=every) for names in nodes.values()]
 
 
-def _given_up(kind: Failure, names: Sequence[str], judged: Judged, trial: Trial) -> Finding:
-    answer = judged.answers[names[0]]
+def _given_up(names: Sequence[str], judged: Judged, trial: Trial) -> Finding:
+    error = trial.error(names[0], judged.answers[names[0]])
     where = f"node {names[0]}{_and_more(len(names))}"
-    chance = ", unless it looks elsewhere first: the pod may start by chance"
+    if judged.chance:
+        where += ", unless it looks elsewhere first: the pod may start by chance"
     fits = f"the pod would fit on node {judged.fits_on}, but " if judged.fits_on else ""
-    fits += (
-        f"the scheduler gives up on all nodes because of this error on {where}"
-        f"{chance if judged.chance else ''}"
-    )
-    code = _CODES[kind]
-    if answer.device is None:
-        return Finding(
-            code=code,
-            what=f"{answer.failure}; {fits}",
-            advice=_ADVICE.get(kind, ""),
-            transient=_transient(kind),
-            cause=cause_of_pool(answer.pool, answer.failure, trial.world) if answer.pool else None,
-        )
-    device = answer.device
+    if error.device is not None:
+        return _of_selector(error.text, error.device, f"{fits}{_GIVES_UP} {where}", trial)
+    return _of_error(error, where, trial, fits=fits)
+
+
+_GIVES_UP = "the scheduler gives up on all nodes because of this error on"
+
+
+def _of_error(error: AllocatorError, where: str, trial: Trial, *, fits: str = "") -> Finding:
+    is_passing = error.kind is Failure.INCOMPLETE_POOL  # normal while a driver publishes slices
     return Finding(
-        code=code,
-        what=f"{with_device(answer.failure, device)}; {fits}; "
-        f"{_advice(answer.failure, device, trial)}",
-        cause=cause_of_selector(answer.failure, _classes(trial), trial.world),
+        code=_CODES[error.kind],
+        what=f"{error.text}; {fits}{_GIVES_UP} {where}",
+        advice=_ADVICE.get(error.kind, ""),
+        transient=Code.POOL_INCOMPLETE if is_passing else "",
+        cause=cause_of_pool(error.pool, error.text, trial.world) if error.pool else None,
     )
 
 
@@ -210,29 +205,6 @@ def _and_more(number: int) -> str:
     if number < 2:
         return ""
     return f" (and {number - 1} more node{'s' if number > 2 else ''})"
-
-
-def _transient(kind: Failure) -> str:
-    """Return the key of a state that is normal while a driver publishes slices."""
-    return Code.POOL_INCOMPLETE if kind is Failure.INCOMPLETE_POOL else ""
-
-
-def _not_ready(judged: Judged, named: set[PoolID], world: World) -> list[Finding]:
-    """Return the pools because of which requests for all devices fail, but those in `named`."""
-    found: dict[PoolID, Finding] = {}
-    for name in judged.fatal:
-        answer = judged.answers[name]
-        if answer.pool is None or answer.pool in named or answer.kind is None:
-            continue
-        found[answer.pool] = found.get(answer.pool) or Finding(
-            code=_CODES[answer.kind],
-            what=f"{answer.failure}; the scheduler gives up on all nodes because of this error "
-            f"on node {name}",
-            advice=_ADVICE[answer.kind],
-            transient=_transient(answer.kind),
-            cause=cause_of_pool(answer.pool, answer.failure, world),
-        )
-    return list(found.values())[:MAX_NAMED]
 
 
 _TIMEOUT = re.compile(r"\bnode (\S+): timed out trying to allocate devices")
@@ -275,25 +247,22 @@ def told_by_scheduler(pod: PodFacts, rules: Rules) -> Finding | None:
 # ---- a selector that fails
 
 
-def _classes(trial: Trial) -> set[str]:
-    return {exact.device_class for _, _, exact in trial.exact()}
+def _failed(error: AllocatorError, node: str, nodes: int, trial: Trial) -> Finding:
+    assert error.device is not None
+    what = f"the scheduler aborts its search on node {node}{_and_more(nodes)} at this device"
+    return _of_selector(
+        error.text, error.device, "" if _NOT_COMPILED in error.text else what, trial
+    )
 
 
-def _failed(node: str, answer: Answer, nodes: int, trial: Trial) -> Finding:
-    assert answer.device is not None
-    device = answer.device
-    more = _and_more(nodes)
-    if _NOT_COMPILED in answer.failure:
-        return Finding(
-            code=Code.SELECTOR_FAILED,
-            what=f"{answer.failure}; {_advice(answer.failure, device, trial)}",
-            cause=cause_of_selector(answer.failure, _classes(trial), trial.world),
-        )
+def _of_selector(failure: str, device: DeviceID, effect: str, trial: Trial) -> Finding:
+    exact = [each for _, _, each in trial.exact()]
+    texts = [text for each in exact for _, text in trial.world.expressions(each)]
+    correct = advice_on_failure(failure, device, texts, trial.world)
     return Finding(
         code=Code.SELECTOR_FAILED,
-        what=f"{with_device(answer.failure, device)}; the scheduler aborts its search on node "
-        f"{node}{more} at this device; {_advice(answer.failure, device, trial)}",
-        cause=cause_of_selector(answer.failure, _classes(trial), trial.world),
+        what="; ".join(filter(None, (with_device(failure, device), effect, correct))),
+        cause=cause_of_selector(failure, {each.device_class for each in exact}, trial.world),
     )
 
 
@@ -309,11 +278,6 @@ def with_device(failure: str, device: DeviceID) -> str:
 
 
 _OF_CLASS = re.compile(r"selector of class (\S+) fails")
-
-
-def _advice(failure: str, identity: DeviceID, trial: Trial) -> str:
-    texts = [text for _, _, exact in trial.exact() for _, text in trial.world.expressions(exact)]
-    return advice_on_failure(failure, identity, texts, trial.world)
 
 
 def advice_on_failure(
@@ -374,13 +338,14 @@ def _unevaluated(trial: Trial, reports: Mapping[str, Sequence[RequestReport]]) -
     evaluates selectors.
     """
     return [
-        Finding(
-            code=Code.SELECTOR_FAILED,
-            what=f'request "{report.name}" of {each.origin}: '
-            f"{with_device(error.text, error.device)}; no device matches; "
-            + _advice(error.text, error.device, trial),
+        replace(
+            _of_selector(
+                f'request "{report.name}" of {each.origin}: {error.text}',
+                error.device,
+                "no device matches",
+                trial,
+            ),
             claims=(each.claim,),
-            cause=cause_of_selector(error.text, _classes(trial), trial.world),
         )
         for each in trial.wanted
         for report in reports[each.origin]
@@ -546,7 +511,9 @@ def _rejected(analysis: Analysis) -> str:
 # ---- requests together
 
 
-def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
+def _competing(
+    trial: Trial, answers: Mapping[str, Verdict], errors: Mapping[str, AllocatorError]
+) -> Finding:
     """Explain a pod whose requests each have enough devices, but not together."""
     nodes = list(answers)[:MAX_NAMED]
     constraints = [
@@ -556,17 +523,15 @@ def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
     ]
     for name in nodes:
         for number, index in constraints:
-            if _fits_without(trial, name, number, index):
-                return _constraint(trial, trial.wanted[number], index)
-        if constraints:
-            claims = [replace(each, constraints=()) for each in trial.claims]
-            if _fits(trial, name, claims):
-                return Finding(
-                    code=Code.CONSTRAINT_NOT_MET,
-                    what="no node has free devices that satisfy all constraints of the pod's "
-                    "claims together",
-                    advice="relax one of them or add devices",
-                )
+            if _fits(trial, name, trial.without_constraint(number, index)):
+                return _constraint(trial.wanted[number], index)
+        if constraints and _fits(trial, name, trial.without_constraints()):
+            return Finding(
+                code=Code.CONSTRAINT_NOT_MET,
+                what="no node has free devices that satisfy all constraints of the pod's claims "
+                "together",
+                advice="relax one of them or add devices",
+            )
     for name in nodes:
         if _fits(trial, name, changes=Changes(released=Released(kept=trial.own))):
             return Finding(
@@ -574,7 +539,7 @@ def _competing(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
                 what=_taken(trial, name),
                 advice="the claims can be allocated when enough devices are released",
             )
-    too_many = (each.failure for each in answers.values() if each.kind is Failure.TOO_MANY)
+    too_many = (each.text for each in errors.values() if each.kind is Failure.TOO_MANY)
     if failure := next(too_many, ""):
         return Finding(code=Code.REQUESTS_COMPETE, what=failure, advice="reduce the requests")
     return _too_much(trial, answers)
@@ -594,7 +559,7 @@ def _taken(trial: Trial, node: str) -> str:
             )
 
 
-def _too_much(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
+def _too_much(trial: Trial, answers: Mapping[str, Verdict]) -> Finding:
     only = len(trial.nodes) == 1
     where = f"node {next(iter(answers))} does not have" if only else "no node has"
     return Finding(
@@ -603,15 +568,6 @@ def _too_much(trial: Trial, answers: Mapping[str, Answer]) -> Finding:
         f"each request alone could be allocated",
         advice="reduce the requests, or add devices to one node",
     )
-
-
-def _fits_without(trial: Trial, node: str, claim: int, constraint: int) -> bool:
-    claims = list(trial.claims)
-    kept = claims[claim].constraints
-    claims[claim] = replace(
-        claims[claim], constraints=(*kept[:constraint], *kept[constraint + 1 :])
-    )
-    return _fits(trial, node, claims)
 
 
 def _fits(
@@ -627,10 +583,6 @@ def _fits(
     return answer is not None and answer.fits
 
 
-def _kind(constraint: Constraint) -> str:
-    return "distinctAttribute" if constraint.distinct else "matchAttribute"
-
-
 def _impossible(trial: Trial) -> Iterator[Finding]:
     """Return the constraints that no device can satisfy, whether devices are free or not."""
     for wanted in trial.wanted:
@@ -638,20 +590,19 @@ def _impossible(trial: Trial) -> Iterator[Finding]:
             if absent := _absent_attribute(trial, wanted, constraint):
                 yield Finding(
                     code=Code.CONSTRAINT_NOT_MET,
-                    what=f"{absent[0]}, which {_kind(constraint)} requires; {absent[1]}",
+                    what=f"{absent[0]}, which {constraint.kind} requires; {absent[1]}",
                     claims=(wanted.claim,),
                 )
 
 
-def _constraint(trial: Trial, wanted: Wanted, index: int) -> Finding:
+def _constraint(wanted: Wanted, index: int) -> Finding:
     constraint = wanted.constraints[index]
-    kind = _kind(constraint)
     of = f" (requests {', '.join(constraint.requests)})" if constraint.requests else ""
     same = "different values" if constraint.distinct else "the same value"
     return Finding(
         code=Code.CONSTRAINT_NOT_MET,
         what=f"no node has enough free devices with {same} of {constraint.attribute}, as "
-        f"{kind}{of} of {wanted.origin} requires",
+        f"{constraint.kind}{of} of {wanted.origin} requires",
         advice="relax the constraint or add devices",
         claims=(wanted.claim,),
     )

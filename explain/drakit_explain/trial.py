@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
-from drakit_explain.allocation import MAX_RESULTS, Answer, AskedClaim, Failure
+from drakit_explain.allocation import MAX_RESULTS, AllocatorError, AskedClaim, Failure
 from drakit_explain.asking import NO_CHANGES, Changes, Verdicts, claim_name
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.budget import Budget, BudgetSpentError
@@ -36,7 +36,7 @@ from drakit_explain.nodes import NodeProblem, Nodes
 from drakit_explain.pending_claims import Wanted
 from drakit_explain.pools import FEASIBLE_NODES, NodePool, PoolState, Rules, rules_of
 from drakit_explain.reports import not_registered
-from drakit_explain.verdicts import Verdict, VerdictOutcome
+from drakit_explain.verdicts import Verdict
 from drakit_explain.world import World
 
 _STEPS_PER_REQUEST = 10
@@ -143,6 +143,17 @@ class Trial:
         self.budget.spend(len(exact))
         return any(self.world.concerns(each, pool.identity.driver) for each in exact)
 
+    def without_constraint(self, claim: int, constraint: int) -> list[AskedClaim]:
+        """Return the claims with one constraint left out."""
+        claims = list(self.claims)
+        kept = claims[claim].constraints
+        kept = (*kept[:constraint], *kept[constraint + 1 :])
+        claims[claim] = replace(claims[claim], constraints=kept)
+        return claims
+
+    def without_constraints(self) -> list[AskedClaim]:
+        return [replace(each, constraints=()) for each in self.claims]
+
     def with_request(self, at: Position, exact: Request) -> list[AskedClaim]:
         """Return the claims with one exact request replaced."""
         claims = list(self.claims)
@@ -161,40 +172,33 @@ class Trial:
         *,
         claims: Sequence[AskedClaim] | None = None,
         changes: Changes = NO_CHANGES,
-    ) -> Answer | None:
-        """Return the allocator's answer about a node, as it is unless something is replaced; None
+    ) -> Verdict | None:
+        """Return the allocator's verdict about a node, as it is unless something is replaced; None
         if the question is planned."""
         self.budget.spend(_STEPS_PER_ANSWER)
-        verdict = self.verdicts.find(
-            self.claims if claims is None else claims, node, self.budget, changes
-        )
-        return None if verdict is None else self._answer(verdict, node)
+        asked = self.claims if claims is None else claims
+        return self.verdicts.find(asked, node, self.budget, changes)
 
-    def _answer(self, verdict: Verdict, node: str) -> Answer:
-        if verdict.outcome is not VerdictOutcome.FATAL:
-            return Answer(outcome=verdict.outcome, failure=verdict.text, results=verdict.results)
-        kind = failure_of(verdict.text)
-        text = f"Kubernetes' allocator fails ({self._with_origins(verdict.text)})"
-        answer = Answer(
-            outcome=verdict.outcome, failure=text, kind=Failure.OTHER, varies=verdict.varies
-        )
-        match kind:
-            case Failure.SELECTOR:
-                return self._failed(answer, verdict.text, node)
-            case Failure.INCOMPLETE_POOL | Failure.INVALID_POOL:
-                return self._of_pool(answer, kind, verdict.text, node)
-            case Failure.CONSTRAINT:
-                what = (
-                    f"{self._subject(verdict.text)} asks for all devices, and a constraint of the "
-                )
-                return replace(answer, kind=kind, failure=f"{what}claim excludes one of them")
-            case Failure.TOO_MANY:
-                return replace(answer, kind=kind, failure=self._too_many(verdict.text))
-            case Failure.OTHER:
-                return answer
+    def error(self, node: str, verdict: Verdict) -> AllocatorError:
+        """Return the error of a fatal verdict about a node."""
+        text, kind = verdict.text, failure_of(verdict.text)
+        if kind is Failure.SELECTOR and (failed := self._failed(text, node)):
+            return failed
+        if kind is Failure.CONSTRAINT:
+            what = f"{self._subject(text)} asks for all devices, and a constraint of the claim"
+            return AllocatorError(kind=kind, text=f"{what} excludes one of them")
+        if kind is Failure.TOO_MANY:
+            return AllocatorError(kind=kind, text=self._too_many(text))
+        if kind in (Failure.INCOMPLETE_POOL, Failure.INVALID_POOL):
+            if of_pool := self._of_pool(kind, text, node):
+                return of_pool
+        else:
+            kind = Failure.OTHER
+        what = f"Kubernetes' allocator fails ({self._with_origins(text)})"
+        return AllocatorError(kind=kind, text=what)
 
-    def _failed(self, answer: Answer, text: str, node: str) -> Answer:
-        """Return an answer about a selector with the device on which it fails."""
+    def _failed(self, text: str, node: str) -> AllocatorError | None:
+        """Return the error of a selector with the device on which it fails."""
         found = [
             (name, self.wanted[at.claim].origin, error)
             for at, name, exact in self.exact()
@@ -202,19 +206,15 @@ class Trial:
             if node in error.nodes
         ]
         if not found:
-            return answer
+            return None
         named = _DEVICE.search(text)
         found.sort(key=lambda each: named is not None and each[2].device.device != named[1])
         name, origin, error = found[0]
-        return replace(
-            answer,
-            kind=Failure.SELECTOR,
-            failure=f'request "{name}" of {origin}: {error.text}',
-            device=error.device,
-        )
+        what = f'request "{name}" of {origin}: {error.text}'
+        return AllocatorError(kind=Failure.SELECTOR, text=what, device=error.device)
 
-    def _of_pool(self, answer: Answer, kind: Failure, text: str, node: str) -> Answer:
-        """Return an answer about a pool that is not ready."""
+    def _of_pool(self, kind: Failure, text: str, node: str) -> AllocatorError | None:
+        """Return the error of a pool that is not ready."""
         invalid = kind is Failure.INVALID_POOL
         state = PoolState.INVALID if invalid else PoolState.INCOMPLETE
         every = _ALL.search(text)
@@ -222,14 +222,14 @@ class Trial:
         pools = [each for each in self.pools(node) if each.state is state or each.elsewhere]
         pools.sort(key=lambda each: (each.identity != named, each.state is not state))
         if not pools:
-            return replace(answer, kind=kind)
+            return None
         driver, name = pool = pools[0].identity
         what = f"pool {name} of driver {driver} is {state.value}"
         if every is not None:
             what = f"{self._subject(text)} asks for all devices, but {what}"
         elif invalid:
             what = f"{what}: {pools[0].problem}"
-        return replace(answer, kind=kind, failure=what, pool=pool)
+        return AllocatorError(kind=kind, text=what, pool=pool)
 
     def _too_many(self, text: str) -> str:
         found = _LIMIT.search(text)
@@ -298,7 +298,7 @@ MAX_OTHERS = 4
 class Judged:
     """The answers of a pod's nodes."""
 
-    answers: Mapping[str, Answer]
+    answers: Mapping[str, Verdict]
     """Of the nodes that were asked about, or are like one that was."""
 
     fits_on: str = ""
@@ -319,7 +319,7 @@ class Judged:
     @property
     def fails(self) -> bool:
         """Whether an error that no count explains gives up the pod."""
-        return any(self.answers[name].kind is Failure.OTHER for name in self.fatal)
+        return any(failure_of(self.answers[name].text) is Failure.OTHER for name in self.fatal)
 
 
 def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
@@ -422,12 +422,12 @@ class _Nodes:
     """The nodes of a trial, each profile of which is asked about once."""
 
     trial: Trial
-    answers: dict[str, Answer] = field(default_factory=dict[str, Answer])
+    answers: dict[str, Verdict] = field(default_factory=dict[str, Verdict])
 
     def profile(self, node: str) -> int:
         return self.trial.verdicts.profile(self.trial.claims, node, self.trial.budget)
 
-    def ask(self, nodes: Iterable[str], *, first: int = 0) -> Iterator[tuple[str, Answer]]:
+    def ask(self, nodes: Iterable[str], *, first: int = 0) -> Iterator[tuple[str, Verdict]]:
         """
         Give the answers about nodes; raise :class:`NotAnsweredError` after those that are known.
 

@@ -43,7 +43,24 @@ class Verdict:
     """A further search finds something else."""
 
     results: tuple[tuple[Object, ...], ...] = ()
-    """The results of each claim, if they are allocated."""
+    """The results of each claim (API: ``allocation.devices.results``), if they are allocated."""
+
+    @property
+    def drivers(self) -> frozenset[str]:
+        return frozenset(str(each["driver"]) for of_claim in self.results for each in of_claim)
+
+    @property
+    def fits(self) -> bool:
+        return self.outcome is VerdictOutcome.ALLOCATED
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the scheduler gives up the pod on all nodes, as :mod:`.pools` describes."""
+        return self.outcome is VerdictOutcome.FATAL
+
+    @property
+    def undecided(self) -> bool:
+        return self.outcome is VerdictOutcome.UNDECIDED
 
 
 def parse_verdicts(answer: Any, *, nodes: int) -> tuple[Verdict, ...]:
