@@ -42,7 +42,8 @@ def show(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"checkpoints": [_as_json(item) for item in found]}, indent=2))
     else:
-        print("\n\n".join(as_text(item) for item in found) or _nothing(place))
+        nothing = f"no driver has a checkpoint in {place.drivers_directory}"
+        print("\n\n".join(map(as_text, found)) or nothing)
     problems = [f"{c.driver}: {text}" for c in found for text in _database_problems(c)]
     for problem in problems:
         print(visible(problem), file=sys.stderr)
@@ -76,10 +77,6 @@ def verify(options: argparse.Namespace) -> int:
         what = f"{_count(len(found), 'checkpoint')} with {_count(entries, 'claim')}"
         print(f"{what}: no problems found")
     return 1 if any(problems.values()) else 0
-
-
-def _nothing(place: NodePluginConfig) -> str:
-    return f"no driver has a checkpoint in {place.drivers_directory}"
 
 
 def _database_problems(checkpoint: Checkpoint) -> list[str]:

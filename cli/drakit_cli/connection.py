@@ -27,14 +27,9 @@ _NO_TIMEOUT_SECONDS = 24 * 3600.0
 """The time limit of a request whose time limit is 0, which means none."""
 
 
-def fetch(
-    options: argparse.Namespace,
-    ask: Callable[[Session], Awaitable[Answer]],
-    *,
-    user_agent: str,
-) -> Answer:
+def fetch(options: argparse.Namespace, ask: Callable[[Session, str], Awaitable[Answer]]) -> Answer:
     """
-    Connect, and ask.
+    Connect as the user, and ask in the user's namespace.
 
     :raises UsageError: the kubeconfig is unusable.
     """
@@ -44,14 +39,19 @@ def fetch(
     answers: list[Answer] = []
 
     async def fetch() -> None:
-        async with await open_session(options, user_agent=user_agent) as session:
-            answers.append(await ask(session))
+        async with await open_session(options) as session:
+            answers.append(await ask(session, namespace_of(options, session)))
 
     asyncio.run(fetch())
     return answers[0]
 
 
-async def open_session(options: argparse.Namespace, *, user_agent: str) -> Session:
+def namespace_of(options: argparse.Namespace, session: Session) -> str:
+    """Return the namespace of the option, if the command has it, else that of the kubeconfig."""
+    return getattr(options, "namespace", None) or session.namespace or "default"
+
+
+async def open_session(options: argparse.Namespace) -> Session:
     """Return a session; nothing is sent yet."""
     seconds = options.request_timeout
     request_seconds = REQUEST_SECONDS if seconds is None else seconds or _NO_TIMEOUT_SECONDS
@@ -60,7 +60,7 @@ async def open_session(options: argparse.Namespace, *, user_agent: str) -> Sessi
             find_kubeconfig(options.kubeconfig, os.environ),
             context=options.context,
             overrides=_overrides(options),
-            user_agent=user_agent,
+            user_agent=options.user_agent,
             timeouts=Timeouts(
                 connect_seconds=min(CONNECT_SECONDS, request_seconds),
                 request_seconds=request_seconds,
@@ -74,16 +74,11 @@ def _overrides(options: argparse.Namespace) -> Overrides:
     as_user = options.as_ or ""
     if not as_user and (options.as_group or options.as_uid):
         raise UsageError("--as-group and --as-uid need --as")
+    texts = ("cluster", "user", "server", "token", "certificate_authority", "tls_server_name")
     return Overrides(
-        cluster=options.cluster or "",
-        user=options.user or "",
-        server=options.server or "",
-        token=options.token or "",
-        certificate_authority=options.certificate_authority or "",
+        **{key: getattr(options, key) or "" for key in (*texts, "as_uid")},
         insecure_skip_tls_verify=options.insecure_skip_tls_verify,
-        tls_server_name=options.tls_server_name or "",
         as_user=as_user,
-        as_uid=options.as_uid or "",
         as_groups=tuple(options.as_group),
     )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from drakit_cli.answers import run
-from drakit_cli.options import add_connection
+from drakit_cli.options import add_connection, add_option
 
 # argparse has no public name for it.
 _Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
@@ -97,30 +97,28 @@ def _add_new(group: _Group) -> None:
         "overwrites existing files.",
     )
     new.add_argument("name", metavar="NAME", help="name of the project, such as rack-lamps")
-    new.add_argument(
-        "--driver",
-        metavar="DRIVER",
-        help="name of the driver, in a domain that you own (default: NAME.example.com)",
+    add_option(
+        new,
+        "--driver DRIVER",
+        "name of the driver, in a domain that you own (default: NAME.example.com)",
     )
-    new.add_argument(
-        "--directory", type=Path, metavar="DIR", help="directory of the project (default: NAME)"
-    )
+    add_option(new, "--directory DIR", "directory of the project (default: NAME)")
     new.add_argument(
         "--image",
         help="repository of the image, to which the chart of a driver in the node plugin adds "
         "-nodeplugin (default: registry.example.com/NAME)",
     )
     place = new.add_mutually_exclusive_group()
-    place.add_argument(
+    add_option(
+        place,
         "--plugin",
-        action="store_true",
-        help="the driver runs in drakit's node plugin, without privileges (default; on a terminal, "
+        "the driver runs in drakit's node plugin, without privileges (default; on a terminal, "
         "the command asks)",
     )
-    place.add_argument(
+    add_option(
+        place,
         "--container",
-        action="store_true",
-        help="the driver runs in its own container, with a chart that sets its privileges; it can "
+        "the driver runs in its own container, with a chart that sets its privileges; it can "
         "also be a device plugin. A driver in Go always has its own container.",
     )
     new.add_argument(
@@ -130,11 +128,10 @@ def _add_new(group: _Group) -> None:
         help="language of the driver (default: python). A driver in Go runs as its own process, a "
         "backend.",
     )
-    new.add_argument(
-        "--checkout",
-        type=Path,
-        metavar="PATH",
-        help="clone of drakit whose Go module a driver in Go uses until drakit has a release "
+    add_option(
+        new,
+        "--checkout PATH",
+        "clone of drakit whose Go module a driver in Go uses until drakit has a release "
         "(default: the clone from which this command was installed)",
     )
     new.set_defaults(command="new.new")
@@ -163,21 +160,21 @@ def _add_setup(group: _Group) -> None:
         "deletes policies of this release that are not in the file. Does not change other "
         "policies.",
     )
-    policies.add_argument(
-        "--file",
-        type=Path,
-        help="YAML file that maps names of policies to their specs (default: no policies)",
+    add_option(
+        policies,
+        "--file FILE",
+        "YAML file that maps names of policies to their specs (default: no policies)",
     )
     policies.set_defaults(command="setup.policies")
     for command in (crds, policies):
-        command.add_argument(
-            "--release",
+        add_option(
+            command,
+            "--release NAMESPACE/NAME",
+            "release of the chart that owns the objects",
             required=True,
-            metavar="NAMESPACE/NAME",
-            help="release of the chart that owns the objects",
         )
     for command in (crds, migrate, policies):
-        add_connection(command)
+        add_connection(command, user_agent="drakit-setup")
 
 
 def _add_conformance(group: _Group) -> None:
@@ -196,42 +193,30 @@ def _add_conformance(group: _Group) -> None:
         "backend (unix:/path/to.sock), or a program that the kit starts (backend:COMMAND or "
         "device-plugin:COMMAND; {directory} stands for its directory)",
     )
-    conformance.add_argument(
-        "--config",
-        dest="driver_config",
-        type=Path,
-        metavar="FILE",
-        help="YAML file with the configuration of a Python driver, or with the entry of a backend "
+    add_option(
+        conformance,
+        "--config FILE",
+        "YAML file with the configuration of a Python driver, or with the entry of a backend "
         "(backends.allowed) or device plugin (devicePlugins.plugins); {root} stands for the node's "
         "directory",
+        dest="driver_config",
     )
-    conformance.add_argument(
-        "--parameters",
-        type=Path,
-        metavar="FILE",
-        help="YAML file with opaque parameters for the claims",
-    )
-    conformance.add_argument(
-        "--setup",
-        metavar="COMMAND",
-        help="command to run before the first start and after each reboot; $DRAKIT_ROOT is the "
+    add_option(conformance, "--parameters FILE", "YAML file with opaque parameters for the claims")
+    add_option(
+        conformance,
+        "--setup COMMAND",
+        "command to run before the first start and after each reboot; $DRAKIT_ROOT is the "
         "node's directory, and a reboot empties $DRAKIT_ROOT/run",
     )
-    conformance.add_argument(
-        "--unplug",
-        metavar="COMMAND",
-        help="command that removes at least one device while the driver is running; at least one "
+    add_option(
+        conformance,
+        "--unplug COMMAND",
+        "command that removes at least one device while the driver is running; at least one "
         "device must remain; $DRAKIT_ROOT is the node's directory",
     )
-    conformance.add_argument(
-        "--rule", action="append", metavar="ID", help="test only this rule; can be repeated"
-    )
-    conformance.add_argument(
-        "--list", action="store_true", help="print the rules, with their reasons"
-    )
-    conformance.add_argument(
-        "--junit", type=Path, metavar="FILE", help="also write the results to a file, as JUnit XML"
-    )
+    add_option(conformance, "--rule ID", "test only this rule; can be repeated", action="append")
+    add_option(conformance, "--list", "print the rules, with their reasons")
+    add_option(conformance, "--junit FILE", "also write the results to a file, as JUnit XML")
     conformance.set_defaults(command="conformance.conformance")
 
 
@@ -258,16 +243,12 @@ def _add_checkpoint(group: _Group) -> None:
         "the driver's side effects remain. You can run it while the node plugin is running.",
     )
     forget.add_argument("uid", metavar="UID", help="UID of the ResourceClaim")
-    forget.add_argument(
-        "--force",
-        action="store_true",
-        help="also release devices that a container uses or might use",
-    )
+    add_option(forget, "--force", "also release devices that a container uses or might use")
     forget.set_defaults(command="checkpoint.forget")
     for command in (show, verify):
         _add_json(command)
     for command in (show, verify, forget):
-        command.add_argument("--driver", metavar="NAME", help="only this driver")
+        add_option(command, "--driver NAME", "only this driver")
         _add_place(command)
 
 
@@ -285,16 +266,14 @@ def _add_host_devices(group: _Group) -> None:
         metavar="PATH",
         help="only these device nodes: paths under /dev, or links to them (default: all)",
     )
-    devices.add_argument("--subsystem", metavar="NAME", help="only devices of this subsystem")
-    devices.add_argument(
-        "--policy",
-        action="store_true",
-        help="for each device, print a policy that publishes only that device",
+    add_option(devices, "--subsystem NAME", "only devices of this subsystem")
+    add_option(
+        devices, "--policy", "for each device, print a policy that publishes only that device"
     )
-    devices.add_argument(
-        "--labels",
-        metavar="KEY=VALUE,...",
-        help="labels of this node; without them, policies with a node selector are ignored",
+    add_option(
+        devices,
+        "--labels KEY=VALUE,...",
+        "labels of this node; without them, policies with a node selector are ignored",
     )
     devices.set_defaults(command="host_devices.devices")
     _add_json(devices)
@@ -310,41 +289,30 @@ def _add_report(group: _Group) -> None:
         "environment variables, and the configuration of vendors' drivers. Writes only the output "
         "file.",
     )
-    report.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="write to a file; the suffix .tar.gz creates an archive (default: print the text)",
+    add_option(
+        report,
+        "-o --output FILE",
+        "write to a file; the suffix .tar.gz creates an archive (default: print the text)",
     )
     report.set_defaults(command="report.report")
     _add_place(report)
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_option(parser, "--json", "print JSON instead of text")
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
     place = parser.add_argument_group("paths on the node")
-    place.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help=f"configuration file of the node plugin (default: {DEFAULT_CONFIG})",
+    add_option(
+        place, "--config FILE", f"configuration file of the node plugin (default: {DEFAULT_CONFIG})"
     )
-    place.add_argument(
-        "--kubelet-root",
-        type=Path,
-        metavar="DIR",
-        help="root directory of the kubelet; overrides the configuration file",
+    add_option(
+        place,
+        "--kubelet-root DIR",
+        "root directory of the kubelet; overrides the configuration file",
     )
-    place.add_argument(
-        "--cdi-dir",
-        type=Path,
-        metavar="DIR",
-        help="directory of CDI specs; overrides the configuration file",
-    )
+    add_option(place, "--cdi-dir DIR", "directory of CDI specs; overrides the configuration file")
     parser.set_defaults(default_config=DEFAULT_CONFIG)
 
 

@@ -398,9 +398,12 @@ def go_words(checkout: Path | None) -> Mapping[str, str]:
     module = (checkout / _MODULE / "go.mod").read_text(encoding="utf-8")
     required = re.findall(r"^\t(\S+ v\S+)", module, re.M)
     (go,) = re.findall(r"^go (\S+)$", module, re.M)
+    path = str(checkout / _MODULE)
+    is_plain = re.fullmatch(r"[\w./+~-]+", path, re.A)
     return {
         "checkout": shlex.quote(str(checkout)),
-        "module": _go_string(str(checkout / _MODULE)),
+        # go.mod takes a path in quotes if it has other characters than most paths.
+        "module": path if is_plain else json.dumps(path, ensure_ascii=False),
         "go": go,
         "requirements": "\n".join(f"\t{each} // indirect" for each in sorted(required)),
         "sums": (checkout / _MODULE / "go.sum").read_text(encoding="utf-8").rstrip("\n"),
@@ -420,11 +423,6 @@ def _clones() -> Iterator[Path]:
             url = urlsplit(str(cast("dict[str, object]", origin).get("url", "")))
             if url.scheme == "file":
                 yield Path(unquote(url.path))
-
-
-def _go_string(path: str) -> str:
-    """Return a path as go.mod takes it: quoted if it has other characters than most paths."""
-    return path if re.fullmatch(r"[\w./+~-]+", path, re.A) else json.dumps(path, ensure_ascii=False)
 
 
 # ------------------------------------------------------------ files

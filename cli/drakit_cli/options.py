@@ -9,52 +9,60 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import Any, TypeAlias
+
+# argparse has no public name for a parser or a group of its options.
+_Place: TypeAlias = "argparse._ActionsContainer"  # pyright: ignore[reportPrivateUsage]
 
 
-def add_connection(parser: argparse.ArgumentParser) -> None:
+def add_option(place: _Place, words: str, text: str, **more: Any) -> None:
+    """
+    Add an option.
+
+    :param words: its names, and the word for its value, as in ``-o --output FILE``. Without such a
+        word it is a flag. A FILE or DIR is a path.
+    """
+    names = [each for each in words.split() if each.startswith("-")]
+    kind: dict[str, Any] = {"action": "store_true"}
+    if value := " ".join(words.split()[len(names) :]):
+        kind = {"metavar": value, "type": Path if value in ("FILE", "DIR", "PATH") else str}
+    place.add_argument(*names, help=text, **kind | more)
+
+
+def add_connection(parser: argparse.ArgumentParser, *, user_agent: str) -> None:
     """Add the options for a connection to a command."""
-    connection = parser.add_argument_group("connection")
-    connection.add_argument(
-        "--kubeconfig",
-        type=Path,
-        metavar="FILE",
-        help="kubeconfig file (default: the files of $KUBECONFIG, then ~/.kube/config, then the "
-        "pod's service account)",
+    parser.set_defaults(user_agent=user_agent)
+    group = parser.add_argument_group("connection")
+    add_option(
+        group,
+        "--kubeconfig FILE",
+        "kubeconfig file (default: the files of $KUBECONFIG, then ~/.kube/config, then the pod's "
+        "service account)",
     )
-    for option, metavar, text in (
-        ("--context", "NAME", "kubeconfig context (default: the current context)"),
-        ("--cluster", "NAME", "cluster of the kubeconfig (default: the cluster of the context)"),
-        ("--user", "NAME", "user of the kubeconfig (default: the user of the context)"),
-        ("--as", "NAME", "user to impersonate"),
-        ("--as-uid", "UID", "UID of the user to impersonate"),
-        ("-s --server", "URL", "URL of the API server"),
-        ("--token", "TOKEN", "bearer token for the API server"),
-        ("--certificate-authority", "FILE", "certificates that may sign the API server's"),
-        ("--tls-server-name", "NAME", "host name in the API server's certificate"),
-    ):
-        connection.add_argument(
-            *option.split(),
-            dest=option.split()[-1].strip("-").replace("-", "_") + "_" * (option == "--as"),
-            metavar=metavar,
-            help=text,
-        )
-    connection.add_argument(
-        "--as-group",
-        action="append",
-        default=[],
-        metavar="GROUP",
-        help="group to impersonate; you can repeat the option",
+    add_option(group, "--context NAME", "kubeconfig context (default: the current context)")
+    add_option(
+        group, "--cluster NAME", "cluster of the kubeconfig (default: the cluster of the context)"
     )
-    connection.add_argument(
-        "--insecure-skip-tls-verify",
-        action="store_true",
-        help="do not check the API server's certificate",
+    add_option(group, "--user NAME", "user of the kubeconfig (default: the user of the context)")
+    add_option(group, "--as NAME", "user to impersonate", dest="as_")
+    add_option(group, "--as-uid UID", "UID of the user to impersonate")
+    add_option(group, "-s --server URL", "URL of the API server")
+    add_option(group, "--token TOKEN", "bearer token for the API server")
+    add_option(
+        group,
+        "--certificate-authority FILE",
+        "certificates that may sign the API server's",
+        type=str,
     )
-    connection.add_argument(
-        "--request-timeout",
+    add_option(group, "--tls-server-name NAME", "host name in the API server's certificate")
+    again = "group to impersonate; you can repeat the option"
+    add_option(group, "--as-group GROUP", again, action="append", default=[])
+    add_option(group, "--insecure-skip-tls-verify", "do not check the API server's certificate")
+    add_option(
+        group,
+        "--request-timeout DURATION",
+        "time limit of a request, such as 30s or 2m (default: 30s)",
         type=duration,
-        metavar="DURATION",
-        help="time limit of a request, such as 30s or 2m (default: 30s)",
     )
 
 

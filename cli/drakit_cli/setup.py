@@ -111,7 +111,7 @@ def policies(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, work: Callable[[Session], Awaitable[int]]) -> int:
     try:
-        return fetch(options, work, user_agent="drakit-setup")
+        return fetch(options, lambda session, _: work(session))
     except ApiError as error:
         raise CommandError(str(error)) from error
 

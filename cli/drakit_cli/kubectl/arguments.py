@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import TypeAlias
 
-from drakit_cli.options import add_connection, duration
+from drakit_cli.options import add_connection, add_option, duration
 
 _Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
 
@@ -64,36 +64,26 @@ def _add_explain(commands: _Group) -> None:
         "resourceclaim, resourceclaimtemplate, deviceclass, resourceslice, node, job, deployment, "
         "statefulset, daemonset, replicaset and podgroup, with the short names of kubectl",
     )
-    explain.add_argument(
-        "-A",
-        "--all-namespaces",
-        action="store_true",
-        help="explain the pods that wait in all namespaces, one line each",
+    add_option(
+        explain,
+        "-A --all-namespaces",
+        "explain the pods that wait in all namespaces, one line each",
     )
-    explain.add_argument(
-        "-f",
-        "--filename",
-        metavar="FILE",
-        help="explain whether the API server would accept a manifest, and how many of its pods "
+    add_option(
+        explain,
+        "-f --filename FILE",
+        "explain whether the API server would accept a manifest, and how many of its pods "
         "would fit; - reads the standard input",
+        type=str,
     )
     again = explain.add_mutually_exclusive_group()
-    again.add_argument(
-        "-w",
-        "--watch",
-        action="store_true",
-        help="print the explanation again when it changes",
-    )
-    again.add_argument(
-        "--wait",
-        action="store_true",
-        help="return when nothing waits, starts or is undecided any more",
-    )
-    explain.add_argument(
-        "--timeout",
+    add_option(again, "-w --watch", "print the explanation again when it changes")
+    add_option(again, "--wait", "return when nothing waits, starts or is undecided any more")
+    add_option(
+        explain,
+        "--timeout DURATION",
+        "end --wait after this time, such as 30s or 5m (default: never)",
         type=duration,
-        metavar="DURATION",
-        help="end --wait after this time, such as 30s or 5m (default: never)",
     )
     explain.set_defaults(command="explain")
     _add_shared(explain)
@@ -141,15 +131,13 @@ def _add_listings(commands: _Group) -> None:
         default="problem",
         help="exit with 1 if there is a problem, or also if there is a note (default: problem)",
     )
-    claims.add_argument(
-        "--device",
-        metavar="DEVICE",
-        help="show the claims in all namespaces that have a device, named DEVICE, POOL/DEVICE or "
+    add_option(
+        claims,
+        "--device DEVICE",
+        "show the claims in all namespaces that have a device, named DEVICE, POOL/DEVICE or "
         "DRIVER/POOL/DEVICE",
     )
-    claims.add_argument(
-        "-A", "--all-namespaces", action="store_true", help="show the claims in all namespaces"
-    )
+    add_option(claims, "-A --all-namespaces", "show the claims in all namespaces")
     claims.add_argument(
         "--fail-on",
         action="append",
@@ -170,7 +158,7 @@ def _add_version(commands: _Group) -> None:
         "drakit's releases. Warns if the plugin and a release are more than one minor version "
         "apart.",
     )
-    version.add_argument("--client", action="store_true", help="show only what is on this machine")
+    add_option(version, "--client", "show only what is on this machine")
     version.set_defaults(command="version")
     _add_shared(version)
 
@@ -178,13 +166,8 @@ def _add_version(commands: _Group) -> None:
 def _add_shared(parser: argparse.ArgumentParser) -> None:
     """Add the options of all commands that ask the API server."""
     group = parser.add_argument_group("namespace and output")
-    group.add_argument(
-        "-n",
-        "--namespace",
-        metavar="NAME",
-        help="namespace (default: the namespace of the context)",
-    )
+    add_option(group, "-n --namespace NAME", "namespace (default: the namespace of the context)")
     group.add_argument(
         "-o", "--output", choices=_FORMATS, default="", help="output format; wide adds columns"
     )
-    add_connection(parser)
+    add_connection(parser, user_agent="kubectl-drakit")

@@ -11,10 +11,9 @@ It must not know what needs a gate or a selector.
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from drakit_cli.kubectl.gather import Gap, Gathered, unread
 from drakit_daemon.kube import ApiError, Session
@@ -30,62 +29,31 @@ from drakit_explain.cel.gates import (
     read_all_gates,
 )
 from drakit_explain.cel.helper import HelperError, QuestionError, find_release
-from drakit_explain.selectors import FeatureGates, bring_up_to_date
+from drakit_explain.selectors import bring_up_to_date
 from drakit_explain.verdicts import Verdict
-from drakit_explain.world import World
-
-PREFIXES = ("DRA", "DynamicResourceAllocation", "ResourceHealthStatus")
-"""Names, or their beginnings, of the feature gates that concern devices."""
-
-_VERSION = re.compile(r"v?(\d+)\.(\d+)")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Capabilities:
-    """Facts about an API server."""
-
-    version: str = ""
-    """Such as ``v1.36.3``; empty if unknown."""
-
-    gates: Mapping[str, bool] = field(default_factory=dict[str, bool])
-    """Feature gates that concern devices; empty if they may not be read."""
-
-    of_selectors: FeatureGates = field(default_factory=FeatureGates)
-    """Those of `gates` that change what a selector means; unknown ones count as enabled."""
-
-    gaps: tuple[Gap, ...] = ()
-
-    @property
-    def minor(self) -> tuple[int, int] | None:
-        """Major and minor version; None if unknown."""
-        return minor_of(self.version)
-
-
-def minor_of(version: str) -> tuple[int, int] | None:
-    """Return the major and minor number of a version; None if it is unknown."""
-    found = _VERSION.match(version)
-    return (int(found[1]), int(found[2])) if found else None
-
-
-async def find_capabilities(session: Session) -> Capabilities:
-    """Ask the API server; what it does not answer is a gap."""
-    gaps: list[Gap] = []
-    version = ""
-    gates: dict[str, bool] = {}
+async def with_capabilities(session: Session, found: Gathered) -> Gathered:
+    """Add the version and the feature gates of the API server; what it does not answer is a gap."""
     try:
         version = str((await session.get("/version")).get("gitVersion") or "")
     except ApiError as error:
         effect = "the command cannot check whether drakit's releases support it"
-        gaps.append(unread("version", "/version", error, effect))
-    of_selectors = FeatureGates()
+        found.gaps.append(unread("version", "/version", error, effect))
+    else:
+        found = replace(found, kubernetes=version)
+    effect = "those that its Kubernetes version enables by default are assumed"
+    return await _with_gates(session, found, effect)
+
+
+async def _with_gates(session: Session, found: Gathered, effect: str) -> Gathered:
+    """Add the feature gates of the API server; `effect` is what follows without them."""
     try:
-        read = await read_all_gates(session)
-        gates = {name: read[name] for name in sorted(read) if name.startswith(PREFIXES)}
-        of_selectors = gates_of(read)
+        enabled = await read_all_gates(session)
+        return replace(found, gates=gates_of(enabled), enabled=enabled)
     except (ApiError, GatesUnknownError) as error:
-        effect = "those that its Kubernetes version enables by default are assumed"
-        gaps.append(unread("feature gates", PATH, error, effect))
-    return Capabilities(version=version, gates=gates, of_selectors=of_selectors, gaps=tuple(gaps))
+        found.gaps.append(unread("feature gates", PATH, error, effect))
+        return found
 
 
 # ---------------------------------------------------------------- selectors
@@ -102,19 +70,12 @@ async def with_gates(session: Session, found: Gathered, expressions: Collection[
 
     Few do, and the metrics with the gates can be many MiB. Gates that may not be read are a gap.
     """
-    if not expressions or not (depend_on_gates(expressions) or _has_lists(found.world)):
+    groups = (group for each in found.world.slices() for group in each.devices.groups)
+    has_lists = (group.kind.unusual for group in groups)
+    if not expressions or not (depend_on_gates(expressions) or any(has_lists)):
         return found
-    try:
-        enabled = await read_all_gates(session)
-        return replace(found, gates=gates_of(enabled), enabled=enabled)
-    except (ApiError, GatesUnknownError) as error:
-        effect = "selectors are evaluated as if DRAConsumableCapacity and DRAListTypeAttributes "
-        found.gaps.append(unread("feature gates", PATH, error, f"{effect}were enabled"))
-        return found
-
-
-def _has_lists(world: World) -> bool:
-    return any(group.kind.unusual for each in world.slices() for group in each.devices.groups)
+    effect = "selectors are evaluated as if DRAConsumableCapacity and DRAListTypeAttributes were "
+    return await _with_gates(session, found, f"{effect}enabled")
 
 
 def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:

@@ -313,9 +313,9 @@ def _classes(found: Gathered) -> Iterator[Finding]:
             )
 
 
-def check_kubernetes(version: str, found: Gathered) -> Iterator[Finding]:
+def check_kubernetes(found: Gathered) -> Iterator[Finding]:
     """Name the known bugs of the cluster's release that its objects can meet."""
-    for bug in known_bugs(version, found.world):
+    for bug in known_bugs(found.kubernetes, found.world):
         yield note(object=bug.object, what=bug.what, fix=bug.fix, is_bug=True)
     nodes: dict[str, list[FoundBug]] = {}
     for node in found.world.of(NodeFacts).values():
@@ -332,7 +332,8 @@ def check_gaps(gaps: Sequence[Gap], viewer: str) -> Iterator[Finding]:
 
     :param viewer: the ClusterRole of the chart for viewers; empty without one.
     """
-    of_viewer = {gap.kind for gap in gaps if gap.forbidden and _viewer_reads(gap.kind)}
+    forbidden = {gap.kind for gap in gaps if gap.forbidden and not gap.kind.startswith("/")}
+    of_viewer = forbidden - VIEWER_LACKS
     if len(of_viewer) == 1:
         # It also reads the pods, events and quotas of all namespaces: a role for one kind is less.
         viewer = ""
@@ -355,10 +356,6 @@ def check_gaps(gaps: Sequence[Gap], viewer: str) -> Iterator[Finding]:
             fix = "correct or delete the object, or ask its owner"
         subject = "Your permissions" if gap.forbidden else subject
         yield note(object=subject, what=str(gap), fix=fix)
-
-
-def _viewer_reads(kind: str) -> bool:
-    return not kind.startswith("/") and kind not in VIEWER_LACKS
 
 
 def _grant(name: str, role: str) -> str:

@@ -12,14 +12,13 @@ import gc
 import logging
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 from drakit_cli.answers import CommandError
+from drakit_cli.connection import fetch
 from drakit_cli.kubectl import devices, doctor, explain_command
-from drakit_cli.kubectl.capabilities import find_capabilities
+from drakit_cli.kubectl.capabilities import with_capabilities
 from drakit_cli.kubectl.components import find_components
-from drakit_cli.kubectl.connection import fetch
 from drakit_cli.kubectl.device import Device, describe, slice_of
 from drakit_cli.kubectl.gather import Gathered, MissingError, UnreachableError, gather
 from drakit_cli.kubectl.output import Output
@@ -187,12 +186,11 @@ def _claim_cells(row: Mapping[str, Any]) -> list[str]:
 def _doctor(options: argparse.Namespace, output: Output) -> int:
     async def ask(session: Session, namespace: str) -> doctor.Examined:
         found = await gather(session, _OF_DOCTOR, namespace=namespace)
-        releases, capabilities = await asyncio.gather(
-            find_releases(session, namespace), find_capabilities(session)
+        releases, found = await asyncio.gather(
+            find_releases(session, namespace), with_capabilities(session, found)
         )
-        found = replace(found, gates=capabilities.of_selectors)
-        if capabilities.minor is not None:
-            found.world.use_release(capabilities.minor[1])
+        if found.minor is not None:
+            found.world.use_release(found.minor[1])
         nodes = {each.node for each in releases.pods if each.ready}
         nodes |= {each.place.node for each in found.world.slices() if each.place is not None}
         (denied, unasked), (lacking, unread), components = await asyncio.gather(
@@ -200,14 +198,13 @@ def _doctor(options: argparse.Namespace, output: Output) -> int:
             find_lacking(session, namespace),
             find_components(session, nodes - {""}),
         )
+        found.gaps.extend((*releases.gaps, *unasked, *unread))
         return doctor.Examined(
             found=found,
             releases=releases,
-            capabilities=capabilities,
             components=components,
             denied=denied,
             lacking=lacking,
-            gaps=[*unasked, *unread],
         )
 
     diagnosis = doctor.diagnose(fetch(options, ask))

@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complete(before: Sequence[str], last: str) -> tuple[Iterable[str], str]:
-    commands = _commands()
+    root: Any = parser()
+    commands: dict[str, argparse.ArgumentParser] = dict(root._subparsers._group_actions[0].choices)
     if not before:
         return commands, WORDS
     command = commands.get(before[0])
@@ -74,11 +75,6 @@ def _complete(before: Sequence[str], last: str) -> tuple[Iterable[str], str]:
     return _targets(given, last) if given is not None and "target" in given else ((), WORDS)
 
 
-def _commands() -> dict[str, argparse.ArgumentParser]:
-    root: Any = parser()
-    return dict(root._subparsers._group_actions[0].choices)
-
-
 def _values(option: argparse.Action, before: Sequence[str]) -> tuple[Iterable[str], str]:
     """Return the values of an option."""
     if option.choices:
@@ -91,7 +87,7 @@ def _values(option: argparse.Action, before: Sequence[str]) -> tuple[Iterable[st
     if section := _OF_KUBECONFIG.get(option.dest):
         return _names_in_kubeconfig(given, section), WORDS
     if option.dest == "namespace":
-        return _read_names(given, "/api/v1/namespaces"), WORDS
+        return _names(given, _NAMESPACE), WORDS
     return (), WORDS
 
 
@@ -123,22 +119,20 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace | None:
 # ---------------------------------------------------------------- names
 
 
+_NAMESPACE = ObjectKind(kind="Namespace", names=("namespaces", "namespace"), namespaced=False)
+
+
 def _names(given: argparse.Namespace, kind: ObjectKind) -> list[str]:
-    return _read_names(given, f"/{'apis' if kind.group else 'api'}/{kind.api}", kind)
-
-
-def _read_names(given: argparse.Namespace, path: str, kind: ObjectKind | None = None) -> list[str]:
     """List names in the cluster; none if that fails, or takes too long."""
-    from drakit_cli.connection import open_session
-    from drakit_cli.kubectl.connection import USER_AGENT
+    from drakit_cli.connection import namespace_of, open_session
+    from drakit_daemon.kube import resource_path
 
     async def read() -> list[str]:
         async with asyncio.timeout(SECONDS):
-            async with await open_session(given, user_agent=USER_AGENT) as session:
-                namespace = given.namespace or session.namespace or "default"
-                inside = f"/namespaces/{namespace}" if kind is not None and kind.namespaced else ""
-                collection = f"{path}{inside}/{kind.plural}" if kind is not None else path
-                page = await session.get(collection, params={"limit": str(MAX_NAMES)})
+            async with await open_session(given) as session:
+                inside = namespace_of(given, session) if kind.namespaced else None
+                path = resource_path(kind.api, kind.plural, namespace=inside)
+                page = await session.get(path, params={"limit": str(MAX_NAMES)})
                 return [str(each["metadata"]["name"]) for each in page["items"]]
 
     try:

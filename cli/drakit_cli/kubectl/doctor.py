@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
-from drakit_cli.kubectl.capabilities import Capabilities
 from drakit_cli.kubectl.cluster_checks import (
     Finding,
     check_cluster,
@@ -25,7 +24,7 @@ from drakit_cli.kubectl.cluster_checks import (
 )
 from drakit_cli.kubectl.components import GATES, Components
 from drakit_cli.kubectl.devices import PoolRow, pool_rows
-from drakit_cli.kubectl.gather import Gap, Gathered
+from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import Output, plural
 from drakit_cli.kubectl.permissions import Denied, Lacking, commands_that_grant, find_viewer
 from drakit_cli.kubectl.release_checks import check_components, check_releases
@@ -42,16 +41,9 @@ class Examined:
 
     found: Gathered
     releases: Releases
-    capabilities: Capabilities
     components: Components = field(default_factory=Components)
     denied: Sequence[Denied]
     lacking: Sequence[Lacking] = ()
-    gaps: Sequence[Gap]
-    """Further gaps, beside those of the checks."""
-
-    @property
-    def all_gaps(self) -> list[Gap]:
-        return [*self.found.gaps, *self.releases.gaps, *self.capabilities.gaps, *self.gaps]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +86,8 @@ class Diagnosis:
         examined = self.examined
         return {
             "api": {"served": list(examined.found.served), "used": examined.found.version},
-            "kubernetes": examined.capabilities.version,
-            "featureGates": dict(examined.capabilities.gates),
+            "kubernetes": examined.found.kubernetes,
+            "featureGates": examined.found.gates_of_devices,
             "components": [
                 {
                     "component": each.kind,
@@ -156,15 +148,16 @@ class Diagnosis:
         self._show_findings(output)
 
     def _show_api(self, output: Output) -> None:
-        found, capabilities = self.examined.found, self.examined.capabilities
-        output.line(f"Kubernetes {capabilities.version.removeprefix('v') or 'of unknown version'}")
+        found = self.examined.found
+        gates = found.gates_of_devices
+        output.line(f"Kubernetes {found.kubernetes.removeprefix('v') or 'of unknown version'}")
         served = ", ".join(found.served) or "unknown"
         output.line(f"API group resource.k8s.io: served in {served}; used here: {found.version}")
-        off = [name for name, enabled in capabilities.gates.items() if not enabled]
+        off = [name for name, enabled in gates.items() if not enabled]
         if output.wide:
-            on = [name for name, enabled in capabilities.gates.items() if enabled]
+            on = [name for name, enabled in gates.items() if enabled]
             output.line(f"Enabled feature gates of the API server: {', '.join(on) or 'unknown'}")
-        if capabilities.gates:
+        if gates:
             output.line(f"Disabled feature gates of the API server: {', '.join(off) or 'none'}")
         kinds = Counter(each.kind for each in self.examined.components.checked)
         if kinds:
@@ -194,17 +187,15 @@ def diagnose(examined: Examined) -> Diagnosis:
     # A release that does not run is the cause of what its pools lack.
     findings = check_releases(
         releases,
-        capabilities=examined.capabilities,
         denied=examined.denied,
         rows=None if found.lacks_all(SLICES) else rows,
         found=found,
     )
     findings += check_cluster(found, rows)
-    findings += check_components(examined.components, examined.capabilities)
-    findings += check_kubernetes(examined.capabilities.version, found)
-    gaps = examined.all_gaps
-    viewer = find_viewer(releases, gaps)
-    findings += [*_lacking(examined.lacking, viewer), *check_gaps(gaps, viewer)]
+    findings += check_components(examined.components, found)
+    findings += check_kubernetes(found)
+    viewer = find_viewer(releases, found.gaps)
+    findings += [*_lacking(examined.lacking, viewer), *check_gaps(found.gaps, viewer)]
     return Diagnosis(
         examined=examined,
         drivers=tuple(_drivers(rows)),

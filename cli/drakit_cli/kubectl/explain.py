@@ -381,18 +381,17 @@ MAX_HOLDERS = 100
 def holders(found: Availability) -> tuple[list[str], int]:
     """Name claims that hold devices, hardware or shares of a request, and count all of them."""
     claims = claims_holding(found)
-    return [holder(claim) for claim in claims[:MAX_HOLDERS]], len(claims)
+    named = [
+        f"claim {each.namespace}/{each.name} ({', '.join(each.users) or 'no pod'})"
+        for each in claims[:MAX_HOLDERS]
+    ]
+    return named, len(claims)
 
 
 def claims_holding(found: Availability) -> list[ClaimFacts]:
     """Return the claims that hold devices, hardware or shares of a request, by name."""
     claims = found.allocated.claims | found.partitioned.claims | found.used_up.claims
     return sorted(claims.values(), key=lambda each: (each.namespace, each.name))
-
-
-def holder(claim: ClaimFacts) -> str:
-    """Name a claim and its pods."""
-    return f"claim {claim.namespace}/{claim.name} ({', '.join(claim.users) or 'no pod'})"
 
 
 def _state(pod: PodFacts, subject: str, found: Gathered) -> list[str]:

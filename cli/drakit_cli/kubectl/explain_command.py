@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from drakit_cli.answers import UsageError
+from drakit_cli.connection import fetch
 from drakit_cli.kubectl import questions
-from drakit_cli.kubectl.connection import fetch
 from drakit_cli.kubectl.explain import Reports
 from drakit_cli.kubectl.gather import UnreachableError
 from drakit_cli.kubectl.output import Answer, Output

@@ -10,6 +10,7 @@ It must not know what is computed from the facts.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,6 +44,18 @@ larger, and is asked for again with fewer objects."""
 
 
 Item = TypeVar("Item")
+
+
+PREFIXES = ("DRA", "DynamicResourceAllocation", "ResourceHealthStatus")
+"""Names, or their beginnings, of the feature gates that concern devices."""
+
+_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+
+
+def minor_of(version: str) -> tuple[int, int] | None:
+    """Return the major and minor number of a version; None if it is unknown."""
+    found = _VERSION.match(version)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 class UnreachableError(CommandError):
@@ -113,6 +126,9 @@ class Gathered:
     world: World = field(default_factory=World)
     version: str = VERSIONS[0]
     served: tuple[str, ...] = ()
+    kubernetes: str = ""
+    """The version of the API server, such as ``v1.36.3``; empty if unknown."""
+
     gaps: list[Gap] = field(default_factory=list[Gap])
     gates: FeatureGates = field(default_factory=FeatureGates)
     """Those of the API server, where they matter and may be read."""
@@ -125,6 +141,17 @@ class Gathered:
 
     absent: set[str] = field(default_factory=set[str])
     """The kinds of drakit that the cluster does not serve, by plural."""
+
+    @property
+    def minor(self) -> tuple[int, int] | None:
+        """The major and minor number of the API server's version; None if unknown."""
+        return minor_of(self.kubernetes)
+
+    @property
+    def gates_of_devices(self) -> dict[str, bool]:
+        """The feature gates that concern devices; empty if they may not be read."""
+        enabled = self.enabled or {}
+        return {name: enabled[name] for name in sorted(enabled) if name.startswith(PREFIXES)}
 
     def lacks(self, *kinds: Kind) -> bool:
         """Return whether something of one of these kinds is unknown."""
@@ -147,16 +174,6 @@ async def read_pages(
     )
 
 
-async def find_versions(session: Session) -> tuple[str, ...]:
-    """Return the served versions of the API group; empty if it is not served."""
-    try:
-        return await served_versions(session, GROUP)
-    except ForbiddenError:
-        return VERSIONS[:1]
-    except ApiError as error:
-        raise UnreachableError(str(error)) from None
-
-
 async def gather(
     session: Session,
     kinds: Iterable[Kind],
@@ -172,7 +189,12 @@ async def gather(
         listed.
     :param local: kinds of which only objects of the namespace matter.
     """
-    served = await find_versions(session)
+    try:
+        served = await served_versions(session, GROUP)
+    except ForbiddenError:
+        served = VERSIONS[:1]
+    except ApiError as error:
+        raise UnreachableError(str(error)) from None
     version = next((each for each in VERSIONS if each in served), None)
     if version is None:
         has = f"only {', '.join(served)}" if served else "no version"

@@ -150,12 +150,16 @@ class PoolReport:
 def explain_node(node: NodeFacts, found: Gathered) -> PoolReport:
     """Explain what keeps pods from the devices of a node."""
     pools = tuple(row for row in pool_rows(found) if row.node == node.name)
-    reasons = [*_of_node(node, pools), *node_problems(node, found.world)]
+    devices = plural(sum(len(each.published) for each in pools), "device")
+    reasons = list(node_problems(node, found.world))
+    if not node.ready:
+        text = f"node {node.name} is not ready: pods that use its {devices} cannot start"
+        not_ready = Reason(code=Code.NODE_NOT_READY, sentence=text, regarding=node.reference)
+        reasons.insert(0, not_ready)
     reports = [each for each in found.world.of(ReportFacts).values() if each.node == node.name]
     reasons += (reason for each in reports for reason in _of_report(each, node))
     notes = [note for each in reports for note in _notes(each)]
-    number = sum(len(each.published) for each in pools)
-    state = f"node {node.name} publishes {plural(number, 'device')} in {plural(len(pools), 'pool')}"
+    state = f"node {node.name} publishes {devices} in {plural(len(pools), 'pool')}"
     if node.unschedulable:
         state += "; it is cordoned, so new pods do not get them"
     report = _report(NODE.kind, node.name, reasons, state, found, notes)
@@ -195,17 +199,6 @@ def explain_slice(of: SliceFacts, found: Gathered) -> PoolReport:
     if of.generation < newest:
         state += f"; it is of generation {of.generation}, and only those of {newest} count"
     return PoolReport(report=_report(SLICE.kind, of.name, reasons, state, found), pools=pools)
-
-
-def _of_node(node: NodeFacts, pools: Sequence[PoolRow]) -> Iterator[Reason]:
-    number = sum(len(each.published) for each in pools)
-    if not node.ready:
-        yield Reason(
-            code=Code.NODE_NOT_READY,
-            sentence=f"node {node.name} is not ready: pods that use its "
-            f"{plural(number, 'device')} cannot start",
-            regarding=node.reference,
-        )
 
 
 def _of_report(report: ReportFacts, node: NodeFacts) -> Iterator[Reason]:

@@ -99,8 +99,9 @@ class Output:
                 break_long_words=False,
                 break_on_hyphens=False,
             )
-        if colour and self._coloured():
-            stream = self.stream or sys.stdout
+        stream = self.stream or sys.stdout
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        if colour and stream.isatty() and not plain:
             unescaped = getattr(stream, "unescaped", stream)  # the text itself is escaped
             print(f"\x1b[{_COLOURS[colour]}m{shown}\x1b[0m", file=unescaped)
         else:
@@ -145,9 +146,3 @@ class Output:
 
     def _print(self, text: str) -> None:
         print(text, file=self.stream or sys.stdout)
-
-    def _coloured(self) -> bool:
-        stream = self.stream or sys.stdout
-        return (
-            stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        )

@@ -129,15 +129,11 @@ async def ask_waiting(session: Session, namespace: str, *, everywhere: bool) -> 
         reports=tuple(
             report
             for pod, report in zip(pods, reports, strict=True)
-            if _uses_devices(pod.facts, found)
+            if pod.facts.claims or pod.facts.extended_claim or any(extended(pod.facts, found.world))
         ),
         gaps=tuple(str(gap) for gap in found.gaps),
         where=where,
     )
-
-
-def _uses_devices(pod: PodFacts, found: Gathered) -> bool:
-    return bool(pod.claims or pod.extended_claim or any(extended(pod, found.world)))
 
 
 async def _explain(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from drakit_cli.kubectl.capabilities import Capabilities
 from drakit_cli.kubectl.cluster_checks import Finding, note
 from drakit_cli.kubectl.components import (
     CONTROLLERS,
@@ -88,7 +87,6 @@ _GATES = (
 def check_releases(
     installed: Releases,
     *,
-    capabilities: Capabilities,
     denied: Iterable[Denied],
     rows: Sequence[PoolRow] | None,
     found: Gathered,
@@ -120,8 +118,8 @@ def check_releases(
             *_pods(each),
             *_restarted(each),
             *_versions(each),
-            *_kubernetes(each, capabilities),
-            *_gates(each, capabilities),
+            *_kubernetes(each, found),
+            *_gates(each, found),
             *_policies(each, found),
             *(_unpublished(each, rows) if rows is not None else ()),
         ]
@@ -261,21 +259,21 @@ def _versions(release: Release) -> Iterator[Finding]:
         )
 
 
-def _kubernetes(release: Release, capabilities: Capabilities) -> Iterator[Finding]:
-    if capabilities.minor is not None and capabilities.minor < OLDEST:
+def _kubernetes(release: Release, found: Gathered) -> Iterator[Finding]:
+    if found.minor is not None and found.minor < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         yield Finding(
             object=_of(release),
             what=f"release {release.name} in namespace {release.namespace} needs Kubernetes "
-            f"{oldest}, but the API server is {capabilities.version}",
+            f"{oldest}, but the API server is {found.kubernetes}",
             fix=f"upgrade the cluster to Kubernetes {oldest} or newer",
         )
 
 
-def _gates(release: Release, capabilities: Capabilities) -> Iterator[Finding]:
+def _gates(release: Release, found: Gathered) -> Iterator[Finding]:
     for gate in _GATES:
-        if is_enabled(gate.name, capabilities) is False and gate.needed(release):
-            how = "is disabled" if gate.name in capabilities.gates else "is disabled by default"
+        if is_enabled(gate.name, found) is False and gate.needed(release):
+            how = "is disabled" if gate.name in found.gates_of_devices else "is disabled by default"
             instead = f", or {_upgrade(release, gate.option)}" if gate.option else ""
             yield note(
                 object=_of(release),
@@ -286,12 +284,12 @@ def _gates(release: Release, capabilities: Capabilities) -> Iterator[Finding]:
             )
 
 
-def is_enabled(gate: str, capabilities: Capabilities) -> bool | None:
+def is_enabled(gate: str, found: Gathered) -> bool | None:
     """Return whether the API server has a gate; None if that is unknown."""
-    known = capabilities.gates.get(gate)
-    if known is None and capabilities.minor is not None:
+    known = found.gates_of_devices.get(gate)
+    if known is None and found.minor is not None:
         # Gates may not be read, or the API server is older or newer than this one.
-        known = is_default(gate, capabilities.minor[1])
+        known = is_default(gate, found.minor[1])
     return known
 
 
@@ -302,10 +300,10 @@ _TAKES_PART = {
 }
 
 
-def check_components(components: Components, capabilities: Capabilities) -> Iterator[Finding]:
+def check_components(components: Components, found: Gathered) -> Iterator[Finding]:
     """Find components that lack a gate which the API server has."""
     for name, gate in GATES.items():
-        for kind in gate.components if is_enabled(name, capabilities) else ():
+        for kind in gate.components if is_enabled(name, found) else ():
             if lacking := components.without(name, kind):
                 where = "on node" if kind == KUBELET else "in pod"
                 yield note(

@@ -166,14 +166,17 @@ class Container:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PluginPod:
-    """A pod of a node plugin. It is ready when the kubelet has registered all of its drivers."""
+class Pod:
+    """A pod of a release. That of a node plugin is ready when the kubelet has registered all of its
+    drivers."""
 
     namespace: str
     name: str
     release: str
+    component: str
     node: str
     ready: bool
+    containers: tuple[Container, ...] = ()
     configuration: str = ""
     """The checksum of the configuration file with which it started."""
 
@@ -185,13 +188,21 @@ class Release:
     namespace: str
     name: str
     workloads: tuple[Workload, ...] = ()
-    pods: tuple[PluginPod, ...] = ()
-    containers: tuple[Container, ...] = ()
+    all_pods: tuple[Pod, ...] = ()
     values: Values = field(default_factory=Values)
     """The node plugin's values; empty if they are unknown."""
 
     lease: str = ""
     """The Lease of the operator; empty if it is unknown."""
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """The pods of its node plugin."""
+        return tuple(each for each in self.all_pods if each.component == NODEPLUGIN)
+
+    @property
+    def containers(self) -> tuple[Container, ...]:
+        return tuple(container for each in self.all_pods for container in each.containers)
 
     def workload(self, component: str) -> Workload | None:
         """Return the workload of a component."""
@@ -223,18 +234,8 @@ class Releases:
         return tuple(each for release in self.releases for each in release.workloads)
 
     @property
-    def pods(self) -> tuple[PluginPod, ...]:
+    def pods(self) -> tuple[Pod, ...]:
         return tuple(each for release in self.releases for each in release.pods)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Pod:
-    """A pod of any component: a node plugin's, or what its containers wait for."""
-
-    namespace: str
-    release: str
-    plugin: PluginPod | None
-    containers: tuple[Container, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,7 +246,7 @@ class _Configuration:
     lease: str = ""
 
 
-Part = TypeVar("Part", Workload, _Pod, _Configuration)
+Part = TypeVar("Part", Workload, Pod, _Configuration)
 
 
 async def find_releases(session: Session, namespace: str) -> Releases:
@@ -287,18 +288,16 @@ async def find_releases(session: Session, namespace: str) -> Releases:
 
 
 def _releases(
-    workloads: Iterable[Workload], pods: Iterable[_Pod], configurations: Iterable[_Configuration]
+    workloads: Iterable[Workload], pods: Iterable[Pod], configurations: Iterable[_Configuration]
 ) -> Iterable[Release]:
     of_pods, files = _grouped(pods), _grouped(configurations)
     for (namespace, name), mine in sorted(_grouped(workloads).items()):
         known, own = files.get((namespace, name), []), of_pods.get((namespace, name), [])
-        plugins = [each.plugin for each in own if each.plugin is not None]
         yield Release(
             namespace=namespace,
             name=name,
             workloads=tuple(sorted(mine, key=lambda each: each.name)),
-            pods=tuple(sorted(plugins, key=lambda pod: (pod.node, pod.name))),
-            containers=tuple(container for each in own for container in each.containers),
+            all_pods=tuple(sorted(own, key=lambda pod: (pod.node, pod.name))),
             values=next((each.values for each in known if each.values != Values()), Values()),
             lease=next((each.lease for each in known if each.lease), ""),
         )
@@ -378,28 +377,20 @@ def _kubelet_root(pod: Object) -> str:
     return ""
 
 
-def _pod(body: Object) -> _Pod:
+def _pod(body: Object) -> Pod:
     metadata = child(body, "metadata")
-    namespace, name = text(metadata, "namespace"), text(metadata, "name")
-    labels, node = child(metadata, "labels"), text(body, "spec", "nodeName")
-    release = text(labels, "app.kubernetes.io/instance")
+    name, node = text(metadata, "name"), text(body, "spec", "nodeName")
+    labels, statuses = child(metadata, "labels"), children(body, "status", "containerStatuses")
     conditions = {each.get("type"): each for each in children(body, "status", "conditions")}
-    plugin = PluginPod(
-        namespace=namespace,
+    return Pod(
+        namespace=text(metadata, "namespace"),
         name=name,
-        release=release,
+        release=text(labels, "app.kubernetes.io/instance"),
+        component=text(labels, "app.kubernetes.io/component"),
         node=node,
         ready=text(conditions.get("Ready", {}), "status") == "True",
+        containers=tuple(_container(name, node, each) for each in statuses),
         configuration=text(metadata, "annotations", _CHECKSUM),
-    )
-    is_plugin = text(labels, "app.kubernetes.io/component") == NODEPLUGIN
-    return _Pod(
-        namespace=namespace,
-        release=release,
-        plugin=plugin if is_plugin else None,
-        containers=tuple(
-            _container(name, node, each) for each in children(body, "status", "containerStatuses")
-        ),
     )
 
 

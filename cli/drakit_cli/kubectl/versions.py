@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from drakit_cli.kubectl.capabilities import minor_of
+from drakit_cli.kubectl.gather import minor_of
 from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.releases import Releases, Workload
 from drakit_explain.cel.gates import DEFAULT_GATES
@@ -19,6 +19,8 @@ from drakit_explain.cel.helper import find_release
 
 MAX_SKEW = 1
 """Minor versions that the plugin and a release may be apart."""
+
+_OF_WORKLOAD = ("namespace", "release", "component", "version")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,13 +66,7 @@ class Versions:
             "plugin": {"version": self.plugin, "allocators": list(self.allocators)},
             "kubernetes": self.kubernetes,
             "releases": [
-                {
-                    "namespace": each.namespace,
-                    "release": each.release,
-                    "component": each.component,
-                    "version": each.version,
-                }
-                for each in self.workloads
+                {key: getattr(each, key) for key in _OF_WORKLOAD} for each in self.workloads
             ],
             "warnings": self.warnings,
             "notEvaluated": list(self.gaps),
@@ -86,11 +82,8 @@ class Versions:
         if self.workloads:
             output.line()
             output.table(
-                ("NAMESPACE", "RELEASE", "COMPONENT", "VERSION"),
-                [
-                    [each.namespace, each.release, each.component, each.version]
-                    for each in self.workloads
-                ],
+                [key.upper() for key in _OF_WORKLOAD],
+                [[getattr(each, key) for key in _OF_WORKLOAD] for each in self.workloads],
             )
         for warning in self.warnings:
             output.line()

@@ -10,9 +10,8 @@ import sys
 
 import pytest
 
-from drakit_cli.connection import find_kubeconfig
+from drakit_cli.connection import fetch, find_kubeconfig
 from drakit_cli.kubectl.arguments import parser
-from drakit_cli.kubectl.connection import fetch
 from drakit_cli.kubectl.main import main
 from drakit_cli.options import duration
 from drakit_explain import cel
