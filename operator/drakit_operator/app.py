@@ -256,6 +256,16 @@ class _Leader:
         self._on_kopf_started = on_kopf_started
         self._store = Store()
         self._release_read = asyncio.Event()
+        self._release_problems = ProblemLog(
+            logger,
+            "the release of Kubernetes cannot be read",
+            recovered="the release of Kubernetes is known",
+        )
+        self._gates_problems = ProblemLog(
+            logger,
+            "the cluster's feature gates are unknown",
+            recovered="the cluster's feature gates are known",
+        )
         self._allocator = Allocator()
         self._queue = new_queue(retry_limit_seconds=RETRY_LIMIT_SECONDS)
         self._policies = PolicyController(
@@ -299,8 +309,7 @@ class _Leader:
             "sources": self.sources.run,
             "loads": self._loads.run,
             "kopf": self._serve_kinds,
-            "feature gates": self._follow_gates,
-            "release": self._follow_release,
+            "cluster": self._follow_cluster,
             "device counts": self._count_devices,
             "selectors": self.reconciler.evaluate,
         }
@@ -346,42 +355,33 @@ class _Leader:
             )
             await handlers.run()
 
-    async def _follow_gates(self) -> None:
-        """An upgrade of the cluster can change them while we lead."""
-        problems = ProblemLog(
-            logger,
-            "the cluster's feature gates are unknown",
-            recovered="the cluster's feature gates are known",
-        )
+    async def _follow_cluster(self) -> None:
+        """Read the release and the feature gates again and again, and check the pods that wait: an
+        upgrade of the cluster can change the scheduler's rules while we lead."""
         while True:
-            try:
-                gates = await read_all_gates(self._session)
-            except (ApiError, GatesUnknownError) as error:
-                problems.report(str(error))
-                await self.reconciler.use(None)
-            else:
-                problems.report(None)
-                if self._allocator.use(allocator_gates(gates)):
-                    self.reconciler.verdicts.clear()
-                await self.reconciler.use(gates_of(gates))
+            await asyncio.gather(self._read_release(), self._read_gates())
             await asyncio.sleep(self._config.resync_period)
 
-    async def _follow_release(self) -> None:
-        """Check the pods that wait again and again; an upgrade of the cluster can change the
-        scheduler's rules while we lead."""
-        problems = ProblemLog(
-            logger,
-            "the release of Kubernetes is unknown, so the rules of the newest one are assumed",
-            recovered="the release of Kubernetes is known",
-        )
-        while True:
-            try:
-                minor = await minor_release(self._session)
-            except ApiError as error:
-                problems.report(str(error))
-            else:
-                problems.report(None)
-                self._store.world.use_release(minor)
-            self._release_read.set()
-            self.reconciler.add_waiting()
-            await asyncio.sleep(self._config.resync_period)
+    async def _read_release(self) -> None:
+        world = self._store.world
+        try:
+            world.use_release(await minor_release(self._session))
+        except ApiError as error:
+            assumed = "the newest one" if world.minor is None else f"1.{world.minor}"
+            self._release_problems.report(str(error), assumed=assumed)
+        else:
+            self._release_problems.report(None)
+        self._release_read.set()
+        self.reconciler.add_waiting()
+
+    async def _read_gates(self) -> None:
+        try:
+            gates = await read_all_gates(self._session)
+        except (ApiError, GatesUnknownError) as error:
+            self._gates_problems.report(str(error))
+            await self.reconciler.use(None)
+        else:
+            self._gates_problems.report(None)
+            if self._allocator.use(allocator_gates(gates)):
+                self.reconciler.verdicts.clear()
+            await self.reconciler.use(gates_of(gates))

@@ -18,10 +18,12 @@ Does not depend on queues, Events, or how content is evaluated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Hashable
+import operator
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from sys import getsizeof, intern
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from drakit_explain.devices import NO_DEVICES
 from drakit_explain.model import (
@@ -55,20 +57,30 @@ MAX_REPORTED = 1000
 AnyFact = TypeVar("AnyFact", bound=Fact)
 _WithContent = PodFacts | ClaimFacts | TemplateFacts
 
+_FIELDS: Mapping[type[Fact], Sequence[str]] = {
+    PodFacts: ("placement", "extended", "requests"),
+    ClaimFacts: ("requests", "constraints"),
+    TemplateFacts: ("requests", "constraints"),
+}
+"""The fields with content."""
+
 
 @dataclass(slots=True, eq=False)
 class _Content:
     """What equal objects of a kind and namespace share."""
 
-    facts: _WithContent
-    """An object that has it."""
-
-    key: Hashable
-    """One object for all that use it: a key can be as large as its content."""
+    namespace: str
+    key: tuple[Any, ...]
+    """The type of the objects, and the values of their fields with content: all of them share these
+    values."""
 
     size_bytes: int
     users: int = 0
     lost: bool = False
+
+    @property
+    def kind(self) -> type[_WithContent]:
+        return self.key[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -103,14 +115,15 @@ class ContentBudgets:
         """Return an object as it is to be kept: with its content, or without it."""
         if not isinstance(fact, PodFacts | ClaimFacts | TemplateFacts):
             return fact
-        key = _key(fact)
+        fields = _FIELDS[type(fact)]
+        key = (type(fact), *(getattr(fact, each) for each in fields))
         used = self._uses.get(fact.uid)
         if used is None or used.key != key:
             self.release(fact.uid)
             namespace = self._namespaces.setdefault(fact.namespace, _Namespace())
             used = namespace.contents.get(key)
             if used is None:
-                used = _Content(fact, key, _memory_bytes(key))
+                used = _Content(fact.namespace, key, _memory_bytes(key))
                 if not self._has_room(used, namespace.used_bytes):
                     self._refuse(used)
                     if not namespace.contents:
@@ -121,7 +134,9 @@ class ContentBudgets:
                 self._used_bytes += used.size_bytes
             used.users += 1
             self._uses[fact.uid] = used
-        return _shared(fact, used.facts)
+        if all(map(operator.is_, used.key, key)):
+            return fact
+        return replace(fact, **dict(zip(fields, used.key[1:], strict=True)))
 
     def without_lost(self, fact: AnyFact) -> AnyFact:
         """Return an admitted object as it is to be stored now: it may have lost its content."""
@@ -139,7 +154,7 @@ class ContentBudgets:
 
     def retain(self, kind: type[Fact], uids: Collection[str]) -> None:
         """Return what the objects of a kind use, except for these."""
-        kinds = {uid: type(content.facts) for uid, content in self._uses.items()} | self._lost
+        kinds = {uid: content.kind for uid, content in self._uses.items()} | self._lost
         for uid, each in kinds.items():
             if each is kind and uid not in uids:
                 self.release(uid)
@@ -169,7 +184,7 @@ class ContentBudgets:
                 self._drop(newest)
                 self._refuse(newest)
         if self._used_bytes < used_before:
-            lost = {uid: type(each.facts) for uid, each in self._uses.items() if each.lost}
+            lost = {uid: each.kind for uid, each in self._uses.items() if each.lost}
             for uid in lost:
                 del self._uses[uid]
             self._lost |= lost
@@ -177,17 +192,17 @@ class ContentBudgets:
         return self._used_bytes + content.size_bytes <= self._limit_bytes
 
     def _drop(self, content: _Content) -> None:
-        namespace = self._namespaces[content.facts.namespace]
+        namespace = self._namespaces[content.namespace]
         del namespace.contents[content.key]
         namespace.used_bytes -= content.size_bytes
         self._used_bytes -= content.size_bytes
         if not namespace.contents:
-            del self._namespaces[content.facts.namespace]
+            del self._namespaces[content.namespace]
 
     def _refuse(self, content: _Content) -> None:
         """Record that a content is not kept, and report its namespace once."""
-        self._refused.add(type(content.facts))
-        name = content.facts.namespace
+        self._refused.add(content.kind)
+        name = content.namespace
         if name not in self._reported and len(self._reported) < MAX_REPORTED:
             self._reported.add(name)
             logger.warning(
@@ -227,11 +242,11 @@ class NodeBudgets:
 
     def __init__(self, *, limit_bytes: int = NODE_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._used: dict[str, dict[str, int]] = {}
-        """By node and UID."""
+        self._used: Counter[str] = Counter()
+        """Bytes by node."""
 
-        self._uses: dict[str, tuple[str, type[Fact]]] = {}
-        """The node and the kind of each object, by UID."""
+        self._uses: dict[str, tuple[str, type[Fact], int]] = {}
+        """The node, kind and bytes of each object, by UID."""
 
         self._refused: dict[str, set[type[Fact]]] = {}
         self._with_room: set[type[Fact]] = set()
@@ -241,18 +256,17 @@ class NodeBudgets:
         if not isinstance(fact, SliceFacts | ReportFacts):
             return fact
         node = fact.node if isinstance(fact, ReportFacts) else fact.place and fact.place.node
-        if self._uses.get(fact.uid, (node,))[0] != node:
+        size_bytes = _memory_bytes(fact) if node else 0
+        of, _, used_bytes = self._uses.get(fact.uid, (node, None, 0))
+        if of != node or size_bytes < used_bytes:
             self.release(fact.uid)
+            used_bytes = 0
         if not node:
             return fact
-        used, size_bytes = self._used.setdefault(node, {}), _memory_bytes(fact)
-        if size_bytes < used.get(fact.uid, 0):
-            self.release(fact.uid)
-            used = self._used.setdefault(node, {})
-        if sum(used.values()) - used.get(fact.uid, 0) + size_bytes > self._limit_bytes:
+        if self._used[node] - used_bytes + size_bytes > self._limit_bytes:
             return self._refuse(fact, node)
-        used[fact.uid] = size_bytes
-        self._uses[fact.uid] = node, type(fact)
+        self._used[node] += size_bytes - used_bytes
+        self._uses[fact.uid] = node, type(fact), size_bytes
         return fact
 
     def _refuse(self, fact: SliceFacts | ReportFacts, node: str) -> Fact:
@@ -271,16 +285,16 @@ class NodeBudgets:
 
     def release(self, uid: str) -> None:
         """Return what an object uses: it is gone, or changes."""
-        node, _ = self._uses.pop(uid, ("", None))
+        node, _, used_bytes = self._uses.pop(uid, ("", None, 0))
         if node:
-            del self._used[node][uid]
+            self._used[node] -= used_bytes
             self._with_room |= self._refused.get(node, set())
             if not self._used[node]:
                 del self._used[node]
 
     def retain(self, kind: type[Fact], uids: Collection[str]) -> None:
         """Return what the objects of a kind use, except for these."""
-        for uid in [uid for uid, (_, each) in self._uses.items() if each is kind]:
+        for uid in [uid for uid, (_, each, _) in self._uses.items() if each is kind]:
             if uid not in uids:
                 self.release(uid)
 
@@ -293,13 +307,6 @@ class NodeBudgets:
             kinds.discard(kind)
         self._refused = {node: kinds for node, kinds in self._refused.items() if kinds}
         return True
-
-
-def _key(fact: _WithContent) -> Hashable:
-    """Return a key that is equal for equal contents of objects of a kind."""
-    if isinstance(fact, PodFacts):
-        return fact.placement, fact.extended, fact.requests
-    return type(fact), fact.requests, fact.constraints
 
 
 _PLAIN = frozenset((str, int, bool, type(None)))
@@ -324,20 +331,3 @@ def _memory_bytes(content: object) -> int:
         else:
             left += values
     return sum(found.values())
-
-
-def _shared(fact: AnyFact, first: Fact) -> AnyFact:
-    """Return an object with the content of an equal one."""
-    match fact, first:
-        case PodFacts(), PodFacts():
-            if fact.placement is first.placement:
-                return fact
-            return replace(
-                fact, placement=first.placement, extended=first.extended, requests=first.requests
-            )
-        case ((ClaimFacts() | TemplateFacts()), (ClaimFacts() | TemplateFacts())):
-            if fact.requests is first.requests:
-                return fact
-            return replace(fact, requests=first.requests, constraints=first.constraints)
-        case _:
-            return fact

@@ -11,7 +11,8 @@ It must not know the store, or what is explained without a kind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,11 +79,13 @@ class Absence:
 
 async def find(client: Session, kind: Kind) -> Served | Absence:
     """Return the version of a kind, or why it cannot be listed and watched. Raises ApiError."""
-    served = await _group_versions(client, kind.group) if kind.group else ()
     version: str | None = kind.versions[0]
-    if kind.group and served is not None:
-        known = [each for each in kind.versions if each in served]
-        version = await _version_of(client, kind, known)
+    if kind.group:
+        with suppress(ForbiddenError):  # the role system:discovery has been restricted
+            served = await served_versions(client, kind.group)
+            known = [each for each in kind.versions if each in served]
+            version = next(iter(known), None)
+            version = await version_of(client, kind.group, kind.plural, known)
     if version is None:
         wanted = ", ".join(kind.versions)
         return Absence(
@@ -97,21 +100,6 @@ async def find(client: Session, kind: Kind) -> Served | Absence:
             forbidden=True,
         )
     return Served(kind=kind, version=version)
-
-
-async def _group_versions(client: Session, group: str) -> tuple[str, ...] | None:
-    """Return the served versions; None if they may not be read."""
-    try:
-        return await served_versions(client, group)
-    except ForbiddenError:  # the role system:discovery has been restricted
-        return None
-
-
-async def _version_of(client: Session, kind: Kind, known: Sequence[str]) -> str | None:
-    try:
-        return await version_of(client, kind.group, kind.plural, known)
-    except ForbiddenError:
-        return next(iter(known), None)
 
 
 async def _may(client: Session, verb: str, kind: Kind) -> bool:

@@ -129,6 +129,21 @@ async def test_the_rules_are_those_of_the_release_of_kubernetes(cluster, tmp_pat
     assert "the pod would fit on node n2, but the scheduler gives up" in cluster.events()[0]["note"]
 
 
+async def test_the_log_names_the_release_that_is_assumed(cluster, tmp_path, caplog):
+    caplog.set_level("INFO", "drakit_operator")
+    cluster.texts["/version"] = json.dumps({"gitVersion": "v1.36.2"})
+    cluster.fail("GET", "/version", status=403, times=1)
+
+    def assumed() -> list[str]:
+        return [vars(each)["assumed"] for each in caplog.records if hasattr(each, "assumed")]
+
+    async with replica(cluster, tmp_path, "one", resyncPeriod=0.3):
+        await until(lambda: assumed() == ["the newest one"])
+        await until(lambda: "the release of Kubernetes is known" in caplog.messages)
+        cluster.fail("GET", "/version", status=403, times=1)
+        await until(lambda: assumed() == ["the newest one", "1.36"])
+
+
 async def until_ready(app, *, is_ready: bool = True) -> None:
     await until(lambda: app.servers.probes._listener)
     async with asyncio.timeout(20):
