@@ -48,7 +48,11 @@ def conformance(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from error
     report = asyncio.run(run(target, only=chosen, on_result=print_result))
     if options.junit is not None:
-        _write(options.junit, _junit_xml(report, target=target.name))
+        xml = _junit_xml(report, target=target.name)
+        try:
+            options.junit.write_text(xml, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{options.junit} cannot be written: {error}") from error
     _print_summary(report)
     return 0 if report.good else 1
 
@@ -70,13 +74,6 @@ def _mapping(path: Path | None) -> Mapping[str, Any]:
         return {} if path is None else read_file(path)
     except SettingsError as error:
         raise UsageError(str(error)) from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error}") from error
 
 
 # ------------------------------------------------------------ what is printed

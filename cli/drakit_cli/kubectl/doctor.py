@@ -29,7 +29,6 @@ from drakit_cli.kubectl.output import Output, plural
 from drakit_cli.kubectl.permissions import Denied, Lacking, commands_that_grant, find_viewer
 from drakit_cli.kubectl.release_checks import check_components, check_releases
 from drakit_cli.kubectl.releases import Releases, Workload
-from drakit_explain.kinds import SLICES
 from drakit_explain.reports import not_registered
 
 _OF_WORKLOAD = ("namespace", "release", "kind", "name", "component", "version", "desired", "ready")
@@ -185,12 +184,7 @@ def diagnose(examined: Examined) -> Diagnosis:
     found, releases = examined.found, examined.releases
     rows = pool_rows(found)
     # A release that does not run is the cause of what its pools lack.
-    findings = check_releases(
-        releases,
-        denied=examined.denied,
-        rows=None if found.lacks_all(SLICES) else rows,
-        found=found,
-    )
+    findings = check_releases(releases, found, rows, examined.denied)
     findings += check_cluster(found, rows)
     findings += check_components(examined.components, found)
     findings += check_kubernetes(found)

@@ -339,7 +339,9 @@ class _Completion:
         elif error.is_refusal and not (
             "does not support dry run" in why
             or isinstance(error, AlreadyExistsError)
-            or any(_is_missing(each, why) for each in self._names)
+            # It needs another object of the manifest, which is missing in the cluster.
+            or any(f'"{each}" not found' in why for each in self._names)
+            or any(f"name {each} was found" in why for each in self._names)
         ):
             return replace(document, refusal=why)
         what = f"{document.kind.plural}: {why}"
@@ -349,11 +351,6 @@ class _Completion:
 
 
 _NOT_SERVED = "it does not serve {}"
-
-
-def _is_missing(name: str, why: str) -> bool:
-    """Return whether an object is not accepted because it needs another one, which is missing."""
-    return f'"{name}" not found' in why or f"name {name} was found" in why
 
 
 def _path_of(kind: ObjectKind, namespace: str, name: str) -> str:

@@ -32,7 +32,7 @@ from drakit_cli.kubectl.releases import (
     Releases,
     Workload,
 )
-from drakit_explain.kinds import POLICIES
+from drakit_explain.kinds import POLICIES, SLICES
 from drakit_explain.model import NodeFacts, PolicyFacts, ReportFacts
 from drakit_explain.world import World
 
@@ -85,13 +85,9 @@ _GATES = (
 
 
 def check_releases(
-    installed: Releases,
-    *,
-    denied: Iterable[Denied],
-    rows: Sequence[PoolRow] | None,
-    found: Gathered,
+    installed: Releases, found: Gathered, rows: Sequence[PoolRow], denied: Iterable[Denied]
 ) -> list[Finding]:
-    """Check everything that is known. The pools are None if they may not be listed."""
+    """Check everything that is known."""
     world = found.world
     findings: list[Finding] = []
     if not installed.releases and not installed.gaps:
@@ -121,7 +117,7 @@ def check_releases(
             *_kubernetes(each, found),
             *_gates(each, found),
             *_policies(each, found),
-            *(_unpublished(each, rows) if rows is not None else ()),
+            *(() if found.lacks_all(SLICES) else _unpublished(each, rows)),
         ]
     return [*findings, *_permissions(denied), *_conflicts(installed), *_kubelets(installed)]
 
