@@ -92,6 +92,12 @@ def resolve(
     """
     if each.needless:
         return None
+    if not (each.claim or each.template):  # of a manifest that the API server did not check
+        return Finding(
+            code=Code.RESOURCE_CLAIM_MISSING,
+            what=f'pod claim "{each.name}" names no claim; set resourceClaimName or '
+            f"resourceClaimTemplateName",
+        )
     name = each.claim or each.generated
     claim = world.claim(pod.namespace, name) if name is not None else None
     if claim is not None and (problem := of_other_pod(claim, each, pod)):

@@ -347,7 +347,23 @@ class _Completion:
         what = f"{document.kind.plural}: {why}"
         if what not in self.manifest.unchecked:
             self.manifest.unchecked.append(what)
-        return replace(document, body=_with_defaults(document, document.old or document.body))
+        body: Object = document.body
+        if old := document.old:
+            body = {**old, "spec": _applied(child(old, "spec"), child(body, "spec"))}
+        return replace(document, body=_with_defaults(document, body))
+
+
+def _applied(old: Any, new: Any) -> Any:
+    """Return a value of an existing object with the fields that a manifest sets."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        before = cast("dict[str, Any]", old)
+        fields = cast("dict[str, Any]", new).items()
+        return {**before, **{key: _applied(before.get(key), value) for key, value in fields}}
+    if isinstance(old, list) and isinstance(new, list):
+        lists = cast("tuple[list[Any], list[Any]]", (old, new))
+        if len(lists[0]) == len(lists[1]):
+            return [_applied(*pair) for pair in zip(*lists, strict=True)]
+    return new
 
 
 _NOT_SERVED = "it does not serve {}"

@@ -28,7 +28,7 @@ from drakit_explain.pending_claims import not_checked, wanted_of
 from drakit_explain.projection import project_claim
 from drakit_explain.verdicts import VerdictOutcome
 from drakit_explain.world import Name, World
-from drakit_formats.resource.objects import child, text
+from drakit_formats.resource.objects import Object, child, text
 
 REFUSED = "Refused"
 """The code of an object that the API server does not accept."""
@@ -67,11 +67,21 @@ async def without_existing(session: Session, pod: PlannedPod, found: Gathered) -
         source.body, "spec", "template"
     ):
         return replace(pod, pods=max(pod.pods - len(alive), 0))
-    strategy = text(source.body, "spec", "strategy", "type")
-    if source.kind in (STATEFUL_SET, DAEMON_SET) or strategy == "Recreate":
+    if source.kind in (STATEFUL_SET, DAEMON_SET) or _ends_pods_first(source.body):
         for each in alive:
             _release(each.facts, found.world)
     return pod
+
+
+def _ends_pods_first(deployment: Object) -> bool:
+    """Return whether a Deployment deletes a pod of its old template before the new one runs."""
+    spec = child(deployment, "spec")
+    strategy = child(spec, "strategy")
+    most = str(child(strategy, "rollingUpdate").get("maxUnavailable", "25%"))
+    number = int(most.removesuffix("%")) if most.removesuffix("%").isdecimal() else 0
+    if most.endswith("%"):
+        number = number * int(spec.get("replicas", 1)) // 100
+    return text(strategy, "type") == "Recreate" or number > 0
 
 
 def _release(pod: PodFacts, world: World) -> None:

@@ -336,10 +336,24 @@ def deployed(two):
             "Deployment lab/d fits on node n2",
             id="old-pods-end-first",
         ),
+        pytest.param(
+            {
+                "image: i": "image: j",
+                "replicas: 1": "replicas: 1\n  strategy: {rollingUpdate: {maxUnavailable: 1}}",
+            },
+            0,
+            "Deployment lab/d fits on node n2",
+            id="one-old-pod-ends-first",
+        ),
     ],
 )
+@pytest.mark.parametrize("permitted", [True, False])
 @pytest.mark.usefixtures("deployed")
-async def test_the_pods_of_an_existing_workload_count(planned, two, changes, code, text):
+async def test_the_pods_of_an_existing_workload_count(planned, two, changes, code, text, permitted):
+    if not permitted:
+        deployments = "/apis/apps/v1/namespaces/lab/deployments"
+        message = '"me" cannot patch resource "deployments" in API group "apps"'
+        two.fail("PATCH", deployments, status=403, reason="Forbidden", message=message, times=9)
     content = DEPLOYMENT + TEMPLATE
     for old, new in changes.items():
         content = content.replace(old, new)
@@ -482,6 +496,17 @@ async def test_what_cannot_be_asked_is_named_and_the_defaults_are_filled_in(
         f"not validated by the API server ({each}: {why.replace('RESOURCE', each)}): {effect}"
         for each in ("pods", "resourceclaims", "resourceclaimtemplates")
     }
+
+
+async def test_a_pod_claim_without_a_source_is_named(planned, two):
+    message = '"me" cannot create resource "pods" in API group ""'
+    two.fail("POST", PODS, status=403, reason="Forbidden", message=message, times=9)
+    code, (found,) = await planned(POD.replace("resourceClaimTemplateName", "templateName"))
+    assert (code, found["message"]) == (
+        1,
+        'pod lab/NAME would wait: pod claim "gpu" names no claim; set resourceClaimName or '
+        "resourceClaimTemplateName",
+    )
 
 
 @pytest.mark.parametrize(
