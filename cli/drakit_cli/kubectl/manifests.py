@@ -360,10 +360,10 @@ def _applied(old: Any, new: Any) -> Any:
         fields = cast("dict[str, Any]", new).items()
         return {**before, **{key: _applied(before.get(key), value) for key, value in fields}}
     if isinstance(old, list) and isinstance(new, list):
-        lists = cast("tuple[list[Any], list[Any]]", (old, new))
-        if len(lists[0]) == len(lists[1]):
-            return [_applied(*pair) for pair in zip(*lists, strict=True)]
-    return new
+        items, others = cast("list[Any]", old), cast("list[Any]", new)
+        if len(items) == len(others):
+            return list(map(_applied, items, others))
+    return cast("Any", new)
 
 
 _NOT_SERVED = "it does not serve {}"
