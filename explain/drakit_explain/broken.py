@@ -35,13 +35,14 @@ from drakit_explain.model import (
     ObjectReference,
     PodClaim,
     PodFacts,
-    PoolID,
     Result,
 )
 from drakit_explain.pending_claims import of_other_pod
 from drakit_explain.pools import NodeView, is_complete, newest, place_includes
 from drakit_explain.reports import (
+    GONE,
     HOSTDEV,
+    STOPPED,
     UNHEALTHY,
     not_registered,
     report_of,
@@ -53,8 +54,6 @@ from drakit_explain.world import EVERYWHERE, World
 MAX_CONSUMERS = 256
 """Entries of ``status.reservedFor`` of a claim: the API's limit."""
 
-_STOPPED = "drakit.dev/stopped"
-_GONE = "drakit.dev/gone"
 _EVICTED = "DeletionByDeviceTaintManager"
 _NODE_GONE = "the node no longer exists"
 
@@ -176,8 +175,8 @@ def not_bindable(pod: PodFacts, claims: Iterable[ClaimFacts], world: World) -> I
             )
             continue
         yield from _binding(claim)
-        if len(claim.consumers) >= MAX_CONSUMERS and not _reserved(claim, pod):
-            yield _full(claim)
+        if len(claim.consumers) >= MAX_CONSUMERS:
+            yield from _not_reserved(claim, pod)
 
 
 def node_of_claim(claim: ClaimFacts) -> str | None:
@@ -258,8 +257,7 @@ def _of_claim(
             what=f"its claim {claim.name} is not allocated; {_UNSCHEDULED}",
         )
     else:
-        if not _reserved(claim, pod):
-            yield _not_reserved(claim, pod)
+        yield from _not_reserved(claim, pod)
         yield from _binding(claim)
         start = f"claim:{word}"
         health = {
@@ -274,7 +272,7 @@ def _of_claim(
 
 def _not_registered(claim: ClaimFacts, node: str, world: World) -> Iterator[Finding]:
     """Return the drivers of a claim that the kubelet has not registered, as reports state."""
-    for driver in dict.fromkeys(result.device.driver for result in claim.results):
+    for driver in _drivers([claim]):
         if state := not_registered(driver, node, world):
             yield Finding(
                 code=Code.DRIVER_UNAVAILABLE,
@@ -286,33 +284,26 @@ def _not_registered(claim: ClaimFacts, node: str, world: World) -> Iterator[Find
             )
 
 
-def _reserved(claim: ClaimFacts, pod: PodFacts) -> bool:
+def _not_reserved(claim: ClaimFacts, pod: PodFacts) -> Iterator[Finding]:
     # The members of a group of pods are unknown here.
-    return any(each.resource != "pods" or each.uid == pod.uid for each in claim.consumers)
-
-
-def _not_reserved(claim: ClaimFacts, pod: PodFacts) -> Finding:
+    if any(each.resource != "pods" or each.uid == pod.uid for each in claim.consumers):
+        return
     if len(claim.consumers) >= MAX_CONSUMERS:
-        return _full(claim)
-    if any(each.name == pod.name for each in claim.consumers):
         what = (
-            f"its claim {claim.name} is reserved for an earlier pod of the same name; when that "
-            f"pod has stopped, its entry in status.reservedFor is removed"
+            f"is reserved for {MAX_CONSUMERS} pods, the most that the API allows; delete a pod "
+            f"that uses it, or use a second claim"
+        )
+    elif any(each.name == pod.name for each in claim.consumers):
+        what = (
+            "is reserved for an earlier pod of the same name; when that pod has stopped, its entry "
+            "in status.reservedFor is removed"
         )
     else:
         what = (
-            f"its claim {claim.name} is not reserved for this pod (status.reservedFor), so the "
-            f"kubelet does not prepare the claim; delete the pod and create it again"
+            "is not reserved for this pod (status.reservedFor), so the kubelet does not prepare "
+            "the claim; delete the pod and create it again"
         )
-    return Finding(code=Code.CLAIM_NOT_RESERVED, what=what)
-
-
-def _full(claim: ClaimFacts) -> Finding:
-    return Finding(
-        code=Code.CLAIM_NOT_RESERVED,
-        what=f"its claim {claim.name} is reserved for {MAX_CONSUMERS} pods, the most that the "
-        f"API allows; delete a pod that uses it, or use a second claim",
-    )
+    yield Finding(code=Code.CLAIM_NOT_RESERVED, what=f"its claim {claim.name} {what}")
 
 
 def _drivers(claims: Iterable[ClaimFacts]) -> list[str]:
@@ -389,9 +380,24 @@ def _of_result(
         if world.unreadable():
             return  # one of those may be the pool
         if node is not None and not publishes(pool.driver, node, world):
-            yield _no_driver(pool.driver, node, claim, world)
+            yield Finding(
+                code=Code.DRIVER_UNAVAILABLE,
+                what=f"driver {pool.driver} of its claim {claim.name} publishes no devices on node "
+                f"{node}; check that the driver is running on that node and is registered with the "
+                f"kubelet",
+                cause=cause_at_node(
+                    node, f"driver {pool.driver} publishes no devices there", world
+                ),
+            )
         else:
-            yield _no_pool(pool, claim, node, world)
+            what = f"pool {pool.pool} of driver {pool.driver}"
+            yield Finding(
+                code=Code.POOL_GONE,
+                what=f"{what}, from which claim {claim.name} is allocated, is no longer published; "
+                f"check the driver, or delete the pod and the claim, so that another device is "
+                f"allocated",
+                cause=cause_at_node(node, f"{what} is no longer published", world),
+            )
         return
     device = published_device(result.device, world)
     if device is not None:
@@ -429,7 +435,7 @@ def _of_taints(
     taints = world.taints(result.device, published)
     keys = {taint.key for taint in taints}
     device = device_of_result(result, claim)
-    if _GONE in keys:
+    if GONE in keys:
         policy = published.attribute("policy", result.device.driver)
         if less := share_not_offered(result.device, policy, world):
             back = f"{less}: raise sharing.users"
@@ -453,7 +459,7 @@ def _of_taints(
             patience_seconds=WORDS_SECONDS,
             cause=cause_at_node(node, _devices_are("unhealthy", result), world),
         )
-    if _STOPPED in keys:
+    if STOPPED in keys:
         where = f"on node {node}" if node is not None else "on its node"
         yield Finding(
             code=Code.DRIVER_UNAVAILABLE,
@@ -501,7 +507,7 @@ def taints_for_new_pods(claim: ClaimFacts, world: World) -> Iterator[str]:
     for result in claim.results:
         device = published_device(result.device, world)
         for taint in world.taints(result.device, device) if device is not None else ():
-            if taint.effect != "NoSchedule" or taint.key in (UNHEALTHY, _STOPPED, _GONE):
+            if taint.effect != "NoSchedule" or taint.key in (UNHEALTHY, STOPPED, GONE):
                 continue
             rules = sorted(world.taint_rules(result.device, [taint]))
             origin = f", which DeviceTaintRule {rules[0]} sets" if rules else ""
@@ -510,27 +516,6 @@ def taints_for_new_pods(claim: ClaimFacts, world: World) -> Iterator[str]:
                 f"device {name} (driver {driver}, pool {pool}) has the taint {taint.shown} with "
                 f"effect NoSchedule{origin}: new pods do not get the device"
             )
-
-
-def _no_driver(driver: str, node: str, claim: ClaimFacts, world: World) -> Finding:
-    return Finding(
-        code=Code.DRIVER_UNAVAILABLE,
-        what=f"driver {driver} of its claim {claim.name} publishes no devices on node {node}; "
-        f"check that the driver is running on that node and is registered with the kubelet",
-        cause=cause_at_node(node, f"driver {driver} publishes no devices there", world),
-    )
-
-
-def _no_pool(pool: PoolID, claim: ClaimFacts, node: str | None, world: World) -> Finding:
-    return Finding(
-        code=Code.POOL_GONE,
-        what=f"pool {pool.pool} of driver {pool.driver}, from which claim {claim.name} is "
-        f"allocated, is no longer published; check the driver, or delete the pod and the claim, so "
-        f"that another device is allocated",
-        cause=cause_at_node(
-            node, f"pool {pool.pool} of driver {pool.driver} is no longer published", world
-        ),
-    )
 
 
 def device_of_result(result: Result, claim: ClaimFacts) -> str:

@@ -26,16 +26,10 @@ from drakit_explain.model import (
     TaintRuleFacts,
 )
 from drakit_explain.pools import NodePool, newest
-from drakit_explain.reports import HOSTDEV, UNHEALTHY
+from drakit_explain.reports import GONE, HOSTDEV, STOPPED, UNHEALTHY
 from drakit_explain.world import Selection, World
 
 STATES = ("free", "allocated", "tainted", "unhealthy", "gone")
-
-STOPPED = "drakit.dev/stopped"
-"""The taint of the devices of a driver that has stopped."""
-
-GONE = "drakit.dev/gone"
-"""The taint of a device that its driver does not list any more, while a claim holds it."""
 
 MAX_NAMES = 100
 """Drivers, classes and policies with numbers of their own, because each has a series for each

@@ -111,9 +111,9 @@ def resolve(
         )
     if claim is not None and claim.allocated:
         return claim
-    if each.template is not None:
-        return _from_template(pod, each, claim, world, settled=settled, events=events)
-    if claim is None:
+    if each.template is None:
+        if claim is not None:
+            return _wanted(f'claim "{claim.name}"', claim)
         return Finding(
             code=Code.RESOURCE_CLAIM_MISSING,
             what=f'ResourceClaim "{each.claim}" {_for(each)} does not exist in '
@@ -121,7 +121,22 @@ def resolve(
             + ((name_all and _elsewhere(each.claim, world)) or "")
             + _likely(each.claim, world.of(ClaimFacts), pod.namespace),
         )
-    return _wanted(f'claim "{claim.name}"', claim)
+    template = world.template(pod.namespace, each.template)
+    # The claim may outlive its template, or not be created yet: take what there is.
+    source = claim or template
+    if source is None:
+        return Finding(
+            code=Code.RESOURCE_CLAIM_TEMPLATE_MISSING,
+            what=f'ResourceClaimTemplate "{each.template}" {_for(each)} '
+            f'does not exist in namespace "{pod.namespace}"; create it, correct what the API '
+            f"server reports if it refuses it, or correct resourceClaimTemplateName"
+            + _likely(each.template, world.of(TemplateFacts), pod.namespace),
+        )
+    if claim is None and template is not None and each.generated is None:
+        problem = _not_created(pod, each, template, world, settled=settled, events=events)
+        if problem is not None:
+            return problem
+    return _wanted(f'claim template "{each.template}"', source)
 
 
 def of_other_pod(claim: ClaimFacts, each: PodClaim, pod: PodFacts) -> Finding | None:
@@ -152,34 +167,6 @@ def _likely(name: str | None, known: Iterable[Name], namespace: str = "") -> str
 
 def _for(each: PodClaim) -> str:
     return f'for pod claim "{each.name}"'
-
-
-def _from_template(
-    pod: PodFacts,
-    each: PodClaim,
-    claim: ClaimFacts | None,
-    world: World,
-    *,
-    settled: bool,
-    events: Events,
-) -> Wanted | Finding:
-    assert each.template is not None
-    template = world.template(pod.namespace, each.template)
-    # The claim may outlive its template, or not be created yet: take what there is.
-    source = claim or template
-    if source is None:
-        return Finding(
-            code=Code.RESOURCE_CLAIM_TEMPLATE_MISSING,
-            what=f'ResourceClaimTemplate "{each.template}" {_for(each)} '
-            f'does not exist in namespace "{pod.namespace}"; create it, correct what the API '
-            f"server reports if it refuses it, or correct resourceClaimTemplateName"
-            + _likely(each.template, world.of(TemplateFacts), pod.namespace),
-        )
-    if claim is None and template is not None and each.generated is None:
-        problem = _not_created(pod, each, template, world, settled=settled, events=events)
-        if problem is not None:
-            return problem
-    return _wanted(f'claim template "{each.template}"', source)
 
 
 def _not_created(
@@ -281,7 +268,7 @@ def extended(pod: PodFacts, world: World) -> tuple[list[Wanted], list[str]]:
         requests = [each for each in pod.extended if each.resource == resource]
         if any(each.init for each in requests):
             unknown.append(f"extended resource {resource} of init containers")
-        elif _by_device_plugin(resource, world):
+        elif _is_listed(resource, world):
             unknown.append(
                 f"extended resource {resource}, which device plugins on nodes also provide"
             )
@@ -307,18 +294,17 @@ def misspelt_resources(pod: PodFacts, world: World) -> Iterator[Finding]:
     provided = {each.extended_resource for each in world.of(ClassFacts).values()} - {""}
     for resource in sorted({each.resource for each in pod.extended}):
         close = get_close_matches(resource, provided, n=1, cutoff=0.8)
-        if close and class_of_resource(resource, world) is None and not _is_listed(resource, world):
+        if (
+            close
+            and class_of_resource(resource, world) is None
+            and not _is_listed(resource, world, even_none=True)
+        ):
             yield Finding(
                 code=Code.DEVICE_CLASS_MISSING,
                 what=f'no node and no DeviceClass provides extended resource "{resource}"',
                 advice=f'a DeviceClass provides "{close[0]}", so check the spelling in the limits '
                 f"of the pod",
             )
-
-
-def _is_listed(resource: str, world: World) -> bool:
-    nodes = world.of(NodeFacts).values()
-    return any(amount.name == resource for node in nodes for amount in node.allocatable)
 
 
 def wanted_of(pod: PodFacts, world: World) -> list[Wanted]:
@@ -351,9 +337,10 @@ def class_of_resource(resource: str, world: World) -> ClassFacts | None:
     return None
 
 
-def _by_device_plugin(resource: str, world: World) -> bool:
+def _is_listed(resource: str, world: World, *, even_none: bool = False) -> bool:
+    """Return whether nodes list a resource, which device plugins provide."""
     return any(
-        amount.name == resource and amount.quantity != "0"
+        amount.name == resource and (even_none or amount.quantity != "0")
         for node in world.of(NodeFacts).values()
         for amount in node.allocatable
     )
@@ -394,7 +381,7 @@ def _advice_on_resource(missing: str, claim: ClaimFacts, world: World) -> str:
             for each in found
             if not each.startswith(_OF_CLASS)
             and class_of_resource(each, world) is None
-            and not _by_device_plugin(each, world)
+            and not _is_listed(each, world)
         ]
     resource = " or ".join(f'"{each}"' for each in found)
     named = f"extended resource {resource}" if resource else "an extended resource"

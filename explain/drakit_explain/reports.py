@@ -33,6 +33,12 @@ HOSTDEV = "hostdev.drakit.dev"
 UNHEALTHY = "drakit.dev/unhealthy"
 """The taint of devices that the node plugin reports as unhealthy."""
 
+STOPPED = "drakit.dev/stopped"
+"""The taint of the devices of a driver that has stopped."""
+
+GONE = "drakit.dev/gone"
+"""The taint of a device that its driver does not list any more, while a claim holds it."""
+
 MAX_UNHEALTHY = 20
 """Unhealthy devices of a report: the limit of its definition."""
 
@@ -68,37 +74,33 @@ def project_policy(body: Object) -> PolicyFacts:
 def project_report(body: Object) -> ReportFacts:
     """Read a NodeDeviceReport."""
     status = child(body, "status")
+    conditions = {text(each, "type"): each for each in children(status, "conditions")}
+    progress, rejected = (
+        conditions.get("ClaimsProgressing", {}),
+        children(status, "rejectedDevices"),
+    )
+    stopped = (
+        words(each, "message")
+        for each in children(status, "endpoints")
+        if text(each, "state") != "Running"
+    )
+    faulty = (each for each in rejected if text(each, "reason") in _FAULTS)
     return ReportFacts(
         name=text(body, "metadata", "name"),
         uid=text(body, "metadata", "uid"),
         node=text(body, "spec", "nodeName"),
         driver=text(body, "spec", "driver"),
         policies=tuple(
-            _outcome(each, children(status, "rejectedDevices"))
-            for each in children(status, "policies")[:MAX_POLICIES]
+            _outcome(each, rejected) for each in children(status, "policies")[:MAX_POLICIES]
         ),
         policies_omitted=bool(status.get("policiesOmitted")),
         refused=text(status, "policiesRefused"),
         published=int(child(status, "devices").get("published") or 0),
         updated=_seconds(text(status, "lastUpdateTime")),
-        outdated=any(text(each, "reason") == OUTDATED for each in children(status, "conditions")),
-        registration=_registration(children(status, "conditions")),
-        stopped=next(
-            (
-                words(each, "message")
-                for each in children(status, "endpoints")
-                if text(each, "state") != "Running"
-            ),
-            "",
-        ),
-        progress=next(
-            (
-                words(each, "message")
-                for each in children(status, "conditions")
-                if text(each, "type") == "ClaimsProgressing" and text(each, "status") == "False"
-            ),
-            "",
-        ),
+        outdated=any(text(each, "reason") == OUTDATED for each in conditions.values()),
+        registration=_registration(conditions.get("Registered")),
+        stopped=next(stopped, ""),
+        progress=words(progress, "message") if text(progress, "status") == "False" else "",
         unhealthy=tuple(
             DeviceWords(
                 intern(text(each, "pool")),
@@ -112,15 +114,8 @@ def project_report(body: Object) -> ReportFacts:
             for each in children(status, "droppedFields")[:MAX_DROPPED]
         ),
         rejected=int(child(status, "devices").get("rejected") or 0),
-        rejected_example=next(map(_rejected, children(status, "rejectedDevices")), ""),
-        faulty_example=next(
-            (
-                _rejected(each)
-                for each in children(status, "rejectedDevices")
-                if text(each, "reason") in _FAULTS
-            ),
-            "",
-        ),
+        rejected_example=next(map(_rejected, rejected), ""),
+        faulty_example=next(map(_rejected, faulty), ""),
     )
 
 
@@ -136,12 +131,10 @@ def _seconds(time: str) -> float:
     return datetime.fromisoformat(time).timestamp() if time else 0.0
 
 
-def _registration(conditions: Iterable[Object]) -> str:
-    for each in conditions:
-        if text(each, "type") == "Registered" and text(each, "status") != "True":
-            reason, message = text(each, "reason"), words(each, "message")
-            return f"{reason}: {message}" if message else reason
-    return ""
+def _registration(condition: Object | None) -> str:
+    if condition is None or text(condition, "status") == "True":
+        return ""
+    return ": ".join(filter(None, (text(condition, "reason"), words(condition, "message"))))
 
 
 def _outcome(body: Object, devices: Sequence[Object]) -> PolicyReport:

@@ -34,14 +34,14 @@ from drakit_explain.pending_claims import missing_classes, what_to_check
 from drakit_explain.pools import PoolState, rules_of
 from drakit_explain.selectors import OWN_SELECTOR, selector_of
 from drakit_explain.trial import failure_of, not_counted
-from drakit_explain.verdicts import VerdictOutcome
 from drakit_explain.world import Selection, World
 
 STEPS_PER_SLICE = 2
 """Steps of the selectors of a request in a slice."""
 
 FIRST_NODES = 3
-"""Nodes that are asked about before anything is counted: most templates fit on the first one."""
+"""Nodes that are asked about first: most templates fit on one of them. Then as many as were
+answered."""
 
 
 def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts) -> list[Reason]:
@@ -167,10 +167,6 @@ def _of_requests(
     verdicts: Verdicts,
     budget: Budget,
 ) -> Iterator[Finding]:
-    failing = any(_may_fail(exact, world, budget) for exact in exact_of(requests))
-    claim = AskedClaim(requests=tuple(requests), constraints=tuple(constraints))
-    if not failing and _fits_at_once(claim, world, verdicts, budget):
-        return
     least = sum(min(needed(exact) for exact in exact_of([each])) for each in requests)
     if least > MAX_RESULTS:
         yield Finding(
@@ -188,6 +184,7 @@ def _of_requests(
                 yield Finding(code=Code.SELECTOR_FAILED, what=f'request "{name}": {found.error}')
     if any(found.error for found in matching.values()) or not _is_certain(requests, world, budget):
         return
+    claim = AskedClaim(requests=tuple(requests), constraints=tuple(constraints))
     nodes = _Nodes(world, verdicts, matching, budget)
     if nodes.fit(claim) is not False:
         return
@@ -205,38 +202,6 @@ def _of_requests(
             )
     if not short and not undecided:
         yield from _together(claim, nodes)
-
-
-def _may_fail(request: Request, world: World, budget: Budget) -> bool:
-    """Return whether a selector has an error at any device, or is not evaluated."""
-    texts = [text for _, text in world.expressions(request)]
-    budget.spend(1 + len(texts) * len(world.reachable()))
-    try:
-        return any(
-            world.selectors.problem(text)
-            or any(world.selectors.evaluated(text, each.slice).errors for each in world.reachable())
-            for text in texts
-        )
-    except KeyError:
-        return True
-
-
-def _fits_at_once(claim: AskedClaim, world: World, verdicts: Verdicts, budget: Budget) -> bool:
-    """Return whether one of the first nodes with a matching device has all that is needed."""
-    first = [Selection(world, exact) for exact in exact_of(claim.requests[:1])]
-    tried: dict[str, None] = {}
-    for reach in world.reachable():
-        budget.spend(STEPS_PER_SLICE * len(first))
-        if any(each.of(reach.slice).matches for each in first):
-            tried |= dict.fromkeys(reach.nodes)
-        if len(tried) >= FIRST_NODES:
-            break
-    claims = (claim,)
-    found = [verdicts.find(claims, node, budget, ALL_FREE) for node in list(tried)[:FIRST_NODES]]
-    if any(each is not None and each.outcome is VerdictOutcome.ALLOCATED for each in found):
-        return True
-    verdicts.check()
-    return False
 
 
 def _too_few(name: str, request: Request, found: _Matching, world: World) -> Finding:
@@ -294,7 +259,7 @@ class _Nodes:
 
     def fit(self, claim: AskedClaim) -> bool | None:
         """Return whether a node has devices for a claim; None if that is undecided."""
-        undecided = False
+        undecided, answered = False, 0
         known: set[int] = set()
         claims = (claim,)
         for name in self.world.views():
@@ -307,11 +272,13 @@ class _Nodes:
             known.add(profile)
             verdict = self.verdicts.find(claims, name, self.budget, ALL_FREE)
             if verdict is None:
+                if self.verdicts.planned >= max(FIRST_NODES, answered):
+                    break
                 continue
-            if verdict.outcome is VerdictOutcome.ALLOCATED:
+            if verdict.fits:
                 return True
-            undecided = undecided or verdict.outcome is VerdictOutcome.UNDECIDED
-            undecided = undecided or failure_of(verdict.text) in _PASSING
+            answered += 1
+            undecided = undecided or verdict.undecided or failure_of(verdict.text) in _PASSING
         self.verdicts.check()
         return None if undecided else False
 

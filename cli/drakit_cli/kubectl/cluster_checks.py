@@ -18,7 +18,6 @@ from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import analyze, budget_of
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.bugs import FoundBug, bugs_of_node, known_bugs
-from drakit_explain.counts import STOPPED
 from drakit_explain.kinds import CLASSES, NODES, SLICES
 from drakit_explain.model import (
     ClaimFacts,
@@ -31,7 +30,7 @@ from drakit_explain.model import (
     TemplateFacts,
 )
 from drakit_explain.pending_claims import class_of_resource, missing_classes
-from drakit_explain.reports import UNHEALTHY, policy_of_class, words_of
+from drakit_explain.reports import STOPPED, UNHEALTHY, policy_of_class, words_of
 from drakit_explain.shortage import advice_on_failure, with_device
 from drakit_explain.unmatched import why_unmatched
 
