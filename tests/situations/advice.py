@@ -90,7 +90,10 @@ def node_not_ready(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.NODE_GONE,
-    words=("claim disk is allocated on node", "no longer exists", "other pods use the claim"),
+    words=(
+        "its claim disk is allocated on node",
+        "which no longer exists, and other pods use the claim; delete these pods, so that",
+    ),
     never=("cannot run",),
 )
 def shared_claim_on_a_node_that_is_gone(s: Scene) -> Iterator[None]:

@@ -46,7 +46,10 @@ def healthy(s: Scene, node: str) -> None:
 
 @situation(
     Code.RESOURCE_CLAIM_NOT_CREATED,
-    words=("no ResourceClaim has been created", "FailedResourceClaimCreation"),
+    words=(
+        'no ResourceClaim has been created from claim template "waits" for pod claim "claim-0"; ',
+        "FailedResourceClaimCreation",
+    ),
     tried=False,
     settled=True,
 )
@@ -61,7 +64,10 @@ def no_claim_may_be_created(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.CLAIM_OF_OTHER_POD,
-    words=("was created for another pod", '"owner"', "delete that claim"),
+    words=(
+        'for pod claim "claim-0" was created for another pod with the name "owner"; delete that ',
+        "claim and create the pod again",
+    ),
     tried=False,
 )
 def claim_of_another_pod(s: Scene) -> Iterator[None]:
@@ -81,7 +87,10 @@ def claim_of_another_pod(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.CLAIM_BEING_DELETED,
-    words=('ResourceClaim "disk" for pod claim "claim-0" is being deleted', "create the claim"),
+    words=(
+        "is being deleted, and finalizer example.com/hold blocks the deletion; when the deletion",
+        "create the claim or the pod again",
+    ),
     tried=False,
 )
 def claim_being_deleted(s: Scene) -> Iterator[None]:
@@ -187,7 +196,10 @@ def placed_pod_without_a_reservation(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.CLAIM_NOT_ALLOCATED,
-    words=("is not allocated", "use a node selector instead of nodeName"),
+    words=(
+        "is not allocated; the scheduler ignores a pod that sets nodeName, so it gets no",
+        "a node selector instead of nodeName, and create the pod again",
+    ),
     verdict=BROKEN,
     settled=True,
 )
@@ -207,7 +219,10 @@ def pod_that_sets_its_node(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.NODE_GONE,
-    words=("cannot start on node", "no longer exists", "kubectl delete --force"),
+    words=(
+        "cannot start on node",
+        "no longer exists; Kubernetes deletes its pods after some minutes, or use kubectl delete",
+    ),
     verdict=BROKEN,
 )
 def node_of_a_pod_gone(s: Scene) -> Iterator[None]:
@@ -216,7 +231,14 @@ def node_of_a_pod_gone(s: Scene) -> Iterator[None]:
     s.delete("pods", WAITS)
 
 
-@situation(Code.NODE_NOT_READY, words=("is not ready", "check its kubelet"), verdict=BROKEN)
+@situation(
+    Code.NODE_NOT_READY,
+    words=(
+        "cannot start on node",
+        "is not ready; check its kubelet (kubectl describe node",
+    ),
+    verdict=BROKEN,
+)
 def node_of_a_pod_not_ready(s: Scene) -> Iterator[None]:
     node = placed(s)
     s.change_readiness(node, ready=False)
@@ -226,7 +248,10 @@ def node_of_a_pod_not_ready(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.DRIVER_UNAVAILABLE,
-    words=("publishes no devices on node", "check that the driver is running"),
+    words=(
+        "publishes no devices on node",
+        "check that the driver is running on that node and is registered with the kubelet",
+    ),
     verdict=BROKEN,
 )
 def driver_publishes_nothing(s: Scene) -> Iterator[None]:
@@ -238,7 +263,11 @@ def driver_publishes_nothing(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.DRIVER_UNAVAILABLE,
-    words=("device a", "its driver has stopped on node", "check the driver's log"),
+    words=(
+        "device a",
+        "cannot be used, because its driver has stopped on node",
+        "check the driver's log",
+    ),
     verdict=BROKEN,
 )
 def driver_stopped(s: Scene) -> Iterator[None]:
@@ -250,7 +279,10 @@ def driver_stopped(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.POOL_GONE,
-    words=("is no longer published", "delete the pod and the claim"),
+    words=(
+        "from which claim waits-claim-0",
+        "is no longer published; check the driver, or delete the pod and the claim, so that",
+    ),
     verdict=BROKEN,
 )
 def pool_gone(s: Scene) -> Iterator[None]:
@@ -264,7 +296,10 @@ def pool_gone(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.DEVICE_GONE,
-    words=("device a", "is no longer published", "delete the pod and the claim"),
+    words=(
+        "device a",
+        "is no longer published; connect the device again, or delete the pod and the claim, so",
+    ),
     verdict=BROKEN,
 )
 def device_gone(s: Scene) -> Iterator[None]:
@@ -277,7 +312,10 @@ def device_gone(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.DEVICE_GONE,
-    words=("device a", "its driver no longer lists it", "connect the device again"),
+    words=(
+        "device a",
+        "is gone: its driver no longer lists it; connect the device again, or delete the pod and",
+    ),
     verdict=BROKEN,
     slow=True,
 )
@@ -290,7 +328,10 @@ def device_disconnected(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.DEVICE_UNHEALTHY,
-    words=("device a", "is unhealthy", "check the device"),
+    words=(
+        "device a",
+        "is unhealthy; check the device, or delete the pod and the claim, so that another device",
+    ),
     verdict=BROKEN,
 )
 def device_unhealthy(s: Scene) -> Iterator[None]:
@@ -302,7 +343,10 @@ def device_unhealthy(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.EVICTION_BY_TAINT,
-    words=("example.com/broken", "after the 3600 s", "resolve the cause of the taint"),
+    words=(
+        "has the taint example.com/broken with effect NoExecute, so Kubernetes evicts the pods",
+        "that use it after the 3600 s that the request tolerates; resolve the cause of the",
+    ),
     verdict=BROKEN,
 )
 def eviction_by_the_driver(s: Scene) -> Iterator[None]:
@@ -329,7 +373,10 @@ def eviction_by_a_rule(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.CLAIM_IN_USE,
-    words=("reserved for pod holder", "delete them"),
+    words=(
+        "is being deleted, but it is reserved for pod holder (",
+        "); delete them, and Kubernetes deletes the claim",
+    ),
     verdict=DELETING,
     target="claim/disk",
 )
@@ -363,7 +410,10 @@ def claim_of_a_pod_that_terminates(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.FINALIZER_HOLDS,
-    words=(f"finalizer {FINALIZER} blocks the deletion", "check the controller"),
+    words=(
+        "is being deleted, but finalizer example.com/hold blocks the deletion; check the",
+        "that sets this finalizer",
+    ),
     verdict=DELETING,
     target="claim/disk",
 )
@@ -378,7 +428,10 @@ def finalizer_of_a_claim(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.FINALIZER_HOLDS,
-    words=(f"finalizer {FINALIZER} blocks the deletion", "check the controller"),
+    words=(
+        "is being deleted, but finalizer example.com/hold blocks the deletion; check the",
+        "that sets this finalizer",
+    ),
     verdict=DELETING,
     slow=True,
 )
@@ -393,7 +446,10 @@ def finalizer_of_a_pod(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.NODE_GONE,
-    words=("no kubelet confirms that the pod has stopped", "kubectl delete --force"),
+    words=(
+        "no longer exists, so no kubelet confirms that the pod has stopped; delete the pod with",
+        "kubectl delete --force",
+    ),
     verdict=DELETING,
 )
 def deleted_pod_on_a_node_that_is_gone(s: Scene) -> Iterator[None]:
@@ -406,7 +462,10 @@ def deleted_pod_on_a_node_that_is_gone(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.NODE_NOT_READY,
-    words=("no kubelet confirms that the pod has stopped", "delete its Node object"),
+    words=(
+        "is not ready, so no kubelet confirms that the pod has stopped; repair the node, or delete",
+        "its Node object if it will not come back",
+    ),
     verdict=DELETING,
     slow=True,
 )
@@ -420,7 +479,11 @@ def deleted_pod_on_a_node_that_is_not_ready(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.NOT_UNPREPARED,
-    words=("device a", "has not been unprepared", "UnprepareFailed"),
+    words=(
+        "device a",
+        "has not been unprepared; read the Events of the pod and its claims (kubectl describe),",
+        "as UnprepareFailed, and the log of the driver on node",
+    ),
     verdict=DELETING,
 )
 def device_not_unprepared(s: Scene) -> Iterator[None]:
@@ -433,7 +496,10 @@ def device_not_unprepared(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.NOT_UNPREPARED,
-    words=("has not finished stopping its containers", "UnprepareFailed"),
+    words=(
+        "has not finished stopping its containers or unpreparing its claims",
+        "UnprepareFailed",
+    ),
     verdict=DELETING,
     settled=True,
     slow=True,

@@ -13,7 +13,10 @@ from tests.situations.table import situation
 
 @situation(
     Code.ADMIN_ACCESS_DENIED,
-    words=("label", "admin-access"),
+    words=(
+        'claim template "admin" for pod claim "claim-0" asks for admin access, which namespace',
+        'does not allow; ask an admin to set the label resource.kubernetes.io/admin-access: "true"',
+    ),
     tried=False,
 )
 def namespace_does_not_allow_admin_access(s: Scene) -> Iterator[None]:
@@ -28,7 +31,11 @@ def namespace_does_not_allow_admin_access(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.QUOTA_EXCEEDED,
-    words=('"quota"', "allows 0"),
+    words=(
+        'no ResourceClaim can be created from claim template "waits" for pod claim "claim-0",',
+        'ResourceQuota "quota" allows 0 of count/resourceclaims.resource.k8s.io, the namespace',
+        "the claim needs 1; delete claims that are not needed, or ask an admin for more",
+    ),
     tried=False,
     settled=True,
 )
@@ -68,7 +75,14 @@ def binding_condition_outstanding(s: Scene) -> Iterator[None]:
     s.api.write_status("resourceclaims", claim)
 
 
-@situation(Code.DEVICES_ON_OTHER_NODES, words=("claim disk is allocated on node",))
+@situation(
+    Code.DEVICES_ON_OTHER_NODES,
+    words=(
+        "claim disk is allocated on node",
+        "where the pod cannot run (",
+        "and other pods use the claim; allow the pod to run there, or use",
+    ),
+)
 def only_claim_is_used_on_another_node(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -81,7 +95,10 @@ def only_claim_is_used_on_another_node(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.DEVICES_ON_OTHER_NODES,
-    words=("claim disk is allocated on node", "it has too little cpu left"),
+    words=(
+        "claim disk is allocated on node",
+        "run (it has too little cpu left), and other pods use the claim; free resources on",
+    ),
 )
 def node_of_a_shared_claim_is_full(s: Scene) -> Iterator[None]:
     s.device_class()

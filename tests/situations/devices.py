@@ -14,7 +14,13 @@ TAINT = {"key": "example.com/broken", "value": "yes", "effect": "NoSchedule"}
 # ------------------------------------------------------------ something is missing
 
 
-@situation(Code.DEVICE_CLASS_MISSING, words=("class-missing.test",))
+@situation(
+    Code.DEVICE_CLASS_MISSING,
+    words=(
+        'of claim template "waits", request "gpu", does not exist; create it or correct',
+        'DeviceClass "class-missing.test"',
+    ),
+)
 def class_missing(s: Scene) -> Iterator[None]:
     s.publish(device("a"))
     s.pod(s.request())
@@ -22,7 +28,13 @@ def class_missing(s: Scene) -> Iterator[None]:
     s.device_class()
 
 
-@situation(Code.DEVICE_CLASS_MISSING, words=("absent.test", "gpu/best"))
+@situation(
+    Code.DEVICE_CLASS_MISSING,
+    words=(
+        'DeviceClass "absent.test"',
+        'request "gpu/best", does not exist; create it or correct deviceClassName',
+    ),
+)
 def class_of_an_alternative_missing(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -31,7 +43,14 @@ def class_of_an_alternative_missing(s: Scene) -> Iterator[None]:
     s.device_class(name="absent.test")
 
 
-@situation(Code.RESOURCE_CLAIM_MISSING, words=('"disk"', "resourceClaimName"), tried=False)
+@situation(
+    Code.RESOURCE_CLAIM_MISSING,
+    words=(
+        'ResourceClaim "disk" for pod claim "claim-0" does not exist in namespace',
+        "create it or correct resourceClaimName",
+    ),
+    tried=False,
+)
 def claim_missing(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -40,7 +59,14 @@ def claim_missing(s: Scene) -> Iterator[None]:
     s.claim("disk", s.request())
 
 
-@situation(Code.RESOURCE_CLAIM_TEMPLATE_MISSING, words=('"disk"',), tried=False)
+@situation(
+    Code.RESOURCE_CLAIM_TEMPLATE_MISSING,
+    words=(
+        'ResourceClaimTemplate "disk" for pod claim "claim-0" does not exist',
+        "create it, correct what the API server reports if it refuses it, or correct",
+    ),
+    tried=False,
+)
 def template_missing(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -49,7 +75,13 @@ def template_missing(s: Scene) -> Iterator[None]:
     s.template("disk", s.request())
 
 
-@situation(Code.NO_DEVICE_PUBLISHED, words=("nothing-published.test", "no slice of driver"))
+@situation(
+    Code.NO_DEVICE_PUBLISHED,
+    words=(
+        'no node publishes a device of DeviceClass "nothing-published.test" that matches request',
+        "no slice of driver nothing-published.test has devices, so check that the driver is",
+    ),
+)
 def nothing_published(s: Scene) -> Iterator[None]:
     s.device_class()
     s.pod(s.request())
@@ -59,7 +91,11 @@ def nothing_published(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.NO_DEVICE_PUBLISHED,
-    words=("asks for 3 devices", "only 2", 'if request "gpu" asked for 2 instead of 3'),
+    words=(
+        "asks for 3 devices of DeviceClass",
+        "but only 2 matching devices are published; the pod would fit on node",
+        'if request "gpu" asked for 2 instead of 3',
+    ),
 )
 def count_above_published(s: Scene) -> Iterator[None]:
     s.device_class()
@@ -85,7 +121,10 @@ def class_selector_rejects(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.NO_DEVICE_PUBLISHED,
-    words=("the request rejects 1", 'if request "gpu" had no selector'),
+    words=(
+        "(of 1 published, the request rejects 1 with selector device.attributes[",
+        'if request "gpu" had no selector',
+    ),
 )
 def request_selector_rejects(s: Scene) -> Iterator[None]:
     s.device_class()
@@ -95,7 +134,16 @@ def request_selector_rejects(s: Scene) -> Iterator[None]:
     s.pod(s.request("gpu", MODEL_X))
 
 
-@situation(Code.SELECTOR_FAILED, words=("device a", "fast", "if no selector failed there"))
+@situation(
+    Code.SELECTOR_FAILED,
+    words=(
+        "its selector fails: no such key: fast, on device a of pool",
+        "the scheduler aborts its search on node",
+        "check the spelling of fast; if only some devices have it, test for it first (has(device",
+        ".fast)), or test device.driver first",
+        'if no selector failed there, or if request "gpu" had no selector',
+    ),
+)
 def selector_fails_on_a_device(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"), device("b", {"fast": True}))
@@ -203,7 +251,16 @@ def template_is_misspelled(s: Scene) -> Iterator[None]:
 # ------------------------------------------------------------ allocated devices
 
 
-@situation(Code.DEVICES_ALLOCATED, words=("pod holder", "(pod holder) released its devices"))
+@situation(
+    Code.DEVICES_ALLOCATED,
+    words=(
+        "the only device of DeviceClass",
+        "is allocated to claim explain-",
+        "(pod holder); the pod would fit on node",
+        "(pod holder) released its devices",
+    ),
+    never=("preempt",),
+)
 def allocated_to_a_pod(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -227,7 +284,10 @@ def tainted_by_the_driver(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.DEVICES_TAINTED,
-    words=('if request "gpu" tolerated the taint example.com/broken:NoSchedule',),
+    words=(
+        "which the request does not tolerate; the pod would fit on node",
+        'if request "gpu" tolerated the taint example.com/broken:NoSchedule',
+    ),
 )
 def tainted_until_tolerated(s: Scene) -> Iterator[None]:
     s.device_class()
@@ -248,7 +308,13 @@ def toleration_of_another_effect(s: Scene) -> Iterator[None]:
     s.pod(s.request(tolerations=[{"operator": "Exists", "effect": "NoExecute"}]))
 
 
-@situation(Code.DEVICES_TAINTED, words=("example.com/broken", "DeviceTaintRule"))
+@situation(
+    Code.DEVICES_TAINTED,
+    words=(
+        "is tainted with example.com/broken, which the request does not tolerate; DeviceTaintRule",
+        "-rule sets a taint, which is removed when the rule is deleted",
+    ),
+)
 def tainted_by_a_rule(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -267,7 +333,14 @@ def rule_without_an_effect(s: Scene) -> Iterator[None]:
     yield
 
 
-@situation(Code.DEVICES_ALLOCATED, words=("pod holder", "example.com/broken"))
+@situation(
+    Code.DEVICES_ALLOCATED,
+    words=(
+        "of the 2 devices of DeviceClass",
+        "(pod holder); 1 is tainted with example.com/broken, which the request does not tolerate",
+        'released its devices, or if request "gpu" tolerated the taint',
+    ),
+)
 def one_tainted_one_allocated(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"), device("b", taints=[TAINT]))

@@ -54,7 +54,14 @@ def affinity_by_name_excludes(s: Scene) -> Iterator[None]:
     s.pod(s.request(), affinity=affinity(s.node, "metadata.name"))
 
 
-@situation(Code.DEVICES_ON_OTHER_NODES, words=("example.com/maintenance",), alone=True)
+@situation(
+    Code.DEVICES_ON_OTHER_NODES,
+    words=(
+        "is on nodes that the pod cannot use (it does not tolerate their taint example.com/mainten",
+        "if the pod tolerated the node's taint example.com/maintenance",
+    ),
+    alone=True,
+)
 def node_tainted(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -64,7 +71,14 @@ def node_tainted(s: Scene) -> Iterator[None]:
     s.change_node(taints=None)
 
 
-@situation(Code.DEVICES_ON_OTHER_NODES, words=("if that node were not cordoned",), alone=True)
+@situation(
+    Code.DEVICES_ON_OTHER_NODES,
+    words=(
+        "is on nodes that the pod cannot use (they are cordoned)",
+        "if that node were not cordoned",
+    ),
+    alone=True,
+)
 def node_cordoned(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a"))
@@ -144,7 +158,14 @@ def devices_with_nodes_of_their_own(s: Scene) -> Iterator[None]:
 # ------------------------------------------------------------ constraints
 
 
-@situation(Code.CONSTRAINT_NOT_MET, words=("numa", "did not have the constraint matchAttribute"))
+@situation(
+    Code.CONSTRAINT_NOT_MET,
+    words=(
+        "no node has enough free devices with the same value of attribute-does-not-match.test/numa",
+        "did not have the constraint matchAttribute",
+        'numa, or if request "gpu" asked for 1 instead of 2',
+    ),
+)
 def attribute_does_not_match(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", {"numa": 0}), device("b", {"numa": 1}))
@@ -164,7 +185,13 @@ def attribute_is_not_distinct(s: Scene) -> Iterator[None]:
     s.publish(device("a", {"numa": 0}), device("b", {"numa": 1}), generation=2)
 
 
-@situation(Code.CONSTRAINT_NOT_MET, words=("all constraints", "if there were no constraints"))
+@situation(
+    Code.CONSTRAINT_NOT_MET,
+    words=(
+        "satisfy all constraints of the pod's claims together",
+        "if there were no constraints",
+    ),
+)
 def constraints_contradict_each_other(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", {"numa": 0, "root": "x"}), device("b", {"numa": 0, "root": "y"}))
@@ -216,7 +243,10 @@ def two_claims_need_two_nodes(s: Scene) -> Iterator[None]:
 # ------------------------------------------------------------ capacity, shares and partitions
 
 
-@situation(Code.NO_DEVICE_PUBLISHED, words=("capacity",))
+@situation(
+    Code.NO_DEVICE_PUBLISHED,
+    words=("has the requested capacity; lower capacity.requests or add devices",),
+)
 def capacity_too_small(s: Scene) -> Iterator[None]:
     s.device_class()
     s.publish(device("a", capacity={"memory": "4Gi"}))
@@ -227,7 +257,11 @@ def capacity_too_small(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.DEVICES_ALLOCATED,
-    words=("too little memory left (2Gi of 8Gi, and the request takes 4Gi)", "pod holder"),
+    words=(
+        "has too little memory left (2Gi of 8Gi, and the request takes 4Gi), because shares are",
+        "(pod holder); the pod would fit on node",
+        "(pod holder) released its devices",
+    ),
 )
 def shares_used_up(s: Scene) -> Iterator[None]:
     s.device_class()
@@ -246,7 +280,13 @@ def partitions(s: Scene, *parts: tuple[str, str], slots: str = "4", generation: 
     s.publish(each, of=2, number=1, generation=generation)
 
 
-@situation(Code.DEVICES_ALLOCATED, words=("hardware", "pod holder"))
+@situation(
+    Code.DEVICES_ALLOCATED,
+    words=(
+        "(pod holder); 1 shares hardware with devices that are allocated to claim",
+        "(pod holder) released its devices",
+    ),
+)
 def partitions_taken(s: Scene) -> Iterator[None]:
     s.device_class()
     partitions(s, ("half", "2"), ("whole", "4"))
@@ -281,10 +321,16 @@ def all_alternatives_fail(s: Scene) -> Iterator[None]:
 # ------------------------------------------------------------ pools
 
 
-@situation(Code.NO_DEVICE_PUBLISHED, words=("not counted: pool", "1 of 2 slices"))
+@situation(
+    Code.NO_DEVICE_PUBLISHED,
+    words=(
+        "1 device that matches is in ResourceSlice",
+        "of a pool with 1 of 2 slices; they count when the driver has published all of them",
+    ),
+)
 def pool_incomplete(s: Scene) -> Iterator[None]:
     s.device_class(MODEL_X)
-    s.publish(device("a", {"model": "y"}), of=2)
+    s.publish(device("a", {"model": "x"}), of=2)
     s.pod(s.request())
     yield
     s.publish(device("b", {"model": "x"}), of=2, number=1)

@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.broken import broken_claim, node_of_claim
-from drakit_explain.devices import Amount, TaintFacts
+from drakit_explain.devices import TaintFacts
 from drakit_explain.evidence import Event, Events
-from drakit_explain.loads import Loads
 from drakit_explain.model import (
     ClaimFacts,
-    ClassFacts,
     Consumer,
     DeviceID,
     PodClaim,
@@ -84,13 +82,6 @@ def test_a_pod_that_can_start_has_no_reason():
     ("changes", "code", "what"),
     [
         pytest.param(
-            [replace(CLAIM, allocated=False, results=())],
-            "ClaimNotAllocated",
-            "its claim mine is not allocated; the scheduler ignores a pod that sets nodeName, so "
-            "it gets no devices: use a node selector instead of nodeName, and create the pod again",
-            id="not-allocated",
-        ),
-        pytest.param(
             [replace(CLAIM, consumers=(Consumer("pods", "other", "o"),))],
             "ClaimNotReserved",
             "its claim mine is not reserved for this pod (status.reservedFor), so the kubelet "
@@ -105,74 +96,7 @@ def test_a_pod_that_can_start_has_no_reason():
             id="reserved-for-its-predecessor",
         ),
         pytest.param(
-            [node("n2")],
-            "NodeGone",
-            "node n1 no longer exists; Kubernetes deletes its "
-            "pods after some minutes, or use kubectl delete --force",
-            id="node-gone",
-        ),
-        pytest.param(
-            [node("n1", ready=False)],
-            "NodeNotReady",
-            "node n1 is not ready; check its kubelet (kubectl describe node n1)",
-            id="node-not-ready",
-        ),
-        pytest.param(
-            [replace(SLICE, pool="other", driver="e")],
-            "DriverUnavailable",
-            "driver d of its claim mine publishes no devices on node n1; check that the driver "
-            "is running on that node and is registered with the kubelet",
-            id="driver-publishes-nothing-on-the-node",
-        ),
-        pytest.param(
-            [replace(SLICE, pool="other")],
-            "PoolGone",
-            "pool pool of driver d, from which claim mine is allocated, is no longer published; "
-            "check the driver, or delete the pod and the claim, so that another device is "
-            "allocated",
-            id="pool-gone",
-        ),
-        pytest.param(
-            [replace(SLICE, devices=(device("g1"),))],
-            "DeviceGone",
-            f"{THE_DEVICE} is no longer published; connect the device again, or delete the pod "
-            f"and the claim, so that another device is allocated",
-            id="device-gone",
-        ),
-        pytest.param(
-            [taint("drakit.dev/gone")],
-            "DeviceGone",
-            f"{THE_DEVICE} is gone: its driver no longer lists it; connect the device "
-            f"again, or delete the pod and the claim, so that another device is allocated",
-            id="device-gone-but-published-while-it-is-held",
-        ),
-        pytest.param(
-            [taint("drakit.dev/unhealthy")],
-            "DeviceUnhealthy",
-            f"{THE_DEVICE} is unhealthy; check the device, or delete the pod and the claim, so "
-            f"that another device is allocated",
-            id="device-unhealthy",
-        ),
-        pytest.param(
-            [taint("drakit.dev/stopped")],
-            "DriverUnavailable",
-            f"{THE_DEVICE} cannot be used, because its driver has stopped on node n1; check the "
-            f"driver's log",
-            id="driver-stopped",
-        ),
-        pytest.param(
             [tainted(EVICTING)], "EvictionByDeviceTaint", EVICTED.format(""), id="taint-evicts"
-        ),
-        pytest.param(
-            [
-                tainted(EVICTING),
-                result(
-                    tolerations=(Toleration(operator="Exists", effect="NoExecute", seconds=60),)
-                ),
-            ],
-            "EvictionByDeviceTaint",
-            EVICTED.format(" after the 60 s that the request tolerates"),
-            id="taint-evicts-after-tolerated-seconds",
         ),
         pytest.param(
             [result(failed=("lost",))],
@@ -195,12 +119,6 @@ def test_a_pod_that_can_start_has_no_reason():
             "failure; it waits for d to prepare the claims, or for volumes or the network; read "
             "the log of d on node n1",
             id="not-prepared",
-        ),
-        pytest.param(
-            [ReportFacts(name="n1.d", uid="r", node="n1", driver="d", progress="1 slow call")],
-            "ClaimsNotPrepared",
-            "its claims are not prepared; driver d: 1 slow call",
-            id="a-call-hangs",
         ),
     ],
 )
@@ -256,12 +174,6 @@ def test_a_driver_that_hangs_is_named_before_an_old_failure_of_another_step():
         assert found in reason.sentence
 
 
-def test_a_running_pod_loses_its_device():
-    facts = world(replace(SLICE, devices=()))
-    (reason,) = explained(replace(POD, phase="Running"), facts).reasons
-    assert reason.sentence.startswith(f"pod lab/train runs on node n1, but {THE_DEVICE} is no ")
-
-
 def test_a_pod_whose_claim_was_deleted():
     facts = world()
     facts.remove(ClaimFacts, Name("lab", "mine"))
@@ -294,29 +206,6 @@ def test_a_pod_that_a_device_taint_evicts():
     evicted = replace(POD, phase="Running", disruption="DeletionByDeviceTaintManager")
     (reason,) = explained(evicted, world()).reasons
     assert str(reason.code) == "EvictionByDeviceTaint"
-
-
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        pytest.param(
-            {"results": (replace(RESULT, outstanding=("attached",)),)},
-            "BindingConditionsOutstanding",
-            id="binding-conditions",
-        ),
-        pytest.param(
-            {"consumers": tuple(Consumer("pods", f"p{n}", f"u{n}") for n in range(256))},
-            "ClaimNotReserved",
-            id="reserved-for-256-pods",
-        ),
-    ],
-)
-def test_a_pod_without_a_node_whose_claim_is_allocated(change, code):
-    facts = world(replace(CLAIM, **change), ClassFacts(name="any", uid="c"))
-    explanation = explain(replace(POD, node=None), facts)
-    assert explanation.verdict is Verdict.BLOCKED
-    assert [str(reason.code) for reason in explanation.reasons] == [code]
-    assert explanation.reasons[0].sentence.startswith("pod lab/train waits: ")
 
 
 def test_a_claim_by_itself():
@@ -364,14 +253,3 @@ def test_a_pod_whose_claim_is_in_use_on_a_node(change, cordoned, verdict):
         "run (it is cordoned), and other pods use the claim; allow the pod to run there, or use "
         "another claim"
     ] * (verdict is Verdict.BLOCKED)
-
-
-def test_what_the_node_of_a_shared_claim_lacks_is_named():
-    facts = world()
-    facts.apply(node("n1", allocatable=(Amount("cpu", "2"), Amount("pods", "9"))))
-    facts.loads = Loads(nodes=["n1"])
-    asks = replace(POD, node=None, name="second", uid="s", requests=(("cpu", 3 * 10**9),))
-    (reason,) = explain(asks, facts).reasons
-    assert "run (it has too little cpu left), and other pods use the claim; free resources on " in (
-        reason.sentence
-    )

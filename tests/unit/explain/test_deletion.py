@@ -50,20 +50,6 @@ GONE = (
     [
         pytest.param(
             CLAIM,
-            [POD],
-            "ClaimInUse",
-            "it is reserved for pod train (Running); delete them, and Kubernetes deletes the claim",
-            id="a-pod-runs",
-        ),
-        pytest.param(
-            CLAIM,
-            [replace(POD, deleting=True), node("n1")],
-            "ClaimInUse",
-            "pod train still uses the claim and has not finished terminating",
-            id="the-pod-is-being-deleted",
-        ),
-        pytest.param(
-            CLAIM,
             [replace(POD, deleting=True), node("n2")],
             "NodeGone",
             f"pod train still uses the claim and has not finished terminating: {GONE}",
@@ -101,14 +87,6 @@ GONE = (
             f"check that it is running",
             id="only-the-finalizer-is-left",
         ),
-        pytest.param(
-            replace(CLAIM, finalizers=("lab.io/keep",)),
-            [],
-            "FinalizerHolds",
-            "finalizer lab.io/keep blocks the deletion; check the controller that sets this "
-            "finalizer",
-            id="a-finalizer-of-others",
-        ),
     ],
 )
 def test_what_holds_a_claim(claim, facts, code, what):
@@ -136,65 +114,6 @@ def unpreparing(*keys):
         pool="pool",
         place=on("n1"),
         devices=(device("g0", taints=taints),),
-    )
-
-
-@pytest.mark.parametrize(
-    ("pod", "facts", "code", "what"),
-    [
-        pytest.param(POD, [node("n2")], "NodeGone", GONE, id="node-gone"),
-        pytest.param(
-            POD,
-            [node("n1", ready=False)],
-            "NodeNotReady",
-            "node n1 is not ready, so no kubelet confirms that the pod has stopped; repair "
-            "the node, or delete its Node object if it will not come back",
-            id="node-not-ready",
-        ),
-        pytest.param(
-            replace(POD, finalizers=("lab.io/keep",)),
-            [node("n1")],
-            "FinalizerHolds",
-            "finalizer lab.io/keep blocks the deletion; check the controller that sets this "
-            "finalizer",
-            id="a-finalizer",
-        ),
-        pytest.param(
-            POD,
-            [node("n1"), CLAIM, unpreparing("drakit.dev/unpreparing")],
-            "ClaimsNotUnprepared",
-            'device g0 (driver d, pool pool), which is allocated to claim mine, request "gpu", has '
-            "not been unprepared; read the Events of the pod and its claims (kubectl describe), "
-            "such as UnprepareFailed, and the log of the driver on node n1",
-            id="a-device-is-not-unprepared",
-        ),
-        pytest.param(
-            POD,
-            [node("n1"), CLAIM, unpreparing()],
-            "ClaimsNotUnprepared",
-            "the kubelet on node n1 has not finished stopping its containers or unpreparing its "
-            "claims; read the Events of the pod and its claims (kubectl describe), such as "
-            "UnprepareFailed, and the log of the driver on node n1",
-            id="the-kubelet-has-not-finished",
-        ),
-        pytest.param(
-            POD,
-            [node("n1"), CLAIM],
-            "DriverUnavailable",
-            "driver d of its claim mine does not run on node n1, so the kubelet cannot unprepare "
-            "the claim; start or install the driver there again: the kubelet retries, and the "
-            "deletion ends by itself",
-            id="the-driver-is-gone",
-        ),
-    ],
-)
-def test_what_holds_a_pod(pod, facts, code, what):
-    explanation = Explainer(world_of(*facts)).explain(replace(pod, deleting=True), settled=True)
-    assert explanation.verdict is Verdict.DELETING
-    (reason,) = explanation.reasons
-    assert (str(reason.code), reason.sentence) == (
-        code,
-        f"pod lab/train is being deleted, but {what}",
     )
 
 

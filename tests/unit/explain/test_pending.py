@@ -87,7 +87,6 @@ NO_DEVICE = (
     'request "gpu" of claim template "tpl"; '
 )
 ABSENT = "no slice of driver d has devices, so check that the driver is running"
-SELECTORS = "check the selectors of class and request, and the attributes of the devices"
 
 
 def taken(amount, verb, holders, wants=""):
@@ -104,15 +103,11 @@ def taken(amount, verb, holders, wants=""):
 @pytest.mark.parametrize(
     ("facts", "code", "sentence"),
     [
-        pytest.param(cluster(gpu(), classes=()), "DeviceClassMissing", MISSING, id="class-missing"),
         pytest.param(
             cluster(gpu(admin_access=True), classes=()),
             "DeviceClassMissing",
             MISSING,
             id="class-missing-for-admin-access",
-        ),
-        pytest.param(
-            cluster(gpu()), "NoDevicePublished", NO_DEVICE + ABSENT, id="nothing-published"
         ),
         pytest.param(
             cluster(gpu(), slices=[published("g0", driver="other")]),
@@ -124,31 +119,6 @@ def taken(amount, verb, holders, wants=""):
             )
             + ABSENT,
             id="only-other-drivers-publish",
-        ),
-        pytest.param(
-            cluster(gpu(selectors=('"size" in device.attributes["d"]',)), slices=[published("g0")]),
-            "NoDevicePublished",
-            NO_DEVICE.replace(
-                '"tpl";',
-                '"tpl" (of 1 published, the request rejects 1 with selector '
-                '"size" in device.attributes["d"]);',
-            )
-            + SELECTORS,
-            id="request-selects-none-of-the-class",
-        ),
-        pytest.param(
-            cluster(gpu(count=3), slices=[published("g0")]),
-            "NoDevicePublished",
-            'pod lab/train waits: request "gpu" of claim template "tpl" asks for 3 devices of '
-            'DeviceClass "gpu.example", but only 1 matching device is published; lower count or '
-            "add devices",
-            id="fewer-published-than-asked-for",
-        ),
-        pytest.param(
-            cluster(gpu(), slices=[published("g0")], holders=[holder("a", "g0", pods=["one"])]),
-            "DevicesAllocated",
-            taken("the only device", "is", "claim lab/a (pod one)"),
-            id="the-only-one-is-allocated",
         ),
         pytest.param(
             cluster(
@@ -185,16 +155,6 @@ def taken(amount, verb, holders, wants=""):
             "DevicesAllocated",
             taken("1 of the 2 devices", "is", "claim lab/a (no pod)", wants="all"),
             id="all-are-asked-for-and-one-is-allocated",
-        ),
-        pytest.param(
-            cluster(gpu(selectors=('device.attributes["d"].size == 8',)), slices=[published("g0")]),
-            "SelectorFailed",
-            'pod lab/train waits: request "gpu" of claim template "tpl": its selector fails: no '
-            "such key: size, on device g0 of pool n1, driver d; the scheduler aborts its search on "
-            "node n1 at this device; check the spelling of size; if only some devices have it, "
-            "test for it first "
-            '(has(device.attributes["d"].size)), or test device.driver first',
-            id="a-selector-fails",
         ),
         pytest.param(
             cluster(
@@ -245,46 +205,9 @@ def test_nothing_is_reported_unless_it_is_certain(facts):
     assert explain(POD, facts) == []
 
 
-def test_prioritized_alternatives_are_blocked_together():
-    facts = cluster(
-        either(gpu("one"), gpu("two", device_class="big.example")),
-        slices=[published("g0")],
-        holders=[holder("a", "g0")],
-    )
-    reasons = explain(POD, facts)
-    assert [str(r.code) for r in reasons] == ["DevicesAllocated", "NoDevicePublished"]
-    assert 'request "gpu/one"' in reasons[0].text
-    assert 'request "gpu/two"' in reasons[1].text
-
-
-def test_one_alternative_with_a_missing_class_stops_the_claim():
-    facts = cluster(
-        either(gpu("one"), gpu("two", device_class="gone.example")), slices=[published("g0")]
-    )
-    (reason,) = explain(POD, facts)
-    assert reason.code == "DeviceClassMissing"
-    assert 'DeviceClass "gone.example"' in reason.text
-    assert 'request "gpu/two"' in reason.text
-
-
 @pytest.mark.parametrize(
     ("claim", "code", "sentence"),
     [
-        pytest.param(
-            PodClaim(name="gpu", template="gone"),
-            "ResourceClaimTemplateMissing",
-            'pod lab/train waits: ResourceClaimTemplate "gone" for pod claim "gpu" does not exist '
-            'in namespace "lab"; create it, correct what the API server reports if it refuses it, '
-            "or correct resourceClaimTemplateName",
-            id="template-missing",
-        ),
-        pytest.param(
-            PodClaim(name="gpu", claim="gone"),
-            "ResourceClaimMissing",
-            'pod lab/train waits: ResourceClaim "gone" for pod claim "gpu" does not exist in '
-            'namespace "lab"; create it or correct resourceClaimName',
-            id="claim-missing",
-        ),
         pytest.param(
             PodClaim(name="gpu", template="tpl"),
             "DeviceClassMissing",

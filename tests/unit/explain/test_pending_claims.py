@@ -7,7 +7,6 @@ import pytest
 from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount
 from drakit_explain.model import (
-    DELETE_PROTECTION,
     ClaimFacts,
     ClassFacts,
     ExtendedRequest,
@@ -77,16 +76,6 @@ def explained(pod, *facts, settled=True):
     [
         pytest.param(
             POD,
-            [TEMPLATE],
-            "ResourceClaimNotCreated",
-            'no ResourceClaim has been created from claim template "tpl" for pod claim "c"; the '
-            "Event FailedResourceClaimCreation of the pod has the cause, such as an exceeded "
-            "ResourceQuota; if there is no such Event, check that the kube-controller-manager is "
-            "running",
-            id="not-created",
-        ),
-        pytest.param(
-            POD,
             [ADMIN],
             "ResourceClaimNotCreated",
             'no ResourceClaim has been created from claim template "tpl" for pod claim "c"; the '
@@ -114,50 +103,6 @@ def explained(pod, *facts, settled=True):
             f'ResourceQuota "q" allows 4 of {PER_CLASS}, the namespace uses 3, and the claim needs '
             "2; delete claims that are not needed, or ask an admin for more",
             id="quota-of-devices",
-        ),
-        pytest.param(
-            POD,
-            [TEMPLATE, quota("count/resourceclaims.resource.k8s.io", "1", "1")],
-            "QuotaExceeded",
-            'no ResourceClaim can be created from claim template "tpl" for pod claim "c", because '
-            'ResourceQuota "q" allows 1 of count/resourceclaims.resource.k8s.io, the namespace '
-            "uses 1, and the claim needs 1; delete claims that are not needed, or ask an admin for "
-            "more",
-            id="quota-of-claims",
-        ),
-        pytest.param(
-            POD,
-            [ADMIN, NamespaceFacts(name="lab", uid="n")],
-            "AdminAccessDenied",
-            'claim template "tpl" for pod claim "c" asks for admin access, which namespace "lab" '
-            "does not allow; ask an admin to set the label resource.kubernetes.io/admin-access: "
-            '"true" on the namespace',
-            id="admin-access",
-        ),
-        pytest.param(
-            WITH_CLAIM,
-            [replace(CLAIM, owner_pod="older", owner_uid="o")],
-            "ClaimOfOtherPod",
-            'ResourceClaim "train-c-x" for pod claim "c" was created for another pod with the name '
-            '"older"; delete that claim and create the pod again',
-            id="claim-of-another-pod",
-        ),
-        pytest.param(
-            WITH_CLAIM,
-            [replace(CLAIM, deleting=True)],
-            "ClaimBeingDeleted",
-            'ResourceClaim "train-c-x" for pod claim "c" is being deleted; when the deletion ends, '
-            "create the claim or the pod again",
-            id="claim-is-being-deleted",
-        ),
-        pytest.param(
-            WITH_CLAIM,
-            [replace(CLAIM, deleting=True, finalizers=(DELETE_PROTECTION, "lab.io/keep"))],
-            "ClaimBeingDeleted",
-            'ResourceClaim "train-c-x" for pod claim "c" is being deleted, and finalizer '
-            "lab.io/keep blocks the deletion; when the deletion ends, create the claim or the pod "
-            "again",
-            id="a-finalizer-holds-its-claim",
         ),
     ],
 )
@@ -271,7 +216,6 @@ def test_extended_resources(pod, facts, verdict):
 @pytest.mark.parametrize(
     ("facts", "verdict"),
     [
-        pytest.param([GPUS, node("n1")], Verdict.BLOCKED, id="a-class-has-almost-its-name"),
         pytest.param([node("n1")], Verdict.FITS, id="nothing-has-its-name"),
         pytest.param(
             [GPUS, node("n1", allocatable=(Amount("lab.io/gpus", "0"),))],
@@ -297,16 +241,6 @@ def test_a_misspelt_extended_resource(facts, verdict):
             replace(POD, claims=(PodClaim(name="c", claim="train-c"),)),
             [CLAIM],
             'resourceClaimName ("train-c-x" exists)',
-        ),
-        (
-            replace(POD, claims=(PodClaim(name="c", template="tpls"),)),
-            [replace(TEMPLATE, name="tpl", namespace="other"), replace(TEMPLATE, name="tpl-s")],
-            'resourceClaimTemplateName ("tpl-s" exists)',
-        ),
-        (
-            WITH_CLAIM,
-            [replace(CLAIM, requests=(replace(REQUEST, device_class="gpu"),)), GPUS],
-            'deviceClassName ("gpus" exists)',
         ),
     ],
 )

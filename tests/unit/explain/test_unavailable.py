@@ -149,14 +149,6 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
             )
         ),
         pytest.param(
-            cluster(device("g0", UNHEALTHY), device("g1"), others=[holder("a", "g1")]),
-            "DevicesAllocated",
-            f"of the 2 devices {ALL}, 1 is allocated to claim lab/a (pod pod-a); 1 is tainted "
-            f"with drakit.dev/unhealthy, {NOT}; {LOOK}; the claim can be allocated when enough of "
-            "them are released",
-            id="one-allocated-one-tainted",
-        ),
-        pytest.param(
             cluster(
                 device("g0", UNHEALTHY),
                 device("g1"),
@@ -169,18 +161,6 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
             '"gpu" that match, 1 is allocated to claim lab/a (pod pod-a); 1 is tainted with '
             f"drakit.dev/unhealthy, {NOT}; {LOOK}",
             id="a-release-alone-would-not-be-enough",
-        ),
-        pytest.param(
-            cluster(
-                partition("whole", "80Gi"),
-                partition("half", "40Gi"),
-                counter_sets=(card("80Gi"),),
-                others=[holder("a", "whole")],
-            ),
-            "DevicesAllocated",
-            f"of the 2 devices {ALL}, 1 is allocated to claim lab/a (pod pod-a); 1 shares "
-            f"hardware with devices that are allocated to claim lab/a (pod pod-a); {ON}",
-            id="a-partition-of-allocated-hardware",
         ),
         pytest.param(
             cluster(
@@ -211,21 +191,6 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
             id="a-share-of-a-partition-takes-hardware",
         ),
         pytest.param(
-            cluster(
-                nic("n0"),
-                request=asking("5G"),
-                others=[
-                    sharer("a", "n0", bandwidth("4G", "bandwidth")),
-                    sharer("b", "n0", bandwidth("1953125Ki", "bandwidth")),
-                ],
-            ),
-            "DevicesAllocated",
-            f"the only device {ONE} has too little bandwidth left (4G of 10G, and the request "
-            f"takes 5G), because shares are allocated to "
-            f"claim lab/a (pod pod-a), claim lab/b (pod pod-b); {ON}",
-            id="shares-leave-too-little",
-        ),
-        pytest.param(
             cluster(nic("n0"), others=[sharer("a", "n0", bandwidth("1", "bandwidth"))]),
             "DevicesAllocated",
             f"the only device {ONE} has too little bandwidth left (9999999999 of 10G, and the "
@@ -240,13 +205,6 @@ ON = "the claim can be allocated when enough hardware or capacity is released"
             f"the only device {ONE} is allocated to claim lab/a (pod pod-a); the claim can be "
             "allocated when the device is released",
             id="a-device-that-was-taken-whole-before-it-could-be-shared",
-        ),
-        pytest.param(
-            cluster(nic("n0"), device("plain"), request=asking("11G")),
-            "NoDevicePublished",
-            'no published device of DeviceClass "gpu" that matches request "gpu" of claim '
-            '"mine" has the requested capacity; lower capacity.requests or add devices',
-            id="more-than-any-device-has",
         ),
         pytest.param(
             cluster(nic("n0"), nic("n1", "1G"), request=asking("5G", count=2)),

@@ -356,13 +356,6 @@ async def test_an_allocated_claim_has_a_state(stuck, run):
     assert "do not run" not in out
 
 
-async def test_a_pod_that_does_not_wait_is_described(stuck, run):
-    stuck.pod("other", "mine", schedulingGates=[{"name": "example.com/quota"}, {"name": "b"}])
-    code, body = await run.json("explain", "pod/other")
-    assert (code, body["verdict"]) == (0, "not pending")
-    assert "has the scheduling gates example.com/quota, b: the scheduler ignores" in body["message"]
-
-
 async def test_a_pod_that_kueue_holds_is_waited_for_and_says_why(stuck, run):
     stuck.served["kueue.x-k8s.io"] = ["v1beta1"]
     stuck.pod("other", "mine", schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
@@ -376,14 +369,6 @@ async def test_a_pod_that_kueue_holds_is_waited_for_and_says_why(stuck, run):
     assert (code, body["verdict"]) == (0, "not pending")
     assert body["message"].endswith("; Kueue: insufficient unused quota")
     assert (await run("explain", "pod/other", "--wait", "--timeout", "1s"))[0] == 1
-
-
-async def test_a_pod_that_cannot_start_on_its_node_is_explained(stuck, run):
-    stuck.pod("other", "mine", nodeName="n1")
-    code, body = await run.json("explain", "pod/other")
-    assert (code, body["verdict"]) == (1, "broken")
-    assert [each["code"] for each in body["reasons"]] == ["ClaimNotAllocated"]
-    assert body["message"].startswith("pod lab/other cannot start on node n1: its claim mine is ")
 
 
 @pytest.fixture
@@ -409,15 +394,6 @@ async def test_a_pod_with_its_devices_has_no_problem(placed, run):
         0,
         "Claim lab/mine is allocated: gpu.example.com/n1/gpu-0.",
     )
-
-
-async def test_a_pod_whose_device_is_gone_is_broken(placed, run):
-    placed.slice("s1", "gpu-7")
-    code, body = await run.json("explain", "pod/placed")
-    assert (code, body["verdict"]) == (1, "broken")
-    assert [each["code"] for each in body["reasons"]] == ["DeviceGone"]
-    code, body = await run.json("explain", "claim/mine")
-    assert (code, body["verdict"]) == (1, "broken")
 
 
 async def test_a_pod_that_is_never_prepared_is_broken_after_a_while(placed, run):
@@ -537,16 +513,6 @@ async def test_pods_that_may_not_be_listed_are_named(free, run):
             id="a-volume-that-may-be-elsewhere",
         ),
         pytest.param(
-            {"containers": [{"name": "m", "ports": [{"containerPort": 80, "hostPort": 80}]}]},
-            "its host ports",
-            id="a-port-of-the-node",
-        ),
-        pytest.param(
-            {"containers": [{"name": "m", "resources": {"limits": {"rdma/hca": "1"}}}]},
-            "extended resource rdma/hca",
-            id="a-resource-of-a-device-plugin",
-        ),
-        pytest.param(
             {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]},
             "its topology spread constraints",
             id="topology-spread",
@@ -560,15 +526,6 @@ async def test_pods_that_may_not_be_listed_are_named(free, run):
             "",
             id="no-affinity-between-pods",
         ),
-        pytest.param(
-            {
-                "affinity": {
-                    "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}
-                }
-            },
-            "its affinity to other pods",
-            id="affinity-between-pods",
-        ),
     ],
 )
 async def test_what_was_not_looked_at_is_named(free, run, spec, named):
@@ -577,20 +534,6 @@ async def test_what_was_not_looked_at_is_named(free, run, spec, named):
     assert body["verdict"] == "fits"
     end = "if it stays pending, devices are not the cause"
     assert body["message"].endswith(f"{end} (not checked: {named})" if named else end)
-
-
-async def test_the_schedulers_own_counts_are_joined(free, run):
-    message = (
-        "0/2 nodes are available: 1 Insufficient rdma/hca, 1 node(s) were unschedulable. "
-        "still not schedulable, preemption: 0/2 nodes are available: 2 Preemption is not helpful "
-        "for scheduling."
-    )
-    free.pod("waiting", "mine", message=message)
-    _, body = await run.json("explain", "pod/waiting")
-    assert body["message"].endswith(
-        "devices are not the cause; the scheduler reports 1 Insufficient rdma/hca, 1 node(s) were "
-        "unschedulable"
-    )
 
 
 @pytest.mark.parametrize(
@@ -619,42 +562,6 @@ async def test_the_autoscaler_of_nodes_is_quoted(stuck, run):
         "the autoscaler of the nodes reports: Event NotTriggerScaleUp: no group fits"
         in (body["message"])
     )
-
-
-async def test_a_gate_that_is_off_in_the_scheduler_is_named(free, run):
-    free.change(f"{API}/deviceclasses/gpu", {"spec": {"extendedResourceName": "lab.io/gpu"}})
-    limits = {"limits": {"lab.io/gpu": "1"}}
-    message = "0/2 nodes are available: 2 Insufficient lab.io/gpu. preemption: no."
-    free.pod("waiting", message=message, containers=[{"name": "m", "resources": limits}])
-    _, body = await run.json("explain", "pod/waiting")
-    assert (
-        "check that the feature gate DRAExtendedResource is on in the scheduler"
-        in (body["message"])
-    )
-    assert "not the cause" not in body["message"]
-
-
-@pytest.mark.parametrize(
-    ("counts", "said"),
-    [
-        (
-            "2 cannot allocate all claims",
-            "the scheduler reports 2 cannot allocate all claims: its last attempt may have",
-        ),
-        (
-            "1 cannot allocate all claims, 1 node(s) had volume node affinity conflict",
-            "but no node has both the devices and what else the pod needs (not checked: its "
-            "volumes): the scheduler reports 1 cannot allocate all claims, 1 node(s) had volume",
-        ),
-    ],
-)
-async def test_devices_are_not_excluded_as_the_cause_against_the_scheduler(free, run, counts, said):
-    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
-    message = f"0/2 nodes are available: {counts}. preemption: no."
-    free.pod("waiting", "mine", message=message, volumes=volumes)
-    _, body = await run.json("explain", "pod/waiting")
-    assert said in body["message"]
-    assert "not the cause" not in body["message"]
 
 
 @pytest.mark.parametrize(
@@ -710,19 +617,6 @@ POD = "/api/v1/namespaces/lab/pods/placed"
 MINE = f"{API}/namespaces/lab/resourceclaims/mine"
 
 
-async def test_the_event_of_a_failed_prepare_is_quoted(placed, run):
-    placed.change(POD, {"status": {"phase": "Pending"}})
-    event(placed, "e", of=MINE, reason="PrepareFailed", message=FAILURE, at=0)
-    event(placed, "f", of=POD, reason="FailedPrepareDynamicResources", message="kubelet", at=1)
-    event(placed, "g", of=MINE, reason="DevicesAllocated", message="else", at=2)
-    code, body = await run.json("explain", "pod/placed")
-    assert (code, [each["code"] for each in body["reasons"]]) == (1, ["ClaimsNotPrepared"])
-    assert body["message"] == (
-        f"pod lab/placed cannot start on node n1: its claims are not prepared; Event "
-        f"PrepareFailed: {FAILURE}"
-    )
-
-
 async def test_a_quota_and_the_event_about_it_need_no_time(stuck, run):
     stuck.template("gpus")
     stuck.pod("alone", resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpus"}])
@@ -766,30 +660,6 @@ async def test_a_container_that_is_not_created_is_a_problem_and_its_pod_is_waite
     assert (code, body["verdict"]) == (not fine, "not pending" if fine else "starting")
 
 
-async def test_a_failed_pod_says_why(placed, run):
-    said = "Allocate failed due to requested number of devices unavailable for a.io/b. Requested: 1"
-    status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": said}
-    placed.change(POD, {"status": status})
-    code, body = await run.json("explain", "pod/placed")
-    assert (code, [each["code"] for each in body["reasons"]]) == (1, ["PodFailed"])
-    assert (
-        f"on node n1 has failed: UnexpectedAdmissionError: {said}; the device plugin on node "
-        in (body["message"])
-    )
-
-
-async def test_the_event_of_a_failed_unprepare_is_quoted(placed, run):
-    placed.change(
-        POD, {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": []}}
-    )
-    event(placed, "e", of=MINE, reason="UnprepareFailed", message="the lamp is stuck", at=1)
-    event(placed, "f", of=MINE, reason="PrepareFailed", message="long ago", at=0)
-    code, body = await run.json("explain", "pod/placed")
-    assert (code, [each["code"] for each in body["reasons"]]) == (1, ["ClaimsNotUnprepared"])
-    assert body["message"].endswith("; Event UnprepareFailed: the lamp is stuck")
-    assert "kubectl describe" not in body["message"]
-
-
 async def test_a_failed_prepare_is_quoted_before_the_pod_is_settled(placed, run):
     now = datetime.now(UTC).isoformat()
     condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": now}
@@ -809,14 +679,6 @@ async def test_events_that_may_not_be_listed_are_named(placed, run):
     assert body["notEvaluated"] == [
         "no permission to list Events: what the kubelet, drivers and controllers report is unknown"
     ]
-
-
-async def test_a_device_that_was_renumbered_after_the_start_is_a_problem(placed, run):
-    event(placed, "e", of=MINE, reason="DeviceRenumbered", message="restart the containers", at=9)
-    for started, code in (("00:00:05Z", 1), ("00:01:00Z", 0)):
-        running = {"running": {"startedAt": f"2026-01-01T{started}"}}
-        placed.change(POD, {"status": {"containerStatuses": [{"name": "main", "state": running}]}})
-        assert (await run("explain", "pod/placed"))[0] == code
 
 
 async def test_a_pod_whose_device_a_rule_taints_is_told_so(placed, run):
@@ -919,24 +781,6 @@ async def test_a_claim_that_stays_names_what_holds_it(placed, run):
     assert "it is reserved for pod placed (Running)" in body["message"]
     _, body = await run.json("claims")
     assert body["claims"][0]["state"] == "deleting"
-
-
-async def test_the_node_of_a_shared_claim_that_is_full_is_named_with_what_it_lacks(site, run):
-    site.node("n1")
-    site.node("n2")
-    room(site, cpu="4")
-    site.claim("mine", device="gpu-0", pod="other")
-    running(site, "other")
-    container = {"name": "main", "resources": {"requests": {"cpu": "2"}}}
-    site.pod("waiting", "mine", containers=[container])
-    code, body = await run.json("explain", "pod/waiting")
-    assert code == 1
-    assert (
-        "allocated on node n1 where the pod cannot run (it has too little cpu left)"
-        in (body["message"])
-    )
-    site.remove("/api/v1/namespaces/lab/pods/other")
-    assert (await run("explain", "pod/waiting"))[0] == 0
 
 
 async def test_hostile_text_reaches_no_terminal(stuck, run):

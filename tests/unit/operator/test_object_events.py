@@ -282,23 +282,6 @@ def unhealthy(*names, of=("g0", "g1")):
     return found
 
 
-async def test_a_pod_is_reported_when_the_kubelet_no_longer_knows_its_driver():
-    async with Bench().running() as bench:
-        bench.see(NODES, READY)
-        bench.see(SLICES, pool("s", "g0"))
-        bench.see(REPORTS, report("Registered"))
-        see_placed(bench)
-        await asyncio.sleep(400)
-        assert bench.told == []
-        bench.see(REPORTS, report("Rejected"))
-        await asyncio.sleep(5)
-    assert by_object(bench.told) == {("train", "DriverUnavailable")}
-    assert (
-        "driver d of its claim train-gpu is not registered with the kubelet"
-        in (bench.notes["train"])
-    )
-
-
 async def test_a_claim_of_a_running_pod_is_reported_when_its_device_is_unhealthy():
     async with Bench().running() as bench:
         bench.see(NODES, NODE)
