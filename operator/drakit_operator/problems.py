@@ -39,18 +39,13 @@ device that is gone has a patience of its own."""
 
 
 def problems_of_pod(
-    name: Name, world: World, explainer: Explainer, *, settled: bool
+    pod: PodFacts, world: World, explainer: Explainer, *, settled: bool
 ) -> dict[str, list[Reason]]:
     """
     Return why a pod does not start, by its UID, and why its claims are not allocated, by theirs.
 
-    Empty if there is no such pending pod.
-
     :param settled: the pod is known for a while.
     """
-    pod = world.pod(name.namespace, name.name)
-    if pod is None:
-        return {}
     if pod.deleting:  # a deletion can take long, and no problem of it is known
         return {pod.uid: []}
     found = explainer.explain(pod, settled=settled)
@@ -85,16 +80,15 @@ def _represents(pod: PodFacts, claim: str, world: World) -> bool:
     return pod.name == min(waiting, default="")
 
 
-def problems_of_claim(name: Name, world: World) -> dict[str, list[Reason]]:
+def problems_of_claim(claim: ClaimFacts, world: World) -> dict[str, list[Reason]]:
     """
     Return what is wrong with a claim, whatever pod waits for it, by the UID of the claim.
 
     A device that is gone is also a problem of the pods that run with it, by their UIDs: such a pod
-    can fail, and then its claim is deleted. Empty if there is no such claim.
+    can fail, and then its claim is deleted.
     """
-    claim = world.claim(*name)
-    if claim is None or claim.deleting:
-        return {} if claim is None else {claim.uid: []}
+    if claim.deleting:
+        return {claim.uid: []}
     found = _broken(claim, world) if claim.allocated else missing_classes(claim, world)
     of_claim = [each for each in found if not _is_reported_by_pod(each.code, claim, world)]
     gone = any(each.code is Code.DEVICE_GONE for each in found)

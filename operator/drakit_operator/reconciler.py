@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, S
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from drakit_daemon.kube import ApiError
 from drakit_daemon.kube.queue import WorkQueue
@@ -37,12 +38,12 @@ from drakit_explain.kinds import (
     TEMPLATES,
     Kind,
 )
-from drakit_explain.model import ClaimFacts, ClassFacts, NodeFacts, SliceFacts, TemplateFacts
+from drakit_explain.model import ClaimFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
 from drakit_explain.selectors import FeatureGates, Selectors
 from drakit_explain.templates import class_problems, template_problems
-from drakit_explain.world import AnyFact, Name, World
+from drakit_explain.world import Name
 from drakit_operator.affected import (
     CLAIM,
     CLASS,
@@ -102,8 +103,8 @@ class Concern:
     """One kind of objects that the operator evaluates."""
 
     kind: Kind
-    problems: Callable[[Name, bool], Problems]
-    """From a name, and whether the object is settled, to the reasons of objects by UID."""
+    problems: Callable[[Any, bool], Problems]
+    """From an object, and whether it is settled, to the reasons of objects by UID."""
 
     settles: bool = False
     """An object is checked once more when it is settled: some reasons are normal for a moment."""
@@ -111,78 +112,46 @@ class Concern:
     once: bool = False
     """One Event for each reason is enough."""
 
-    expressions: Callable[[Name], Sequence[str]] | None = None
+    expressions: Callable[[Any], Sequence[str]] | None = None
     """The selectors that must be evaluated first."""
 
-    prepare: Callable[[Name], Iterator[None]] | None = None
+    prepare: Callable[[Any], Iterator[None]] | None = None
     """Does the long part of the check, and yields in between."""
 
 
 Problems = Mapping[str, Sequence[Reason]]
-"""Reasons by the UID of their object; empty if the object does not exist."""
+"""Reasons by the UID of their object."""
 
 
 def concerns_of(store: Store, explainer: Explainer) -> dict[str, Concern]:
     """Return the concerns over a store, by their names in the queue and in metrics."""
-    world = store.world
-
-    def expressions_of_pod(name: Name) -> Sequence[str]:
-        pod = world.pod(name.namespace, name.name)
-        return explainer.expressions(pod) if pod is not None and waits(pod) else ()
-
-    def prepare_pod(name: Name) -> Iterator[None]:
-        pod = world.pod(name.namespace, name.name)
-        return explainer.prepare(pod) if pod is not None and waits(pod) else iter(())
-
-    def expressions_of_template(name: Name) -> Sequence[str]:
-        template = world.template(name.namespace, name.name)
-        return world.texts(template.requests) if template is not None else ()
-
-    def expressions_of_class(name: Name) -> Sequence[str]:
-        found = world.device_class(name.name)
-        return [each for each in found.selectors if each] if found is not None else ()
-
-    def problems_of(
-        kind: type[AnyFact], check: Callable[[AnyFact, World], Sequence[Reason]]
-    ) -> Callable[[Name, bool], Problems]:
-        def problems(name: Name, _: bool) -> Problems:
-            fact = world.of(kind).get(name)
-            return {} if fact is None else {fact.uid: check(fact, world)}
-
-        return problems
-
+    world, verdicts = store.world, explainer.verdicts
     return {
         POD: Concern(
             kind=PODS,
-            problems=lambda name, settled: problems_of_pod(name, world, explainer, settled=settled),
+            problems=lambda pod, settled: problems_of_pod(pod, world, explainer, settled=settled),
             settles=True,
-            expressions=expressions_of_pod,
-            prepare=prepare_pod,
+            expressions=lambda pod: explainer.expressions(pod) if waits(pod) else (),
+            prepare=lambda pod: explainer.prepare(pod) if waits(pod) else iter(()),
         ),
-        CLAIM: Concern(
-            kind=CLAIMS,
-            problems=lambda name, _: problems_of_claim(name, world),
-        ),
+        CLAIM: Concern(kind=CLAIMS, problems=lambda claim, _: problems_of_claim(claim, world)),
         # Templates and classes are checked when they appear, not whenever devices change: a pod
         # that waits gets Events then.
         TEMPLATE: Concern(
             kind=TEMPLATES,
-            problems=problems_of(
-                TemplateFacts,
-                partial(template_problems, verdicts=explainer.verdicts),
-            ),
-            expressions=expressions_of_template,
+            problems=lambda of, _: {of.uid: template_problems(of, world, verdicts)},
+            expressions=lambda of: world.texts(of.requests),
             once=True,
         ),
         CLASS: Concern(
             kind=CLASSES,
-            problems=problems_of(ClassFacts, class_problems),
-            expressions=expressions_of_class,
+            problems=lambda of, _: {of.uid: class_problems(of, world)},
+            expressions=lambda of: list(filter(None, of.selectors)),
             once=True,
         ),
         # Problems of pools are about their Node: slices come and go with each update.
-        NODE: Concern(kind=NODES, problems=problems_of(NodeFacts, node_problems)),
-        SLICE: Concern(kind=SLICES, problems=problems_of(SliceFacts, slice_problems)),
+        NODE: Concern(kind=NODES, problems=lambda of, _: {of.uid: node_problems(of, world)}),
+        SLICE: Concern(kind=SLICES, problems=lambda of, _: {of.uid: slice_problems(of, world)}),
     }
 
 
@@ -316,7 +285,7 @@ class Reconciler:
             key = await self._queue.get(SELECTORS)
             began = time.monotonic()
             try:
-                missing = self._evaluation.first_missing(self._expressions(key))
+                missing, _ = self._evaluation.missing(self._expressions(key))
                 if missing is not None:
                     await self._evaluation.ask(missing, namespace=key.name.namespace)
                     self._queue.move(key, SELECTORS)  # another question may follow
@@ -377,15 +346,13 @@ class Reconciler:
 
     async def _announce_problems(self, key: Key, turn: AsyncExitStack) -> float | None:
         """Announce the problems of an object; return in how many seconds to check it again."""
-        concern, name = self._concerns[key.concern], key.name
-        retry, expressions = None, ()
-        if concern.expressions is not None:
-            with self._charged(key):
-                expressions = concern.expressions(name)
-                if self._evaluation.first_missing(expressions) is not None:
-                    self._queue.move(key, SELECTORS)
-                    return None
-                retry = self._evaluation.retry_seconds(expressions)
+        concern = self._concerns[key.concern]
+        with self._charged(key):
+            expressions = self._expressions(key)
+            missing, retry = self._evaluation.missing(expressions)
+            if missing is not None:
+                self._queue.move(key, SELECTORS)
+                return None
         if key.concern != URGENT:
             await self._yield_to_urgent()
         for _ in self._parts(key) if retry is None else ():
@@ -393,10 +360,11 @@ class Reconciler:
         lost = self._evaluation.lost(expressions) and retry is None
         if lost or not self._is_current():
             return OUTDATED_SECONDS
-        fact = self._store.find(concern.kind, name) if concern.settles else None
-        unsettled = self._announcer.unsettled_seconds(fact.uid) if fact is not None else 0.0
+        if (fact := self._store.find(concern.kind, key.name)) is None:
+            return None
+        unsettled = self._announcer.unsettled_seconds(fact.uid) if concern.settles else 0.0
         with self._charged(key):
-            found = concern.problems(name, unsettled <= 0)
+            found = concern.problems(fact, unsettled <= 0)
         await turn.aclose()
         # At once: the announcer may ask for a remedy in the world with these problems.
         pauses = [
@@ -405,25 +373,26 @@ class Reconciler:
                 [self._with_charge(each, key) for each in reasons],
                 wake=partial(self._queue.add, key),
                 once=concern.once,
-                as_old_as=next(iter(found)),
+                as_old_as=fact.uid,
             )
             for uid, reasons in found.items()
         ]
-        if found:
-            pauses += [retry, unsettled if unsettled > 0 else None]
+        pauses += [retry, unsettled if unsettled > 0 else None]
         return min((each for each in pauses if each is not None), default=None)
 
     def _expressions(self, key: Key) -> Sequence[str]:
         """Return the selectors that must be evaluated before an object is checked."""
-        expressions_of = self._concerns[key.concern].expressions
-        return expressions_of(key.name) if expressions_of is not None else ()
+        concern = self._concerns[key.concern]
+        fact = self._store.find(concern.kind, key.name)
+        return concern.expressions(fact) if concern.expressions and fact is not None else ()
 
     def _parts(self, key: Key) -> Iterator[None]:
         """Do the long part of a check, and yield in between."""
-        prepare = self._concerns[key.concern].prepare
-        if prepare is None:
+        concern = self._concerns[key.concern]
+        fact = self._store.find(concern.kind, key.name)
+        if concern.prepare is None or fact is None:
             return
-        parts = prepare(key.name)
+        parts = concern.prepare(fact)
         while True:
             with self._charged(key):
                 is_last = next(parts, parts) is parts

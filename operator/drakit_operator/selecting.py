@@ -131,34 +131,21 @@ class SelectorEvaluation:
             self._gates_known.set()
         return dropped
 
-    def first_missing(self, expressions: Sequence[str]) -> Missing | None:
-        """Return the next question that the evaluator can be asked now; None if there is none."""
+    def missing(self, expressions: Sequence[str]) -> tuple[Missing | None, float | None]:
+        """Return the next question that the evaluator can be asked now; without one, in how many
+        seconds it can be asked about a selector that it did not evaluate, if there is one."""
         wanted, now = dict.fromkeys(expressions), asyncio.get_running_loop().time()
-        if len(wanted) > MAX_OF_OBJECT or self._unavailable_until > now:
-            return None
-        index = self._world.selectors
-        for each in wanted:
-            if self._refused.get(each, 0.0) > now:
+        times: list[float] = []
+        for each in wanted if len(wanted) <= MAX_OF_OBJECT else ():
+            if (refused_until := self._refused.get(each, 0.0)) > now:
+                times.append(refused_until)
                 continue
-            if index.unread([each]):
-                return Missing(each)
-            if needed := self._needed(each):
-                return Missing(each, needed)
-        return None
-
-    def retry_seconds(self, expressions: Sequence[str]) -> float | None:
-        """Return in how many seconds the evaluator can be asked about a selector that it did not
-        evaluate; None if there is none."""
-        wanted, now = dict.fromkeys(expressions), asyncio.get_running_loop().time()
-        if len(wanted) > MAX_OF_OBJECT:
-            return None
-        index = self._world.selectors
-        times = [self._refused[each] for each in wanted if each in self._refused]
-        if self._unavailable_until > now and any(
-            index.unread([each]) or self._needed(each) for each in wanted
-        ):
-            times.append(self._unavailable_until)
-        return min((at - now for at in times if at > now), default=None)
+            needed = None if self._world.selectors.unread([each]) else self._needed(each)
+            if needed is None or needed:
+                if self._unavailable_until <= now:
+                    return Missing(each, needed), None
+                times.append(self._unavailable_until)
+        return None, min((at - now for at in times), default=None)
 
     async def ask(self, missing: Missing, *, namespace: str) -> None:
         """

@@ -113,7 +113,7 @@ async def test_a_selector_that_gets_no_answer_is_asked_again_after_minutes():
     await evaluation.use(FeatureGates())
     for seconds in (300.0, 290.0):
         await evaluated(evaluation, [EXPENSIVE])
-        assert evaluation.retry_seconds([EXPENSIVE]) == pytest.approx(seconds, abs=0.1)
+        assert evaluation.missing([EXPENSIVE])[1] == pytest.approx(seconds, abs=0.1)
         assert asked == [EXPENSIVE]
         await asyncio.sleep(10)
     await asyncio.sleep(281)
@@ -208,7 +208,7 @@ async def test_a_question_is_about_one_selector_and_some_devices():
     assert set(slow.asked) == {"a", "b"}
     # Hundreds of devices a question; fewer on a busy machine, whose time the parts measure.
     assert len(slow.asked) < 2 * 12_000 / 100
-    assert evaluation.first_missing(["a", "b"]) is evaluation.retry_seconds(["a", "b"]) is None
+    assert evaluation.missing(["a", "b"]) == (None, None)
 
 
 class PerDevice(Slow):
@@ -225,9 +225,9 @@ async def test_a_selector_that_takes_long_is_evaluated_in_parts():
     slow = PerDevice(milliseconds=10)
     evaluation = await evaluation_with(slow)
     evaluation._world.apply(SLICES.project(large_slice(0, devices=20), "v1"))
-    await evaluation.ask(evaluation.first_missing(["a"]), namespace="lab")  # what it reads
+    await evaluation.ask(evaluation.missing(["a"])[0], namespace="lab")  # what it reads
     for most in (12, 22):
-        await evaluation.ask(evaluation.first_missing(["a"]), namespace="lab")
+        await evaluation.ask(evaluation.missing(["a"])[0], namespace="lab")
         assert 0 < len(slow.asked) <= most, "another object has a turn in between"
     await evaluated(evaluation, ["a"])
     assert 20 < len(slow.asked) < 25, "no device is evaluated again"
@@ -246,7 +246,7 @@ async def test_a_selector_that_takes_long_in_sum_is_too_expensive():
 
 async def evaluated(evaluation, expressions):
     """Ask until nothing is missing that the evaluator can be asked about."""
-    while (missing := evaluation.first_missing(expressions)) is not None:
+    while (missing := evaluation.missing(expressions)[0]) is not None:
         await evaluation.ask(missing, namespace="lab")
 
 
@@ -311,7 +311,7 @@ async def test_an_object_with_too_many_selectors_costs_nothing():
     slow = Slow()
     evaluation = await evaluation_with(slow)
     many = [str(number) for number in range(65)]
-    assert evaluation.first_missing(many) is evaluation.retry_seconds(many) is None
+    assert evaluation.missing(many) == (None, None)
     assert (slow.asked, evaluation.lost(many)) == ([], False)
 
 
