@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, partial
 
-from drakit_explain.allocation import NotEvaluatedError
+from drakit_explain.allocation import AskedClaim, NotEvaluatedError
 from drakit_explain.asking import Question, Verdicts, answered
 from drakit_explain.availability import Analysis, analyze, analyze_in_steps, budget_of
 from drakit_explain.broken import (
@@ -60,6 +60,7 @@ from drakit_explain.shortage import (
     is_given_up,
     told_by_scheduler,
 )
+from drakit_explain.templates import never_together
 from drakit_explain.trial import Judged, Trial, judge
 from drakit_explain.verdicts import Verdict as AllocatorVerdict
 from drakit_explain.wording import lacks
@@ -68,6 +69,10 @@ from drakit_explain.world import World
 MAX_KEPT = 64
 """Requests whose counts are kept, and pods whose results are: about 0.5 MiB each in a cluster of
 2,000 nodes. The least recently used go first."""
+
+
+_MAY_END = {Code.DEVICES_ALLOCATED, Code.DEVICES_TAINTED}
+"""Reasons that end when devices are free."""
 
 
 class Verdict(StrEnum):
@@ -148,6 +153,8 @@ class _Result:
     """Steps that are left of the budget."""
 
     remedy: str | None = None
+    never: list[Finding] | None = None
+    """Why claims cannot be allocated even if all devices are free."""
 
 
 class Explainer:
@@ -425,6 +432,8 @@ class Explainer:
         findings = findings_of_shortage(
             trial, by_origin, judged, reader=reader, preempting=pod.displaces > 0
         )
+        if any(each.code in _MAY_END for each in findings):
+            findings = self._with_never(findings, trial.claims, result)
         return self._blocked(
             pod,
             findings,
@@ -432,6 +441,21 @@ class Explainer:
             nodes,
             find_remedy=cache(lambda: self._remedy(pod, allocated, trial, result)),
         )
+
+    def _with_never(
+        self, findings: list[Finding], claims: Sequence[AskedClaim], result: _Result
+    ) -> list[Finding]:
+        """Return findings about devices that are held or tainted, after those that do not end when
+        the devices are free."""
+        lasting = [each for each in findings if each.code is Code.CONSTRAINT_NOT_MET]
+        if not lasting and result.never is None:
+            several = len([each for claim in claims for each in claim.requests]) > 1
+            several = several or any(each.constraints for each in claims)
+            result.never = never_together(claims, self._world, self.verdicts) if several else []
+        lasting = lasting or result.never
+        if not lasting:
+            return findings
+        return [*lasting, *(replace(each, advice="") for each in findings if each not in lasting)]
 
     def _result(self, pod: PodFacts, allocated: Sequence[ClaimFacts], trial: Trial) -> _Result:
         """Judge the nodes of a pod; pods with equal rules and equal claims share the result."""

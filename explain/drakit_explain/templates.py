@@ -70,6 +70,43 @@ def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts)
     ]
 
 
+def never_together(claims: Sequence[AskedClaim], world: World, verdicts: Verdicts) -> list[Finding]:
+    """
+    Return why no node ever has all devices of claims, although some have those of each request.
+
+    Raises :class:`.NotAnsweredError`.
+    """
+    try:
+        return list(_never_together(claims, world, verdicts, budget_of(world)))
+    except (BudgetSpentError, NotEvaluatedError, ValueError):
+        verdicts.check()
+        return []
+
+
+def _never_together(
+    claims: Sequence[AskedClaim], world: World, verdicts: Verdicts, budget: Budget
+) -> Iterator[Finding]:
+    apart = True
+    for claim in claims:
+        found = list(_of_requests(claim.requests, claim.constraints, world, verdicts, budget))
+        apart = apart and not found
+        for each in found:
+            if each.code in (Code.CONSTRAINT_NOT_MET, Code.REQUESTS_COMPETE):
+                yield replace(each, what=f"{claim.name}: {each.what}")
+    requests = [each for claim in claims for each in claim.requests]
+    if not apart or len(claims) < 2 or not _is_certain(requests, world, budget):
+        return
+    matching = {each: _match(each, world, budget) for each in exact_of(requests)}
+    nodes = _Nodes(world, verdicts, matching, budget)
+    if nodes.fit(*claims) is False and all(nodes.fit(each) for each in claims):
+        yield Finding(
+            code=Code.REQUESTS_COMPETE,
+            what="even if all devices are free, no node has enough for all of its claims "
+            "together, although each claim alone could be allocated; reduce the requests or add "
+            "devices to one node",
+        )
+
+
 def class_problems(device_class: ClassFacts, world: World) -> list[Reason]:
     """Return why no request for this class can be allocated, or on which device it fails."""
     request = Request(name="", device_class=device_class.name)
@@ -257,14 +294,14 @@ class _Nodes:
     matching: dict[Request, _Matching]
     budget: Budget
 
-    def fit(self, claim: AskedClaim) -> bool | None:
-        """Return whether a node has devices for a claim; None if that is undecided."""
+    def fit(self, *claims: AskedClaim) -> bool | None:
+        """Return whether a node has devices for claims; None if that is undecided."""
         undecided, answered = False, 0
         known: set[int] = set()
-        claims = (claim,)
+        requests = [each for claim in claims for each in claim.requests]
         for name in self.world.views():
-            self.budget.spend(len(claim.requests))
-            if not all(self._may(each, name) for each in claim.requests):
+            self.budget.spend(len(requests))
+            if not all(self._may(each, name) for each in requests):
                 continue
             profile = self.verdicts.profile(claims, name, self.budget, ALL_FREE)
             if profile in known:

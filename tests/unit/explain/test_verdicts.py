@@ -184,6 +184,47 @@ def test_a_missing_key_is_tested_in_the_domain_of_the_selector(domain, advice):
     assert f"; {advice}" in sentence
 
 
+ROOT = Constraint(attribute="d/root")
+
+
+@pytest.mark.parametrize(
+    ("claims", "lasting"),
+    [
+        pytest.param(
+            [claim(request(count=2), constraints=[ROOT])],
+            'claim "mine": no node publishes devices that satisfy its constraints on d/root',
+            id="a-constraint",
+        ),
+        pytest.param(
+            [claim(request(count=2), constraints=[Constraint(attribute="d/rot")])],
+            'no device that matches request "r" of claim "mine" has attribute d/rot',
+            id="a-constraint-on-an-attribute-that-no-device-has",
+        ),
+        pytest.param(
+            [claim(*(request(name=name) for name in "abc"))],
+            'claim "mine": even if all devices are free, no node has enough for all of its req',
+            id="requests-that-need-one-device",
+        ),
+        pytest.param(
+            [claim(request(count=2)), claim(request(), name="other")],
+            "even if all devices are free, no node has enough for all of its claims together",
+            id="claims-that-need-one-device",
+        ),
+        pytest.param([claim(request(count=2))], "", id="nothing"),
+    ],
+)
+def test_what_does_not_end_when_devices_are_free_is_named_while_they_are_held(claims, lasting):
+    devices = (device(f"g{root}", attributes={"root": root}) for root in (0, 1))
+    world = cluster(slice_on("n1", *devices), holding("used", "g0", "g1"), *claims)
+    pod = replace(POD, claims=tuple(PodClaim(name=each.name, claim=each.name) for each in claims))
+    reasons = [
+        each.text.removeprefix("pod lab/train waits: ") for each in explain(pod, world).reasons
+    ]
+    assert reasons[0].startswith(lasting)
+    assert any("allocated to claim" in each for each in reasons)
+    assert any("when" in each and "released" in each for each in reasons) is not bool(lasting)
+
+
 @pytest.mark.parametrize("count", [pytest.param(2, id="two"), pytest.param(0, id="all-devices")])
 def test_a_constraint_without_which_it_fits_is_named(count):
     world = cluster(
