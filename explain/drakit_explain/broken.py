@@ -272,7 +272,7 @@ def _of_claim(
 
 def _not_registered(claim: ClaimFacts, node: str, world: World) -> Iterator[Finding]:
     """Return the drivers of a claim that the kubelet has not registered, as reports state."""
-    for driver in _drivers([claim]):
+    for driver in drivers_of([claim]):
         if state := not_registered(driver, node, world):
             yield Finding(
                 code=Code.DRIVER_UNAVAILABLE,
@@ -306,13 +306,14 @@ def _not_reserved(claim: ClaimFacts, pod: PodFacts) -> Iterator[Finding]:
     yield Finding(code=Code.CLAIM_NOT_RESERVED, what=f"its claim {claim.name} {what}")
 
 
-def _drivers(claims: Iterable[ClaimFacts]) -> list[str]:
+def drivers_of(claims: Iterable[ClaimFacts]) -> list[str]:
+    """Name the drivers of the devices of claims."""
     return [*dict.fromkeys(result.device.driver for each in claims for result in each.results)]
 
 
 def _slow(node: str, claims: Iterable[ClaimFacts], world: World) -> Iterator[Finding]:
     """Return the drivers of claims that have not answered a call for long."""
-    for driver in _drivers(claims):
+    for driver in drivers_of(claims):
         report = report_of(driver, node, world)
         if report is not None and report.progress:
             what = f"its claims are not prepared; driver {driver}: {report.progress}"
@@ -321,7 +322,7 @@ def _slow(node: str, claims: Iterable[ClaimFacts], world: World) -> Iterator[Fin
 
 def _not_prepared(node: str, claims: Iterable[ClaimFacts], events: Events) -> Finding:
     """Return what the kubelet waits for, if it reports no failure."""
-    named = " and ".join(_drivers(claims)) or "its drivers"
+    named = " and ".join(drivers_of(claims)) or "its drivers"
     waits = (
         f"it waits for {named} to prepare the claims, or for volumes or the network; read the log "
         f"of {named} on node {node}"

@@ -121,25 +121,32 @@ class Cause(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """A problem, as a clause of a sentence about an object."""
-
+class _Problem:
     code: Code
-    what: str
     advice: str = ""
     """General advice, as a clause: a remedy that is proven says more."""
 
     transient: str = ""
-    """As in :class:`Reason`."""
+    """
+    The state that it describes, by a constant key, if this state is normal for a while.
+
+    An Event reports such a state only if it lasts.
+    """
 
     patience_seconds: float | None = None
-    """As in :class:`Reason`."""
-
-    claims: tuple[str, ...] = ()
-    """The names of the pod's ResourceClaims that are not allocated because of the problem."""
+    """How long the state is normal; None if as long as most."""
 
     cause: Cause | None = None
-    """As in :class:`Reason`."""
+    """Why others may have the same problem; None if it is the object's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding(_Problem):
+    """A problem, as a clause of a sentence about an object."""
+
+    what: str
+    claims: tuple[str, ...] = ()
+    """The names of the pod's ResourceClaims that are not allocated because of the problem."""
 
     def about(self, regarding: ObjectReference, start: str = "") -> Reason:
         """Return a reason about an object; `start` is the rest of its sentence."""
@@ -160,28 +167,11 @@ def no_remedy() -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reason:
+class Reason(_Problem):
     """One reason, in a sentence for the Event of an object."""
 
-    code: Code
     sentence: str
     regarding: ObjectReference
-    advice: str = ""
-    """General advice, as a clause: a remedy that is proven says more."""
-
-    transient: str = ""
-    """
-    The state that it describes, by a constant key, if this state is normal for a while.
-
-    An Event reports such a state only if it lasts.
-    """
-
-    patience_seconds: float | None = None
-    """How long the state is normal; None if as long as most."""
-
-    cause: Cause | None = None
-    """Why others may have the same reason; None if it is the object's own."""
-
     find_remedy: Callable[[], str] = field(default=no_remedy, compare=False)
     """
     Search what would be enough to end it, as a clause; empty if nothing is known.

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from drakit_explain.broken import (
     claims_of_pod,
     device_of_result,
+    drivers_of,
     node_problem,
     published_device,
     publishes,
@@ -21,7 +22,7 @@ from drakit_explain.broken import (
 from drakit_explain.bugs import bug_behind
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.evidence import NO_EVENTS, UNPREPARE_FAILED, Events
-from drakit_explain.model import DELETE_PROTECTION, ClaimFacts, Consumer, PodFacts
+from drakit_explain.model import DELETE_PROTECTION, ClaimFacts, PodFacts
 from drakit_explain.wording import cut
 from drakit_explain.world import World
 
@@ -95,11 +96,22 @@ def _protected(claim: ClaimFacts, world: World, *, all_pods: bool) -> Iterator[F
         pod = world.pod(claim.namespace, consumer.name) if consumer.resource == "pods" else None
         if pod is not None and pod.uid == consumer.uid:
             if pod.deleting:
-                yield _waits_for(pod, world)
+                problem = _of_node(pod.node, world) if pod.node is not None else None
+                because = f": {problem.what}" if problem is not None else ""
+                yield Finding(
+                    code=problem.code if problem is not None else Code.CLAIM_IN_USE,
+                    what=f"pod {pod.name} still uses the claim and has not finished "
+                    f"terminating{because}",
+                )
             else:
                 users.append(f"pod {pod.name} ({pod.phase})" if pod.phase else f"pod {pod.name}")
         elif consumer.resource == "pods" and all_pods:
-            yield _stale(consumer)
+            yield Finding(
+                code=Code.CLAIM_IN_USE,
+                what=f"it is reserved for pod {consumer.name}, which no longer exists; "
+                f"{_CONTROLLER} removes this entry of status.reservedFor, so check that it is "
+                f"running",
+            )
         else:
             users.append(f"{consumer.resource.removesuffix('s')} {consumer.name}")
     if users:
@@ -115,23 +127,6 @@ def _protected(claim: ClaimFacts, world: World, *, all_pods: bool) -> Iterator[F
             what=f"it {state}, though no pod uses it; {_CONTROLLER} corrects this, so check that "
             f"it is running",
         )
-
-
-def _waits_for(pod: PodFacts, world: World) -> Finding:
-    problem = _of_node(pod.node, world) if pod.node is not None else None
-    because = f": {problem.what}" if problem is not None else ""
-    return Finding(
-        code=problem.code if problem is not None else Code.CLAIM_IN_USE,
-        what=f"pod {pod.name} still uses the claim and has not finished terminating{because}",
-    )
-
-
-def _stale(consumer: Consumer) -> Finding:
-    return Finding(
-        code=Code.CLAIM_IN_USE,
-        what=f"it is reserved for pod {consumer.name}, which no longer exists; "
-        f"{_CONTROLLER} removes this entry of status.reservedFor, so check that it is running",
-    )
 
 
 # ---- the pod
@@ -158,7 +153,7 @@ def _not_unprepared(
     claims: Iterable[ClaimFacts], node: str, world: World, event: str
 ) -> Iterator[Finding]:
     for claim in claims:
-        for driver in dict.fromkeys(each.device.driver for each in claim.results):
+        for driver in drivers_of([claim]):
             if not world.unreadable() and not publishes(driver, node, world):
                 yield Finding(
                     code=Code.DRIVER_UNAVAILABLE,

@@ -111,6 +111,15 @@ def finalizers(metadata: Object) -> tuple[str, ...]:
     return once(tuple(map(str, found[:MAX_NAMES]))) if found else ()
 
 
+def _controller(metadata: Object) -> Object:
+    """Return the reference to the object that controls another; empty if there is none."""
+    owners = children(metadata, "ownerReferences")
+    return next((each for each in owners if each.get("controller")), _NOBODY)
+
+
+_NOBODY: Object = {}
+
+
 def project_taint_rule(body: Object) -> TaintRuleFacts:
     """Project a DeviceTaintRule."""
     metadata, spec = child(body, "metadata"), child(body, "spec")
@@ -134,14 +143,8 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
     metadata, status = child(body, "metadata"), child(body, "status")
     spec = requests_from_version(child(body, "spec"), version)
     allocation = status.get("allocation")
-    owner = next(
-        (
-            reference
-            for reference in children(metadata, "ownerReferences")
-            if reference.get("kind") == "Pod" and reference.get("controller")
-        ),
-        None,
-    )
+    owner = _controller(metadata)
+    owner = owner if text(owner, "kind") == "Pod" else _NOBODY
     results = children(allocation or {}, "devices", "results")
     conditions = {
         _device_key(entry): children(entry, "conditions") for entry in children(status, "devices")
@@ -158,7 +161,7 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         if not result.get("adminAccess")
     ]
     # A pod is named twice, and its name and UID are kept once.
-    of_owner = {name: name for name in (text(owner, "name"), text(owner, "uid"))} if owner else {}
+    of_owner = {name: name for name in (text(owner, "name"), text(owner, "uid"))}
     consumers = tuple(
         [
             Consumer(
@@ -187,8 +190,8 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
         ),
         results=allocated,
         consumers=consumers,
-        owner_pod=text(owner, "name") if owner is not None else None,
-        owner_uid=text(owner, "uid") if owner is not None else "",
+        owner_pod=text(owner, "name") or None,
+        owner_uid=text(owner, "uid"),
         for_extended=text(metadata, "annotations", FOR_EXTENDED) == "true",
         deleting=bool(metadata.get("deletionTimestamp")),
         finalizers=finalizers(metadata),
@@ -246,14 +249,7 @@ def project_class(body: Object) -> ClassFacts:
         selectors=_selectors(spec) if _json_bytes(spec.get("selectors")) <= MAX_CONTENT else ("",),
         extended_resource=text(spec, "extendedResourceName"),
         created=text(metadata, "creationTimestamp"),
-        owner=next(
-            (
-                text(each, "uid")
-                for each in children(metadata, "ownerReferences")
-                if each.get("controller")
-            ),
-            "",
-        ),
+        owner=text(_controller(metadata), "uid"),
     )
 
 
@@ -583,6 +579,7 @@ def project_pod(body: Object) -> PodFacts:
     metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
     made = {entry["name"]: entry for entry in children(status, "resourceClaimStatuses")}
     conditions = {each.get("type"): each for each in children(status, "conditions")}
+    evicted = conditions.get("DisruptionTarget", {})
     claims, gates = children(spec, "resourceClaims"), children(spec, "schedulingGates")
     placement = _placement(spec) if len(claims) <= MAX_POD_CLAIMS else _TOO_MANY_CLAIMS
     return PodFacts(
@@ -606,7 +603,7 @@ def project_pod(body: Object) -> PodFacts:
         containers=tuple(_container_problems(status))[:MAX_CONTAINERS],
         running_since=_running_since(status),
         failure=": ".join(filter(None, (text(status, "reason"), _message(status)))),
-        disruption=_disruption(conditions.get("DisruptionTarget", {})),
+        disruption=intern(text(evicted, "reason")) if text(evicted, "status") == "True" else "",
         scheduling_message=text(conditions.get("PodScheduled", {}), "message"),
         tried="PodScheduled" in conditions,
         nominated=intern(text(status, "nominatedNodeName")),
@@ -704,10 +701,6 @@ def _extended_requests(spec: Object) -> Iterator[ExtendedRequest]:
                     yield ExtendedRequest(
                         text(container, "name"), intern(resource), int(amount), init
                     )
-
-
-def _disruption(condition: Object) -> str:
-    return intern(text(condition, "reason")) if text(condition, "status") == "True" else ""
 
 
 def _placement(spec: Object) -> Placement:

@@ -210,14 +210,11 @@ class _Remedies:
         for node in self._nodes:
             for at, name, exact in self._trial.exact():
                 taints = self._taints(node, exact)
-                for taint in taints:
-                    claims = self._trial.with_request(at, _tolerating(exact, [taint]))
+                together = [taints] if len(taints) > 1 else []
+                for some in [*([taint] for taint in taints), *together]:
+                    claims = self._trial.with_request(at, _tolerating(exact, some))
                     if self._fits(node, claims=claims):
-                        yield _Remedy(node, _tolerated(self._request(at, name), [taint]))
-                if len(taints) > 1:
-                    claims = self._trial.with_request(at, _tolerating(exact, taints))
-                    if self._fits(node, claims=claims):
-                        yield _Remedy(node, _tolerated(self._request(at, name), taints))
+                        yield _Remedy(node, _tolerated(self._request(at, name), some))
 
     def _taints(self, node: str, exact: Request) -> list[TaintFacts]:
         """Return taints of devices on a node that a request selects and does not tolerate."""

@@ -121,21 +121,6 @@ class Evaluated:
     unknown: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluations:
-    """The next evaluations by expression: one device stands for all that are alike."""
-
-    parts: Mapping[str, _Part]
-
-    @property
-    def devices(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """By expression; empty if all outcomes are known from other slices."""
-        return {expression: part.devices for expression, part in self.parts.items()}
-
-    def __bool__(self) -> bool:
-        return bool(self.parts)
-
-
 class _Profile(NamedTuple):
     """
     The facts that determine the outcomes for all devices of a slice.
@@ -159,10 +144,13 @@ class _Question:
 
 
 @dataclass(slots=True)
-class _Part:
-    """The next evaluations of one expression."""
+class Evaluations:
+    """The next evaluations of an expression: one device stands for all that are alike."""
 
+    expression: str
     devices: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
+    """Empty if all outcomes are known from other slices."""
+
     numbers: dict[object, int] = field(default_factory=dict[object, int])
     """The number of a device, by what its outcome depends on."""
 
@@ -251,67 +239,58 @@ class SelectorIndex:
             del self._owners[owner]
 
     def needed(
-        self, expressions: Iterable[str], slices: Collection[SliceFacts], *, version: object = None
-    ) -> Evaluations:
+        self, expression: str, slices: Collection[SliceFacts], *, version: object = None
+    ) -> Evaluations | None:
         """
-        Return what must be evaluated next; false if all outcomes for these slices are known.
-
-        Expressions that are not known are skipped: they had no room.
+        Return what must be evaluated next; None if all outcomes for these slices are known, or the
+        expression is not: it had no room.
 
         :param version: equal for equal slices; an expression is checked once for each.
         """
-        parts: dict[str, _Part] = {}
-        for expression in dict.fromkeys(expressions):
-            entry = self._expressions.pop(expression, None)
-            if entry is None:
-                continue
-            self._expressions[expression] = entry  # the last one used
-            if entry.reads.error or (version is not None and entry.complete == version):
-                continue
-            part = self._part(entry, slices)
-            if part.questions:
-                parts[expression] = part
-            else:
-                entry.complete = version
-                entry.expensive = None
-        return Evaluations(parts)
-
-    def _part(self, entry: _Expression, slices: Collection[SliceFacts]) -> _Part:
-        part = _Part()
+        entry = self._expressions.pop(expression, None)
+        if entry is None:
+            return None
+        self._expressions[expression] = entry  # the last one used
+        if entry.reads.error or (version is not None and entry.complete == version):
+            return None
+        needed = Evaluations(expression)
         for of in slices:
             if self._find(entry, of) is not None:
                 continue
             profile = _profile(entry, of)
-            if profile in part.questions:
-                part.questions[profile].slices.append(of)
-            elif len(part.devices) < BATCH:
-                part.questions[profile] = _Question([of], _ask(entry, of, part))
+            if profile in needed.questions:
+                needed.questions[profile].slices.append(of)
+            elif len(needed.devices) < BATCH:
+                needed.questions[profile] = _Question([of], _ask(entry, of, needed))
             else:
                 break  # the next part has the others
-        return part
+        if needed.questions:
+            return needed
+        entry.complete = version
+        entry.expensive = None
+        return None
 
-    def store(self, needed: Evaluations, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
+    def store(self, needed: Evaluations, outcomes: Sequence[Outcome]) -> None:
         """Keep the outcomes of evaluations, in their order."""
-        for expression, found in outcomes.items():
-            entry, part = self._expressions.get(expression), needed.parts[expression]
-            if entry is None:
-                continue
-            for profile, question in part.questions.items():
-                evaluated = self._combined(
-                    [found[each] if isinstance(each, int) else each for each in question.devices]
-                )
-                entry.profiles[profile] = (question.slices[0], evaluated)
-                for of in question.slices:
-                    if self._slices.get(of.name) is of:
-                        entry.slices[of.name] = evaluated
-            if len(entry.profiles) > len(entry.slices) + MAX_ALIKE:
-                entry.profiles.clear()  # most are those of former slices
-            if found and found[-1].expensive:
-                entry.expensive = found[-1]
-            if len(found) < MAX_ALIKE:  # else: the expression reads something unique
-                if len(entry.outcomes) > MAX_ALIKE:
-                    entry.outcomes.clear()
-                entry.outcomes.update(zip(part.numbers, found, strict=True))
+        entry = self._expressions.get(needed.expression)
+        if entry is None:
+            return
+        for profile, question in needed.questions.items():
+            evaluated = self._combined(
+                [outcomes[each] if isinstance(each, int) else each for each in question.devices]
+            )
+            entry.profiles[profile] = (question.slices[0], evaluated)
+            for of in question.slices:
+                if self._slices.get(of.name) is of:
+                    entry.slices[of.name] = evaluated
+        if len(entry.profiles) > len(entry.slices) + MAX_ALIKE:
+            entry.profiles.clear()  # most are those of former slices
+        if outcomes and outcomes[-1].expensive:
+            entry.expensive = outcomes[-1]
+        if len(outcomes) < MAX_ALIKE:  # else: the expression reads something unique
+            if len(entry.outcomes) > MAX_ALIKE:
+                entry.outcomes.clear()
+            entry.outcomes.update(zip(needed.numbers, outcomes, strict=True))
 
     def forget(self, slices: Iterable[str]) -> None:
         """Drop the outcomes for slices, by name: they have changed, or are deleted."""
@@ -395,14 +374,9 @@ def bring_up_to_date(
     """Evaluate what an index lacks for these expressions and slices; it may take seconds."""
     if unread := index.unread(expressions):
         index.learn(dict(zip(unread, selectors.reads(unread), strict=True)))
-    while needed := index.needed(expressions, slices):
-        index.store(
-            needed,
-            {
-                expression: evaluate(selectors, expression, devices)
-                for expression, devices in needed.devices.items()
-            },
-        )
+    for expression in dict.fromkeys(expressions):
+        while needed := index.needed(expression, slices):
+            index.store(needed, evaluate(selectors, expression, needed.devices))
 
 
 def _profile(entry: _Expression, of: SliceFacts) -> _Profile:
@@ -413,7 +387,7 @@ def _profile(entry: _Expression, of: SliceFacts) -> _Profile:
     return _Profile(of.driver, tuple(groups))
 
 
-def _ask(entry: _Expression, of: SliceFacts, part: _Part) -> list[Outcome | int]:
+def _ask(entry: _Expression, of: SliceFacts, needed: Evaluations) -> list[Outcome | int]:
     """Return the outcome of each device of a slice, or its number in the evaluations."""
     found: list[Outcome | int] = [0] * len(of.devices)
     for kind, mask, columns in of.devices.groups:
@@ -425,10 +399,10 @@ def _ask(entry: _Expression, of: SliceFacts, part: _Part) -> list[Outcome | int]
             key = (positions.fixed, _typed(values))
             answer: Outcome | int | None = entry.outcomes.get(key) or entry.expensive
             if answer is None:
-                answer = part.numbers.get(key)
+                answer = needed.numbers.get(key)
             if answer is None:
-                answer = part.numbers[key] = len(part.devices)
-                part.devices.append(_body(positions, of.driver, values))
+                answer = needed.numbers[key] = len(needed.devices)
+                needed.devices.append(_body(positions, of.driver, values))
             found[index] = answer
     return found
 

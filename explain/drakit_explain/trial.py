@@ -37,6 +37,7 @@ from drakit_explain.pending_claims import Wanted
 from drakit_explain.pools import FEASIBLE_NODES, NodePool, PoolState, Rules, rules_of
 from drakit_explain.reports import not_registered
 from drakit_explain.verdicts import Verdict
+from drakit_explain.wording import cut
 from drakit_explain.world import World
 
 _STEPS_PER_REQUEST = 10
@@ -367,7 +368,11 @@ def judge(trial: Trial, *, reached: Callable[[str], bool]) -> Judged:
     except BudgetSpentError:
         trial.verdicts.check()  # what is planned takes no steps the next time
         spent = True
-    fatal = [name for name in trial.nodes if nodes.is_fatal(name) and reached(name)]
+    fatal = [
+        name
+        for name in trial.nodes
+        if name in nodes.answers and nodes.answers[name].fatal and reached(name)
+    ]
     by_profile = {nodes.profile(name): name for name in reversed(fatal)}
     return Judged(
         answers=nodes.answers,
@@ -450,9 +455,6 @@ class _Nodes:
             found.setdefault(self.profile(name), name)
         return list(found.values())[:MAX_OTHERS]
 
-    def is_fatal(self, node: str) -> bool:
-        return node in self.answers and self.answers[node].fatal
-
     def is_registered(self, node: str) -> bool:
         """Return whether no report denies that the drivers of a result are registered."""
         drivers = self.answers[node].drivers
@@ -474,21 +476,17 @@ def not_counted(
     on: dict[PoolID, list[str]] = {}
     missing: dict[PoolID, str] = {}
     for node, pool in world.not_ready():
-        driver = pool.identity.driver
         budget.spend(len(wanted))
-        if (
-            node in nodes
-            and pool.state is PoolState.INCOMPLETE
-            and any(world.concerns(each, driver) for each in wanted)
-        ):
+        if node not in nodes or pool.state is not PoolState.INCOMPLETE:
+            continue
+        if any(world.concerns(each, pool.identity.driver) for each in wanted):
             on.setdefault(pool.identity, []).append(node)
             missing.setdefault(pool.identity, pool.missing)
     found = [
         f"pool {identity.pool} on {_where(on[identity])}, {missing[identity]}"
         for identity in sorted(on)
     ]
-    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f"not counted: {', '.join(found[:_NAMED])}{more}" if found else ""
+    return f"not counted: {cut(found, _NAMED)}" if found else ""
 
 
 def _where(nodes: Sequence[str]) -> str:

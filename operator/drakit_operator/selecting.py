@@ -140,8 +140,9 @@ class SelectorEvaluation:
             if (refused_until := self._refused.get(each, 0.0)) > now:
                 times.append(refused_until)
                 continue
-            needed = None if self._world.selectors.unread([each]) else self._needed(each)
-            if needed is None or needed:
+            unread = self._world.selectors.unread([each])
+            needed = None if unread else self._needed(each)
+            if unread or needed is not None:
                 if self._unavailable_until <= now:
                     return Missing(each, needed), None
                 times.append(self._unavailable_until)
@@ -191,10 +192,9 @@ class SelectorEvaluation:
             reads = await asyncio.to_thread(self._selectors.reads, [expression])
             index.learn(dict(zip([expression], reads, strict=True)), owner=namespace)
             return
-        for devices in missing.needed.devices.values():
-            outcomes = await self._outcomes(expression, devices)
-            if len(outcomes) == len(devices):
-                index.store(missing.needed, {expression: outcomes})
+        outcomes = await self._outcomes(expression, missing.needed.devices)
+        if len(outcomes) == len(missing.needed.devices):
+            index.store(missing.needed, outcomes)
 
     async def _outcomes(
         self, expression: str, devices: Sequence[Mapping[str, Any]]
@@ -229,8 +229,8 @@ class SelectorEvaluation:
             keep(self._parts, expression, part, limit=MAX_PARTS)
         return part.outcomes
 
-    def _needed(self, expression: str) -> Evaluations:
+    def _needed(self, expression: str) -> Evaluations | None:
         world = self._world
         if self._revision != world.slices_revision:
             self._revision, self._slices = world.slices_revision, list(world.slices())
-        return world.selectors.needed([expression], self._slices, version=world.slices_revision)
+        return world.selectors.needed(expression, self._slices, version=world.slices_revision)

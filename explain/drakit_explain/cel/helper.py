@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -152,35 +153,17 @@ class Helper:
         """Return what expressions read."""
         found: list[Reads] = []
         for start in range(0, len(expressions), MAX_EXPRESSIONS):
-            found += self._reads(expressions[start : start + MAX_EXPRESSIONS])
+            some = list(expressions[start : start + MAX_EXPRESSIONS])
+            line = self._encoded({"reads": {"expressions": some}})
+            seconds = SELECTOR_SECONDS + COMPILE_SECONDS * len(some)
+            found += self._ask(line, partial(_parse_reads, count=len(some)), seconds=seconds)
         return found
-
-    def _reads(self, expressions: Sequence[str]) -> list[Reads]:
-        def parse(answer: Any) -> list[Reads]:
-            return [
-                Reads(
-                    error=each.get("error", ""),
-                    everything=each.get("everything", False),
-                    attributes=frozenset(each.get("attributes", ())),
-                    capacity=frozenset(each.get("capacity", ())),
-                    shareable=each.get("allowMultipleAllocations", False),
-                )
-                for _, each in zip(expressions, answer["reads"], strict=True)
-            ]
-
-        question = {"reads": {"expressions": list(expressions)}}
-        seconds = SELECTOR_SECONDS + COMPILE_SECONDS * len(expressions)
-        return self._ask(self._encoded(question), parse, seconds=seconds)
 
     def select(self, expression: str, devices: Sequence[Mapping[str, Any]]) -> list[Outcome]:
         """Evaluate an expression that compiles for each device."""
         question = {"expressions": [expression], "devices": list(devices)}
-
-        def parse(answer: Any) -> list[Outcome]:
-            (selection,) = answer["selections"]
-            return _outcomes(selection, count=len(devices))
-
         line = self._encoded({"select": question})
+        parse = partial(_parse_outcomes, count=len(devices))
         return self._ask(line, parse, seconds=SELECTOR_SECONDS)
 
     def verdicts(self, question: bytes, *, nodes: int) -> tuple[Verdict, ...]:
@@ -196,10 +179,7 @@ class Helper:
         line = b'{"verdict":' + question + b"}\n"
         if len(line) > MAX_BYTES:
             raise QuestionError(f"the objects of a question have more than {MAX_BYTES} bytes")
-
-        def parse(answer: Any) -> tuple[Verdict, ...]:
-            return parse_verdicts(answer, nodes=nodes)
-
+        parse = partial(parse_verdicts, nodes=nodes)
         return self._ask(line, parse, seconds=self._answer_seconds)
 
     def release(self) -> str:
@@ -324,7 +304,21 @@ def _parse_probe(answer: Any) -> None:
         raise ValueError("not the answer to an empty question")
 
 
-def _outcomes(selection: Mapping[str, Any], *, count: int) -> list[Outcome]:
+def _parse_reads(answer: Any, *, count: int) -> list[Reads]:
+    return [
+        Reads(
+            error=each.get("error", ""),
+            everything=each.get("everything", False),
+            attributes=frozenset(each.get("attributes", ())),
+            capacity=frozenset(each.get("capacity", ())),
+            shareable=each.get("allowMultipleAllocations", False),
+        )
+        for _, each in zip(range(count), answer["reads"], strict=True)
+    ]
+
+
+def _parse_outcomes(answer: Any, *, count: int) -> list[Outcome]:
+    (selection,) = answer["selections"]
     if error := selection.get("error"):
         return [Outcome(error=error)] * count
     letters = selection.get("outcomes", "")
