@@ -19,7 +19,6 @@ from tests.situations.table import situation
     scheduler=("free ports",),
 )
 def host_port_taken(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(devices("a", "b"), nodeName=s.make_node("a"))
     s.holder(s.request(), host_port=8080)
     s.pod(s.request(), host_port=8080)
@@ -34,7 +33,6 @@ def host_port_taken(s: Scene) -> Iterator[None]:
     slow=True,
 )
 def affinity_to_no_pod(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"), nodeName=s.make_node("a"))
     term = {"labelSelector": {"matchLabels": {"app": "absent"}}, "topologyKey": HOSTNAME}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
@@ -49,7 +47,6 @@ def affinity_to_no_pod(s: Scene) -> Iterator[None]:
     scheduler=("1 Insufficient rdma/hca",),
 )
 def extended_resource_of_a_device_plugin(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"), nodeName=s.make_node("a"))
     s.pod(s.request(), extended="rdma/hca")
     yield
@@ -63,7 +60,6 @@ def extended_resource_of_a_device_plugin(s: Scene) -> Iterator[None]:
     scheduler=("no such key: fast",),
 )
 def selector_fails_on_a_node_with_perhaps_no_port(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("old"), nodeName=s.make_node("a"))
     s.publish(device("new", {"fast": True}), nodeName=s.make_node("b"))
     s.pod(s.request("gpu", FAST), host_port=8081)
@@ -80,7 +76,6 @@ def selector_fails_on_a_node_with_perhaps_no_port(s: Scene) -> Iterator[None]:
     never=("tolerat",),
 )
 def node_not_ready(s: Scene) -> Iterator[None]:
-    s.device_class()
     node = s.make_node("a", ready=False)
     s.publish(device("a"), nodeName=node)
     s.pod(s.request())
@@ -97,7 +92,6 @@ def node_not_ready(s: Scene) -> Iterator[None]:
     never=("cannot run",),
 )
 def shared_claim_on_a_node_that_is_gone(s: Scene) -> Iterator[None]:
-    s.device_class()
     gone = s.make_node("a")
     s.publish(device("a"), nodeName=gone)
     s.claim("disk", s.request())
@@ -120,7 +114,6 @@ def shared_claim_on_a_node_that_is_gone(s: Scene) -> Iterator[None]:
     never=("lower capacity",),
 )
 def capacity_is_misspelled(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", capacity={"memory": "8Gi"}))
     s.pod(s.request(capacity={"memroy": "4Gi"}))
     yield
@@ -132,7 +125,6 @@ def capacity_is_misspelled(s: Scene) -> Iterator[None]:
     words=("has attribute", "nmua", "which matchAttribute requires", "numa, so check the spelling"),
 )
 def constraint_on_an_attribute_that_no_device_has(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"numa": 0}), device("b", {"numa": 0}))
     s.pod(s.request(count=2), constraints=[{"matchAttribute": f"{s.driver}/nmua"}])
     yield
@@ -144,7 +136,6 @@ def constraint_on_an_attribute_that_no_device_has(s: Scene) -> Iterator[None]:
     words=("Kubernetes preempts no pod for its devices", "pod holder"),
 )
 def priority_does_not_help(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.holder(s.request())
     s.pod(s.request(), priorityClassName="system-cluster-critical")
@@ -160,7 +151,6 @@ def priority_does_not_help(s: Scene) -> Iterator[None]:
     words=("its toleration of example.com/broken has value no, not yes",),
 )
 def toleration_of_another_value(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", taints=[TAINT]))
     s.pod(s.request(tolerations=[{"key": TAINT["key"], "operator": "Equal", "value": "no"}]))
     yield

@@ -25,7 +25,6 @@ UNTIL_EVICTED = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds
 
 def placed(s: Scene, **exact: object) -> str:
     """Give the pod a device on a made-up node, and return the node."""
-    s.device_class()
     node = s.make_node("a")
     s.publish(device("a"), nodeName=node)
     s.pod(s.request(**exact), terminationGracePeriodSeconds=30)
@@ -54,7 +53,6 @@ def healthy(s: Scene, node: str) -> None:
     settled=True,
 )
 def no_claim_may_be_created(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.deny("resourceclaims")
     s.pod(s.request())
@@ -71,7 +69,6 @@ def no_claim_may_be_created(s: Scene) -> Iterator[None]:
     tried=False,
 )
 def claim_of_another_pod(s: Scene) -> Iterator[None]:
-    s.device_class()
     for name in ("owner", WAITS):
         s.pod(s.request(), name=name)
     (claim,) = wait_for("the claim of the other pod", lambda: s.claims_of("owner"), seconds=30)
@@ -94,7 +91,6 @@ def claim_of_another_pod(s: Scene) -> Iterator[None]:
     tried=False,
 )
 def claim_being_deleted(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.claim("disk", s.request())
     s.hold("resourceclaims", "disk", FINALIZER)
@@ -111,7 +107,6 @@ def claim_being_deleted(s: Scene) -> Iterator[None]:
     tried=False,
 )
 def binding_condition_failed(s: Scene) -> Iterator[None]:
-    s.device_class()
     binding = {
         "bindingConditions": ["example.com/attached"],
         "bindingFailureConditions": ["example.com/failed"],
@@ -151,7 +146,6 @@ def _condition(allocation: Body, name: str) -> Body:
 
 def reserved_to_the_limit(s: Scene) -> None:
     """Allocate claim `disk` to pod `holder`, and reserve it for all pods that the API allows."""
-    s.device_class()
     s.publish(device("a"), nodeName=s.make_node("a"))
     s.claim("disk", s.request())
     s.holder(claims=["disk"])
@@ -204,7 +198,6 @@ def placed_pod_without_a_reservation(s: Scene) -> Iterator[None]:
     settled=True,
 )
 def pod_that_sets_its_node(s: Scene) -> Iterator[None]:
-    s.device_class()
     node = s.make_node("a")
     s.publish(device("a"), nodeName=node)
     s.pod(s.request(), nodeName=node)
@@ -381,7 +374,6 @@ def eviction_by_a_rule(s: Scene) -> Iterator[None]:
     target="claim/disk",
 )
 def claim_deleted_while_in_use(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.claim("disk", s.request())
     s.holder(claims=["disk"])
@@ -398,7 +390,6 @@ def claim_deleted_while_in_use(s: Scene) -> Iterator[None]:
     slow=True,
 )
 def claim_of_a_pod_that_terminates(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"), nodeName=s.make_node("a"))
     s.claim("disk", s.request())
     s.holder(claims=["disk"], terminationGracePeriodSeconds=30)
@@ -418,7 +409,6 @@ def claim_of_a_pod_that_terminates(s: Scene) -> Iterator[None]:
     target="claim/disk",
 )
 def finalizer_of_a_claim(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.claim("disk", s.request())
     s.hold("resourceclaims", "disk", FINALIZER)
     s.start_deletion("resourceclaims", "disk")

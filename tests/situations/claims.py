@@ -20,7 +20,6 @@ from tests.situations.table import situation
     tried=False,
 )
 def namespace_does_not_allow_admin_access(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.template("admin", s.request(adminAccess=True))
     s.allow_admin_access(allowed=False)
@@ -40,7 +39,6 @@ def namespace_does_not_allow_admin_access(s: Scene) -> Iterator[None]:
     settled=True,
 )
 def quota_allows_no_claim(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.quota(**{"count_resourceclaims.resource.k8s.io": "0"})
     s.pod(s.request())
@@ -53,7 +51,6 @@ def quota_allows_no_claim(s: Scene) -> Iterator[None]:
 
 @situation(Code.BINDING_OUTSTANDING, words=("device a", "example.com/attached"), tried=False)
 def binding_condition_outstanding(s: Scene) -> Iterator[None]:
-    s.device_class()
     binding = {
         "bindingConditions": ["example.com/attached"],
         "bindingFailureConditions": ["example.com/failed"],
@@ -84,7 +81,6 @@ def binding_condition_outstanding(s: Scene) -> Iterator[None]:
     ),
 )
 def only_claim_is_used_on_another_node(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.claim("disk", s.request())
     s.holder(claims=["disk"])
@@ -101,7 +97,6 @@ def only_claim_is_used_on_another_node(s: Scene) -> Iterator[None]:
     ),
 )
 def node_of_a_shared_claim_is_full(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"), nodeName=s.make_node("a"))
     s.claim("disk", s.request())
     s.holder(claims=["disk"], cpu="3")
@@ -122,7 +117,6 @@ def node_of_a_shared_claim_is_full(s: Scene) -> Iterator[None]:
     unreal="PodGroups need a feature gate",
 )
 def holder_is_a_pod_group(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.claim("disk", s.request())
     s.holder(claims=["disk"])
@@ -139,7 +133,6 @@ def holder_is_a_pod_group(s: Scene) -> Iterator[None]:
     words=("pod holder; its deletion waits for finalizer example.com/hold",),
 )
 def finalizer_keeps_the_claim_of_a_holder(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.claim("disk", s.request())
     s.holder(claims=["disk"])

@@ -16,6 +16,7 @@ TAINT = {"key": "example.com/broken", "value": "yes", "effect": "NoSchedule"}
 
 @situation(
     Code.DEVICE_CLASS_MISSING,
+    classless=True,
     words=(
         'of claim template "waits", request "gpu", does not exist; create it or correct',
         'DeviceClass "class-missing.test"',
@@ -36,7 +37,6 @@ def class_missing(s: Scene) -> Iterator[None]:
     ),
 )
 def class_of_an_alternative_missing(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.pod(s.alternatives(s.request("best", of="absent.test"), s.request("good")))
     yield
@@ -52,7 +52,6 @@ def class_of_an_alternative_missing(s: Scene) -> Iterator[None]:
     tried=False,
 )
 def claim_missing(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.pod(claims=["disk"])
     yield
@@ -68,7 +67,6 @@ def claim_missing(s: Scene) -> Iterator[None]:
     tried=False,
 )
 def template_missing(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.pod(templates=["disk"])
     yield
@@ -83,7 +81,6 @@ def template_missing(s: Scene) -> Iterator[None]:
     ),
 )
 def nothing_published(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.pod(s.request())
     yield
     s.publish(device("a"))
@@ -98,7 +95,6 @@ def nothing_published(s: Scene) -> Iterator[None]:
     ),
 )
 def count_above_published(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(devices("a", "b"))
     s.pod(s.request(count=3))
     yield
@@ -127,7 +123,6 @@ def class_selector_rejects(s: Scene) -> Iterator[None]:
     ),
 )
 def request_selector_rejects(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"model": "x"}))
     s.pod(s.request("gpu", MODEL_Z))
     yield
@@ -145,7 +140,6 @@ def request_selector_rejects(s: Scene) -> Iterator[None]:
     ),
 )
 def selector_fails_on_a_device(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"), device("b", {"fast": True}))
     s.pod(s.request("gpu", FAST))
     yield
@@ -154,7 +148,6 @@ def selector_fails_on_a_device(s: Scene) -> Iterator[None]:
 
 @situation(Code.SELECTOR_FAILED, words=("so check the spelling of fsat", "device a has fast"))
 def attribute_is_misspelled(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"fast": True}))
     s.pod(s.request("gpu", FAST.replace("fast", "fsat")))
     yield
@@ -167,7 +160,6 @@ def attribute_is_misspelled(s: Scene) -> Iterator[None]:
     unreal="the API server refuses the selector",
 )
 def selector_does_not_compile(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"fast": True}))
     s.pod(s.request("gpu", "device.fast"))
     yield
@@ -182,7 +174,6 @@ FIRMWARE = 'device.attributes["DRIVER"].firmware'
     words=("firmware is a version, which is compared with compareTo", 'compareTo(semver("1.2.0"))'),
 )
 def version_is_compared_like_a_string(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"firmware": {"version": "1.3.0"}}))
     s.pod(s.request("gpu", f'{FIRMWARE} >= "1.2.0"'))
     yield
@@ -194,7 +185,6 @@ def version_is_compared_like_a_string(s: Scene) -> Iterator[None]:
     words=('no device has the value "A100" of', 'model: they have "NVIDIA A100-SXM4-40GB"'),
 )
 def no_device_has_the_value(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"model": "NVIDIA A100-SXM4-40GB"}))
     s.pod(s.request("gpu", MODEL_X.replace('"x"', '"A100"')))
     yield
@@ -203,7 +193,6 @@ def no_device_has_the_value(s: Scene) -> Iterator[None]:
 
 @situation(Code.NO_DEVICE_PUBLISHED, words=("/modle, but some have", "/model"))
 def tested_attribute_is_misspelled(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"model": "x"}))
     s.pod(s.request("gpu", '"modle" in device.attributes["DRIVER"]'))
     yield
@@ -215,7 +204,6 @@ def tested_attribute_is_misspelled(s: Scene) -> Iterator[None]:
     words=("no slice of driver driver-is-mispelled.test has devices, but driver", "publishes some"),
 )
 def driver_is_misspelled(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.pod(s.request("gpu", 'device.driver == "driver-is-mispelled.test"'))
     yield
@@ -227,7 +215,6 @@ def driver_is_misspelled(s: Scene) -> Iterator[None]:
     words=('deviceClassName ("class-is-misspelled.test" exists)',),
 )
 def class_is_misspelled(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.pod(s.request(of="class-is-mispelled.test"))
     yield
@@ -240,7 +227,6 @@ def class_is_misspelled(s: Scene) -> Iterator[None]:
     tried=False,
 )
 def template_is_misspelled(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.template("disks", s.request())
     s.pod(templates=["disk"])
@@ -262,7 +248,6 @@ def template_is_misspelled(s: Scene) -> Iterator[None]:
     never=("preempt",),
 )
 def allocated_to_a_pod(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.holder(s.request())
     s.pod(s.request())
@@ -275,7 +260,6 @@ def allocated_to_a_pod(s: Scene) -> Iterator[None]:
 
 @situation(Code.DEVICES_TAINTED, words=("example.com/broken",))
 def tainted_by_the_driver(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", taints=[TAINT]))
     s.pod(s.request())
     yield
@@ -290,7 +274,6 @@ def tainted_by_the_driver(s: Scene) -> Iterator[None]:
     ),
 )
 def tainted_until_tolerated(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", taints=[TAINT]))
     s.pod(s.request())
     yield
@@ -299,7 +282,6 @@ def tainted_until_tolerated(s: Scene) -> Iterator[None]:
 
 @situation(Code.DEVICES_TAINTED, words=("example.com/broken:NoExecute",))
 def toleration_of_another_effect(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", taints=[{**TAINT, "effect": "NoExecute"}]))
     s.pod(s.request(tolerations=[{"operator": "Exists", "effect": "NoSchedule"}]))
     yield
@@ -316,7 +298,6 @@ def toleration_of_another_effect(s: Scene) -> Iterator[None]:
     ),
 )
 def tainted_by_a_rule(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     rule = s.taint_rule(**TAINT)
     s.pod(s.request())
@@ -326,7 +307,6 @@ def tainted_by_a_rule(s: Scene) -> Iterator[None]:
 
 @fits()
 def rule_without_an_effect(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.taint_rule(**{**TAINT, "effect": "None"})
     s.pod(s.request())
@@ -342,7 +322,6 @@ def rule_without_an_effect(s: Scene) -> Iterator[None]:
     ),
 )
 def one_tainted_one_allocated(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"), device("b", taints=[TAINT]))
     s.holder(s.request())
     s.pod(s.request())

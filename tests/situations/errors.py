@@ -20,7 +20,6 @@ EVERY = {"allocationMode": "All"}
 
 def two_nodes(s: Scene) -> tuple[str, str]:
     """Make the node with the error, and the one that fits."""
-    s.device_class()
     return s.make_node("a"), s.make_node("b")
 
 
@@ -183,7 +182,6 @@ NODES = 70
     scheduler=("no such key: fsat",),
 )
 def attribute_is_misspelled_on_70_nodes(s: Scene) -> Iterator[None]:
-    s.device_class()
     nodes = s.make_nodes(NODES)
     for node in nodes:
         s.publish(device("a", {"fast": True}), nodeName=node)

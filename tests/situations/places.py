@@ -29,7 +29,6 @@ def affinity(node: str, key: str = HOSTNAME) -> dict:
     Code.DEVICES_ON_OTHER_NODES, words=("node selector", "node selector and affinity allowed")
 )
 def node_selector_excludes(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.pod(s.request(), nodeSelector={HOSTNAME: s.other})
     yield
@@ -38,7 +37,6 @@ def node_selector_excludes(s: Scene) -> Iterator[None]:
 
 @situation(Code.DEVICES_ON_OTHER_NODES, words=("affinity",))
 def affinity_excludes(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.pod(s.request(), affinity=affinity(s.other))
     yield
@@ -47,7 +45,6 @@ def affinity_excludes(s: Scene) -> Iterator[None]:
 
 @situation(Code.DEVICES_ON_OTHER_NODES, words=("affinity",))
 def affinity_by_name_excludes(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.pod(s.request(), affinity=affinity(s.other, "metadata.name"))
     yield
@@ -63,7 +60,6 @@ def affinity_by_name_excludes(s: Scene) -> Iterator[None]:
     alone=True,
 )
 def node_tainted(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.change_node(taints=[{"key": "example.com/maintenance", "effect": "NoSchedule"}])
     s.pod(s.request())
@@ -80,7 +76,6 @@ def node_tainted(s: Scene) -> Iterator[None]:
     alone=True,
 )
 def node_cordoned(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.change_node(unschedulable=True)
     s.pod(s.request())
@@ -94,7 +89,6 @@ def node_cordoned(s: Scene) -> Iterator[None]:
     scheduler=("Insufficient cpu",),
 )
 def too_little_cpu(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.pod(s.request(), cpu="10000")
     yield
@@ -103,7 +97,6 @@ def too_little_cpu(s: Scene) -> Iterator[None]:
 
 @situation(verdict=Verdict.NOT_PENDING, words=("scheduling gates example.com/later",))
 def scheduling_gate(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.pod(s.request(), schedulingGates=[{"name": "example.com/later"}])
     yield
@@ -112,7 +105,6 @@ def scheduling_gate(s: Scene) -> Iterator[None]:
 
 @situation(Code.DEVICES_ON_OTHER_NODES, words=("disk",))
 def claim_allocated_on_another_node(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"model": "disk"}), nodeName=s.other)
     s.publish(device("a", {"model": "x"}))
     s.claim("disk", s.request("disk", 'device.attributes["DRIVER"].model == "disk"'))
@@ -125,7 +117,6 @@ def claim_allocated_on_another_node(s: Scene) -> Iterator[None]:
 
 @situation(Code.REQUESTS_COMPETE, words=("on one node",))
 def devices_split_over_nodes(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.publish(device("a"), nodeName=s.other)
     s.pod(s.request(count=2))
@@ -138,7 +129,6 @@ def devices_split_over_nodes(s: Scene) -> Iterator[None]:
 
 @fits()
 def slice_for_all_nodes(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"), allNodes=True)
     s.pod(s.request(), nodeSelector={HOSTNAME: s.other})
     yield
@@ -146,7 +136,6 @@ def slice_for_all_nodes(s: Scene) -> Iterator[None]:
 
 @situation(Code.DEVICES_ON_OTHER_NODES)
 def devices_with_nodes_of_their_own(s: Scene) -> Iterator[None]:
-    s.device_class()
     each = [device("a", nodeName=s.node), device("b", nodeName=s.node)]
     s.publish(each, perDeviceNodeSelection=True)
     s.pod(s.request(), nodeSelector={HOSTNAME: s.other})
@@ -167,7 +156,6 @@ def devices_with_nodes_of_their_own(s: Scene) -> Iterator[None]:
     ),
 )
 def attribute_does_not_match(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"numa": 0}), device("b", {"numa": 1}))
     same = [{"matchAttribute": f"{s.driver}/numa"}]
     s.pod(s.request(count=2), constraints=same)
@@ -177,7 +165,6 @@ def attribute_does_not_match(s: Scene) -> Iterator[None]:
 
 @situation(Code.CONSTRAINT_NOT_MET, words=("numa", "distinctAttribute"))
 def attribute_is_not_distinct(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"numa": 0}), device("b", {"numa": 0}))
     different = [{"distinctAttribute": f"{s.driver}/numa"}]
     s.pod(s.request(count=2), constraints=different)
@@ -193,7 +180,6 @@ def attribute_is_not_distinct(s: Scene) -> Iterator[None]:
     ),
 )
 def constraints_contradict_each_other(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"numa": 0, "root": "x"}), device("b", {"numa": 0, "root": "y"}))
     name = f"{s.driver}/numa"
     third = {"matchAttribute": f"{s.driver}/root"}
@@ -208,7 +194,6 @@ def constraints_contradict_each_other(s: Scene) -> Iterator[None]:
     words=("pod holder", "has attribute", "nmua, which matchAttribute requires"),
 )
 def impossible_constraint_while_devices_are_busy(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"numa": 0}))
     s.holder(s.request())
     s.pod(s.request(), constraints=[{"matchAttribute": f"{s.driver}/nmua"}])
@@ -222,7 +207,6 @@ def impossible_constraint_while_devices_are_busy(s: Scene) -> Iterator[None]:
 
 @situation(Code.REQUESTS_COMPETE, words=("had no selector",))
 def requests_need_the_same_device(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"model": "x"}), device("b", {"model": "y"}))
     s.pod(s.request("one", MODEL_X), s.request("two", MODEL_X))
     yield
@@ -231,7 +215,6 @@ def requests_need_the_same_device(s: Scene) -> Iterator[None]:
 
 @situation(Code.REQUESTS_COMPETE)
 def two_claims_need_two_nodes(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"model": "x"}))
     s.publish(device("a", {"model": "z"}), nodeName=s.other)
     s.template("other", s.request("gpu", MODEL_Z))
@@ -248,7 +231,6 @@ def two_claims_need_two_nodes(s: Scene) -> Iterator[None]:
     words=("has the requested capacity; lower capacity.requests or add devices",),
 )
 def capacity_too_small(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", capacity={"memory": "4Gi"}))
     s.pod(s.request(capacity={"memory": "8Gi"}))
     yield
@@ -264,7 +246,6 @@ def capacity_too_small(s: Scene) -> Iterator[None]:
     ),
 )
 def shares_used_up(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", capacity={"memory": "8Gi"}, allowMultipleAllocations=True))
     s.holder(s.request(capacity={"memory": "6Gi"}))
     s.pod(s.request(capacity={"memory": "4Gi"}))
@@ -288,7 +269,6 @@ def partitions(s: Scene, *parts: tuple[str, str], slots: str = "4", generation: 
     ),
 )
 def partitions_taken(s: Scene) -> Iterator[None]:
-    s.device_class()
     partitions(s, ("half", "2"), ("whole", "4"))
     s.holder(s.request("gpu", 'device.driver == "DRIVER"'))
     s.pod(s.request())
@@ -298,7 +278,6 @@ def partitions_taken(s: Scene) -> Iterator[None]:
 
 @situation(Code.NO_DEVICE_PUBLISHED, words=("counter",))
 def partition_larger_than_its_board(s: Scene) -> Iterator[None]:
-    s.device_class()
     partitions(s, ("whole", "4"), slots="2")
     s.pod(s.request())
     yield
@@ -310,7 +289,6 @@ def partition_larger_than_its_board(s: Scene) -> Iterator[None]:
 
 @situation(Code.NO_DEVICE_PUBLISHED, Code.DEVICES_ALLOCATED, words=("gpu/best", "gpu/good"))
 def all_alternatives_fail(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a", {"model": "x"}))
     s.holder(s.request())
     s.pod(s.alternatives(s.request("best", MODEL_Z), s.request("good", MODEL_X)))
@@ -341,7 +319,6 @@ def pool_incomplete(s: Scene) -> Iterator[None]:
     words=("1 device that matches is in ResourceSlice", "of generation 1, but the scheduler only"),
 )
 def newest_generation_is_empty(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"))
     s.publish(number=1, generation=2)
     s.pod(s.request())
@@ -354,7 +331,6 @@ def newest_generation_is_empty(s: Scene) -> Iterator[None]:
     words=("1 device that matches is in ResourceSlice", "of node gone, which does not exist"),
 )
 def slice_of_a_node_that_is_gone(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"), nodeName="gone")
     s.pod(s.request())
     yield
@@ -366,7 +342,6 @@ def slice_of_a_node_that_is_gone(s: Scene) -> Iterator[None]:
     words=("1 device that matches is in ResourceSlice", "whose node selector matches no node"),
 )
 def slice_selects_no_node(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"), nodeSelector=only_on("absent"))
     s.pod(s.request())
     yield
@@ -375,7 +350,6 @@ def slice_selects_no_node(s: Scene) -> Iterator[None]:
 
 @situation(Code.POOL_INVALID, words=("pool twins",))
 def device_published_twice(s: Scene) -> Iterator[None]:
-    s.device_class()
     s.publish(device("a"), pool="twins", of=2, number=0)
     s.publish(device("a"), pool="twins", of=2, number=1)
     s.pod(s.request())
@@ -385,7 +359,6 @@ def device_published_twice(s: Scene) -> Iterator[None]:
 
 @fits()
 def device_without_binding_conditions_first(s: Scene) -> Iterator[None]:
-    s.device_class()
     later = {
         "bindingConditions": ["example.com/attached"],
         "bindingFailureConditions": ["example.com/failed"],

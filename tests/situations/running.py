@@ -90,6 +90,8 @@ def run(situation: Situation, scene: Scene) -> str:
     try:
         scene.held = situation.verdict is Verdict.FITS and not situation.tried
         scene.settled = situation.settled
+        if not situation.classless:
+            scene.device_class()
         steps = situation.steps(scene)
         next(steps)
         refusal = scene.wait_refused() if situation.tried else ""

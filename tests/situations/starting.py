@@ -284,7 +284,6 @@ FREE = "the control plane in memory schedules by devices, and the message is giv
 def free(s: Scene, message: str) -> None:
     """A device is free; the scheduler refuses the pod, which asks for it and for a volume."""
     s.refuse(message)
-    s.device_class()
     s.publish(device("a"))
     s.pod(s.request(), volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}])
 

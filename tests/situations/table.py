@@ -34,6 +34,9 @@ class Situation:
     scheduler: tuple[str, ...]
     """Words of the scheduler's own message."""
 
+    classless: bool
+    """Whether the class of the scene's devices does not exist at first."""
+
     alone: bool
     """Whether it changes what other situations see."""
 
@@ -82,6 +85,7 @@ def situation(
     never: tuple[str, ...] = (),
     scheduler: tuple[str, ...] = (),
     verdict: Verdict = Verdict.BLOCKED,
+    classless: bool = False,
     alone: bool = False,
     tried: bool = True,
     target: str = WAITING_POD,
@@ -100,6 +104,7 @@ def situation(
                 words=words,
                 never=never,
                 scheduler=scheduler,
+                classless=classless,
                 alone=alone,
                 tried=tried and verdict in (Verdict.BLOCKED, Verdict.FITS, Verdict.UNDECIDED),
                 target=target,

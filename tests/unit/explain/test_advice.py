@@ -7,7 +7,6 @@ import pytest
 from drakit_explain.broken import broken_claim
 from drakit_explain.devices import Amount, CapacityFacts, TaintFacts
 from drakit_explain.model import (
-    DELETE_PROTECTION,
     ClaimFacts,
     Constraint,
     Consumer,
@@ -195,24 +194,13 @@ def test_the_devices_of_several_nodes_are_not_added_up(devices, code, text):
 # ---- selectors, capacities, constraints
 
 
-MEMORY = CapacityFacts(name="memory", value="1Gi")
-
-
-@pytest.mark.parametrize(
-    ("asked", "advice"),
-    [
-        pytest.param(
-            "bandwidth",
-            'none of the published devices of DeviceClass "any" that match request "r" of claim '
-            '"mine" has capacity bandwidth; correct capacity.requests (the devices have memory)',
-            id="nothing-is-close",
-        ),
-    ],
-)
-def test_a_capacity_that_no_device_has_is_not_to_be_lowered(asked, advice):
-    facts = [N1, slice_on("n1", device("g0", capacity=[MEMORY]))]
-    code, text, _ = answer(*facts, claim(request(capacity=(Amount(asked, "1"),))))
-    assert (code, text) == ("NoDevicePublished", advice)
+def test_a_capacity_like_no_other_is_to_be_corrected():
+    memory = CapacityFacts(name="memory", value="1Gi")
+    facts = [N1, slice_on("n1", device("g0", capacity=[memory]))]
+    _, text, _ = answer(*facts, claim(request(capacity=(Amount("bandwidth", "1"),))))
+    assert text.endswith(
+        "has capacity bandwidth; correct capacity.requests (the devices have memory)"
+    )
 
 
 def test_a_qualified_key_is_corrected_without_the_drivers_name_twice():
@@ -225,65 +213,31 @@ def test_a_qualified_key_is_corrected_without_the_drivers_name_twice():
     )
 
 
-@pytest.mark.parametrize(
-    ("attribute", "end"),
-    [
-        pytest.param("d/root", "; correct the constraint", id="nothing-is-close"),
-    ],
-)
-def test_a_constraint_on_an_attribute_that_no_device_has_is_named(attribute, end):
+def test_a_constraint_on_an_attribute_like_no_other_is_to_be_corrected():
     devices = [device(f"g{n}", attributes={"d/numa": 0}) for n in range(2)]
-    code, text, _ = answer(
-        N1,
-        slice_on("n1", *devices),
-        claim(request(count=2), constraints=[Constraint(attribute=attribute)]),
-    )
+    root = claim(request(count=2), constraints=[Constraint(attribute="d/root")])
+    code, text, _ = answer(N1, slice_on("n1", *devices), root)
     assert code == "ConstraintNotMet"
-    assert text == (
-        f'no device that matches request "r" of claim "mine" has attribute {attribute}, which '
-        f"matchAttribute requires{end}"
+    assert text.endswith(
+        "has attribute d/root, which matchAttribute requires; correct the constraint"
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "users"),
-    [
-        ({"consumers": ()}, "no pod"),
-        ({"consumers": (Consumer("podgroups", "g", "g"),)}, "podgroup g"),
-        (
-            {"deleting": True, "finalizers": (DELETE_PROTECTION, "lab.io/keep")},
-            "pod pod-a; its deletion waits for finalizer lab.io/keep",
-        ),
-    ],
-)
-def test_the_holder_of_a_device_is_named_with_what_keeps_it(changes, users):
-    _, text, _ = answer(
-        N1,
-        slice_on("n1", device("g0")),
-        replace(holding("a", "g0"), **changes),
-        claim(request()),
-    )
-    assert f"is allocated to claim lab/a ({users})" in text
+def test_a_holder_without_a_pod_is_named():
+    held = replace(holding("a", "g0"), consumers=())
+    _, text, _ = answer(N1, slice_on("n1", device("g0")), held, claim(request()))
+    assert "is allocated to claim lab/a (no pod)" in text
 
 
 # ---- taints of devices
 
 
-@pytest.mark.parametrize(
-    ("toleration", "why"),
-    [
-        pytest.param(
-            Toleration(key="lab/heat", operator="Exists", effect="NoExecute"),
-            "its toleration of lab/heat has effect NoExecute, not NoSchedule",
-            id="another-effect",
-        ),
-    ],
-)
-def test_a_toleration_that_nearly_tolerates_a_taint_is_compared_with_it(toleration, why):
+def test_a_toleration_of_another_effect_is_compared_with_the_taint():
     taint = TaintFacts(key="lab/heat", effect="NoSchedule", value="high")
+    toleration = Toleration(key="lab/heat", operator="Exists", effect="NoExecute")
     facts = [N1, slice_on("n1", device("g0", taints=(taint,)))]
     _, text, _ = answer(*facts, claim(request(tolerations=(toleration,))))
-    assert f"is tainted with lab/heat, which the request does not tolerate ({why})" in text
+    assert "(its toleration of lab/heat has effect NoExecute, not NoSchedule)" in text
 
 
 # ---- names
