@@ -66,7 +66,11 @@ class Bug:
     releases that are not here do not have the bug."""
 
     touched: Touched
-    """Return an object, by kind and name, that the bug can concern."""
+    waits: bool = False
+    """Whether a pod can wait although its devices are available."""
+
+    allocates: bool = False
+    """Whether a claim can get other devices than it asks for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +91,7 @@ class FoundBug:
         return f"{fix} ({self.link})"
 
 
-def known_bugs(version: str, world: World) -> list[FoundBug]:
+def known_bugs(version: str, world: World, matches: Callable[[Bug], bool] = bool) -> list[FoundBug]:
     """Return the known bugs of a version such as ``v1.36.3`` that objects of a cluster can meet."""
     match = _VERSION.match(version)
     if match is None:
@@ -101,7 +105,9 @@ def known_bugs(version: str, world: World) -> list[FoundBug]:
             link=bug.link,
         )
         for bug in BUGS
-        if _has(bug.fixes, minor, patch) and (found := bug.touched(world)) is not None
+        if matches(bug)
+        and _has(bug.fixes, minor, patch)
+        and (found := bug.touched(world)) is not None
     ]
 
 
@@ -368,6 +374,7 @@ BUGS: tuple[Bug, ...] = (
         link=f"{ISSUES}140436",
         fixes={34: None, 35: None, 36: 3},
         touched=_rejected_with_counters,
+        waits=True,
     ),
     Bug(
         what="kube-scheduler counts the counters of pools with the same name together, even if "
@@ -375,6 +382,7 @@ BUGS: tuple[Bug, ...] = (
         link=f"{ISSUES}140434",
         fixes={35: None, 36: 4},
         touched=_pools_of_one_name,
+        waits=True,
     ),
     Bug(
         what="kube-scheduler reserves the counters of a device again for a request with admin "
@@ -382,6 +390,7 @@ BUGS: tuple[Bug, ...] = (
         link=f"{ISSUES}140729",
         fixes={34: None, 35: None, 36: None, 37: None, 38: None},
         touched=_request(lambda each: each.admin_access, beside=_has_counters),
+        waits=True,
     ),
     Bug(
         what="kube-scheduler can find no devices for a second or later alternative that asks for "
@@ -389,6 +398,7 @@ BUGS: tuple[Bug, ...] = (
         link=f"{PULLS}137347",
         fixes={34: None, 35: None},
         touched=_wanted(_later_alternative_for_all),
+        waits=True,
     ),
     Bug(
         what="kube-scheduler can allocate devices with the same value to a request for several "
@@ -396,12 +406,14 @@ BUGS: tuple[Bug, ...] = (
         link=f"{ISSUES}140438",
         fixes={34: None, 35: None, 36: None},
         touched=_wanted(_distinct),
+        allocates=True,
     ),
     Bug(
         what="a request for all devices leaves out shared devices with too little capacity",
         link=f"{PULLS}140769",
         fixes={35: None, 36: None},
         touched=_request(lambda each: each.every, beside=_has_shareable),
+        allocates=True,
     ),
     Bug(
         what="kube-scheduler tries no other node for a request for all devices when a pool on one "
@@ -415,6 +427,7 @@ BUGS: tuple[Bug, ...] = (
         link=f"{PULLS}139017",
         fixes={35: 6, 36: 2},
         touched=_claim(_used_beside_templates),
+        waits=True,
     ),
     Bug(
         what="kube-scheduler finds no device for a capacity that is requested by its full name, if "

@@ -26,7 +26,7 @@ from drakit_explain.broken import (
     node_of_claim,
     taints_for_new_pods,
 )
-from drakit_explain.bugs import bug_behind
+from drakit_explain.bugs import Bug, bug_behind, known_bugs
 from drakit_explain.codes import Cause, Code, Reason, certain, no_remedy
 from drakit_explain.deletion import claim_stays
 from drakit_explain.evidence import AUTOSCALER
@@ -558,8 +558,19 @@ def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation, foun
     )
     if kind != "Pod":
         then = "it is allocated when a pod that uses it is scheduled"
+    then = "".join((then, *_bugs(pod, found, lambda bug: bug.allocates)))
     available = f"the devices for {subject} are available on node {explanation.fits_on}"
     return available if kind in ("ResourceClaimTemplate", "DeviceClass") else f"{available}; {then}"
+
+
+def _bugs(pod: PodFacts, found: Gathered, matches: Callable[[Bug], bool]) -> Iterator[str]:
+    """Return the known bugs of the release that claims of a pod, or any slices, can meet."""
+    own = {("ResourceClaim", each.claim or each.generated) for each in pod.claims}
+    own |= {("ResourceClaimTemplate", each.template) for each in pod.claims}
+    named = {f"{kind} {pod.namespace}/{name}" for kind, name in own}
+    for bug in known_bugs(found.kubernetes, found.world, matches):
+        if bug.object in named or bug.object.startswith("ResourceSlice "):
+            yield f"; {bug.what}: {bug.fix}"
 
 
 def _off(pod: PodFacts, counts: str, explanation: Explanation) -> str:
@@ -594,9 +605,10 @@ def _then(pod: PodFacts, counts: str, found: Gathered, *, starts: bool) -> str:
     if _NOT_ALLOCATED in counts:
         others = [each for each in counts.split(", ") if _NOT_ALLOCATED not in each]
         if not others:
+            bugs = "".join(_bugs(pod, found, lambda bug: bug.waits))
             return (
                 f"the scheduler reports {counts}: its last attempt may have been before these "
-                f"devices were free, and it tries again within 5 minutes"
+                f"devices were free, and it tries again within 5 minutes{bugs}"
             )
         named = f" (not checked: {', '.join(unchecked)})" if unchecked else ""
         return (

@@ -13,7 +13,7 @@ import asyncio
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from drakit_daemon.kube import (
     UnauthorizedError,
     resource_path,
 )
-from drakit_daemon.kube.discovery import minor_release, served_versions, version_of
+from drakit_daemon.kube.discovery import served_versions, version_of
 from drakit_daemon.kube.listing import Listing
 from drakit_explain.evidence import NO_EVENTS, Events
 from drakit_explain.kinds import RULES, UNREADABLE, Kind
@@ -215,10 +215,13 @@ async def gather(
     return reader.found
 
 
-async def read_release(session: Session, found: Gathered) -> None:
-    """Read the release of Kubernetes; if it is unknown, the rules of the newest one count."""
+async def with_release(session: Session, found: Gathered) -> Gathered:
+    """Add the release of Kubernetes; if it is unknown, the rules of the newest one apply."""
     with suppress(ApiError):
-        found.world.use_release(await minor_release(session))
+        version = str((await session.get("/version")).get("gitVersion") or "")
+        found = replace(found, kubernetes=version)
+        found.world.use_release(found.minor[1] if found.minor is not None else None)
+    return found
 
 
 class _Reader:

@@ -29,7 +29,7 @@ from drakit_cli.kubectl.gather import (
     MissingError,
     UnreachableError,
     gather,
-    read_release,
+    with_release,
 )
 from drakit_cli.kubectl.manifests import complete, read_documents
 from drakit_cli.kubectl.objects import PoolReport
@@ -216,7 +216,7 @@ _UNVALIDATED = "unknown fields, quotas and admission are not checked"
 
 async def _with_rules(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
     """Add what decides about pods besides objects: the release, and gates of their selectors."""
-    await read_release(session, found)
+    found = await with_release(session, found)
     return await with_gates(session, found, selectors_of(pods, found))
 
 
@@ -261,7 +261,7 @@ async def ask_node(session: Session, namespace: str, target: Target) -> PoolRepo
     """Explain what keeps pods from the devices of a node."""
     kinds = (SLICES, CLAIMS, NODES, RULES, REPORTS)
     found, node = await _gather_one(session, NODES, NodeFacts, namespace, target, kinds)
-    await read_release(session, found)
+    found = await with_release(session, found)
     return objects.explain_node(node, found)
 
 
@@ -269,7 +269,7 @@ async def ask_slice(session: Session, namespace: str, target: Target) -> PoolRep
     """Explain what keeps pods from the devices of a slice."""
     kinds = (SLICES, CLAIMS, NODES, RULES)
     found, of = await _gather_one(session, SLICES, SliceFacts, namespace, target, kinds)
-    await read_release(session, found)
+    found = await with_release(session, found)
     return objects.explain_slice(of, found)
 
 

@@ -102,6 +102,52 @@ async def test_a_pod_with_free_devices_waits_for_something_else(stuck, run):
     assert (code, body["verdict"], body["fitsOn"]) == (0, "fits", "n2")
 
 
+@pytest.mark.parametrize(
+    ("changes", "constraints", "bug"),
+    [
+        pytest.param(
+            {"adminAccess": True},
+            [],
+            "kube-scheduler reserves the counters of a device again for a request with admin",
+            id="which-can-keep-it-waiting",
+        ),
+        pytest.param(
+            {"count": 3},
+            [{"distinctAttribute": "resource.example.com/root"}],
+            "kube-scheduler can allocate devices with the same value to a request for several",
+            id="which-can-allocate-other-devices",
+        ),
+        pytest.param({"count": 2}, [], "", id="none"),
+    ],
+)
+async def test_a_known_bug_of_the_release_that_a_pod_can_meet_is_named(
+    site, run, changes, constraints, bug
+):
+    site.runs("v1.36.3", DRAConsumableCapacity=True)
+    site.node("n1")
+    site.device_class("gpu")
+    site.claim("mine")
+    site.pod("waiting", "mine", message="0/1 nodes are available: 1 cannot allocate all claims.")
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 2}
+    counters = {"memory": {"value": "4"}}
+    site.slice("s0", pool=pool, sharedCounters=[{"name": "all", "counters": counters}])
+    uses = [{"counterSet": "all", "counters": {"memory": {"value": "1"}}}]
+    roots = [{"resource.example.com/root": {"int": number % 2}} for number in range(3)]
+    devices = [
+        {"name": f"gpu-{number}", "consumesCounters": uses, "attributes": of}
+        for number, of in enumerate(roots)
+    ]
+    site.slice("s1", pool=pool, devices=devices)
+    exact = {"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 1, **changes}
+    spec = {"requests": [{"name": "gpu", "exactly": exact}], "constraints": constraints}
+    path = "/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims/mine"
+    site.change(path, {"spec": {"devices": spec}})
+    code, body = await run.json("explain", "pod/waiting")
+    assert (code, body["verdict"]) == (0, "fits"), body
+    assert ("; in Kubernetes 1.36.3, " in body["message"]) is bool(bug)
+    assert bug in body["message"]
+
+
 @pytest.fixture
 def failing(site):
     """A device that fits on n2, and one on n1 at which the class's selector fails."""
