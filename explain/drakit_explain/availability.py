@@ -397,40 +397,6 @@ def not_tolerated(
     ]
 
 
-def holders_for(
-    request: Request, node: NodePool, count: SliceCount, selection: Selection, hardware: Hardware
-) -> Mapping[str, ClaimFacts]:
-    """
-    Return the claims of which one may have to release something in a slice, by UID.
-
-    Also those that leave enough for each device alone: the devices of a request may be short
-    together.
-
-    :param node: the pool of the slice as the node sees it.
-    :param hardware: of the same world.
-    """
-    if count.found is None:
-        return count.holders or {}
-    of, world = count.reach.slice, hardware.world
-    found: dict[str, ClaimFacts] = {}
-    mappings: dict[int, Mapping[str, ClaimFacts]] = {}
-    for index in bits(selection.of(of).matches) if not request.admin_access else ():
-        device = of.devices[index]
-        identity = DeviceID(of.driver, of.pool, device.name)
-        if not node.reaches(of, index):
-            continue
-        if not_tolerated(world.taints(identity, device), request.tolerations):
-            continue
-        if (holder := world.holder(identity)) is not None:
-            found[holder.uid] = holder
-            continue
-        found.update((claim.uid, claim) for claim in world.sharers(identity))
-        mappings.update((id(each), each) for each in hardware.takers(node, device))
-    for each in mappings.values():
-        found |= each
-    return found
-
-
 @dataclass(slots=True)
 class _Taken:
     """The amount taken of a counter, and its holders."""
@@ -467,12 +433,6 @@ class Hardware:
                 short = True
                 found += [used.claims] if used else []
         return found if short else None
-
-    def takers(self, pool: NodePool, device: DeviceFacts) -> Iterator[Mapping[str, ClaimFacts]]:
-        """Return the claims that take something of the counters that a device consumes."""
-        for counter, _ in counters_of(device):
-            if (used := self._of_pool(pool).get(counter)) is not None:
-                yield used.claims
 
     def _of_pool(self, pool: NodePool) -> Mapping[Counter, _Taken]:
         stamp, known = self.world.stamp(pool), self._pools.get(pool.identity)

@@ -223,27 +223,15 @@ class Explainer:
         if not waits(pod):
             return Explanation(verdict=Verdict.NOT_PENDING)
         self._refresh()
-        reports: list[ClaimReport] = []
-        wanted: list[Wanted] = []
-        allocated: list[ClaimFacts] = []
-        blocked: list[Finding] = []
-        for each in pod.claims:
-            found = resolve(
-                pod, each, self._world, settled=settled, events=events, name_all=self._name_all
-            )
-            match found:
-                case Finding():
-                    blocked.append(found)
-                case ClaimFacts():
-                    allocated.append(found)
-                    origin = f'claim "{found.name}"'
-                    reports.append(ClaimReport(origin=origin, claim=found.name, allocated=True))
-                case Wanted():
-                    wanted.append(found)
-                case None:
-                    pass
+        found = [
+            resolve(pod, each, self._world, settled=settled, events=events, name_all=self._name_all)
+            for each in pod.claims
+        ]
+        allocated = [each for each in found if isinstance(each, ClaimFacts)]
+        reports = [_report_allocated(each) for each in allocated]
+        blocked = [each for each in found if isinstance(each, Finding)]
         of_resources, unknown = extended(pod, self._world)
-        wanted += of_resources
+        wanted = [*(each for each in found if isinstance(each, Wanted)), *of_resources]
         blocked += (
             missing
             for each in wanted
@@ -351,12 +339,7 @@ class Explainer:
         return Explanation(
             verdict=Verdict.BROKEN if reasons else fine,
             reasons=reasons,
-            claims=tuple(
-                ClaimReport(
-                    origin=f'claim "{each.name}"', claim=each.name, allocated=each.allocated
-                )
-                for each in claims_of_pod(pod, self._world)
-            ),
+            claims=tuple(map(_report_allocated, claims_of_pod(pod, self._world))),
         )
 
     # ---- what the cluster has
@@ -531,6 +514,10 @@ class Explainer:
         return Cause(template.reference, finding.what) if template is not None else None
 
 
+def _report_allocated(claim: ClaimFacts) -> ClaimReport:
+    return ClaimReport(origin=f'claim "{claim.name}"', claim=claim.name, allocated=claim.allocated)
+
+
 def _report(wanted: Wanted, trial: Trial) -> ClaimReport:
     return ClaimReport(
         origin=wanted.origin,
@@ -575,9 +562,8 @@ def _perhaps_not_reached(pod: PodFacts, judged: Judged) -> list[str]:
 
 def _unjudged(judged: Judged, counted: Sequence[str]) -> list[str]:
     """Return why nodes have no answer, and what the counts say."""
-    for answer in judged.answers.values():
-        if answer.undecided:
-            return [answer.text, *counted]
+    if undecided := [each.text for each in judged.answers.values() if each.undecided]:
+        return [undecided[0], *counted]
     if judged.unjudged:
         first, number = judged.unjudged[0], len(judged.unjudged)
         nodes = f"node {first} was" if number == 1 else f"node {first} and {number - 1} more were"

@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 from drakit_explain.allocation import MAX_RESULTS, AskedClaim, NotEvaluatedError
 from drakit_explain.asking import NO_CHANGES, Changes, NotAnsweredError, Released
-from drakit_explain.availability import NOTHING, Hardware, holders_for, needed, not_tolerated
+from drakit_explain.availability import NOTHING, needed, not_tolerated
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.devices import TaintFacts, bits
-from drakit_explain.model import ClaimFacts, DeviceID, Request, Toleration, exact_of
+from drakit_explain.model import ClaimFacts, DeviceID, Request, SliceFacts, Toleration, exact_of
 from drakit_explain.nodes import NodeProblem, Unusable, is_condition
+from drakit_explain.pools import NodePool
 from drakit_explain.selectors import THE_REQUEST
 from drakit_explain.trial import Position, Trial
 from drakit_explain.wording import named_holder, shown
@@ -46,10 +47,15 @@ _STEPS_PER_HOLDER = 3
 _OWN_TAINTS = "drakit.dev/"
 
 
-class _Remedy(NamedTuple):
+class _Change(NamedTuple):
     node: str
     clause: str
     """The condition on the node, for a sentence with "if"."""
+
+    claims: Sequence[AskedClaim] | None = None
+    """Those of the pod with the change; None if they are as they are."""
+
+    facts: Changes = NO_CHANGES
 
 
 def proven_remedies(
@@ -81,7 +87,7 @@ def proven_remedies(
     number = 0
     for kind in kinds:
         try:
-            remedy = next(kind(), None)
+            remedy = next(filter(search.fits, kind()), None)
             trial.verdicts.check()
         except (NotEvaluatedError, ValueError):
             continue  # a change reaches devices or selectors that cannot be evaluated
@@ -134,17 +140,11 @@ class _Remedies:
             key=lambda name: (-matching[name], -free[name], name),
         )
 
-    def _fits(
-        self,
-        node: str,
-        *,
-        claims: Sequence[AskedClaim] | None = None,
-        changes: Changes = NO_CHANGES,
-    ) -> bool:
+    def fits(self, change: _Change) -> bool:
         """Return whether the allocator allocates on a node, and has no error on the others."""
         answers = [
-            self._trial.ask(name, claims=claims, changes=changes)
-            for name in dict.fromkeys((node, *self._trial.fatal))
+            self._trial.ask(name, claims=change.claims, changes=change.facts)
+            for name in dict.fromkeys((change.node, *self._trial.fatal))
         ]
         if self._trial.verdicts.planned >= MAX_PLANNED:
             raise NotAnsweredError
@@ -158,7 +158,7 @@ class _Remedies:
 
     # ---- kinds of change
 
-    def without_failing_selectors(self) -> Iterator[_Remedy]:
+    def without_failing_selectors(self) -> Iterator[_Change]:
         failing = dict.fromkeys(
             node
             for _, _, exact in self._trial.exact()
@@ -167,32 +167,44 @@ class _Remedies:
         )
         usable = [name for name in failing if self._trial.nodes.get(name) is None]
         for node in usable[:MAX_NODES]:
-            if self._fits(node, changes=Changes(without_errors=True)):
-                yield _Remedy(node, "no selector failed there")
+            yield _Change(node, "no selector failed there", facts=Changes(without_errors=True))
 
-    def without_a_holder(self) -> Iterator[_Remedy]:
-        exact = [each for _, _, each in self._trial.exact()]
+    def without_a_holder(self) -> Iterator[_Change]:
+        exact = [each for _, _, each in self._trial.exact() if not each.admin_access]
         selections = [Selection(self._world, each) for each in exact]
-        hardware = Hardware(self._world)
         for node in self._nodes:
             of_node: dict[str, ClaimFacts] = {}
-            for request, selection in zip(exact, selections, strict=True):
-                counts = self._trial.analysis(request).counts
-                for pool in self._trial.pools(node):
-                    for each in pool.slices:
-                        count = counts[each.name]
-                        one_by_one = len(each.devices) if count.found is not None else 0
-                        self._trial.budget.spend(1 + _STEPS_PER_HOLDER * one_by_one)
-                        of_node |= holders_for(request, pool, count, selection, hardware)
+            for pool in self._trial.pools(node):
+                for of in (*pool.slices, *pool.elsewhere) if pool.counters else pool.slices:
+                    for selection in selections:
+                        of_node |= self._holders(of, pool, selection)
             for uid in self._trial.own:
                 of_node.pop(uid, None)
             here = list(of_node.values())
             here.sort(key=self._order)
             for claim in here[:MAX_CHANGES]:
-                if self._fits(node, changes=self._released(claim.uid)):
-                    yield _Remedy(node, f"{self._named(claim)} released its devices")
-            if here and self._fits(node, changes=self._released()):
-                yield _Remedy(node, "other claims released their devices")
+                clause = f"{self._named(claim)} released its devices"
+                yield _Change(node, clause, facts=self._released(claim.uid))
+            if here:
+                clause = "other claims released their devices"
+                yield _Change(node, clause, facts=self._released())
+
+    def _holders(
+        self, of: SliceFacts, pool: NodePool, selection: Selection
+    ) -> dict[str, ClaimFacts]:
+        """Return the claims of which one may have to release something in a slice, by UID."""
+        world, matches = self._world, selection.of(of).matches
+        one_by_one = of.by_device or world.has_shares
+        self._trial.budget.spend(1 + _STEPS_PER_HOLDER * (len(of.devices) if one_by_one else 0))
+        if of.by_device:
+            matches = sum(1 << index for index in bits(matches) if pool.reaches(of, index))
+        # What claims take of a pool's counters counts, whether it is selected or not.
+        held = world.allocated_in(of) & (-1 if of.devices.consumes else matches)
+        found = dict(world.holders_in(of, held))
+        for index in bits(matches) if world.has_shares else ():
+            sharers = world.sharers(DeviceID(of.driver, of.pool, of.devices.names[index]))
+            found |= {claim.uid: claim for claim in sharers}
+        return found
 
     def _released(self, claim: str | None = None) -> Changes:
         return Changes(released=Released(claim, self._trial.own))
@@ -206,15 +218,14 @@ class _Remedies:
             return named_holder(claim)
         return "a claim in another namespace"
 
-    def with_a_toleration(self) -> Iterator[_Remedy]:
+    def with_a_toleration(self) -> Iterator[_Change]:
         for node in self._nodes:
             for at, name, exact in self._trial.exact():
                 taints = self._taints(node, exact)
                 together = [taints] if len(taints) > 1 else []
                 for some in [*([taint] for taint in taints), *together]:
                     claims = self._trial.with_request(at, _tolerating(exact, some))
-                    if self._fits(node, claims=claims):
-                        yield _Remedy(node, _tolerated(self._request(at, name), some))
+                    yield _Change(node, _tolerated(self._request(at, name), some), claims)
 
     def _taints(self, node: str, exact: Request) -> list[TaintFacts]:
         """Return taints of devices on a node that a request selects and does not tolerate."""
@@ -233,26 +244,27 @@ class _Remedies:
                         found[taint.key, taint.effect] = taint
         return [found[key] for key in sorted(found)][:MAX_CHANGES]
 
-    def without_a_constraint(self) -> Iterator[_Remedy]:
+    def without_a_constraint(self) -> Iterator[_Change]:
         wanted = self._trial.wanted
         several = sum(len(each.constraints) for each in wanted) > 1
         for node in self._nodes:
             for number, each in enumerate(wanted):
                 for index, constraint in enumerate(each.constraints[:MAX_CHANGES]):
-                    claims = self._trial.without_constraint(number, index)
-                    if self._fits(node, claims=claims):
-                        what = f"{constraint.kind} {constraint.attribute}"
-                        yield _Remedy(node, f"{each.origin} did not have the constraint {what}")
-            if several and self._fits(node, claims=self._trial.without_constraints()):
-                yield _Remedy(node, "there were no constraints")
+                    what = f"{constraint.kind} {constraint.attribute}"
+                    clause = f"{each.origin} did not have the constraint {what}"
+                    yield _Change(node, clause, self._trial.without_constraint(number, index))
+            if several:
+                claims = self._trial.without_constraints()
+                yield _Change(node, "there were no constraints", claims)
 
-    def with_a_smaller_count(self) -> Iterator[_Remedy]:
+    def with_a_smaller_count(self) -> Iterator[_Change]:
         for node in self._nodes:
             for at, name, exact in self._trial.exact():
                 if most := self._most(node, at, exact):
                     instead = "all devices" if exact.every else str(exact.count)
-                    what = self._request(at, name)
-                    yield _Remedy(node, f"{what} asked for {most} instead of {instead}")
+                    clause = f"{self._request(at, name)} asked for {most} instead of {instead}"
+                    claims = self._trial.with_request(at, replace(exact, count=most))
+                    yield _Change(node, clause, claims)
 
     def _most(self, node: str, at: Position, exact: Request) -> int:
         """Return the highest count with which a request would fit; 0 if there is none."""
@@ -261,14 +273,14 @@ class _Remedies:
         while least < most:
             count = (least + most + 1) // 2
             claims = self._trial.with_request(at, replace(exact, count=count))
-            if self._fits(node, claims=claims):
+            if self.fits(_Change(node, "", claims)):
                 least = count
             else:
                 self._trial.verdicts.check()  # the next count depends on this one
                 most = count - 1
         return least
 
-    def on_another_node(self) -> Iterator[_Remedy]:
+    def on_another_node(self) -> Iterator[_Change]:
         able = self._trial.able_for_all()
         candidates = (
             (name, problem)
@@ -278,10 +290,10 @@ class _Remedies:
         for number, (name, problem) in enumerate(candidates):
             if number == MAX_CHANGES:
                 return
-            if self._usable_after(name) and self._fits(name):
-                yield _Remedy(name, _usable_if(problem))
+            if self._usable_after(name):
+                yield _Change(name, _usable_if(problem))
 
-    def without_a_selector(self) -> Iterator[_Remedy]:
+    def without_a_selector(self) -> Iterator[_Change]:
         for at, name, exact in self._trial.exact():
             analysis = self._trial.analysis(exact)
             failing = bool(analysis.errors)
@@ -292,10 +304,9 @@ class _Remedies:
                 for node in self._most_selected(exact, expression):
                     kept = tuple(each for each in exact.selectors if each != expression)
                     claims = self._trial.with_request(at, replace(exact, selectors=kept))
-                    if self._fits(node, claims=claims):
-                        only = sum(each == owner for each, _, _ in analysis.rejected) == 1
-                        which = "no selector" if only else f"no selector {shown(expression)}"
-                        yield _Remedy(node, f"{self._request(at, name)} had {which}")
+                    only = sum(each == owner for each, _, _ in analysis.rejected) == 1
+                    which = "no selector" if only else f"no selector {shown(expression)}"
+                    yield _Change(node, f"{self._request(at, name)} had {which}", claims)
 
     def _most_selected(self, exact: Request, expression: str) -> list[str]:
         """Return the usable nodes with the most devices once an expression is dropped."""
@@ -310,7 +321,7 @@ class _Remedies:
                         counts[node] = counts.get(node, 0) + number
         return nsmallest(MAX_NODES, counts, key=lambda name: (-counts[name], name))
 
-    def without_a_request(self) -> Iterator[_Remedy]:
+    def without_a_request(self) -> Iterator[_Change]:
         if sum(1 for _ in self._trial.requests()) < 2:
             return
         for node in self._nodes:
@@ -319,9 +330,8 @@ class _Remedies:
                     claims = list(self._trial.claims)
                     rest = (*each.requests[:index], *each.requests[index + 1 :])
                     claims[number] = replace(claims[number], requests=rest)
-                    if self._fits(node, claims=claims):
-                        what = self._request(Position(number, index, None), request.name)
-                        yield _Remedy(node, f"the pod did not have {what}")
+                    what = self._request(Position(number, index, None), request.name)
+                    yield _Change(node, f"the pod did not have {what}", claims)
 
 
 def _tolerating(exact: Request, taints: Sequence[TaintFacts]) -> Request:

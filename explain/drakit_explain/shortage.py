@@ -396,76 +396,65 @@ def _short(
 
 def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Trial) -> Finding:
     request, found, analysis = report.analysis.request, report.found, report.analysis
-    world = trial.world
-    name = f'request "{report.name}"'
-    match = "matches" if found.total == 1 or not analysis.matching else "match"
-    devices = f'DeviceClass "{request.device_class}" that {match} {name} of {origin}'
+    world, code, advised = trial.world, Code.NO_DEVICE_PUBLISHED, ""
+    of_class = f'DeviceClass "{request.device_class}"'
+    name = f'request "{report.name}" of {origin}'
+    asks = f"{name} asks for {request.count} devices of {of_class}"
     if not analysis.matching:
-        why = why_unmatched(request, world)
-        what = f"no node publishes a device of {devices}{_rejected(analysis)}"
-        return Finding(
-            code=Code.NO_DEVICE_PUBLISHED,
-            what=f"{what}; {why}" if why else what,
-            advice="" if why else what_to_check(request, world),
+        what = f"no node publishes a device of {of_class} that matches {name}{_rejected(analysis)}"
+        if why := why_unmatched(request, world):
+            what += f"; {why}"
+        else:
+            advised = what_to_check(request, world)
+    elif found.total == 0 and not request.capacity:
+        what = (
+            f"every published device of {of_class} that matches {name} consumes more of a counter "
+            f"than its pool provides, so none can be allocated; correct the driver"
         )
-    if found.total == 0 and not request.capacity:
-        return Finding(
-            code=Code.NO_DEVICE_PUBLISHED,
-            what=f'every published device of DeviceClass "{request.device_class}" that matches '
-            f"{name} of {origin} consumes more of a counter than its pool provides, so none can be "
-            f"allocated; correct the driver",
+    elif found.total == 0 and (absent := _absent_capacity(report, world)):
+        dropped = _dropped(analysis, ["Other"], world)
+        what = (
+            f"none of the published devices of {of_class} that match {name} has {absent}{dropped}"
         )
-    if found.total == 0:
-        if absent := _absent_capacity(report, world):
-            absent += _dropped(analysis, ["Other"], world)
-            return Finding(
-                code=Code.NO_DEVICE_PUBLISHED,
-                what=f"none of the published devices of DeviceClass "
-                f'"{request.device_class}" that match {name} of {origin} has {absent}',
-            )
-        return Finding(
-            code=Code.NO_DEVICE_PUBLISHED,
-            what=f'no published device of DeviceClass "{request.device_class}" that matches {name} '
-            f"of {origin} has the requested capacity",
-            advice="lower capacity.requests or add devices",
-        )
-    if found.total < needed(request):
+    elif found.total == 0:
+        what = f"no published device of {of_class} that matches {name} has the requested capacity"
+        advised = "lower capacity.requests or add devices"
+    elif found.total < needed(request):
         noun = "device is" if found.total == 1 else "devices are"
-        return Finding(
-            code=Code.NO_DEVICE_PUBLISHED,
-            what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
-            f'"{request.device_class}", but only {found.total} matching {noun} published',
-            advice="lower count or add devices",
+        what = f"{asks}, but only {found.total} matching {noun} published"
+        advised = "lower count or add devices"
+    elif found.free >= needed(request, found):
+        code, (node, most) = Code.REQUESTS_COMPETE, found.most_free
+        what = (
+            f"{asks} on one node, but no node has that many free devices: node {node} has the most "
+            f"({most})"
         )
-    if found.free >= needed(request, found):
-        node, most = found.most_free
-        return Finding(
-            code=Code.REQUESTS_COMPETE,
-            what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
-            f'"{request.device_class}" on one node, but no node has that many free devices: node '
-            f"{node} has the most ({most})",
-            advice="lower count or add devices to one node",
-        )
-    code, most = found.on_one_node or analysis.on_one_node(trial.nodes, found)
-    if not code:
-        return Finding(
-            code=Code.NO_DEVICE_PUBLISHED,
-            what=f"{name} of {origin} asks for {request.count} devices of DeviceClass "
-            f'"{request.device_class}" on one node, but no node publishes more than '
-            f"{most} that match",
-            advice="lower count or add devices to one node",
-        )
-    if request.every or request.count > 1:
-        number = "all" if request.every else request.count
-        asks = f"{name} of {origin} asks for {number} devices: "
-        devices = f'DeviceClass "{request.device_class}" that {match}'
+        advised = "lower count or add devices to one node"
     else:
-        asks = ""
+        obstacle, most = found.on_one_node or analysis.on_one_node(trial.nodes, found)
+        if obstacle is not None:
+            return _unavailable(obstacle, name, report, reader, world)
+        what = f"{asks} on one node, but no node publishes more than {most} that match"
+        advised = "lower count or add devices to one node"
+    return Finding(code=code, what=what, advice=advised)
+
+
+def _unavailable(
+    code: Code, name: str, report: RequestReport, reader: str | None, world: World
+) -> Finding:
+    """Return what stands in the way of devices that match a request."""
+    request, found = report.analysis.request, report.found
+    match = "matches" if found.total == 1 else "match"
+    devices, asks = f'DeviceClass "{request.device_class}" that {match}', ""
+    if request.every or request.count > 1:
+        asks = f"{name} asks for {'all' if request.every else request.count} devices: "
+    else:
+        devices += f" {name}"
     what = asks + state(found, of=devices, reader=reader)
     if ends := how_taints_end(found, quoted(sorted(found.unhealthy), world)):
         what = f"{what}; {ends}"
     if code is Code.DEVICES_ALLOCATED:
-        what += _dropped(analysis, ["MultipleAllocations"], world)
+        what += _dropped(report.analysis, ["MultipleAllocations"], world)
     return Finding(
         code=code, what=what, advice=advice(found, released=code is Code.DEVICES_ALLOCATED)
     )
