@@ -1,1 +1,1 @@
-"""Explanations beside the real scheduler: situations with their remedies, and random worlds."""
+"""Explanations beside the real scheduler: situations with their remedies."""

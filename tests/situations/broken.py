@@ -49,7 +49,7 @@ def healthy(s: Scene, node: str) -> None:
         'no ResourceClaim has been created from claim template "waits" for pod claim "claim-0"; ',
         "FailedResourceClaimCreation",
     ),
-    tried=False,
+    unseen=True,
     settled=True,
 )
 def no_claim_may_be_created(s: Scene) -> Iterator[None]:
@@ -66,7 +66,7 @@ def no_claim_may_be_created(s: Scene) -> Iterator[None]:
         'for pod claim "claim-0" was created for another pod with the name "owner"; delete that ',
         "claim and create the pod again",
     ),
-    tried=False,
+    unseen=True,
 )
 def claim_of_another_pod(s: Scene) -> Iterator[None]:
     for name in ("owner", WAITS):
@@ -88,7 +88,7 @@ def claim_of_another_pod(s: Scene) -> Iterator[None]:
         "is being deleted, and finalizer example.com/hold blocks the deletion; when the deletion",
         "create the claim or the pod again",
     ),
-    tried=False,
+    unseen=True,
 )
 def claim_being_deleted(s: Scene) -> Iterator[None]:
     s.publish(device("a"))
@@ -104,7 +104,7 @@ def claim_being_deleted(s: Scene) -> Iterator[None]:
 @situation(
     Code.BINDING_FAILED,
     words=("device a", "failed its binding condition example.com/failed", "check the controller"),
-    tried=False,
+    unseen=True,
 )
 def binding_condition_failed(s: Scene) -> Iterator[None]:
     binding = {

@@ -17,7 +17,7 @@ from tests.situations.table import situation
         'claim template "admin" for pod claim "claim-0" asks for admin access, which namespace',
         'does not allow; ask an admin to set the label resource.kubernetes.io/admin-access: "true"',
     ),
-    tried=False,
+    unseen=True,
 )
 def namespace_does_not_allow_admin_access(s: Scene) -> Iterator[None]:
     s.publish(device("a"))
@@ -35,7 +35,7 @@ def namespace_does_not_allow_admin_access(s: Scene) -> Iterator[None]:
         'ResourceQuota "quota" allows 0 of count/resourceclaims.resource.k8s.io, the namespace',
         "the claim needs 1; delete claims that are not needed, or ask an admin for more",
     ),
-    tried=False,
+    unseen=True,
     settled=True,
 )
 def quota_allows_no_claim(s: Scene) -> Iterator[None]:
@@ -49,7 +49,7 @@ def quota_allows_no_claim(s: Scene) -> Iterator[None]:
 # ------------------------------------------------------------ allocated claims
 
 
-@situation(Code.BINDING_OUTSTANDING, words=("device a", "example.com/attached"), tried=False)
+@situation(Code.BINDING_OUTSTANDING, words=("device a", "example.com/attached"), unseen=True)
 def binding_condition_outstanding(s: Scene) -> Iterator[None]:
     binding = {
         "bindingConditions": ["example.com/attached"],

@@ -49,7 +49,7 @@ def class_of_an_alternative_missing(s: Scene) -> Iterator[None]:
         'ResourceClaim "disk" for pod claim "claim-0" does not exist in namespace',
         "create it or correct resourceClaimName",
     ),
-    tried=False,
+    unseen=True,
 )
 def claim_missing(s: Scene) -> Iterator[None]:
     s.publish(device("a"))
@@ -64,7 +64,7 @@ def claim_missing(s: Scene) -> Iterator[None]:
         'ResourceClaimTemplate "disk" for pod claim "claim-0" does not exist',
         "create it, correct what the API server reports if it refuses it, or correct",
     ),
-    tried=False,
+    unseen=True,
 )
 def template_missing(s: Scene) -> Iterator[None]:
     s.publish(device("a"))
@@ -224,7 +224,7 @@ def class_is_misspelled(s: Scene) -> Iterator[None]:
 @situation(
     Code.RESOURCE_CLAIM_TEMPLATE_MISSING,
     words=('resourceClaimTemplateName ("disks" exists)',),
-    tried=False,
+    unseen=True,
 )
 def template_is_misspelled(s: Scene) -> Iterator[None]:
     s.publish(device("a"))

@@ -552,12 +552,6 @@ class Scene:
         for plural in CLUSTER_WIDE:
             self.api.delete_all(plural, labels=f"{LABEL}={self.namespace}")
 
-    def create(self, kind: str, body: Body) -> Body:
-        """Create a raw object as one of this scene."""
-        namespaced = kind in ("ResourceClaim", "ResourceClaimTemplate")
-        name, spec = body["metadata"]["name"], body["spec"]
-        return self.api.create(self._body(kind, name, spec=spec, namespaced=namespaced))
-
     def _create_node(self, name: str, *, ready: bool) -> str:
         full = f"{self.name}-{name}"
         self.made_up.append(full)

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from drakit_explain.codes import Code
 from drakit_explain.pending import Verdict
 from tests.situations.scene import WAITS, Scene
+
+WAITING_POD = f"pod/{WAITS}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,41 +26,47 @@ class Situation:
 
     name: str
     steps: Callable[[Scene], Iterator[None]]
-    verdict: Verdict
     codes: frozenset[Code]
-    words: tuple[str, ...]
+    verdict: Verdict = Verdict.BLOCKED
+    words: tuple[str, ...] = ()
     """Words that the explanation must contain, in any of its sentences."""
 
-    never: tuple[str, ...]
+    never: tuple[str, ...] = ()
     """Words of wrong advice, which it must not contain."""
 
-    scheduler: tuple[str, ...]
+    scheduler: tuple[str, ...] = ()
     """Words of the scheduler's own message."""
 
-    classless: bool
+    classless: bool = False
     """Whether the class of the scene's devices does not exist at first."""
 
-    alone: bool
+    alone: bool = False
     """Whether it changes what other situations see."""
 
-    tried: bool
-    """Whether the scheduler tries the pod, and reports that it fits nowhere. It does not try a pod
-    whose claim does not exist, and reports nothing."""
+    unseen: bool = False
+    """Whether the scheduler reports nothing of a pod that waits, as of one whose claim does not
+    exist."""
 
-    target: str
+    target: str = WAITING_POD
     """The object that is explained, as ``kubectl drakit explain`` takes it."""
 
-    settled: bool
+    settled: bool = False
     """Whether it is a problem only if it lasts."""
 
-    slow: bool
+    slow: bool = False
     """Whether it runs in ``make test-all`` only."""
 
-    unreal: str
+    unreal: str = ""
     """Why a real cluster does not have it; empty if it can."""
 
-    silent: str
+    silent: str = ""
     """Why the operator does not say so in an Event; empty if it does."""
+
+    @property
+    def tried(self) -> bool:
+        """Whether the scheduler tries the pod, and reports that it fits nowhere."""
+        waits = self.verdict in (Verdict.BLOCKED, Verdict.FITS, Verdict.UNDECIDED)
+        return waits and not self.unseen
 
     @property
     def event(self) -> bool:
@@ -76,51 +85,21 @@ class Situation:
 SITUATIONS: list[Situation] = []
 """All situations, in the order of their definition."""
 
-WAITING_POD = f"pod/{WAITS}"
 
+def situation(*codes: Code, **fields: Any) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
+    """Add a situation with these codes and fields to the table, by its steps."""
 
-def situation(
-    *codes: Code,
-    words: tuple[str, ...] = (),
-    never: tuple[str, ...] = (),
-    scheduler: tuple[str, ...] = (),
-    verdict: Verdict = Verdict.BLOCKED,
-    classless: bool = False,
-    alone: bool = False,
-    tried: bool = True,
-    target: str = WAITING_POD,
-    settled: bool = False,
-    slow: bool = False,
-    unreal: str = "",
-    silent: str = "",
-) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
     def added(steps: Callable[[Scene], Iterator[None]]) -> None:
-        SITUATIONS.append(
-            Situation(
-                name=steps.__name__.replace("_", "-"),
-                steps=steps,
-                verdict=verdict,
-                codes=frozenset(codes),
-                words=words,
-                never=never,
-                scheduler=scheduler,
-                classless=classless,
-                alone=alone,
-                tried=tried and verdict in (Verdict.BLOCKED, Verdict.FITS, Verdict.UNDECIDED),
-                target=target,
-                settled=settled,
-                slow=slow,
-                unreal=unreal,
-                silent=silent,
-            )
-        )
+        name = steps.__name__.replace("_", "-")
+        found = Situation(name=name, steps=steps, codes=frozenset(codes), **fields)
+        SITUATIONS.append(found)
 
     return added
 
 
 def fits() -> Callable[[Callable[[Scene], Iterator[None]]], None]:
     """One of which we say that it fits; the scheduler agrees without a remedy."""
-    return situation(verdict=Verdict.FITS, tried=False)
+    return situation(verdict=Verdict.FITS, unseen=True)
 
 
 MODEL_X = 'device.attributes["DRIVER"].model == "x"'

@@ -335,16 +335,6 @@ async def test_a_device_that_is_gone_is_reported_on_its_claim_and_on_the_pods_th
     assert not bench.reconciler._announcer._since.keys() & {"used", "train", "other"}
 
 
-async def test_a_device_that_is_gone_before_its_pod_starts_is_reported_on_the_pod_once():
-    async with Bench().running() as bench:
-        bench.see(NODES, READY)
-        bench.see(SLICES, pool("s", "g0", taints=GONE))
-        see_placed(bench)
-        await asyncio.sleep(60)
-        assert by_object(bench.told) == {("train", "DeviceGone")}
-        assert bench.notes["train"].startswith("pod lab/train cannot start on node n1: device g0")
-
-
 async def test_the_event_of_an_unhealthy_device_waits_for_the_words_of_its_driver():
     async with Bench().running() as bench:
         bench.see(NODES, NODE)
