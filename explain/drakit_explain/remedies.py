@@ -360,4 +360,4 @@ def _usable_if(problem: Unusable) -> str:
         case NodeProblem.RESOURCES:
             return f"that node had enough resources left ({problem.detail})"
         case NodeProblem.CLAIM:
-            return f"the devices of allocated claim {problem.detail} were available there"
+            return f"claim {problem.detail} were allocated there"

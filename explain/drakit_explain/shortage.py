@@ -15,12 +15,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
+from drakit.quantity import quantity_units
 from drakit_explain.allocation import AllocatorError, AskedClaim, Failure
 from drakit_explain.asking import NO_CHANGES, Changes, Released
 from drakit_explain.availability import Analysis, Availability, needed
 from drakit_explain.broken import published_device
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.codes import Code, Finding, cause_of_class, cause_of_pool, cause_of_selector
+from drakit_explain.devices import CapacityPolicy
 from drakit_explain.model import Constraint, DeviceID, PodFacts, Request, exact_requests
 from drakit_explain.pending_claims import Wanted, what_to_check
 from drakit_explain.pools import NodePool, PoolState, Rules
@@ -417,7 +419,10 @@ def _too_few(origin: str, report: RequestReport, reader: str | None, trial: Tria
             f"none of the published devices of {of_class} that match {name} has {absent}{dropped}"
         )
     elif found.total == 0:
-        what = f"no published device of {of_class} that matches {name} has the requested capacity"
+        what = (
+            f"no published device of {of_class} that matches {name} has the requested capacity"
+            f"{_most(report, world)}"
+        )
         advised = "lower capacity.requests or add devices"
     elif found.total < needed(request):
         noun = "device is" if found.total == 1 else "devices are"
@@ -476,6 +481,20 @@ def _absent_capacity(report: RequestReport, world: World) -> str:
             have = cut(sorted(found), MAX_NAMED) or "none"
             return f"capacity {each.name}; correct capacity.requests (the devices have {have})"
     return ""
+
+
+def _most(report: RequestReport, world: World) -> str:
+    """Return the most that a claim can have of the requested capacities, in parentheses."""
+    most: dict[str, str] = {}
+    kinds = [kind for _, kind in report.analysis.find_kinds(world)]
+    for each in (each for kind in kinds for each in kind.capacity):
+        policy = each.policy or CapacityPolicy()
+        limits = [policy.max] if policy.max else [*policy.valid_values] or [each.value]
+        limit = min(each.value, max(limits, key=quantity_units), key=quantity_units)
+        most[each.name] = max(limit, most.get(each.name, limit), key=quantity_units)
+    asked = (each.name for each in report.analysis.request.capacity)
+    found = [f"{most[name]} of {name}" for name in asked if name in most]
+    return f" (a claim can have at most {cut(found, MAX_NAMED)})" if found else ""
 
 
 def _dropped(analysis: Analysis, features: Collection[str], world: World) -> str:

@@ -228,7 +228,10 @@ def two_claims_need_two_nodes(s: Scene) -> Iterator[None]:
 
 @situation(
     Code.NO_DEVICE_PUBLISHED,
-    words=("has the requested capacity; lower capacity.requests or add devices",),
+    words=(
+        "has the requested capacity (a claim can have at most 4Gi of memory); lower "
+        "capacity.requests or add devices",
+    ),
 )
 def capacity_too_small(s: Scene) -> Iterator[None]:
     s.publish(device("a", capacity={"memory": "4Gi"}))

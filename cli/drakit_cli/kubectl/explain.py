@@ -158,6 +158,7 @@ class Report:
     def show(self, output: Output) -> None:
         """Print it."""
         for sentence in self.lines:
+            sentence = sentence.removesuffix(".")  # of a message that is quoted
             output.line(f"{sentence[0].upper()}{sentence[1:]}.", colour=COLOURS[self.verdict])
         for claim in self.claims:
             output.line()

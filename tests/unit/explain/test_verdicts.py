@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from drakit_explain.devices import CapacityFacts, ListValue, TaintFacts
+from drakit_explain.devices import Amount, CapacityFacts, CapacityPolicy, ListValue, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
     Constraint,
@@ -182,6 +182,23 @@ def test_a_missing_key_is_tested_in_the_domain_of_the_selector(domain, advice):
     code, sentence = only_reason(cluster(*facts, claim(request(selectors=(selector,)))))
     assert code == "SelectorFailed"
     assert f"; {advice}" in sentence
+
+
+@pytest.mark.parametrize(
+    ("policy", "most"),
+    [
+        pytest.param(None, "10", id="all-of-the-device"),
+        pytest.param(CapacityPolicy(default="1", min="1", max="8"), "8", id="a-range"),
+        pytest.param(CapacityPolicy(default="1", valid_values=("1", "4")), "4", id="values"),
+    ],
+)
+def test_the_most_that_a_claim_can_have_of_a_capacity_is_named(policy, most):
+    memory = CapacityFacts(name="memory", value="10", policy=policy)
+    devices = (device("g0", capacity=[replace(memory, value="2")]), device("g1", capacity=[memory]))
+    asks = request(capacity=(Amount("memory", "11"),))
+    code, sentence = only_reason(cluster(slice_on("n1", *devices), claim(asks)))
+    assert code == "NoDevicePublished"
+    assert f"has the requested capacity (a claim can have at most {most} of memory)" in sentence
 
 
 ROOT = Constraint(attribute="d/root")
