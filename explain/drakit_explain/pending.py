@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, partial
 
-from drakit_explain.allocation import AskedClaim, NotEvaluatedError
+from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.asking import Question, Verdicts, answered
 from drakit_explain.availability import Analysis, analyze, analyze_in_steps, budget_of
 from drakit_explain.broken import (
@@ -416,7 +416,7 @@ class Explainer:
             trial, by_origin, judged, reader=reader, preempting=pod.displaces > 0
         )
         if any(each.code in _MAY_END for each in findings):
-            findings = self._with_never(findings, trial.claims, result)
+            findings = self._with_never(findings, trial, result)
         return self._blocked(
             pod,
             findings,
@@ -425,16 +425,17 @@ class Explainer:
             find_remedy=cache(lambda: self._remedy(pod, allocated, trial, result)),
         )
 
-    def _with_never(
-        self, findings: list[Finding], claims: Sequence[AskedClaim], result: _Result
-    ) -> list[Finding]:
+    def _with_never(self, findings: list[Finding], trial: Trial, result: _Result) -> list[Finding]:
         """Return findings about devices that are held or tainted, after those that do not end when
         the devices are free."""
         lasting = [each for each in findings if each.code is Code.CONSTRAINT_NOT_MET]
         if not lasting and result.never is None:
-            several = len([each for claim in claims for each in claim.requests]) > 1
-            several = several or any(each.constraints for each in claims)
-            result.never = never_together(claims, self._world, self.verdicts) if several else []
+            several = len(list(trial.requests())) > 1 or any(
+                each.constraints for each in trial.wanted
+            )
+            never = never_together(trial.claims, self._world, self.verdicts) if several else []
+            every = tuple(each.claim for each in trial.wanted)
+            result.never = [replace(each, claims=every) for each in never]
         lasting = lasting or result.never
         if not lasting:
             return findings

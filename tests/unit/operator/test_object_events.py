@@ -104,7 +104,8 @@ async def test_a_remedy_is_named_unless_a_hidden_fact_may_prevent_it(hidden, nam
 
 async def test_the_claim_without_devices_is_reported_and_not_the_others_of_the_pod():
     async with Bench().running() as bench:
-        see_taken_device(bench, "g1")
+        see_taken_device(bench, "g1", "g2")
+        bench.see(CLAIMS, claim("taken-too", devices=["g1"], pod="pod-too"))
         big = claim("big")
         big["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2
         bench.see(CLAIMS, big)
