@@ -163,8 +163,8 @@ class AllocatorError:
 class AskedClaim:
     """A claim, or what a template would make, as far as the allocator reads it."""
 
-    name: str = field(default="", compare=False)
-    """For sentences: ``claim "name"`` or ``claim template "name"``."""
+    origin: str = field(default="", compare=False)
+    """``claim "name"`` or ``claim template "name"``: not the pod's own name for the claim."""
 
     requests: tuple[Request, ...]
     constraints: tuple[Constraint, ...] = ()

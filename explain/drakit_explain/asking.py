@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
@@ -137,18 +137,6 @@ class _Asked(NamedTuple):
         return exact_of(each for claim in self.claims for each in claim.requests)
 
 
-@dataclass(slots=True)
-class _Profiles:
-    """The profiles of nodes for some claims."""
-
-    profiles: Profiles
-    revision: int
-    known: dict[str, tuple[object, int, int]] = field(
-        default_factory=dict[str, tuple[object, int, int]]
-    )
-    """By node: its pools, the revision of their last change, and the hash of the profile."""
-
-
 class Verdicts:
     """Verdicts about the claims of one world. Not thread-safe."""
 
@@ -157,7 +145,7 @@ class Verdicts:
         self._known: dict[int, Verdict] = {}
         """By a hash of 64 bits, which is not predictable: it has strings."""
 
-        self._profiles: dict[int, _Profiles] = {}
+        self._profiles: dict[int, Profiles] = {}
         self._last: tuple[Sequence[AskedClaim], int, int] = ((), 0, 0)
         """The last claims, with the revision of rules and their hash, which takes long."""
 
@@ -286,16 +274,9 @@ class Verdicts:
             asked.budget.spend(STEPS_PER_PART * len(asked.exact))
             while sum(len(each.known) for each in self._profiles.values()) > MAX_NODES:
                 del self._profiles[next(iter(self._profiles))]
-            profiles = Profiles(world, asked.claims, all_free=all_free)
-            entry = _Profiles(profiles, world.rules_revision)
+            entry = Profiles(world, asked.claims, all_free=all_free)
         keep(self._profiles, number, entry, limit=MAX_PROFILES)
-        pools = self._pools(asked.node)
-        stamp = max(map(world.stamp, pools), default=0)
-        known = entry.known.get(asked.node)
-        if known is None or known[0] is not pools or known[1] != stamp:
-            profile = hash(entry.profiles.of(pools, asked.budget))
-            known = entry.known[asked.node] = pools, stamp, profile
-        return known[2]
+        return entry.number(asked.node, self._pools(asked.node), asked.budget)
 
     def _pools(self, node: str) -> Sequence[NodePool]:
         return self._world.pools_of_node(self._world.views()[node])

@@ -166,12 +166,9 @@ class UsableNodes:
 
         False while that is unknown for a moment; True if the caller never knows it.
         """
-        node, loads = self._world.node(name), self._world.loads
-        if node is None or loads is None or not loads.knows(name):
-            return True
-        if self._loads is None:
+        if self._world.loads is not None and self._loads is None:
             return False
-        return too_small(pod.requests, loads.free(node, priority=LOWEST_PRIORITY)) is None
+        return self._too_small(pod, name, priority=LOWEST_PRIORITY) is None
 
     def after(
         self, pod: PodFacts, allocated: Sequence[ClaimFacts], name: str, budget: Budget
@@ -180,7 +177,7 @@ class UsableNodes:
         problem, node = self.of(pod, allocated, budget)[name], self._world.node(name)
         if node is None or problem is None:
             return False
-        small = self._too_small(pod, name)
+        small = self._too_small(pod, name, priority=pod.displaces)
         if small is not None and small != problem:
             return False
         budget.spend(_STEPS_PER_NODE + pod.placement.steps)
@@ -212,7 +209,11 @@ class UsableNodes:
 
         def find() -> Nodes:
             budget.spend(len(rules) * (_STEPS_PER_NODE + len(pod.requests)))
-            return {name: problem or self._too_small(pod, name) for name, problem in rules.items()}
+            priority = pod.displaces
+            return {
+                name: problem or self._too_small(pod, name, priority=priority)
+                for name, problem in rules.items()
+            }
 
         return _used(self._with_room, (pod.placement, pod.requests, pod.displaces), find)
 
@@ -227,13 +228,12 @@ class UsableNodes:
 
         return _used(self._by_rules, pod.placement, find)
 
-    def _too_small(self, pod: PodFacts, name: str) -> Unusable | None:
+    def _too_small(self, pod: PodFacts, name: str, *, priority: int) -> Unusable | None:
+        """Return what a node lacks beside pods of this priority; None if it is unknown."""
         node, loads = self._world.node(name), self._world.loads
-        if node is None or loads is None or self._loads is None:  # unknown, or outdated
+        if node is None or loads is None or self._loads is None or not loads.knows(name):
             return None
-        if not loads.knows(name):
-            return None
-        return too_small(pod.requests, loads.free(node, priority=pod.displaces))
+        return too_small(pod.requests, loads.free(node, priority=priority))
 
 
 def _used(cache: dict[object, Nodes], key: object, find: Callable[[], Nodes]) -> Nodes:

@@ -433,7 +433,7 @@ class Explainer:
             several = len(list(trial.requests())) > 1 or any(
                 each.constraints for each in trial.wanted
             )
-            never = never_together(trial.claims, self._world, self.verdicts) if several else []
+            never = never_together(trial.wanted, self._world, self.verdicts) if several else []
             every = tuple(each.claim for each in trial.wanted)
             result.never = [replace(each, claims=every) for each in never]
         lasting = lasting or result.never

@@ -12,7 +12,7 @@ It must not know clients, clocks, or Events.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from drakit.quantity import quantity_units
@@ -22,7 +22,6 @@ from drakit_explain.evidence import NO_EVENTS, NOT_CREATED, Events
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
-    Constraint,
     NamespaceFacts,
     NodeFacts,
     PodClaim,
@@ -55,24 +54,14 @@ QUOTA_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """A claim of a pod that must be allocated."""
+class Wanted(AskedClaim):
+    """A claim of a pod that must be allocated; the allocator reads only what it asks for."""
 
-    origin: str
-    """``claim "name"`` or ``claim template "name"``: not the pod's own name for the claim."""
-
-    requests: tuple[Request, ...]
-    constraints: tuple[Constraint, ...] = ()
-    claim: str = ""
+    claim: str = field(default="", compare=False)
     """The name of the ResourceClaim, if it has been created."""
 
-    template: str = ""
+    template: str = field(default="", compare=False)
     """The name of the ResourceClaimTemplate from which it will be created."""
-
-    @property
-    def asked(self) -> AskedClaim:
-        """What the allocator needs of it."""
-        return AskedClaim(name=self.origin, requests=self.requests, constraints=self.constraints)
 
 
 def resolve(

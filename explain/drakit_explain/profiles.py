@@ -33,6 +33,10 @@ class Profiles:
 
         :param all_free: no device is allocated or tainted.
         """
+        self.revision: int = world.rules_revision
+        self.known: dict[str, tuple[object, int, int]] = {}
+        """By node: its pools, the revision of their last change, and the hash of the profile."""
+
         self._world = world
         self._all_free = all_free
         self._counts_empty = not rules_of(world.minor).skips_pools
@@ -42,6 +46,14 @@ class Profiles:
             Selection(world, exact) for claim in claims for exact in exact_of(claim.requests)
         ]
         self._attributes = sorted({each.attribute for one in claims for each in one.constraints})
+
+    def number(self, node: str, pools: Sequence[NodePool], budget: Budget) -> int:
+        """Return a number that is equal for nodes with equal profiles. Raises as :meth:`of`."""
+        stamp = max(map(self._world.stamp, pools), default=0)
+        known = self.known.get(node)
+        if known is None or known[0] is not pools or known[1] != stamp:
+            known = self.known[node] = pools, stamp, hash(self.of(pools, budget))
+        return known[2]
 
     def of(self, pools: Sequence[NodePool], budget: Budget) -> Hashable:
         """

@@ -327,7 +327,7 @@ class _Remedies:
         for node in self._nodes:
             for number, each in enumerate(self._trial.wanted):
                 for index, request in enumerate(each.requests[:MAX_CHANGES]):
-                    claims = list(self._trial.claims)
+                    claims: list[AskedClaim] = list(self._trial.wanted)
                     rest = (*each.requests[:index], *each.requests[index + 1 :])
                     claims[number] = replace(claims[number], requests=rest)
                     what = self._request(Position(number, index, None), request.name)

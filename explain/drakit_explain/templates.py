@@ -92,7 +92,7 @@ def _never_together(
         apart = apart and not found
         for each in found:
             if each.code in (Code.CONSTRAINT_NOT_MET, Code.REQUESTS_COMPETE):
-                yield replace(each, what=f"{claim.name}: {each.what}")
+                yield replace(each, what=f"{claim.origin}: {each.what}")
     requests = [each for claim in claims for each in claim.requests]
     if not apart or len(claims) < 2 or not _is_certain(requests, world, budget):
         return

@@ -71,15 +71,10 @@ class Trial:
     """Nodes with an error because of which the scheduler gives up the pod on all nodes; one node of
     each profile."""
 
-    claims: tuple[AskedClaim, ...] = field(default=(), init=False, compare=False)
-
     _analyses: dict[int, Analysis] = field(
         default_factory=dict[int, Analysis], init=False, compare=False
     )
     """By the identity of the request: its hash costs more than most answers."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "claims", tuple([each.asked for each in self.wanted]))
 
     @property
     def rules(self) -> Rules:
@@ -146,18 +141,18 @@ class Trial:
 
     def without_constraint(self, claim: int, constraint: int) -> list[AskedClaim]:
         """Return the claims with one constraint left out."""
-        claims = list(self.claims)
+        claims: list[AskedClaim] = list(self.wanted)
         kept = claims[claim].constraints
         kept = (*kept[:constraint], *kept[constraint + 1 :])
         claims[claim] = replace(claims[claim], constraints=kept)
         return claims
 
     def without_constraints(self) -> list[AskedClaim]:
-        return [replace(each, constraints=()) for each in self.claims]
+        return [replace(each, constraints=()) for each in self.wanted]
 
     def with_request(self, at: Position, exact: Request) -> list[AskedClaim]:
         """Return the claims with one exact request replaced."""
-        claims = list(self.claims)
+        claims: list[AskedClaim] = list(self.wanted)
         requests = list(claims[at.claim].requests)
         if at.alternative is not None:
             alternatives = list(requests[at.request].alternatives)
@@ -177,7 +172,7 @@ class Trial:
         """Return the allocator's verdict about a node, as it is unless something is replaced; None
         if the question is planned."""
         self.budget.spend(_STEPS_PER_ANSWER)
-        asked = self.claims if claims is None else claims
+        asked = self.wanted if claims is None else claims
         return self.verdicts.find(asked, node, self.budget, changes)
 
     def error(self, node: str, verdict: Verdict) -> AllocatorError:
@@ -430,7 +425,7 @@ class _Nodes:
     answers: dict[str, Verdict] = field(default_factory=dict[str, Verdict])
 
     def profile(self, node: str) -> int:
-        return self.trial.verdicts.profile(self.trial.claims, node, self.trial.budget)
+        return self.trial.verdicts.profile(self.trial.wanted, node, self.trial.budget)
 
     def ask(self, nodes: Iterable[str], *, first: int = 0) -> Iterator[tuple[str, Verdict]]:
         """

@@ -218,8 +218,7 @@ def _claims_of(
     """Return the claims that exist, and one for all others, with the devices that the allocator
     finds; None if they are unknown."""
     wanted = wanted_of(pod, world)
-    asked = [each.asked for each in wanted]
-    verdict = ask(explainer.verdicts.question(asked, node, budget_of(world)))
+    verdict = ask(explainer.verdicts.question(wanted, node, budget_of(world)))
     if verdict.outcome is not VerdictOutcome.ALLOCATED or len(verdict.results) != len(wanted):
         return None  # the program of an earlier version names no devices
     claims: dict[str, ClaimFacts] = {}

@@ -387,7 +387,7 @@ SHARED = device("s", capacity=[CapacityFacts(name="m", value="2")], shareable=Tr
 def profiles(world, *requests, constraints=()):
     """Return the profile of each node."""
     trial = trial_of(world, *requests, constraints=constraints)
-    return [trial.verdicts.profile(trial.claims, name, trial.budget) for name in world.views()]
+    return [trial.verdicts.profile(trial.wanted, name, trial.budget) for name in world.views()]
 
 
 @pytest.mark.parametrize(
