@@ -7,6 +7,8 @@ Does not depend on whether the cluster is real.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from drakit_cli.kubectl.pods import SETTLE_SECONDS
 from drakit_explain.pending import Explanation, Verdict
 from drakit_operator.announcing import NOTE_CHARACTERS
@@ -84,16 +86,22 @@ def check_event(situation: Situation, scene: Scene, said: str) -> None:
     assert made == [], f"claims of the pod have Events, too: {made}"
 
 
+def begin(situation: Situation, scene: Scene) -> Iterator[None]:
+    """Make a situation, and return the rest of its steps."""
+    scene.open()
+    scene.held = situation.verdict is Verdict.FITS and not situation.tried
+    scene.settled = situation.settled
+    if not situation.classless:
+        scene.device_class()
+    steps = situation.steps(scene)
+    next(steps)
+    return steps
+
+
 def run(situation: Situation, scene: Scene) -> str:
     """Run a situation to its end; return what was said."""
-    scene.open()
     try:
-        scene.held = situation.verdict is Verdict.FITS and not situation.tried
-        scene.settled = situation.settled
-        if not situation.classless:
-            scene.device_class()
-        steps = situation.steps(scene)
-        next(steps)
+        steps = begin(situation, scene)
         refusal = scene.wait_refused() if situation.tried else ""
         assert [word for word in situation.scheduler if word not in refusal] == [], refusal
         of_pod = situation.target == WAITING_POD

@@ -12,6 +12,7 @@ import json
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -25,7 +26,7 @@ from tests.fakes.control_plane import MINOR, ControlPlane
 from tests.programs import needs_go
 from tests.situations.api import Api, Body
 from tests.situations.explaining import Explaining
-from tests.situations.running import run
+from tests.situations.running import begin, check, check_command, check_event, run
 from tests.situations.scene import HOSTNAME, REFUSED, Heartbeats, Scene
 from tests.situations.table import SITUATIONS, Situation
 from tests.unit.operator.conftest import Cluster
@@ -113,10 +114,34 @@ def explaining(api: Api) -> Iterator[Explaining]:
         yield Explaining(api, helper, program=cel_program(MINOR), command=explain)
 
 
-@pytest.mark.parametrize("situation", [pytest.param(each, id=each.name) for each in SITUATIONS])
-def test_the_remedy_that_we_name_lets_the_pod_run(
-    situation: Situation, api: Api, explaining: Explaining
-):
+def case(situation: Situation):
+    return pytest.param(situation, id=situation.name)
+
+
+@pytest.fixture
+def scene(api: Api, explaining: Explaining, situation: Situation) -> Scene:
     namespace = f"explain-{uuid.uuid4().hex[:8]}"
-    scene = Scene(api, explaining, situation.name, namespace, "node", "other", Heartbeats(api))
+    return Scene(api, explaining, situation.name, namespace, "node", "other", Heartbeats(api))
+
+
+@pytest.mark.parametrize("situation", [case(each) for each in SITUATIONS])
+def test_the_remedy_that_we_name_lets_the_pod_run(situation: Situation, scene: Scene):
     print(run(situation, scene))
+
+
+REPORTED = [each for each in SITUATIONS if each.event and not each.slow and not each.settled]
+
+
+@pytest.mark.parametrize("situation", [case(each) for each in REPORTED[:20]])
+def test_a_changed_sentence_fails_in_each_runner(situation: Situation, scene: Scene):
+    changed = replace(situation, words=tuple(f"{each}~" for each in situation.words))
+    try:
+        begin(situation, scene)
+        with pytest.raises(AssertionError):
+            check(scene.explain(), changed)
+        with pytest.raises(AssertionError):
+            check_command(changed, scene)
+        with pytest.raises(AssertionError):
+            check_event(changed, scene, "")
+    finally:
+        scene.close()
