@@ -15,6 +15,11 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TextIO
 
 
+def plural(number: int, word: str) -> str:
+    """Return a number and its word, as in ``1 node`` and ``2 nodes``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 def escaped(text: str, *, keep: str = "") -> str:
     r"""
     Escape unprintable characters except those in `keep`: C0 and C1 controls, DEL, bidirectional

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drakit.text import plural
 from drakit_cli.answers import CommandError, UsageError, table, visible
 from drakit_cli.place import Checkpoint, Entry, find_place, read_checkpoints, spec_path
 
@@ -74,7 +75,7 @@ def verify(options: argparse.Namespace) -> int:
         print("\n".join(visible(f"{d}: {text}") for d, ts in problems.items() for text in ts))
     else:
         entries = sum(len(item.entries) for item in found)
-        what = f"{_count(len(found), 'checkpoint')} with {_count(entries, 'claim')}"
+        what = f"{plural(len(found), 'checkpoint')} with {plural(entries, 'claim')}"
         print(f"{what}: no problems found")
     return 1 if any(problems.values()) else 0
 
@@ -103,13 +104,9 @@ def _file_problems(checkpoint: Checkpoint, place: NodePluginConfig) -> list[str]
     return found + [f"CDI file {path} belongs to no known claim" for path in checkpoint.orphans]
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
 def as_text(checkpoint: Checkpoint) -> str:
     """Return the claims and endpoints of a checkpoint, without opaque parameters."""
-    number = _count(len(checkpoint.entries), "claim")
+    number = plural(len(checkpoint.entries), "claim")
     lines = [f"{checkpoint.driver}: {number} ({checkpoint.path})"]
     if checkpoint.entries:
         lines.append(table(_HEAD, [_row(entry) for entry in checkpoint.entries]))
@@ -141,7 +138,7 @@ def _endpoint_row(endpoint: StoredEndpoint) -> tuple[str, ...]:
 
 def _devices(endpoint: StoredEndpoint, pool: str) -> str:
     gone = len(endpoint.gone.get(pool, ()))
-    return _count(len(endpoint.pools[pool]), "device") + (f", {gone} gone" if gone else "")
+    return plural(len(endpoint.pools[pool]), "device") + (f", {gone} gone" if gone else "")
 
 
 def _endpoint_state(endpoint: StoredEndpoint) -> str:

@@ -21,7 +21,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import cast
@@ -231,13 +231,6 @@ def _backend_entry(project: Project) -> str:
     )
 
 
-_PYTHON_COMMANDS = (
-    "python3 -m venv ~/drakit-venv",
-    "source ~/drakit-venv/bin/activate",
-    "pip install \"$DRAKIT[testing]\" --editable '.[dev]'",
-    "pytest",
-)
-
 PLUGIN = Form(
     folders=("any", "python", "plugin"),
     source="src/{package}/driver.py",
@@ -247,7 +240,12 @@ PLUGIN = Form(
     values = yaml.safe_load((PROJECT / "values.yaml").read_text())
     (entry,) = values["nodeplugin"]["drivers"]
     driver.Config.model_validate(entry.get("config", {}))""",
-    commands=_PYTHON_COMMANDS,
+    commands=(
+        "python3 -m venv ~/drakit-venv",
+        "source ~/drakit-venv/bin/activate",
+        "pip install \"$DRAKIT[testing]\" --editable '.[dev]'",
+        "pytest",
+    ),
     note=_PLUGIN_NOTE,
 )
 """A driver in Python that runs in the node plugin."""
@@ -268,14 +266,13 @@ GO = Form(
 )
 """A driver in Go that runs as its own process, on the module of a clone of drakit."""
 
-CONTAINER = Form(
+CONTAINER = replace(
+    PLUGIN,
     folders=("any", "python", "process", "container"),
-    source="src/{package}/driver.py",
-    tests="tests/test_driver.py",
+    component="",
     read_config="""\
     values = yaml.safe_load((PROJECT / "chart" / "values.yaml").read_text())
     driver.Config.model_validate(values["config"])""",
-    commands=_PYTHON_COMMANDS,
     note=_CONTAINER_NOTE,
     values="the files in chart, drakit-values.yaml, deviceclass.yaml, both pods",
 )

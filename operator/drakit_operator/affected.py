@@ -8,39 +8,28 @@ It must not know queues, or what a check finds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from drakit_explain.broken import node_of_claim
 from drakit_explain.devices import DeviceFacts
-from drakit_explain.kinds import (
-    CLAIMS,
-    CLASSES,
-    NAMESPACES,
-    NODES,
-    PODS,
-    POLICIES,
-    QUOTAS,
-    REPORTS,
-    RULES,
-    SLICES,
-    TEMPLATES,
-)
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     DeviceID,
+    NamespaceFacts,
     NodeFacts,
     PodFacts,
     PolicyFacts,
     PoolID,
+    QuotaFacts,
     ReportFacts,
     SliceFacts,
     TaintRuleFacts,
+    TemplateFacts,
 )
 from drakit_explain.poolchecks import node_of_slice
-from drakit_explain.world import Name, World
-from drakit_operator.store import Change
+from drakit_explain.world import AnyFact, Change, Fact, Name, World
 
 POD, CLAIM, TEMPLATE, CLASS, NODE, SLICE = "pod", "claim", "template", "class", "node", "slice"
 POLICY, REPORT = "policy", "report"
@@ -58,7 +47,7 @@ def affected(changes: Iterable[Change], world: World) -> Iterable[Key]:
     """Return the objects that must be checked again, each once."""
     found = _Affected(world)
     for change in changes:
-        _FOLLOW[change.kind](found, change)
+        _FOLLOW[type(change.new or change.old)](found, change)
     found.sweep()
     return found.keys
 
@@ -124,7 +113,7 @@ class _Affected:
 
     def pod(self, change: Change) -> None:
         self._add(POD, [change.name])
-        old, new = change.both(PodFacts)
+        old, new = _both(change, PodFacts)
         if old is not None and new is None:
             for each in old.claims:  # another pod represents a claim by name now
                 if each.claim is not None:
@@ -135,7 +124,7 @@ class _Affected:
 
     def claim(self, change: Change) -> None:
         self._add(CLAIM, [change.name])
-        old, new = change.both(ClaimFacts)
+        old, new = _both(change, ClaimFacts)
         if _held(old) != _held(new):  # devices became free or taken, or changed hands
             self._all_that_wait = True
         else:
@@ -162,12 +151,12 @@ class _Affected:
 
     def slice(self, change: Change) -> None:
         self._all_that_wait = True
-        old, new = change.both(SliceFacts)
+        old, new = _both(change, SliceFacts)
         if old is None and new is not None:
             self._add(SLICE, [change.name])
         for each in filter(None, (old, new)):
             self._add_node(each)
-            if change.comes_or_goes:
+            if _comes_or_goes(change):
                 self._pools.add(each.of_pool)
                 if on := node_of_slice(each):
                     self._add(REPORT, [Name("", f"{on}.{each.driver}")])
@@ -179,19 +168,19 @@ class _Affected:
 
     def node(self, change: Change) -> None:
         self._all_that_wait = True
-        if change.comes_or_goes:
+        if _comes_or_goes(change):
             self._nodes.add(change.name.name)
             self._add(NODE, [change.name])
             for each in self.world.slices_of_node(change.name.name):
                 self._pools.add(each.of_pool)
                 self._add(SLICE, [Name("", each.name)])
-        old, new = change.both(NodeFacts)
+        old, new = _both(change, NodeFacts)
         if _of_policies(old) != _of_policies(new):
             self._add(POLICY, self.world.of(PolicyFacts))  # each has a selector
 
     def rule(self, change: Change) -> None:
         self._all_that_wait = True
-        for each in change.both(TaintRuleFacts):
+        for each in _both(change, TaintRuleFacts):
             if each is not None and each.adds_taints:
                 self._tainted.add((each.driver, each.pool))
 
@@ -208,7 +197,7 @@ class _Affected:
 
     def report(self, change: Change) -> None:
         self._add(REPORT, [change.name])
-        old, new = change.both(ReportFacts)
+        old, new = _both(change, ReportFacts)
         if _quoted(old) != _quoted(new):
             self._all_that_wait = True
         for one, other in ((old, new), (new, old)):
@@ -224,31 +213,41 @@ class _Affected:
 
     def policy(self, change: Change) -> None:
         """Kopf calls its handlers for changes of the policy itself."""
-        old, new = change.both(PolicyFacts)
+        old, new = _both(change, PolicyFacts)
         if _spec_of(old) != _spec_of(new):  # its status is what the operator wrote
             self._add(POLICY, self._with_resource_of(change) - {change.name})
 
     def _with_resource_of(self, change: Change) -> set[Name]:
         """Return the policies with the extended resource that a policy or class has, or had."""
-        both = (*change.both(PolicyFacts), *change.both(ClassFacts))
+        both = (*_both(change, PolicyFacts), *_both(change, ClassFacts))
         resources = {each.extended_resource for each in both if each is not None}
         policies = self.world.of(PolicyFacts).items()
         return {name for name, each in policies if each.extended_resource in resources - {""}}
 
 
-_FOLLOW = {
-    PODS: _Affected.pod,
-    CLAIMS: _Affected.claim,
-    TEMPLATES: _Affected.template,
-    CLASSES: _Affected.device_class,
-    SLICES: _Affected.slice,
-    NODES: _Affected.node,
-    RULES: _Affected.rule,
-    REPORTS: _Affected.report,
-    POLICIES: _Affected.policy,
-    NAMESPACES: _Affected.place,
-    QUOTAS: _Affected.place,
+_FOLLOW: Mapping[type[Fact | None], Callable[[_Affected, Change], None]] = {
+    PodFacts: _Affected.pod,
+    ClaimFacts: _Affected.claim,
+    TemplateFacts: _Affected.template,
+    ClassFacts: _Affected.device_class,
+    SliceFacts: _Affected.slice,
+    NodeFacts: _Affected.node,
+    TaintRuleFacts: _Affected.rule,
+    ReportFacts: _Affected.report,
+    PolicyFacts: _Affected.policy,
+    NamespaceFacts: _Affected.place,
+    QuotaFacts: _Affected.place,
 }
+
+
+def _comes_or_goes(change: Change) -> bool:
+    return change.old is None or change.new is None
+
+
+def _both(change: Change, of: type[AnyFact]) -> tuple[AnyFact | None, AnyFact | None]:
+    """Return an object as it was and as it is; None where it is of another type."""
+    old, new = change.old, change.new
+    return old if isinstance(old, of) else None, new if isinstance(new, of) else None
 
 
 def _lacks_claim(pod: PodFacts | None) -> bool:

@@ -310,12 +310,13 @@ class _Leader:
             "loads": self._loads.run,
             "kopf": self._serve_kinds,
             "cluster": self._follow_cluster,
-            "device counts": self._count_devices,
+            "device counts": partial(self._once_listed, self.reconciler.count_devices),
             "selectors": self.reconciler.evaluate,
         }
         for number in range(self._config.workers):
-            parts[f"worker {number}"] = self._work
-            parts[f"worker of claims {number}"] = partial(self._work, urgent=True)
+            for name, urgent in (("worker", False), ("worker of claims", True)):
+                work = partial(self.reconciler.work, urgent=urgent)
+                parts[f"{name} {number}"] = partial(self._once_listed, work)
         try:
             await tasks.run(parts)
         finally:
@@ -332,17 +333,13 @@ class _Leader:
         """Return what keeps the leader from its work."""
         return self.sources.problem() or self._policies.problem()
 
-    async def _count_devices(self) -> None:
-        await self.sources.complete.wait()
-        await self.reconciler.count_devices()
-
-    async def _work(self, *, urgent: bool = False) -> None:
+    async def _once_listed(self, work: Callable[[], Awaitable[None]]) -> None:
         await self.sources.complete.wait()
         await self._release_read.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOADS_SECONDS):
                 await self._loads.listed.wait()
-        await self.reconciler.work(urgent=urgent)
+        await work()
 
     async def _serve_kinds(self) -> None:
         async with await self._connect() as session:

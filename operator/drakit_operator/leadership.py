@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
 
 from drakit_daemon import tasks
@@ -74,11 +75,9 @@ class Leadership:
 
     async def run(self) -> None:
         """Take part in the election until canceled, and then release the Lease."""
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        thread = threading.Thread(
-            target=self._main, args=(asyncio.get_running_loop(), ended), name="lease", daemon=True
-        )
-        thread.start()
+        owner, done = asyncio.get_running_loop(), Future[None]()
+        ended = asyncio.wrap_future(done)
+        threading.Thread(target=self._main, args=(owner, done), name="lease", daemon=True).start()
         try:
             await asyncio.shield(ended)
         finally:
@@ -94,20 +93,14 @@ class Leadership:
         answered_at = self._election.answered_at if self._election is not None else float("-inf")
         return asyncio.get_running_loop().time() - answered_at
 
-    def _main(self, owner: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
-        problem: BaseException | None = None
+    def _main(self, owner: asyncio.AbstractEventLoop, done: Future[None]) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._campaign(owner))
         except BaseException as error:
-            problem = error
-
-        def report() -> None:
-            if not ended.done():
-                ended.set_exception(problem) if problem else ended.set_result(None)
-
-        with suppress(RuntimeError):  # the owner's loop is closed: there is no receiver
-            owner.call_soon_threadsafe(report)
+            done.set_exception(error)
+        else:
+            done.set_result(None)
 
     async def _campaign(self, owner: asyncio.AbstractEventLoop) -> None:
         settings = self._settings

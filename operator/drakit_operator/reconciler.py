@@ -43,7 +43,7 @@ from drakit_explain.pending import Explainer, waits
 from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
 from drakit_explain.selectors import FeatureGates, Selectors
 from drakit_explain.templates import class_problems, template_problems
-from drakit_explain.world import Name
+from drakit_explain.world import Change, Name
 from drakit_operator.affected import (
     CLAIM,
     CLASS,
@@ -60,7 +60,7 @@ from drakit_operator.announcing import Announcer, NotWrittenError
 from drakit_operator.metrics import Metrics
 from drakit_operator.problems import problems_of_claim, problems_of_pod, running_pods
 from drakit_operator.selecting import SelectorEvaluation
-from drakit_operator.store import Change, Store
+from drakit_operator.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +228,8 @@ class Reconciler:
             self._queue.add_after(Key(POD, name), self._debounce_seconds)
 
     def _follow_ages(self, change: Change) -> None:
-        if all(concern.kind is not change.kind for concern in self._concerns.values()):
+        of = type(change.new or change.old)
+        if all(concern.kind.type is not of for concern in self._concerns.values()):
             return
         if change.old is not None and (change.new is None or change.new.uid != change.old.uid):
             self._announcer.forget(change.old.uid)

@@ -26,11 +26,11 @@ from drakit_daemon.kube.listing import SkippedLog
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit_explain.kinds import POLICIES, Kind
 from drakit_explain.loads import Load, Loads, load_of_pod
-from drakit_explain.world import Fact, Name, name_of_fact
+from drakit_explain.world import Change, Fact, Name, name_of_fact
 from drakit_formats.resource.objects import Object
 from drakit_operator.kinds import SELECTED, Absence, Served, find, name_of
 from drakit_operator.metrics import Metrics
-from drakit_operator.store import Change, Store
+from drakit_operator.store import Store
 
 logger = logging.getLogger(__name__)
 

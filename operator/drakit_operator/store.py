@@ -10,31 +10,12 @@ It must not know Kopf, sessions, queues, or Events.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from drakit_explain.kinds import Kind
 from drakit_explain.model import ClaimFacts, Placement, PodFacts, TemplateFacts
-from drakit_explain.world import AnyFact, Fact, Name, World
+from drakit_explain.world import Change, Fact, Name, World
 from drakit_operator.budgets import ContentBudgets, NodeBudgets
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """One object as it was and as it is; None where there is none."""
-
-    kind: Kind
-    name: Name
-    old: Fact | None
-    new: Fact | None
-
-    @property
-    def comes_or_goes(self) -> bool:
-        return self.old is None or self.new is None
-
-    def both(self, of: type[AnyFact]) -> tuple[AnyFact | None, AnyFact | None]:
-        """Return the object as it was and as it is; None where it is of another type."""
-        old, new = self.old, self.new
-        return old if isinstance(old, of) else None, new if isinstance(new, of) else None
 
 
 class Store:
@@ -65,22 +46,18 @@ class Store:
             # Most pods do not use devices; the store does not keep them.
             return self.remove(kind, Name(fact.namespace, fact.name), uid=None)
         change = self.world.apply(self._budgets.without_lost(fact))
-        if change is None:
-            return None
-        if change.old is not None and change.old.uid != fact.uid:
+        if change is not None and change.old is not None and change.old.uid != fact.uid:
             self._release(change.old.uid)
-        return Change(kind=kind, name=change.name, old=change.old, new=change.new)
+        return change
 
     def remove(self, kind: Kind, name: Name, *, uid: str | None) -> Change | None:
         """Remove an object. A deletion of a UID that another object has replaced has no effect."""
         change = self.world.remove(kind.type, name, uid=uid)
         if uid is not None:
             self._release(uid)
-        if change is None:
-            return None
-        if change.old is not None:
+        if change is not None and change.old is not None:
             self._release(change.old.uid)
-        return Change(kind=kind, name=change.name, old=change.old, new=change.new)
+        return change
 
     def replace(self, kind: Kind, facts: Iterable[Fact]) -> Iterator[Change | None]:
         """
@@ -94,8 +71,7 @@ class Store:
             budgets.retain(kind.type, {fact.uid for fact in kept})
         before = self._budgets.losses
         kept = [self._budgets.without_lost(fact) for fact in kept]
-        for change in self.world.replace(kind.type, kept):
-            yield change and Change(kind=kind, name=change.name, old=change.old, new=change.new)
+        yield from self.world.replace(kind.type, kept)
         self._drop_lost(since=before)
 
     def _release(self, uid: str) -> None:

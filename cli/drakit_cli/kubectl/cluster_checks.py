@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from drakit.text import plural
 from drakit_cli.kubectl.capabilities import evaluate_selectors, lacks_helper
 from drakit_cli.kubectl.devices import UNREACHABLE, PoolRow
 from drakit_cli.kubectl.gather import Gap, Gathered
-from drakit_cli.kubectl.output import plural, shortened
+from drakit_cli.kubectl.output import shortened
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import analyze, budget_of
 from drakit_explain.budget import BudgetSpentError

@@ -70,7 +70,7 @@ def _devices(options: argparse.Namespace, output: Output) -> int:
     async def ask(session: Session, namespace: str) -> tuple[Gathered, Device | None]:
         kinds = (SLICES, CLAIMS, NODES, RULES, *((REPORTS,) if options.name else ()))
         found = await gather(session, kinds, namespace=namespace)
-        rows, are_devices = _chosen(found, options.name)
+        rows, are_devices = devices.selected(found, options.name)
         if not are_devices or len(rows) != 1 or len(rows[0].devices) != 1:
             return found, None
         (pool,) = rows
@@ -85,7 +85,7 @@ def _devices(options: argparse.Namespace, output: Output) -> int:
     found, device = fetch(options, ask)
     if found.lacks_all(SLICES):
         raise UnreachableError(next(gap.what for gap in found.gaps if gap.kind == SLICES.plural))
-    rows, are_devices = _chosen(found, options.name)
+    rows, are_devices = devices.selected(found, options.name)
     if options.name and not rows:
         raise MissingError(f'no driver, pool or device has the name "{options.name}"')
     if device is not None:
@@ -95,12 +95,6 @@ def _devices(options: argparse.Namespace, output: Output) -> int:
     else:
         devices.show(rows, found, output, wide=output.wide or are_devices)
     return 1 if devices.fails(rows, options.fail_on) else 0
-
-
-def _chosen(found: Gathered, name: str | None) -> tuple[list[devices.PoolRow], bool]:
-    """Return the pools that a user asks for, and whether he asks for devices of them."""
-    rows = devices.pool_rows(found)
-    return devices.selected(rows, name) if name else (rows, False)
 
 
 def _claims(options: argparse.Namespace, output: Output) -> int:

@@ -102,7 +102,7 @@ def _targets(given: argparse.Namespace, last: str) -> tuple[Iterable[str], str]:
         kind = find_kind(word)
         names = _names(given, kind) if kind is not None else ()
         return [f"{word}/{name}" for name in names], WORDS
-    kinds = [f"{each.names[1]}/" for each in KINDS if each.names[1].startswith(last)]
+    kinds = [f"{each.singular}/" for each in KINDS if each.singular.startswith(last)]
     if last and (pods := [name for name in _names(given, POD) if name.startswith(last)]):
         return (*kinds, *pods), WORDS
     return kinds, NO_SPACE
@@ -119,7 +119,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace | None:
 # ---------------------------------------------------------------- names
 
 
-_NAMESPACE = ObjectKind(kind="Namespace", names=("namespaces", "namespace"), namespaced=False)
+_NAMESPACE = ObjectKind("Namespace", namespaced=False)
 
 
 def _names(given: argparse.Namespace, kind: ObjectKind) -> list[str]:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drakit_cli.kubectl.output import plural
+from drakit.text import plural
 from drakit_daemon.kube import ApiError, ForbiddenError, Session, resource_path
 from drakit_explain.cel.gates import GatesUnknownError, read_all_gates
 from drakit_formats.resource.objects import Object, children, text

@@ -279,27 +279,24 @@ _POOL = (
 _DEVICE = ("DRIVER", "POOL", "NODE", "DEVICE", "STATE", "TAINTS", "ALLOCATED TO")
 
 
-def selected(rows: Iterable[PoolRow], name: str) -> tuple[list[PoolRow], bool]:
+def selected(found: Gathered, name: str | None) -> tuple[list[PoolRow], bool]:
     """
     Return the pools that have a name, or the devices that have it, and whether it is of devices.
 
     :param name: a driver, a pool, ``driver/pool``, a device, ``pool/device``, or
-        ``driver/pool/device``.
+        ``driver/pool/device``; None for all pools.
     """
-    known = list(rows)
-    pools = [
-        row
-        for row in known
-        if name in (row.identity.driver, row.identity.pool, "/".join(row.identity))
-    ]
-    if pools:
-        return pools, False
-    found: list[PoolRow] = []
+    known = pool_rows(found)
+    words = [(row.identity.driver, row.identity.pool, "/".join(row.identity)) for row in known]
+    pools = [row for row, of in zip(known, words, strict=True) if name in of]
+    if pools or not name:
+        return pools or known, False
+    rows: list[PoolRow] = []
     for row in known:
         devices = tuple(each for each in row.devices if is_named(name, row.identity, each.name))
         if devices:
-            found.append(replace(row, devices=devices))
-    return found, True
+            rows.append(replace(row, devices=devices))
+    return rows, True
 
 
 def is_named(name: str, pool: PoolID, device: str) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
+from drakit.text import plural
 from drakit_cli.kubectl.cluster_checks import (
     Finding,
     check_cluster,
@@ -25,7 +26,7 @@ from drakit_cli.kubectl.cluster_checks import (
 from drakit_cli.kubectl.components import GATES, Components
 from drakit_cli.kubectl.devices import PoolRow, pool_rows
 from drakit_cli.kubectl.gather import Gathered
-from drakit_cli.kubectl.output import Output, plural
+from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.permissions import Denied, Lacking, commands_that_grant, find_viewer
 from drakit_cli.kubectl.release_checks import check_components, check_releases
 from drakit_cli.kubectl.releases import Releases, Workload

@@ -271,12 +271,18 @@ class _Reader:
                 self._fail(kind, other)
                 return
             else:
-                self._gap(kind, "other namespaces")
+                where = "other namespaces"
+                gap = Gap(
+                    kind=kind.plural,
+                    group=kind.group,
+                    where=where,
+                    what=f"no permission to list {kind.word} of {where}",
+                    effect=kind.effect,
+                    forbidden=True,
+                )
+                self.found.gaps.append(gap)
                 return
-        missing = [name for name in names if not await self._get(kind, name)]
-        if names and not missing:
-            self._gap(kind, "other objects")
-        else:
+        if not names or not all([await self._get(kind, name) for name in names]):
             self._fail(kind, error)
 
     async def _get(self, kind: Kind, name: str) -> bool:
@@ -347,18 +353,6 @@ class _Reader:
             return kind.project({**kind.unknown, "metadata": metadata}, VERSIONS[0])
         except UNREADABLE:
             return None
-
-    def _gap(self, kind: Kind, where: str) -> None:
-        gap = Gap(
-            kind=kind.plural,
-            group=kind.group,
-            where=where,
-            what=f"no permission to list {kind.word} of {where}",
-            effect=kind.effect,
-            forbidden=True,
-        )
-        if where != "other objects":  # those of this question are known
-            self.found.gaps.append(gap)
 
     def _fail(self, kind: Kind, error: ApiError) -> None:
         if isinstance(error, UnauthorizedError):

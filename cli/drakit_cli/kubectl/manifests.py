@@ -47,7 +47,7 @@ from drakit_explain.model import ClaimFacts, ClassFacts, PodFacts, TemplateFacts
 from drakit_explain.projection import project_claim, project_class, project_pod, project_template
 from drakit_formats.resource.objects import Object, child, children, requests_from_version, text
 
-CRON_JOB = ObjectKind(kind="CronJob", group="batch", names=("cronjobs", "cronjob"))
+CRON_JOB = ObjectKind("CronJob", "batch")
 
 _WORKLOADS = (DEPLOYMENT, STATEFUL_SET, DAEMON_SET, REPLICA_SET, JOB, CRON_JOB)
 _EXPLAINED = (POD, *_WORKLOADS, CLAIM, TEMPLATE)

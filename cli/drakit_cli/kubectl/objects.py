@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from drakit.text import plural
 from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.devices import PoolRow, pool_body, pool_rows, show_rows
 from drakit_cli.kubectl.explain import (
@@ -24,7 +25,7 @@ from drakit_cli.kubectl.explain import (
     user_of,
 )
 from drakit_cli.kubectl.gather import Gathered
-from drakit_cli.kubectl.output import Output, plural
+from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.targets import CLASS, NODE, SLICE, TEMPLATE
 from drakit_explain.asking import answered
 from drakit_explain.codes import Code, Reason, no_remedy

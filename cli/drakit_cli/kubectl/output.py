@@ -21,6 +21,7 @@ from typing import Any, Protocol, TextIO
 import yaml
 
 from drakit_cli.answers import table, visible
+from drakit_explain.wording import cut
 
 API_VERSION = "drakit.dev/cli/v1"
 """The version of answers for programs: fields may be added, and nothing else changes."""
@@ -37,14 +38,7 @@ MAX_NAMES = 3
 
 def shortened(names: Collection[str], *, most: int = MAX_NAMES) -> str:
     """List a few names, and count the others."""
-    listed = list(names)
-    rest = len(listed) - most
-    return ", ".join(listed[:most]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def plural(number: int, word: str) -> str:
-    """Return a number and its word, as in ``1 node`` and ``2 nodes``."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+    return cut(list(names), most)
 
 
 class Answer(Protocol):

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from drakit_cli.kubectl.gather import Gap
 from drakit_cli.kubectl.releases import NODEPLUGIN, OPERATOR, PART_OF, Release, Releases, Workload
@@ -219,8 +219,7 @@ COMMANDS: Sequence[tuple[str, str, Sequence[str], str]] = (
 """What commands read that the doctor does not: group, resource, verbs, and for what."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lacking:
+class Lacking(NamedTuple):
     """A permission of the user that a command needs."""
 
     permission: Permission
@@ -245,7 +244,7 @@ async def find_lacking(session: Session, namespace: str) -> tuple[list[Lacking],
             effect="it is unknown which commands work",
         )
         return [], [gap]
-    return [Lacking(permission=each, command=needed[each]) for each in missing], []
+    return [Lacking(each, needed[each]) for each in missing], []
 
 
 VIEWER_LABELS = dict([PART_OF]) | {"app.kubernetes.io/component": "viewer"}

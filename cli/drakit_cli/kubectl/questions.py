@@ -177,7 +177,8 @@ async def _gather_for(
 
 async def _complete(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
     """Add what depends on the gathered facts: release, feature gates, and the room on nodes."""
-    found = await _with_rules(session, found, pods)
+    found = await with_release(session, found)
+    found = await with_gates(session, found, selectors_of(pods, found))
     return await with_loads(session, found, nodes_that_matter(pods, found))
 
 
@@ -214,12 +215,6 @@ async def ask_manifest(session: Session, namespace: str, content: str) -> Report
 _UNVALIDATED = "unknown fields, quotas and admission are not checked"
 
 
-async def _with_rules(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
-    """Add what decides about pods besides objects: the release, and gates of their selectors."""
-    found = await with_release(session, found)
-    return await with_gates(session, found, selectors_of(pods, found))
-
-
 # ---------------------------------------------------------------- other objects
 
 
@@ -227,7 +222,7 @@ async def ask_claim(session: Session, namespace: str, target: Target) -> Report:
     """Explain one claim."""
     kinds = (PODS, *OF_EXPLAIN)
     found, claim = await _gather_one(session, CLAIMS, ClaimFacts, namespace, target, kinds, [PODS])
-    found = await _with_rules(session, found, [user_of(claim)])
+    found = await with_gates(session, found, selectors_of([user_of(claim)], found))
     async with open_allocator(session, found, needed=not claim.allocated) as ask:
         return await asyncio.to_thread(explain_claim, claim, found, ask=ask)
 
@@ -238,7 +233,7 @@ async def ask_template(session: Session, namespace: str, target: Target) -> Repo
     found, template = await _gather_one(
         session, TEMPLATES, TemplateFacts, namespace, target, kinds, [TEMPLATES]
     )
-    found = await _with_rules(session, found, [user_of(template)])
+    found = await with_gates(session, found, selectors_of([user_of(template)], found))
     async with open_allocator(session, found) as ask:
         return await asyncio.to_thread(objects.explain_template, template, found, ask=ask)
 
@@ -250,7 +245,7 @@ async def ask_class(session: Session, namespace: str, target: Target) -> Report:
     )
     template = objects.template_of(device_class, namespace)
     found.world.apply(template)
-    found = await _with_rules(session, found, [user_of(template)])
+    found = await with_gates(session, found, selectors_of([user_of(template)], found))
     async with open_allocator(session, found) as ask:
         return await asyncio.to_thread(
             objects.explain_class, device_class, found, template=template, ask=ask
@@ -261,7 +256,6 @@ async def ask_node(session: Session, namespace: str, target: Target) -> PoolRepo
     """Explain what keeps pods from the devices of a node."""
     kinds = (SLICES, CLAIMS, NODES, RULES, REPORTS)
     found, node = await _gather_one(session, NODES, NodeFacts, namespace, target, kinds)
-    found = await with_release(session, found)
     return objects.explain_node(node, found)
 
 
@@ -269,7 +263,6 @@ async def ask_slice(session: Session, namespace: str, target: Target) -> PoolRep
     """Explain what keeps pods from the devices of a slice."""
     kinds = (SLICES, CLAIMS, NODES, RULES)
     found, of = await _gather_one(session, SLICES, SliceFacts, namespace, target, kinds)
-    found = await with_release(session, found)
     return objects.explain_slice(of, found)
 
 
@@ -282,14 +275,15 @@ async def _gather_one(
     kinds: Sequence[Kind],
     local: Sequence[Kind] = (),
 ) -> tuple[Gathered, AnyFact]:
-    """Gather kinds, and find the object that a user names; raise that it does not exist, or that
-    this is unknown."""
+    """Gather kinds and the release, and find the object that a user names; raise that it does not
+    exist, or that this is unknown."""
     found = await gather(
         session, kinds, namespace=namespace, names={kind: [target.name]}, local=local
     )
     name = Name(namespace if kind.namespaced else "", target.name)
     fact = found.world.of(facts).get(name)
     if fact is not None:
+        found = await with_release(session, found)
         return found, fact
     if found.lacks_all(kind):
         where = "/".join(filter(None, name))

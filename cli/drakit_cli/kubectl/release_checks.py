@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from drakit.text import plural
 from drakit_cli.kubectl.cluster_checks import Finding, note
 from drakit_cli.kubectl.components import (
     CONTROLLERS,
@@ -22,7 +23,7 @@ from drakit_cli.kubectl.components import (
 )
 from drakit_cli.kubectl.devices import PoolRow
 from drakit_cli.kubectl.gather import Gathered
-from drakit_cli.kubectl.output import plural, shortened
+from drakit_cli.kubectl.output import shortened
 from drakit_cli.kubectl.permissions import Denied, Permission
 from drakit_cli.kubectl.releases import (
     NODEPLUGIN,

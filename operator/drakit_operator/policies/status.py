@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from drakit.text import plural
 from drakit_explain.model import ClassFacts, NodeFacts, PolicyFacts, PolicyReport, ReportFacts
+from drakit_explain.wording import cut
 from drakit_explain.world import Name, World
 from drakit_formats.crds import API_VERSION
 from drakit_formats.resource.nodes import selects_labels
@@ -163,12 +165,12 @@ def _accepted(answers: Sequence[_Answer], policy: PolicyFacts, class_problem: st
         return Condition("Accepted", "False", "DeviceClassConflict", class_problem)
     if refused := [each for each in answers if each.state == "refused"]:
         message = (
-            f"generation {policy.generation} is refused by {_count(len(refused), 'node')} "
+            f"generation {policy.generation} is refused by {plural(len(refused), 'node')} "
             f"({_names(refused)}): {refused[0].message}"
         )
         return Condition("Accepted", "False", "Refused", message)
     known = sum(each.state != "behind" for each in answers)
-    message = f"{known} of {_count(len(answers), 'node')} accept it, and none refuses it"
+    message = f"{known} of {plural(len(answers), 'node')} accept it, and none refuses it"
     return _unknown("Accepted", answers) or Condition("Accepted", "True", "Accepted", message)
 
 
@@ -184,7 +186,7 @@ _NOT_APPLIED = {
 def _applied(answers: Sequence[_Answer], policy: PolicyFacts, applied: int) -> Condition:
     if not answers and (unknown := _unknown("Applied", answers)):
         return unknown
-    message = f"{applied} of {_count(len(answers), 'node')} apply generation {policy.generation}; "
+    message = f"{applied} of {plural(len(answers), 'node')} apply generation {policy.generation}; "
     for state, reason in _NOT_APPLIED.items():
         if found := [each for each in answers if each.state == state]:
             why = f"{_names(found)}: {found[0].message}"
@@ -193,7 +195,7 @@ def _applied(answers: Sequence[_Answer], policy: PolicyFacts, applied: int) -> C
     reason, why = "Applied", ""
     if rejecting := [each for each in answers if each.report.rejected]:
         reason = "DevicesRejected"
-        number = _count(sum(each.report.rejected for each in rejecting), "device")
+        number = plural(sum(each.report.rejected for each in rejecting), "device")
         example = rejecting[0].report.rejected_example
         why = f"not published on {_names(rejecting)}: {number}, such as {example}"
     elif omitting := [each for each in answers if not each.listed]:
@@ -214,7 +216,7 @@ def _conflicting(
         return Condition("Conflicting", "True", "ExtendedResourceUsedTwice", same_resource)
     if conflicts:
         message = "other policies also match {}: policy {policy} matches {device} on {node}".format(
-            _count(len(conflicts), "device"), **conflicts[0]
+            plural(len(conflicts), "device"), **conflicts[0]
         )
         return Condition("Conflicting", "True", "DevicesMatchedTwice", message)
     return _unknown("Conflicting", answers) or Condition(
@@ -281,17 +283,12 @@ def _answer(policy: PolicyFacts, report: ReportFacts) -> _Answer:
         return _Answer(node, "behind", found)
     if found.in_use:
         message = (
-            f"claims hold {_count(found.in_use, 'device')} that the policy no longer offers, such "
+            f"claims hold {plural(found.in_use, 'device')} that the policy no longer offers, such "
             "as shares above sharing.users; delete the pods that use them"
         )
         return _Answer(node, "in use", found, message)
     return _Answer(node, "applied", found)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _names(answers: Sequence[_Answer]) -> str:
-    shown = ", ".join(each.node for each in answers[:NAMED])
-    return shown if len(answers) <= NAMED else f"{shown} and {len(answers) - NAMED} more"
+    return cut([each.node for each in answers], NAMED)

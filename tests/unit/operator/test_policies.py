@@ -13,7 +13,7 @@ import pytest
 
 from drakit.testing.apiserver import FakeApiServer
 from drakit_daemon.kube import ApiError, Session, connect
-from drakit_explain.kinds import CLASSES, NODES, POLICIES, REPORTS, Kind
+from drakit_explain.kinds import REPORTS
 from drakit_explain.model import (
     ClassFacts,
     DeviceConflict,
@@ -24,7 +24,7 @@ from drakit_explain.model import (
 )
 from drakit_explain.projection import project_class
 from drakit_explain.reports import project_policy, project_report
-from drakit_explain.world import Fact, Name, name_of_fact
+from drakit_explain.world import Change, Fact, Name, name_of_fact
 from drakit_formats import crds
 from drakit_operator.affected import affected
 from drakit_operator.policies import controller
@@ -35,7 +35,7 @@ from drakit_operator.policies.controller import (
     PolicyController,
 )
 from drakit_operator.policies.status import DRIVER, Status, desired_class, status_of
-from drakit_operator.store import Change, Store
+from drakit_operator.store import Store
 from tests.fakes.operator_reconciler import Bench
 
 SELECTOR = {"matchLabels": {"lab": "yes"}}
@@ -359,8 +359,8 @@ def test_a_change_affects_the_policies_that_it_can_concern():
     store = store_of(POLICY, other)
     both = {"serial", "kvm"}
 
-    def policies(old: Fact | None, new: Fact | None, kind: Kind = REPORTS) -> set[str]:
-        change = Change(kind=kind, name=name_of_fact(new or old), old=old, new=new)
+    def policies(old: Fact | None, new: Fact | None) -> set[str]:
+        change = Change(name=name_of_fact(new or old), old=old, new=new)
         found = affected([change], store.world)
         return {key.name.name for key in found if key.concern == "policy"}
 
@@ -372,16 +372,16 @@ def test_a_change_affects_the_policies_that_it_can_concern():
     assert policies(report("a", outcome(), kvm), None) == both
     assert policies(report("a", kvm), report("a", kvm, refused="fails")) == {"kvm"}
     assert policies(report("a", kvm), report("a", kvm, outdated=True)) == {"kvm"}
-    assert policies(node("a"), node("a", ready=False), NODES) == both
-    assert policies(node("a"), replace(node("a"), unschedulable=True), NODES) == set()
-    assert policies(POLICY, replace(POLICY, generation=4), POLICIES) == set()  # Kopf calls handlers
-    assert policies(None, ClassFacts(name="kvm.drakit.dev", uid="k"), CLASSES) == {"kvm"}
+    assert policies(node("a"), node("a", ready=False)) == both
+    assert policies(node("a"), replace(node("a"), unschedulable=True)) == set()
+    assert policies(POLICY, replace(POLICY, generation=4)) == set()  # Kopf calls handlers
+    assert policies(None, ClassFacts(name="kvm.drakit.dev", uid="k")) == {"kvm"}
     resource = replace(POLICY, extended_resource="a.b/c")
     for each in (resource, replace(other, extended_resource="a.b/c")):
         store.world.apply(each)
-    assert policies(resource, replace(POLICY, generation=4), POLICIES) == {"kvm"}
+    assert policies(resource, replace(POLICY, generation=4)) == {"kvm"}
     theirs = ClassFacts(name="theirs", uid="t", extended_resource="a.b/c")
-    assert policies(theirs, None, CLASSES) == both
+    assert policies(theirs, None) == both
 
 
 @pytest.mark.looptime
@@ -392,7 +392,7 @@ async def test_a_burst_of_changes_is_one_reconciliation_and_a_failure_is_repeate
         for node in range(100):
             fact = report(f"n{node}", outcome())
             bench.store.apply(REPORTS, fact)
-            change = Change(kind=REPORTS, name=name_of_fact(fact), old=None, new=fact)
+            change = Change(name=name_of_fact(fact), old=None, new=fact)
             bench.reconciler.changed([change])
         await asyncio.sleep(10)
     assert [name for _, name in bench.refreshed] == ["serial", "serial"]

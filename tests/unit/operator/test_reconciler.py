@@ -6,9 +6,10 @@ import pytest
 
 from drakit_explain.codes import Code, Reason
 from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
-from drakit_explain.world import Name, World
+from drakit_explain.model import NodeFacts
+from drakit_explain.world import Change, Name, World
 from drakit_operator.reconciler import COUNT_SECONDS
-from drakit_operator.store import Change, Store
+from drakit_operator.store import Store
 from tests.fakes.operator_reconciler import GPU, Bench, pod, template
 from tests.fakes.tasks import counted_turns
 
@@ -57,11 +58,9 @@ async def test_many_changes_at_once_cost_one_look_at_all_pods():
     store.world = CountingWorld()
     bench = Bench(store=store)
     bench.see(PODS, pod())
+    node = NodeFacts(name="n", uid="n", labels={})
     bench.reconciler.changed(
-        [
-            Change(kind=SLICES, name=Name("", str(number)), old=None, new=None)
-            for number in range(1000)
-        ]
+        [Change(name=Name("", str(number)), old=node, new=node) for number in range(1000)]
     )
     assert store.world.looks == 1
     assert len(bench.queue) == 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.devices import DeviceFacts, TaintFacts
-from drakit_explain.kinds import CLAIMS, CLASSES, NODES, PODS, RULES, SLICES, TEMPLATES
+from drakit_explain.kinds import CLAIMS, CLASSES, KINDS, NODES, PODS, RULES, SLICES, TEMPLATES
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
@@ -20,9 +20,9 @@ from drakit_explain.model import (
     TaintRuleFacts,
     TemplateFacts,
 )
-from drakit_explain.world import Name
+from drakit_explain.world import Change, Name
 from drakit_operator import affected
-from drakit_operator.store import Change, Store
+from drakit_operator.store import Store
 
 REQUEST = Request(name="gpu", device_class="gpu.example")
 G0 = DeviceID("d", "n1", "g0")
@@ -92,6 +92,10 @@ def test_all_sharers_are_known_until_they_give_their_shares_back(store):
 
 TRAIN, OTHER = Name("lab", "train"), Name("lab", "other")
 WAITING = {TRAIN, OTHER}
+
+
+def test_changes_of_each_kind_are_followed():
+    assert {kind.type for kind in KINDS} == affected._FOLLOW.keys()
 
 
 def affects(concern: str, change: Change, store: Store) -> set[Name]:
