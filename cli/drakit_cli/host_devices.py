@@ -208,14 +208,8 @@ def _missing(paths: Collection[str], found: Sequence[Candidate]) -> list[str]:
 def _row(candidate: Candidate) -> tuple[str, ...]:
     host, names = candidate.host, candidate.names
     device = names[0] + (f" (+{len(names) - 1})" if len(names) > 1 else "") if names else ""
-    return (
-        host.path,
-        host.subsystem,
-        device,
-        candidate.policy or "",
-        _description(candidate),
-        _state(candidate),
-    )
+    place = (host.path, host.subsystem, device, candidate.policy or "")
+    return (*place, _description(candidate), _state(candidate))
 
 
 def _state(candidate: Candidate) -> str:

@@ -18,7 +18,7 @@ from drakit.text import escaped_streams
 from drakit_daemon import event_loop, logs
 from drakit_daemon.kube import ConfigError as ConnectionConfigError
 from drakit_explain.cel import NoEvaluatorError, installed_selectors
-from drakit_operator.app import App, Identity
+from drakit_operator.app import App
 from drakit_operator.config import Config, ConfigError, Logging, read_config
 
 logger = logging.getLogger("drakit_operator")
@@ -48,7 +48,9 @@ async def _run(config: Config, kubeconfig: Path | None) -> None:
     app = App(
         config=config,
         kubeconfig=kubeconfig,
-        identity=Identity.from_environment(os.environ),
+        # The chart sets both; outside of a cluster, they are the host's name and "default".
+        name=os.environ.get("POD_NAME") or os.uname().nodename,
+        namespace=os.environ.get("POD_NAMESPACE") or "default",
         selectors=selectors,
     )
     try:

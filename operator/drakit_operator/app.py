@@ -16,11 +16,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,22 +78,6 @@ as a hang."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """Our identity among the replicas, and the place of our Lease."""
-
-    name: str
-    namespace: str
-
-    @staticmethod
-    def from_environment(environ: Mapping[str, str]) -> Identity:
-        """Read what the chart sets; outside a cluster, the host's name and ``default``."""
-        return Identity(
-            name=environ.get("POD_NAME") or os.uname().nodename,
-            namespace=environ.get("POD_NAMESPACE") or "default",
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Health:
     """What probes answer: immutable, because another thread reads it."""
 
@@ -112,11 +95,21 @@ class App:
     """One replica. Run it once; set ``stop`` to end it."""
 
     def __init__(
-        self, *, config: Config, kubeconfig: Path | None, identity: Identity, selectors: Selectors
+        self,
+        *,
+        config: Config,
+        kubeconfig: Path | None,
+        name: str,
+        namespace: str,
+        selectors: Selectors,
     ) -> None:
+        """
+        :param name: of this replica, which differs from those of the others.
+        :param namespace: that of the Lease.
+        """
         self._config = config
         self._kubeconfig = kubeconfig
-        self._identity = identity
+        self._name = name
         self._selectors = selectors
         self._metrics = Metrics()
         self._leader: _Leader | None = None
@@ -128,8 +121,8 @@ class App:
         self._leadership = Leadership(
             self._connect,
             config.election,
-            namespace=identity.namespace,
-            identity=identity.name,
+            namespace=namespace,
+            identity=name,
             beside=self._serve_probes,
         )
 
@@ -176,7 +169,7 @@ class App:
             session=session,
             connect=self._connect,
             writer=EventWriter(
-                session, instance=self._identity.name, may_write=lambda: self._leadership.is_leader
+                session, instance=self._name, may_write=lambda: self._leadership.is_leader
             ),
             metrics=self._metrics,
             selectors=self._selectors,

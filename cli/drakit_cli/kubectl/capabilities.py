@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
-from drakit_cli.kubectl.gather import Gap, Gathered, unread
+from drakit_cli.kubectl.gather import Gap, Gathered, unread, with_release
 from drakit_daemon.kube import ApiError, Session
 from drakit_explain import cel
 from drakit_explain.asking import Question
@@ -35,13 +35,8 @@ from drakit_explain.verdicts import Verdict
 
 async def with_capabilities(session: Session, found: Gathered) -> Gathered:
     """Add the version and the feature gates of the API server; what it does not answer is a gap."""
-    try:
-        version = str((await session.get("/version")).get("gitVersion") or "")
-    except ApiError as error:
-        effect = "the command cannot check whether drakit's releases support it"
-        found.gaps.append(unread("version", "/version", error, effect))
-    else:
-        found = replace(found, kubernetes=version)
+    effect = "the command cannot check whether drakit's releases support it"
+    found = await with_release(session, found, effect)
     effect = "those that its Kubernetes version enables by default are assumed"
     return await _with_gates(session, found, effect)
 

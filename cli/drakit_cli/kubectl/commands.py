@@ -183,8 +183,6 @@ def _doctor(options: argparse.Namespace, output: Output) -> int:
         releases, found = await asyncio.gather(
             find_releases(session, namespace), with_capabilities(session, found)
         )
-        if found.minor is not None:
-            found.world.use_release(found.minor[1])
         nodes = {each.node for each in releases.pods if each.ready}
         nodes |= {each.place.node for each in found.world.slices() if each.place is not None}
         (denied, unasked), (lacking, unread), components = await asyncio.gather(

@@ -149,11 +149,8 @@ _TAG = re.compile(r":v1\.(\d+)\.")
 async def _control_plane(session: Session) -> tuple[list[Component], list[str]]:
     path = resource_path("v1", "pods", namespace="kube-system")
     try:
-        found = (
-            await session.read_list(
-                path, _component, params={"labelSelector": "tier=control-plane"}
-            )
-        ).items
+        labels = {"labelSelector": "tier=control-plane"}
+        found = (await session.read_list(path, _component, params=labels)).items
     except ApiError as error:
         denied = isinstance(error, ForbiddenError)
         why = "you are not allowed to list pods in namespace kube-system" if denied else str(error)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -215,12 +214,20 @@ async def gather(
     return reader.found
 
 
-async def with_release(session: Session, found: Gathered) -> Gathered:
-    """Add the release of Kubernetes; if it is unknown, the rules of the newest one apply."""
-    with suppress(ApiError):
+async def with_release(session: Session, found: Gathered, effect: str = "") -> Gathered:
+    """
+    Add the release of Kubernetes; if it is unknown, the rules of the newest one apply.
+
+    :param effect: what is not checked then, if the answer must say so.
+    """
+    try:
         version = str((await session.get("/version")).get("gitVersion") or "")
-        found = replace(found, kubernetes=version)
-        found.world.use_release(found.minor[1] if found.minor is not None else None)
+    except ApiError as error:
+        if effect:
+            found.gaps.append(unread("version", "/version", error, effect))
+        return found
+    found = replace(found, kubernetes=version)
+    found.world.use_release(found.minor[1] if found.minor is not None else None)
     return found
 
 

@@ -10,7 +10,7 @@ from functools import partial
 import aiohttp
 
 from drakit_explain.cel.library import Library
-from drakit_operator.app import App, Identity
+from drakit_operator.app import App
 from drakit_operator.config import Config
 from tests.fakes.tasks import until as wait_until
 
@@ -36,7 +36,8 @@ async def replica(cluster, folder, name, *, selectors=None, **changes) -> AsyncI
         selectors=selectors or Library(),
         config=config(**changes),
         kubeconfig=cluster.write_kubeconfig(folder),
-        identity=Identity(name=name, namespace="sys"),
+        name=name,
+        namespace="sys",
     )
     running = asyncio.create_task(app.run())
     try:
