@@ -62,7 +62,7 @@ class Kind:
     """The versions that can be read, the preferred one first."""
 
     namespaced: bool = False
-    required: bool = True
+    required: bool = False
     """Without it, no cause is certain."""
 
     effect: str
@@ -89,6 +89,7 @@ PODS = Kind(
     project=lambda body, _: project_pod(body),
     versions=("v1",),
     namespaced=True,
+    required=True,
     effect="it is unknown which of them still exist",
 )
 CLAIMS = Kind(
@@ -97,6 +98,7 @@ CLAIMS = Kind(
     type=ClaimFacts,
     project=project_claim,
     namespaced=True,
+    required=True,
     effect="devices that such claims hold count as free",
     unknown={"spec": UNREAD_CLAIM},
 )
@@ -106,7 +108,6 @@ TEMPLATES = Kind(
     type=TemplateFacts,
     project=project_template,
     namespaced=True,
-    required=False,
     effect="requests of claims that are not created yet are unknown",
     unknown={"spec": {"spec": UNREAD_CLAIM}},
 )
@@ -115,6 +116,7 @@ CLASSES = Kind(
     word="DeviceClasses",
     type=ClassFacts,
     project=lambda body, _: project_class(body),
+    required=True,
     effect="it is unknown which devices a class selects",
     unknown={"spec": {"selectors": [{}]}},  # a selector without CEL: it may match any device
 )
@@ -123,6 +125,7 @@ SLICES = Kind(
     word="ResourceSlices",
     type=SliceFacts,
     project=project_slice,
+    required=True,
     effect="devices are unknown",
     # A device of an unknown driver, in a pool that is never complete.
     unknown={"spec": {"pool": {"resourceSliceCount": 2**31}, "devices": [{"name": ""}]}},
@@ -134,7 +137,6 @@ NODES = Kind(
     type=NodeFacts,
     project=lambda body, _: project_node(body),
     versions=("v1",),
-    required=False,
     effect="node selectors, affinity, taints and resources of nodes are not checked",
 )
 RULES = Kind(
@@ -143,7 +145,6 @@ RULES = Kind(
     type=TaintRuleFacts,
     project=lambda body, _: project_taint_rule(body),
     versions=RULE_VERSIONS,
-    required=False,
     effect="taints that they add are not checked",
 )
 REPORTS = Kind(
@@ -153,7 +154,6 @@ REPORTS = Kind(
     type=ReportFacts,
     project=lambda body, _: project_report(body),
     versions=(crds.VERSION,),
-    required=False,
     effect="the words of drivers, and drivers that are not registered, are unknown",
 )
 POLICIES = Kind(
@@ -163,7 +163,6 @@ POLICIES = Kind(
     type=PolicyFacts,
     project=lambda body, _: project_policy(body),
     versions=(crds.VERSION,),
-    required=False,
     effect="",
 )
 NAMESPACES = Kind(
@@ -173,7 +172,6 @@ NAMESPACES = Kind(
     type=NamespaceFacts,
     project=lambda body, _: project_namespace(body),
     versions=("v1",),
-    required=False,
     effect="it is unknown whether the namespace allows admin access",
 )
 QUOTAS = Kind(
@@ -184,7 +182,6 @@ QUOTAS = Kind(
     project=lambda body, _: project_quota(body),
     versions=("v1",),
     namespaced=True,
-    required=False,
     effect="it is unknown whether a quota prevents the creation of a claim",
 )
 

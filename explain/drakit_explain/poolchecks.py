@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.model import NodeFacts, PoolID, SliceFacts
-from drakit_explain.pools import NodePool, NodeView, PoolState, is_complete, newest
+from drakit_explain.pools import NodeView, PoolState, is_complete, newest
 from drakit_explain.world import World
 
 
@@ -96,7 +96,7 @@ def pool_conditions(world: World) -> Mapping[PoolCondition, int]:
                 continue
             if identity not in rivals:
                 rivals[identity] = _rivals(identity, world)
-            found[_condition(identity, view, world, rivals[identity])] += 1
+            found[_condition(identity, view, world, rivals[identity])[0]] += 1
     shared = {
         pool.identity: _STATES[pool.state]
         for view in views.values()
@@ -121,14 +121,17 @@ def _pools_of(node: str, world: World) -> list[PoolID]:
 
 def _condition(
     identity: PoolID, view: NodeView, world: World, rivals: Collection[str]
-) -> PoolCondition:
+) -> tuple[PoolCondition, str]:
+    """Return the condition of a pool of a node, and the problem of one that is invalid."""
     if rivals:
-        return PoolCondition.CONFLICTING
-    pool = _pool_of_node(identity, view, world)
-    condition = _STATES[pool.state] if pool is not None else PoolCondition.OUTDATED
-    if condition is PoolCondition.READY and _has_older(_of_node(identity, view.name, world)):
-        return PoolCondition.OUTDATED
-    return condition
+        return PoolCondition.CONFLICTING, ""
+    of_node = (each for each in world.pools_of_node(view) if each.identity == identity)
+    if (pool := next(of_node, None)) is None:
+        return PoolCondition.OUTDATED, ""
+    condition, slices = _STATES[pool.state], _of_node(identity, view.name, world)
+    if condition is PoolCondition.READY and len(newest(slices)) < len(slices):
+        condition = PoolCondition.OUTDATED
+    return condition, pool.problem
 
 
 def _finding(
@@ -136,7 +139,7 @@ def _finding(
 ) -> Finding | None:
     """Return what is wrong with a pool of a node, as the rest of a sentence about it."""
     match _condition(identity, view, world, rivals):
-        case PoolCondition.CONFLICTING:
+        case PoolCondition.CONFLICTING, _:
             first, *more = [each for each in rivals if each != view.name]
             others = f"node {first} and others" if more else f"node {first}"
             return Finding(
@@ -145,22 +148,21 @@ def _finding(
                 f"same name as one device; configure the driver to name its pools after their "
                 f"nodes",
             )
-        case PoolCondition.INVALID:
-            pool = _pool_of_node(identity, view, world)
-            problem = pool.problem if pool is not None else ""
+        case PoolCondition.INVALID, problem:
             return Finding(
                 code=Code.POOL_INVALID,
                 what=f"is invalid, so no device can be allocated from it: {problem}; correct the "
                 f"driver",
             )
-        case PoolCondition.INCOMPLETE if not world.unreadable():
+        case PoolCondition.INCOMPLETE, _ if not world.unreadable():
             return Finding(code=Code.POOL_INCOMPLETE, what=_missing(identity, view, world))
-        case PoolCondition.OUTDATED:
-            newest = max(each.generation for each in world.slices_of_pool(identity))
+        case PoolCondition.OUTDATED, _:
+            generation = max(each.generation for each in world.slices_of_pool(identity))
             return Finding(
                 code=Code.SLICES_OUTDATED,
-                what=f"has slices of older generations than {newest}, and the scheduler ignores "
-                f"their devices; the driver must delete them, so check its log on this node",
+                what=f"has slices of older generations than {generation}, and the scheduler "
+                f"ignores their devices; the driver must delete them, so check its log on this "
+                f"node",
             )
         case _:
             return None
@@ -207,11 +209,3 @@ def _has_one_device_twice(pools: Iterable[Collection[SliceFacts]]) -> bool:
 
 def _of_node(identity: PoolID, node: str, world: World) -> list[SliceFacts]:
     return [each for each in world.slices_of_pool(identity) if node_of_slice(each) == node]
-
-
-def _pool_of_node(identity: PoolID, view: NodeView, world: World) -> NodePool | None:
-    return next((each for each in world.pools_of_node(view) if each.identity == identity), None)
-
-
-def _has_older(slices: Collection[SliceFacts]) -> bool:
-    return len(newest(slices)) < len(slices)

@@ -24,7 +24,6 @@ from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.model import (
     ClassFacts,
-    Constraint,
     Request,
     TemplateFacts,
     exact_of,
@@ -55,10 +54,10 @@ def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts)
     if missing := missing_classes(template, world):
         return missing
     try:
-        budget = budget_of(world)
-        found = list(_of_requests(template.requests, template.constraints, world, verdicts, budget))
-        exact = exact_of(template.requests)
-        note = _note(exact, world, budget) if found else ""
+        nodes = _Nodes(world, verdicts, budget_of(world))
+        claim = AskedClaim(requests=template.requests, constraints=template.constraints)
+        found = list(_of_claim(claim, nodes))
+        note = _note(exact_of(template.requests), world, nodes.budget) if found else ""
     except (BudgetSpentError, NotEvaluatedError, ValueError):
         verdicts.check()
         return []  # the last: an amount is not a quantity
@@ -77,27 +76,23 @@ def never_together(claims: Sequence[AskedClaim], world: World, verdicts: Verdict
     Raises :class:`.NotAnsweredError`.
     """
     try:
-        return list(_never_together(claims, world, verdicts, budget_of(world)))
+        return list(_never_together(claims, _Nodes(world, verdicts, budget_of(world))))
     except (BudgetSpentError, NotEvaluatedError, ValueError):
         verdicts.check()
         return []
 
 
-def _never_together(
-    claims: Sequence[AskedClaim], world: World, verdicts: Verdicts, budget: Budget
-) -> Iterator[Finding]:
+def _never_together(claims: Sequence[AskedClaim], nodes: _Nodes) -> Iterator[Finding]:
     apart = True
     for claim in claims:
-        found = list(_of_requests(claim.requests, claim.constraints, world, verdicts, budget))
+        found = list(_of_claim(claim, nodes))
         apart = apart and not found
         for each in found:
             if each.code in (Code.CONSTRAINT_NOT_MET, Code.REQUESTS_COMPETE):
                 yield replace(each, what=f"{claim.origin}: {each.what}")
     requests = [each for claim in claims for each in claim.requests]
-    if not apart or len(claims) < 2 or not _is_certain(requests, world, budget):
+    if not apart or len(claims) < 2 or not _is_certain(requests, nodes.world, nodes.budget):
         return
-    matching = {each: _match(each, world, budget) for each in exact_of(requests)}
-    nodes = _Nodes(world, verdicts, matching, budget)
     if nodes.fit(*claims) is False and all(nodes.fit(each) for each in claims):
         yield Finding(
             code=Code.REQUESTS_COMPETE,
@@ -197,14 +192,8 @@ def _note(requests: Sequence[Request], world: World, budget: Budget) -> str:
 # ---- a template
 
 
-def _of_requests(
-    requests: Sequence[Request],
-    constraints: Sequence[Constraint],
-    world: World,
-    verdicts: Verdicts,
-    budget: Budget,
-) -> Iterator[Finding]:
-    least = sum(min(needed(exact) for exact in exact_of([each])) for each in requests)
+def _of_claim(claim: AskedClaim, nodes: _Nodes) -> Iterator[Finding]:
+    least = sum(min(needed(exact) for exact in exact_of([each])) for each in claim.requests)
     if least > MAX_RESULTS:
         yield Finding(
             code=Code.REQUESTS_COMPETE,
@@ -212,41 +201,32 @@ def _of_requests(
             f"reduce the requests",
         )
         return
-    matching: dict[Request, _Matching] = {}
-    for request in requests:
-        for name, exact in exact_requests(request):
-            found = matching[exact] = _match(exact, world, budget)
-            # An error of the class is reported about the class.
-            if found.error.startswith(OWN_SELECTOR):
-                yield Finding(code=Code.SELECTOR_FAILED, what=f'request "{name}": {found.error}')
-    if any(found.error for found in matching.values()) or not _is_certain(requests, world, budget):
+    failing = False
+    for name, exact in (named for each in claim.requests for named in exact_requests(each)):
+        error = nodes.match(exact).error
+        failing = failing or bool(error)
+        # An error of the class is reported about the class.
+        if error.startswith(OWN_SELECTOR):
+            yield Finding(code=Code.SELECTOR_FAILED, what=f'request "{name}": {error}')
+    if failing or not _is_certain(claim.requests, nodes.world, nodes.budget):
         return
-    claim = AskedClaim(requests=tuple(requests), constraints=tuple(constraints))
-    nodes = _Nodes(world, verdicts, matching, budget)
     if nodes.fit(claim) is not False:
         return
-    undecided = False
-    short = False
-    for request in requests:
-        alone = nodes.fit(AskedClaim(requests=(request,)))
-        undecided = undecided or alone is None
-        if alone is False:
-            short = True
-            budget.spend(len(world.slices()))
-            yield from (
-                _too_few(name, exact, matching[exact], world)
-                for name, exact in exact_requests(request)
-            )
-    if not short and not undecided:
+    alone = {each: nodes.fit(AskedClaim(requests=(each,))) for each in claim.requests}
+    for request in (each for each, fits in alone.items() if fits is False):
+        nodes.budget.spend(len(nodes.world.slices()))
+        yield from (_too_few(name, exact, nodes) for name, exact in exact_requests(request))
+    if all(alone.values()):
         yield from _together(claim, nodes)
 
 
-def _too_few(name: str, request: Request, found: _Matching, world: World) -> Finding:
+def _too_few(name: str, request: Request, nodes: _Nodes) -> Finding:
+    found = nodes.match(request)
     devices = f'devices of DeviceClass "{request.device_class}"'
     if not found.by_node:
         what = (
             f'no published device of DeviceClass "{request.device_class}" matches request '
-            f'"{name}"; {what_to_check(request, world)}'
+            f'"{name}"; {what_to_check(request, nodes.world)}'
         )
     elif (most := max(found.by_node.values())) < request.count:
         what = (
@@ -287,12 +267,18 @@ _PASSING = (Failure.INCOMPLETE_POOL, Failure.INVALID_POOL)
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """All nodes that have enough matching devices."""
+    """All nodes, and the devices on them that requests select."""
 
     world: World
     verdicts: Verdicts
-    matching: dict[Request, _Matching]
     budget: Budget
+    matching: dict[Request, _Matching] = field(default_factory=dict[Request, _Matching])
+
+    def match(self, exact: Request) -> _Matching:
+        found = self.matching.get(exact)
+        if found is None:
+            found = self.matching[exact] = _match(exact, self.world, self.budget)
+        return found
 
     def fit(self, *claims: AskedClaim) -> bool | None:
         """Return whether a node has devices for claims; None if that is undecided."""
@@ -321,6 +307,5 @@ class _Nodes:
 
     def _may(self, request: Request, node: str) -> bool:
         return any(
-            self.matching[exact].by_node.get(node, 0) >= needed(exact)
-            for exact in exact_of([request])
+            self.match(exact).by_node.get(node, 0) >= needed(exact) for exact in exact_of([request])
         )
