@@ -89,7 +89,8 @@ def broken_pod(
         return ()
     claims = claims_of_pod(pod, world)
     found = list(_of_pod(pod, pod.node, world, settled=settled))
-    found += not_running(pod, pod.node)
+    if pod.sandbox is not False:  # without one, statuses are those of containers before it
+        found += not_running(pod, pod.node)
     found += renumbered(pod, claims, events)
     if pod.is_starting:
         step = failed_step(pod, claims, events, pod.node)

@@ -180,6 +180,13 @@ _KNOWN = (
         remedy="remove hostUsers: false from the pod, or use a node that supports it",
     ),
     _Known(
+        pattern=re.compile(r"^DeletionByDeviceTaintManager\b"),
+        cause="Kubernetes evicted it because of a taint with effect NoExecute of one of its "
+        "devices",
+        remedy="a controller creates an evicted pod again, and a pod without one must be created "
+        "again",
+    ),
+    _Known(
         pattern=re.compile(r"requested number of devices unavailable for (?P<of>[^\s.]++\S*?)\. "),
         cause="the device plugin on node {node} has fewer healthy devices of {of} than the "
         "scheduler assumed",
@@ -230,7 +237,7 @@ def failed(pod: PodFacts) -> Finding:
         f"container {name}: {reason}{f': {message}' if message else ''}"
         for name, reason, message in pod.containers
     ]
-    said = "; ".join(filter(None, (pod.failure, *of_containers)))
+    said = "; ".join(filter(None, (pod.failure or pod.disruption, *of_containers)))
     what = "has failed" + (f": {said}" if said else "")
     return _failure(Code.POD_FAILED, what, said, pod.node or "")
 

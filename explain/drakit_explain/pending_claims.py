@@ -49,6 +49,9 @@ _QUOTA_OF_ALL = 32
 
 _UNIT = 10**9
 
+_USERS = 3
+"""Users of a claim that are named."""
+
 QUOTA_SECONDS = 5.0
 """The time in which a claim is seen that a quota counts."""
 
@@ -95,6 +98,7 @@ def resolve(
         return Finding(
             code=Code.CLAIM_BEING_DELETED,
             what=f'ResourceClaim "{claim.name}" {_for(each)} is being deleted'
+            + (f", and it is reserved for {', '.join(claim.users[:_USERS])}" if claim.users else "")
             + (f", and finalizer {claim.held_by[0]} blocks the deletion" if claim.held_by else "")
             + "; when the deletion ends, create the claim or the pod again",
         )

@@ -10,6 +10,7 @@ from drakit_explain.evidence import Event, Events
 from drakit_explain.model import (
     ClaimFacts,
     Consumer,
+    ContainerProblem,
     DeviceID,
     PodClaim,
     PodFacts,
@@ -200,6 +201,30 @@ def test_the_claim_of_extended_resources_counts_too():
 def test_a_pod_that_is_done_needs_nothing_any_more():
     done = replace(POD, phase="Succeeded")
     assert explained(done, world(replace(SLICE, devices=()))).reasons == ()
+
+
+def test_after_a_reboot_the_statuses_of_the_old_containers_say_nothing():
+    pod = replace(POD, phase="Running", containers=(ContainerProblem("c", "Unknown", "code 255"),))
+    (reason,) = explained(replace(pod, sandbox=False), world()).reasons
+    assert str(reason.code) == "ClaimsNotPrepared"
+    (reason,) = explained(replace(pod, sandbox=True), world()).reasons
+    assert str(reason.code) == "PodNotStarted"
+
+
+def test_a_failed_pod_that_a_device_taint_has_evicted():
+    failed = replace(POD, phase="Failed", disruption="DeletionByDeviceTaintManager")
+    (reason,) = explained(failed, world()).reasons
+    assert reason.text == (
+        "pod lab/train on node n1 has failed: DeletionByDeviceTaintManager; Kubernetes evicted it "
+        "because of a taint with effect NoExecute of one of its devices; a controller creates an "
+        "evicted pod again, and a pod without one must be created again"
+    )
+
+
+def test_a_pod_that_waits_for_the_end_of_a_deletion_is_told_who_uses_the_claim():
+    used = replace(CLAIM, deleting=True, consumers=(Consumer("pods", "other", "o"),))
+    (reason,) = explained(replace(POD, node=None, phase="Pending"), world(used)).reasons
+    assert "is being deleted, and it is reserved for pod other; when the deletion" in reason.text
 
 
 def test_a_pod_that_a_device_taint_evicts():
