@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
+from functools import partial
 
 from drakit_explain.allocation import tolerates
 from drakit_explain.bugs import bug_behind
@@ -152,7 +152,9 @@ def _of_allocation(claim: ClaimFacts, node: str | None, world: World) -> Mapping
     if not claim.allocated:
         return {}
     problem = _node_problem(node, world) if node is not None else None
-    found = [problem] if problem is not None else list(_of_devices(claim, node, world))
+    found = [problem] if problem is not None else []
+    for result in claim.results if problem is None else ():
+        found += _of_result(result, claim, node, world)
     return dict.fromkeys((*found, *_binding(claim)))
 
 
@@ -266,23 +268,18 @@ def _of_claim(
             for key, message in pod.health
             if key == start or key.startswith(f"{start}/")
         }
-        yield from _of_devices(claim, node, world, health=health)
-        if pod.phase == "Pending":
-            yield from _not_registered(claim, node, world)
-
-
-def _not_registered(claim: ClaimFacts, node: str, world: World) -> Iterator[Finding]:
-    """Return the drivers of a claim that the kubelet has not registered, as reports state."""
-    for driver in drivers_of([claim]):
-        if state := not_registered(driver, node, world):
-            yield Finding(
-                code=Code.DRIVER_UNAVAILABLE,
-                what=f"driver {driver} of its claim {claim.name} is not registered with the "
-                f"kubelet ({state}); check the log of the node plugin on node {node}",
-                cause=cause_at_node(
-                    node, f"driver {driver} is not registered with the kubelet", world
-                ),
-            )
+        for result in claim.results:
+            message = health.get(result.request, health.get("", ""))
+            yield from _of_result(result, claim, node, world, message=message)
+        for driver in drivers_of([claim]) if pod.phase == "Pending" else ():
+            if state := not_registered(driver, node, world):
+                problem = f"driver {driver} is not registered with the kubelet"
+                yield Finding(
+                    code=Code.DRIVER_UNAVAILABLE,
+                    what=f"driver {driver} of its claim {claim.name} is not registered with the "
+                    f"kubelet ({state}); check the log of the node plugin on node {node}",
+                    cause=cause_at_node(node, problem, world),
+                )
 
 
 def _not_reserved(claim: ClaimFacts, pod: PodFacts) -> Iterator[Finding]:
@@ -357,25 +354,15 @@ def _binding(claim: ClaimFacts) -> Iterator[Finding]:
             )
 
 
-_NO_HEALTH: Mapping[str, str] = MappingProxyType({})
-
-
-def _of_devices(
-    claim: ClaimFacts, node: str | None, world: World, *, health: Mapping[str, str] = _NO_HEALTH
-) -> Iterator[Finding]:
-    """
-    Return the problems of a claim's devices.
-
-    :param health: the driver's messages by request; the empty one is for all.
-    """
-    for result in claim.results:
-        message = health.get(result.request, health.get("", ""))
-        yield from _of_result(result, claim, node, world, message)
-
-
 def _of_result(
-    result: Result, claim: ClaimFacts, node: str | None, world: World, message: str
+    result: Result, claim: ClaimFacts, node: str | None, world: World, *, message: str = ""
 ) -> Iterator[Finding]:
+    """
+    Return the problems of a device of a claim.
+
+    :param message: the driver's message about its health, as the pod has it.
+    """
+    cause = partial(cause_at_node, node, world=world)
     pool = result.device.of_pool
     slices = world.slices_of_pool(pool)
     if not slices:
@@ -387,9 +374,7 @@ def _of_result(
                 what=f"driver {pool.driver} of its claim {claim.name} publishes no devices on node "
                 f"{node}; check that the driver is running on that node and is registered with the "
                 f"kubelet",
-                cause=cause_at_node(
-                    node, f"driver {pool.driver} publishes no devices there", world
-                ),
+                cause=cause(f"driver {pool.driver} publishes no devices there"),
             )
         else:
             what = f"pool {pool.pool} of driver {pool.driver}"
@@ -398,12 +383,12 @@ def _of_result(
                 what=f"{what}, from which claim {claim.name} is allocated, is no longer published; "
                 f"check the driver, or delete the pod and the claim, so that another device is "
                 f"allocated",
-                cause=cause_at_node(node, f"{what} is no longer published", world),
+                cause=cause(f"{what} is no longer published"),
             )
         return
     device = published_device(result.device, world)
     if device is not None:
-        yield from _of_taints(result, device, claim, node, world, message)
+        yield from _of_taints(result, device, claim, node, world, message=message)
     elif is_complete(slices) and not any(each.unread for each in slices):
         yield Finding(
             code=Code.DEVICE_GONE,
@@ -411,12 +396,8 @@ def _of_result(
             f"{_back(result.device)}, or delete the pod and the claim, so that another device is "
             f"allocated",
             patience_seconds=REPUBLISHED_SECONDS,
-            cause=cause_at_node(node, _devices_are("no longer published", result), world),
+            cause=cause(f"devices of driver {pool.driver} are no longer published"),
         )
-
-
-def _devices_are(state: str, result: Result) -> str:
-    return f"devices of driver {result.device.driver} are {state}"
 
 
 def _back(device: DeviceID) -> str:
@@ -432,8 +413,11 @@ def _of_taints(
     claim: ClaimFacts,
     node: str | None,
     world: World,
+    *,
     message: str,
 ) -> Iterator[Finding]:
+    cause = partial(cause_at_node, node, world=world)
+    devices = f"devices of driver {result.device.driver}"
     taints = world.taints(result.device, published)
     keys = {taint.key for taint in taints}
     device = device_of_result(result, claim)
@@ -448,7 +432,7 @@ def _of_taints(
             what=f"{device} is gone: its driver no longer lists it; {back}, or delete the "
             f"pod and the claim, so that another device is allocated",
             patience_seconds=0.0,
-            cause=cause_at_node(node, _devices_are("gone", result), world),
+            cause=cause(f"{devices} are gone"),
         )
     said = words_of(result.device, world) if UNHEALTHY in keys else None
     words = f" ({said or message})" if said or message else ""
@@ -459,7 +443,7 @@ def _of_taints(
             f"claim, so that another device is allocated",
             transient=Code.DEVICE_UNHEALTHY if said is None and not message else "",
             patience_seconds=WORDS_SECONDS,
-            cause=cause_at_node(node, _devices_are("unhealthy", result), world),
+            cause=cause(f"{devices} are unhealthy"),
         )
     if STOPPED in keys:
         where = f"on node {node}" if node is not None else "on its node"
@@ -467,7 +451,7 @@ def _of_taints(
             code=Code.DRIVER_UNAVAILABLE,
             what=f"{device} cannot be used, because its driver has stopped {where}; check the "
             f"driver's log",
-            cause=cause_at_node(node, f"driver {result.device.driver} has stopped", world),
+            cause=cause(f"driver {result.device.driver} has stopped"),
         )
     for taint in taints:
         if taint.effect != "NoExecute":
@@ -489,18 +473,14 @@ def _of_taints(
             when += f" after the {longest} s that the request tolerates"
         rules = sorted(world.taint_rules(result.device, [taint]))
         why = words if taint.key == UNHEALTHY else ""
-        cause = "resolve the cause of the taint"
+        fix = "resolve the cause of the taint"
         if rules:
-            cause = f"DeviceTaintRule {rules[0]} sets the taint: delete the rule"
+            fix = f"DeviceTaintRule {rules[0]} sets the taint: delete the rule"
         yield Finding(
             code=Code.EVICTION_BY_TAINT,
             what=f"{device} has the taint {taint.shown} with effect NoExecute{why}, so {when}; "
-            f"{cause}, or tolerate the taint's key and effect NoExecute in the request",
-            cause=cause_at_node(
-                node,
-                _devices_are(f"tainted with {taint.shown} and effect NoExecute", result),
-                world,
-            ),
+            f"{fix}, or tolerate the taint's key and effect NoExecute in the request",
+            cause=cause(f"{devices} are tainted with {taint.shown} and effect NoExecute"),
         )
 
 
