@@ -115,7 +115,9 @@ def claim_allocated_on_another_node(s: Scene) -> Iterator[None]:
     s.publish(disk, gpu, nodeName=s.other, generation=2)
 
 
-@situation(Code.REQUESTS_COMPETE, words=("on one node",))
+@situation(
+    Code.REQUESTS_COMPETE, words=("no node has that many free devices: node", "has the most (1)")
+)
 def devices_split_over_nodes(s: Scene) -> Iterator[None]:
     s.publish(device("a"))
     s.publish(device("a"), nodeName=s.other)
