@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from drakit_cli.kubectl.arguments import SHELLS
 from drakit_cli.new import FORMS, TEMPLATES, project_of
 from tests.unit.cli.projects import (
     PROJECTS,
@@ -153,7 +154,7 @@ def test_its_workflow_runs_what_its_readme_describes_and_needs_no_secret(lamps):
         assert f"`{variable}`" in readme(lamps)
 
 
-def test_all_templates_are_in_the_wheel(tmp_path):
+def test_all_templates_and_scripts_are_in_the_wheel(tmp_path):
     run(ROOT, "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
     (wheel,) = tmp_path.glob("*.whl")
     names = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
@@ -161,3 +162,5 @@ def test_all_templates_are_in_the_wheel(tmp_path):
     assert {path.relative_to(folder) for path in names if path.is_relative_to(folder)} == {
         template.relative_to(TEMPLATES) for form in FORMS for template in form.files.values()
     }
+    scripts = Path("drakit_cli/kubectl/scripts")
+    assert {scripts / f"completion.{shell}" for shell in SHELLS} <= names
