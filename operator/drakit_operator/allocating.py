@@ -35,11 +35,7 @@ class AllocatorQuestions:
     """Asks the allocator, one question at a time. Not thread-safe."""
 
     def __init__(
-        self,
-        allocator: Allocator,
-        metrics: Metrics,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, allocator: Allocator, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """
         :param clock: measures questions, in seconds.

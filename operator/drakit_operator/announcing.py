@@ -112,14 +112,6 @@ def remembered(
     return replace(now, earlier=earlier, changes=min(changes, MAX_CHANGES))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """Whether to announce now, and in how many seconds to check again (None: after a change)."""
-
-    announce: bool = False
-    again_seconds: float | None = None
-
-
 def summarize(reasons: Sequence[Reason]) -> Announcement | None:
     """Return the Event of an object's first reason, whose note is compared with that of the last
     Event; None without a reason."""
@@ -200,22 +192,23 @@ def decide(
     now: float,
     timing: Events,
     once: bool = False,
-) -> Decision:
+) -> tuple[bool, float | None]:
     """
-    Decide whether an object gets an Event now.
+    Decide whether an object gets an Event now, and in how many seconds to check again (None: after
+    a change).
 
     :param once: one Event for each reason is enough, because the object does not change.
     """
     if age_seconds < timing.debounce:
-        return Decision(again_seconds=timing.debounce - age_seconds)
+        return False, timing.debounce - age_seconds
     if last is None or not last.is_known(wanted.code):
-        return Decision(announce=True, again_seconds=None if once else timing.repeat_pause)
+        return True, None if once else timing.repeat_pause
     if once:
-        return Decision()
+        return False, None
     rest = last.at + last.pause_seconds(wanted, timing) - now
     if rest > 0:
-        return Decision(again_seconds=rest)
-    return Decision(announce=True, again_seconds=timing.repeat_pause)
+        return False, rest
+    return True, timing.repeat_pause
 
 
 class NotWrittenError(Exception):
@@ -236,13 +229,7 @@ Recorder = Callable[[Announcement], Awaitable[bool]]
 class Announcer:
     """Remembers, by UID, the age and the last Event of each object. Not for threads."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        *,
-        timing: Events,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, recorder: Recorder, *, timing: Events, metrics: Metrics) -> None:
         self._recorder = recorder
         self._timing = timing
         self._metrics = metrics
@@ -306,7 +293,7 @@ class Announcer:
             self._turns.leave(uid)
             return wait_seconds
         last = self._announced.get(uid)
-        decision = decide(
+        is_due, next_seconds = decide(
             wanted,
             last,
             age_seconds=now - self._since.setdefault(uid, self._since.get(as_old_as, now)),
@@ -314,19 +301,19 @@ class Announcer:
             timing=self._timing,
             once=once,
         )
-        if last is None and not decision.announce:  # too young
-            return _sooner(decision.again_seconds, wait_seconds)
+        if last is None and not is_due:  # too young
+            return _sooner(next_seconds, wait_seconds)
         cause = None if once else lasting[0].cause
         self._causes.join(uid, wanted.code, cause, wanted.regarding, now=now)
-        if last is not None and not decision.announce:
+        if last is not None and not is_due:
             if not last.shared:
                 self._causes.announced(uid)
             elif not self._causes.naming_note(uid):  # the object that it named is gone
-                decision = Decision(announce=True, again_seconds=self._timing.repeat_pause)
-        if not decision.announce:
+                is_due, next_seconds = True, self._timing.repeat_pause
+        if not is_due:
             self._count_flapping(uid, wanted.code, last)
             self._turns.leave(uid)
-            return _sooner(decision.again_seconds, wait_seconds)
+            return _sooner(next_seconds, wait_seconds)
         named_another = last is not None and last.shared
         action, again = self._causes.judge(uid, now=now, named_another=named_another)
         if action is Action.COVERED:
@@ -347,7 +334,7 @@ class Announcer:
             self._remember(uid, wanted, now, shared=True)
         else:
             await self._announce_own(uid, wanted, lasting, now)
-        return again if again is not None else _sooner(decision.again_seconds, wait_seconds)
+        return again if again is not None else _sooner(next_seconds, wait_seconds)
 
     async def _announce_own(
         self, uid: str, wanted: Announcement, lasting: Sequence[Reason], now: float

@@ -267,11 +267,7 @@ class _Leader:
         self.reconciler = Reconciler(
             store=self._store,
             queue=self._queue,
-            announcer=Announcer(
-                writer,
-                timing=config.events,
-                metrics=metrics,
-            ),
+            announcer=Announcer(writer, timing=config.events, metrics=metrics),
             metrics=metrics,
             debounce_seconds=config.events.debounce,
             selectors=selectors,

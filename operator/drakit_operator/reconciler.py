@@ -28,33 +28,14 @@ from drakit_daemon.logs import new_request_id, request_scope
 from drakit_explain.asking import NotAnsweredError, Verdicts
 from drakit_explain.codes import Reason
 from drakit_explain.counts import Numbers, count
-from drakit_explain.kinds import (
-    CLAIMS,
-    CLASSES,
-    KINDS,
-    NODES,
-    PODS,
-    SLICES,
-    TEMPLATES,
-    Kind,
-)
+from drakit_explain.kinds import CLAIMS, CLASSES, KINDS, NODES, PODS, SLICES, TEMPLATES, Kind
 from drakit_explain.model import ClaimFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
 from drakit_explain.selectors import FeatureGates, Selectors
 from drakit_explain.templates import class_problems, template_problems
 from drakit_explain.world import Change, Name
-from drakit_operator.affected import (
-    CLAIM,
-    CLASS,
-    NODE,
-    POD,
-    POLICY,
-    SLICE,
-    TEMPLATE,
-    Key,
-    affected,
-)
+from drakit_operator.affected import CLAIM, CLASS, NODE, POD, POLICY, SLICE, TEMPLATE, Key, affected
 from drakit_operator.allocating import AllocatorQuestions
 from drakit_operator.announcing import Announcer, NotWrittenError
 from drakit_operator.metrics import Metrics

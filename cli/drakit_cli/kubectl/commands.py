@@ -192,11 +192,7 @@ def _doctor(options: argparse.Namespace, output: Output) -> int:
         )
         found.gaps.extend((*releases.gaps, *unasked, *unread))
         return doctor.Examined(
-            found=found,
-            releases=releases,
-            components=components,
-            denied=denied,
-            lacking=lacking,
+            found=found, releases=releases, components=components, denied=denied, lacking=lacking
         )
 
     diagnosis = doctor.diagnose(fetch(options, ask))

@@ -20,12 +20,7 @@ from drakit_cli.kubectl.pods import SeenPod
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.asking import Question
 from drakit_explain.availability import Availability
-from drakit_explain.broken import (
-    broken_claim,
-    claims_of_pod,
-    node_of_claim,
-    taints_for_new_pods,
-)
+from drakit_explain.broken import broken_claim, claims_of_pod, node_of_claim, taints_for_new_pods
 from drakit_explain.bugs import Bug, bug_behind, known_bugs
 from drakit_explain.codes import Cause, Code, Reason, certain, no_remedy
 from drakit_explain.deletion import claim_stays

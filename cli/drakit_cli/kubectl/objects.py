@@ -17,13 +17,7 @@ from typing import Any
 from drakit.text import plural
 from drakit_cli.kubectl.capabilities import evaluate_selectors
 from drakit_cli.kubectl.devices import PoolRow, pool_body, pool_rows, show_rows
-from drakit_cli.kubectl.explain import (
-    Ask,
-    Report,
-    make_report,
-    selectors_of,
-    user_of,
-)
+from drakit_cli.kubectl.explain import Ask, Report, make_report, selectors_of, user_of
 from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.targets import CLASS, NODE, SLICE, TEMPLATE
@@ -87,11 +81,7 @@ def template_of(device_class: ClassFacts, namespace: str) -> TemplateFacts:
 
 
 def _explain_source(
-    template: TemplateFacts,
-    found: Gathered,
-    subject: str,
-    of: TemplateFacts | ClassFacts,
-    ask: Ask,
+    template: TemplateFacts, found: Gathered, subject: str, of: TemplateFacts | ClassFacts, ask: Ask
 ) -> Report:
     pod = user_of(template)
     evaluate_selectors(found, selectors_of([pod], found))

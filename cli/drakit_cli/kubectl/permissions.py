@@ -169,11 +169,7 @@ async def _denied(session: Session, release: Release, workload: Workload) -> Den
 
 
 async def _missing(
-    session: Session,
-    path: str,
-    kind: str,
-    subject: Mapping[str, Any],
-    needed: Sequence[Permission],
+    session: Session, path: str, kind: str, subject: Mapping[str, Any], needed: Sequence[Permission]
 ) -> tuple[Permission, ...]:
     async def denied(permission: Permission) -> bool:
         body = {

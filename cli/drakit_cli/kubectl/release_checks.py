@@ -25,14 +25,7 @@ from drakit_cli.kubectl.devices import PoolRow
 from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import shortened
 from drakit_cli.kubectl.permissions import Denied, Permission
-from drakit_cli.kubectl.releases import (
-    NODEPLUGIN,
-    OPERATOR,
-    Container,
-    Release,
-    Releases,
-    Workload,
-)
+from drakit_cli.kubectl.releases import NODEPLUGIN, OPERATOR, Container, Release, Releases, Workload
 from drakit_explain.kinds import POLICIES, SLICES
 from drakit_explain.model import NodeFacts, PolicyFacts, ReportFacts
 from drakit_explain.world import World

@@ -81,11 +81,7 @@ def find_kind(word: str) -> ObjectKind | None:
     """Return the kind of a word such as ``po``, ``Pods`` or ``jobs.batch``; None if unknown."""
     name, _, group = word.lower().partition(".")
     for each in KINDS:
-        if name in each.names and group in (
-            "",
-            each.group,
-            f"{each.version}.{each.group}",
-        ):
+        if name in each.names and group in ("", each.group, f"{each.version}.{each.group}"):
             return each
     return None
 

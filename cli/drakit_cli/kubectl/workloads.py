@@ -13,12 +13,7 @@ from typing import Any
 
 from drakit_cli.answers import CommandError
 from drakit_cli.kubectl.explain import COLOURS, Report, worst_code
-from drakit_cli.kubectl.gather import (
-    MissingError,
-    UnreachableError,
-    read_pages,
-    sentence_of,
-)
+from drakit_cli.kubectl.gather import MissingError, UnreachableError, read_pages, sentence_of
 from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
 from drakit_cli.kubectl.pods import SeenPod, list_events, list_pods, read_object
 from drakit_cli.kubectl.targets import DAEMON_SET, DEPLOYMENT, JOB, POD_GROUP, Target
@@ -335,10 +330,7 @@ class WorkloadReport:
             "absent": self.workload.absent,
             "pods": self.counts,
             "groups": [
-                {
-                    "pods": group.names,
-                    **{key: body[key] for key in body if key != "object"},
-                }
+                {"pods": group.names, **{key: body[key] for key in body if key != "object"}}
                 for group, body in bodies
             ],
         }
