@@ -8,12 +8,11 @@ Does not depend on pods, or on which devices are allocated.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from difflib import get_close_matches
-from itertools import islice
 
 from drakit_explain.allocation import NotEvaluatedError
-from drakit_explain.devices import DeviceFacts, Version
+from drakit_explain.devices import DeviceFacts, Version, unpacked
 from drakit_explain.model import Request, SliceFacts
 from drakit_explain.pools import newest, place_includes
 from drakit_explain.reports import dropped_fields
@@ -33,7 +32,7 @@ _CHANGES_MATCHES = (
 """Features of devices without which others are published, or the same with fewer attributes."""
 
 MAX_COMPARED = 256
-"""Devices whose attributes are compared with a selector."""
+"""Values of an attribute, and names, of which the most similar ones are searched."""
 
 _NAMED = 3
 
@@ -149,44 +148,74 @@ def _misspelt_driver(texts: Collection[str], world: World) -> str:
     return ""
 
 
-def _devices(world: World) -> Iterator[tuple[str, DeviceFacts]]:
-    return ((of.driver, each) for of in world.slices() for each in of.devices)
-
-
 def _absent(texts: Collection[str], world: World) -> str:
     """Return the first attribute, capacity or value of selectors that no device has."""
-    accesses = [match for text in texts for match in _ACCESS.finditer(text)]
+    accesses = [(text, match) for text in texts for match in _ACCESS.finditer(text)]
     tests = [match for text in texts for match in _TEST.finditer(text)]
     if not accesses and not tests:
         return ""
-    attributes: dict[str, dict[str, None]] = {}
-    capacities: set[str] = set()
-    for driver, device in islice(_devices(world), MAX_COMPARED):
-        for name, value in zip(device.kind.attributes, device.values, strict=True):
-            values = attributes.setdefault(_full(name, driver), {})
-            if isinstance(value, str):
-                values[value] = None
-        capacities.update(_full(each.name, driver) for each in device.kind.capacity)
+    compared = {_accessed(each) for _, each in accesses if each["value"] is not None}
+    attributes, capacities = _published(compared, world)
     if not attributes and not capacities:
         return ""
-    for each in accesses:
-        name = f"{each['domain']}/{each['name'] or each['key']}"
+    for text, each in accesses:
+        name = _accessed(each)
         known = attributes if each["field"] == "attributes" else capacities
         if name not in known:
             return _unknown(name, known)
-        values = attributes.get(name, {})
-        value = each["value"]
-        if each["operator"] == "==" and value is not None and values and value not in values:
-            close = get_close_matches(value, values, n=_NAMED, cutoff=0.3) or list(values)[:_NAMED]
-            have = ", ".join(f'"{one}"' for one in close)
-            more = f" and {len(values) - len(close)} others" if len(values) > len(close) else ""
-            return f'no device has the value "{value}" of {name}: they have {have}{more}'
+        values, value = attributes.get(name), each["value"]
+        if each["operator"] != "==" or value is None or not values or value in values:
+            continue
+        others = {one["value"] for at, one in accesses if at is text and _accessed(one) == name}
+        if "||" not in text or not others & values.keys():
+            return _other_value(each, name, value, values)
     for each in tests:
-        name = f"{each['domain']}/{each['name']}"
         known = attributes if each["field"] == "attributes" else capacities
-        if name not in known:
+        if (name := _accessed(each)) not in known:
             return _unknown(name, known)
     return ""
+
+
+def _accessed(match: re.Match[str]) -> str:
+    """Return the full name of an attribute or a capacity that a selector reads."""
+    groups = match.groupdict()
+    return f"{groups['domain']}/{groups['name'] or groups.get('key')}"
+
+
+def _published(
+    compared: Collection[str], world: World
+) -> tuple[dict[str, dict[object, None]], set[str]]:
+    """Return the attributes of all devices, those in `compared` with their values, and the
+    capacities."""
+    attributes: dict[str, dict[object, None]] = {}
+    capacities: set[str] = set()
+    kinds: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    seen: set[int] = set()
+    for of in world.slices():
+        for group in of.devices.groups:
+            kind, key = group.kind, (of.driver, id(group.kind))
+            if key not in kinds:
+                names = [_full(name, of.driver) for name in kind.attributes]
+                kinds[key] = [(each, at) for at, each in enumerate(names) if each in compared]
+                attributes |= {each: {} for each in names if each not in attributes}
+                capacities.update(_full(each.name, of.driver) for each in kind.capacity)
+            for name, at in kinds[key]:
+                if id(group.columns[at]) not in seen:
+                    seen.add(id(group.columns[at]))
+                    attributes[name].update(dict.fromkeys(unpacked(group.columns[at])))
+    return attributes, capacities
+
+
+def _other_value(access: re.Match[str], name: str, value: str, values: Collection[object]) -> str:
+    """Return that no device has a value of an attribute, and what they have."""
+    shown = {f'"{each}"' if isinstance(each, str) else f"{each}".lower() for each in values}
+    if value in shown:
+        read = access[0].partition("==")[0].strip()
+        return f"{name} is not a string, so compare it without quotes ({read} == {value})"
+    some = sorted(shown)[:MAX_COMPARED]
+    close = get_close_matches(f'"{value}"', some, n=_NAMED, cutoff=0.3) or some[:_NAMED]
+    more = f" and {len(shown) - len(close)} others" if len(shown) > len(close) else ""
+    return f'no device has the value "{value}" of {name}: they have {", ".join(close)}{more}'
 
 
 def _full(name: str, driver: str) -> str:
@@ -195,5 +224,5 @@ def _full(name: str, driver: str) -> str:
 
 def _unknown(name: str, known: Collection[str]) -> str:
     same = [each for each in sorted(known) if each.endswith(f"/{name.rpartition('/')[2]}")]
-    close = same[:1] or get_close_matches(name, sorted(known), n=1)
+    close = same[:1] or get_close_matches(name, sorted(known)[:MAX_COMPARED], n=1)
     return f"no device has {name}" + (f", but some have {close[0]}" if close else "")

@@ -8,7 +8,7 @@ from drakit_explain.devices import CapacityFacts, Version
 from drakit_explain.unmatched import why_it_fails
 from tests.fakes.world import ANY, POD, claim, device, explain, node, request, slice_on, world_of
 
-MODEL = {"model": "NVIDIA A100-SXM4-40GB"}
+MODEL = {"model": "NVIDIA A100-SXM4-40GB", "numa": 0}
 
 
 def test_slices_of_another_driver_are_not_named():
@@ -26,6 +26,24 @@ def test_slices_of_another_driver_are_not_named():
             "no device has x/model, but some have d/model",
         ),
         ('"lanes" in device.attributes["d"]', "no device has d/lanes"),
+        (
+            'device.attributes["d"].numa == "0"',
+            'd/numa is not a string, so compare it without quotes (device.attributes["d"].numa == '
+            "0)",
+        ),
+        (
+            'device.attributes["d"].numa == "many"',
+            'no device has the value "many" of d/numa: they have 0',
+        ),
+        (
+            "device.attributes['d'].model in ['x'] || device.attributes['d'].model == 'A100'",
+            'no device has the value "A100" of d/model: they have "NVIDIA A100-SXM4-40GB"',
+        ),
+        (
+            "(device.attributes['d'].model == 'A100' || device.attributes['d'].model == '"
+            f"{MODEL['model']}') && device.attributes['d'].numa == 7",
+            "check the selectors of class and request, and the attributes of the devices",
+        ),
         ('"vram" in device.capacity["d"]', "no device has d/vram, but some have d/ram"),
         (
             "device.allowMultipleAllocations",
@@ -39,6 +57,18 @@ def test_a_selector_that_selects_nothing_names_what_no_device_has(selector, why)
     world = world_of(ANY, node("n1"), devices, claim(request(selectors=(selector,))))
     (reason,) = explain(POD, world).reasons
     assert reason.text.endswith(f"; {why}")
+
+
+def test_the_attributes_of_all_devices_are_compared():
+    others = [device(f"e{number}", attributes={"other": 1}) for number in range(300)]
+    slices = [
+        replace(slice_on("n0", *others), driver="e"),
+        slice_on("n1", device("g0", attributes=MODEL)),
+    ]
+    selector = 'device.driver == "d" && device.attributes["d"].numa == 7'
+    world = world_of(ANY, node("n0"), node("n1"), *slices, claim(request(selectors=(selector,))))
+    (reason,) = explain(POD, world).reasons
+    assert "no device has" not in reason.text
 
 
 OVERLOAD = "its selector fails: no such overload"
