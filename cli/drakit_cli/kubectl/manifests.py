@@ -266,7 +266,7 @@ class _Completion:
         if pod.refusal:
             self.manifest.refused.append(replace(of, refusal=f"its pods: {pod.refusal}"))
         else:
-            await self._add_pod(of, pod, 0 if suspended else number)
+            await self._add_pod(of, pod, 0 if suspended else max(number, 0))
 
     async def _add_pod(self, source: Document, pod: Document, number: int = 1) -> None:
         refusals = [] if pod.old else [each async for each in self._refused_claims(pod)]

@@ -135,7 +135,8 @@ def explain_planned(pod: PlannedPod, found: Gathered, ask: Ask) -> Report:
         subject = f"{number} of {pods}"
         waits = f"{'fits' if one else 'fit'}; the next one would wait"
     elif 1 < pod.pods == number:
-        subject, fits = pods, f"fit, the first on node {report.fits_on}"
+        at = f"fit, the first on node {report.fits_on}"
+        subject, fits = pods, at if report.fits_on else "need no free device"
     elif number < pod.pods and report.verdict is not Verdict.BLOCKED:
         unknown.append(f"only {number} of {pods} {'was' if one else 'were'} checked")
     alone = f"{POD.word} {facts.namespace}/{facts.name}"

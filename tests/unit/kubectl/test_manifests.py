@@ -282,6 +282,18 @@ async def test_claims_and_templates_without_pods_are_explained(planned):
             DEPLOYMENT.replace("replicas: 1", "replicas: 0"), 0, "would create no pod", id="none"
         ),
         pytest.param(
+            DEPLOYMENT.replace("replicas: 1", "replicas: -1"),
+            0,
+            "would create no pod",
+            id="negative",
+        ),
+        pytest.param(
+            DEPLOYMENT.replace("replicas: 1", "replicas: 9").replace("resourceClaims", "other"),
+            0,
+            "the 9 pods of Deployment lab/d need no free device",
+            id="without-claims",
+        ),
+        pytest.param(
             DEPLOYMENT.replace("apps", "batch")
             .replace("Deployment", "Job")
             .replace("replicas: 1", "suspend: true"),
