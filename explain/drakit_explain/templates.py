@@ -24,6 +24,7 @@ from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.model import (
     ClassFacts,
+    DeviceID,
     Request,
     TemplateFacts,
     exact_of,
@@ -32,6 +33,7 @@ from drakit_explain.model import (
 from drakit_explain.pending_claims import missing_classes, what_to_check
 from drakit_explain.pools import PoolState, rules_of
 from drakit_explain.selectors import OWN_SELECTOR, selector_of
+from drakit_explain.shortage import advice_on_failure, with_device
 from drakit_explain.trial import failure_of, not_counted
 from drakit_explain.world import Selection, World
 
@@ -145,11 +147,12 @@ def _match(request: Request, world: World, budget: Budget) -> _Matching:
     for reach in reachable:
         of = reach.slice
         selected = selection.of(of)
-        for index, text in selected.errors.items():
-            device = f"device {of.devices[index].name} of pool {of.pool}, driver {of.driver}"
-            found.error = found.error or (
-                f"{text}, on {device}; the scheduler gives up on all nodes at such a device, so "
-                f"test that a key exists before you read it, or compare device.driver first"
+        for index, text in selected.errors.items() if not found.error else ():
+            device = DeviceID(of.driver, of.pool, of.devices.names[index])
+            texts = [each for _, each in world.expressions(request)]
+            found.error = (
+                f"{with_device(text, device)}; the scheduler gives up on all nodes at such a "
+                f"device; {advice_on_failure(text, device, texts, world)}"
             )
             break
         for node in reach.nodes if selected.matches else ():

@@ -232,3 +232,9 @@ def test_what_is_wrong_with_a_class(selectors, slices, codes):
     reasons = class_problems(checked, world)
     assert [each.code for each in reasons] == codes
     assert all(each.transient and each.regarding.kind == "DeviceClass" for each in reasons)
+
+
+def test_a_selector_that_fails_is_corrected_as_for_a_pod():
+    named = of("s1", device("g0", attributes={"modle": "a"}))
+    (reason,) = problems(cluster(named), template(request(selectors=(MODEL,))))
+    assert "; device g0 has modle, so check the spelling of model; " in reason.text
