@@ -16,6 +16,7 @@ from typing import IO
 import pytest
 import yaml
 
+from e2e.images.go import cel_program
 from e2e.kit import from_template, plugin_pod, pod, ready, template, wait_for
 from e2e.release import CHART, Release, install, uninstall
 from e2e.scripted.control import Rule
@@ -41,7 +42,9 @@ class User:
 
     def __init__(self, stage, kubeconfig: Path) -> None:
         self._stage = stage
-        self._kubeconfig = kubeconfig
+        # With Kubernetes' allocator, as every documented install has it.
+        found = {"KUBECONFIG": str(kubeconfig), "DRAKIT_CEL": str(cel_program())}
+        self._environment = {**os.environ, **found}
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         return self.run([sys.executable, "-m", "drakit_cli.kubectl.main", *arguments])
@@ -54,7 +57,7 @@ class User:
             ],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "KUBECONFIG": str(self._kubeconfig)},
+            env=self._environment,
             # A process in the background of a script ignores SIGINT, and so would its children.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
@@ -67,7 +70,7 @@ class User:
             text=True,
             timeout=60,
             check=False,
-            env={**os.environ, "KUBECONFIG": str(self._kubeconfig), "PATH": path},
+            env={**self._environment, "PATH": path},
         )
         return result.returncode, result.stdout, result.stderr
 

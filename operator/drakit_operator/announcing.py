@@ -135,9 +135,12 @@ def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
     """Return the first reason and the remedy if there is room; further reasons are counted."""
     more = _more(reasons)
     text = reasons[0].sentence if remedy else reasons[0].text
-    first_remedy = remedy.partition("; or ")[0]  # one of several is enough
-    short = _without_details(_SUBJECT.sub("", text))
-    for of, end in ((text, remedy), (_SUBJECT.sub("", text), first_remedy), (short, first_remedy)):
+    # One of several remedies is enough, and the Event is in the namespace of its object.
+    own = f" {reasons[0].regarding.namespace}/"
+    first_remedy = remedy.partition("; or ")[0].replace(own, " ")
+    brief = _SUBJECT.sub("", text).replace(own, " ")
+    short = _without_details(brief)
+    for of, end in ((text, remedy), (brief, first_remedy), (short, first_remedy)):
         note = "; ".join(filter(None, (f"{of}{more}", end)))
         if len(note) <= NOTE_CHARACTERS:
             return note

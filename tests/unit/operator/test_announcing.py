@@ -131,6 +131,13 @@ def with_remedy(remedy, *reasons):
             "no device matches (gpu); check e; release b",
             id="details-and-second-remedies-are-left-out-of-a-long-note",
         ),
+        pytest.param(
+            with_remedy(
+                f"release lab/{'b' * 95}", reason(f"claim lab/{'c' * 95}, claim slab/{'d' * 80}")
+            ),
+            f"claim {'c' * 95}, claim slab/{'d' * 80}; release {'b' * 95}",
+            id="its-own-namespace-is-left-out-of-a-long-note",
+        ),
     ],
 )
 async def test_the_note_has_reasons_then_the_remedy(reasons, note):
