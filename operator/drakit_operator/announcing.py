@@ -25,6 +25,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from drakit.text import escaped
 from drakit_daemon.kube import ApiError, Session
 from drakit_daemon.kube.events import EventRecorder, EventTimings
 from drakit_daemon.rate_limiter import FairRateLimiter
@@ -134,7 +135,9 @@ def _more(reasons: Sequence[Reason]) -> str:
 def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
     """Return the first reason and the remedy if there is room; further reasons are counted."""
     more = _more(reasons)
-    text = reasons[0].sentence if remedy else reasons[0].text
+    # As the API server gets it: an escaped line break is longer.
+    text = escaped(reasons[0].sentence if remedy else reasons[0].text)
+    remedy = escaped(remedy)
     # One of several remedies is enough, and the Event is in the namespace of its object.
     own = f" {reasons[0].regarding.namespace}/"
     first_remedy = remedy.partition("; or ")[0].replace(own, " ")
@@ -184,6 +187,7 @@ def _without_details(text: str) -> str:
 
 
 def _cut(text: str, size: int) -> str:
+    text = escaped(text)
     return text if len(text) <= size else f"{text[: size - 3]}..."
 
 

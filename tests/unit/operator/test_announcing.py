@@ -119,6 +119,9 @@ def with_remedy(remedy, *reasons):
             f"{'a' * 297}...",
             id="a-remedy-without-room-is-left-out",
         ),
+        pytest.param(
+            [reason("a\n" * 101)], "a\\n" * 99 + "...", id="line-breaks-are-escaped-before-the-cut"
+        ),
         pytest.param([reason("ü" * 600)], "ü" * 297 + "...", id="a-reason-that-is-too-long-is-cut"),
         pytest.param(
             with_remedy(
