@@ -325,11 +325,10 @@ def _not_prepared(node: str, claims: Iterable[ClaimFacts], events: Events) -> Fi
         f"it waits for {named} to prepare the claims, or for volumes or the network; read the log "
         f"of {named} on node {node}"
     )
-    return Finding(
-        code=Code.NOT_PREPARED,
-        what="its devices have no known problem, but the kubelet has not started it and reports "
-        f"no failure; {events.instead_of(waits, None)}",
-    )
+    what = "the kubelet has not started it"
+    if not events.hidden:
+        what = f"its devices have no known problem, but {what} and reports no failure"
+    return Finding(code=Code.NOT_PREPARED, what=f"{what}; {events.instead_of(waits, None)}")
 
 
 # ---- the claim

@@ -203,6 +203,15 @@ def test_a_pod_that_is_done_needs_nothing_any_more():
     assert explained(done, world(replace(SLICE, devices=()))).reasons == ()
 
 
+def test_nothing_is_said_about_failures_that_may_not_be_read():
+    explainer = Explainer(world())
+    (reason,) = explainer.explain(POD, settled=True, events=Events(hidden=True)).reasons
+    assert reason.text == (
+        "pod lab/train cannot start on node n1: the kubelet has not started it; its Events have "
+        "the cause: ask an administrator, because you may not list them"
+    )
+
+
 def test_after_a_reboot_the_statuses_of_the_old_containers_say_nothing():
     pod = replace(POD, phase="Running", containers=(ContainerProblem("c", "Unknown", "code 255"),))
     (reason,) = explained(replace(pod, sandbox=False), world()).reasons
