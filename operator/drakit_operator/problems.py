@@ -101,12 +101,9 @@ def problems_of_claim(claim: ClaimFacts, world: World) -> dict[str, list[Reason]
 
 def running_pods(claim: ClaimFacts, world: World) -> list[Consumer]:
     """Return the pods that a claim is reserved for, without those that have not started."""
-
-    def has_started(consumer: Consumer) -> bool:
-        pod = world.pod(claim.namespace, consumer.name)
-        return pod is None or pod.uid != consumer.uid
-
-    return [each for each in claim.consumers if each.resource == "pods" and has_started(each)]
+    pods = [each for each in claim.consumers if each.resource == "pods"]
+    waiting = {pod.uid for each in pods if (pod := world.pod(claim.namespace, each.name))}
+    return [each for each in pods if each.uid not in waiting]
 
 
 def _is_reported_by_pod(code: Code, claim: ClaimFacts, world: World) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, Session
 from drakit_daemon.kube.listing import SkippedLog
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
-from drakit_explain.kinds import POLICIES, Kind
+from drakit_explain.kinds import POLICIES, UNREADABLE, Kind
 from drakit_explain.loads import Load, Loads, load_of_pod
 from drakit_explain.world import Change, Fact, Name, name_of_fact
 from drakit_formats.resource.objects import Object
@@ -422,6 +422,6 @@ def _load(body: Object) -> Load | None:
     """Project a pod; one that cannot be read counts as one that requests nothing."""
     try:
         return load_of_pod(body)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         logger.debug("requests of a pod cannot be read", extra={"error": repr(error)})
         return None
