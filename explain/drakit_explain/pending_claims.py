@@ -211,7 +211,7 @@ def _not_created(
 
 def _is_counted(pod: PodFacts, world: World) -> bool:
     """Return whether a quota may count a claim of the pod, whose status does not name it yet."""
-    return any(each.owner_uid == pod.uid for each in world.of(ClaimFacts).values())
+    return any(each.owner_uid == pod.uid for each in world.waiting_claims())
 
 
 def _exceeded(quota: QuotaFacts, template: TemplateFacts) -> str:

@@ -112,6 +112,7 @@ class World:
         self._slices_by_pool: dict[PoolID, dict[str, SliceFacts]] = {}
         self._holders: dict[DeviceID, Name] = {}
         self._sharers: dict[DeviceID, set[Name]] = {}
+        self._not_allocated: set[Name] = set()
         self._pools: dict[str, list[NodePool]] = {}
         self._views: dict[str, NodeView] | None = None
         self._reachable: tuple[Reachable, ...] | None = None
@@ -223,6 +224,10 @@ class World:
 
     def _users_of(self, use: _Use) -> frozenset[Name]:
         return frozenset(self._users.get(use, ()))
+
+    def waiting_claims(self) -> Iterator[ClaimFacts]:
+        """Return the claims that are not allocated."""
+        return (self.of(ClaimFacts)[name] for name in self._not_allocated)
 
     def waiting_pods(self) -> Iterator[Name]:
         """Name the pods that have no node yet, or have not started on it."""
@@ -492,6 +497,8 @@ class World:
         for use in _uses(fact):
             self._users.setdefault(use, set()).add(name)
         if isinstance(fact, ClaimFacts):
+            if not fact.allocated:
+                self._not_allocated.add(name)
             self._holders.update(dict.fromkeys(fact.devices, name))
             for share in fact.shares:
                 self._sharers.setdefault(share.device, set()).add(name)
@@ -503,6 +510,7 @@ class World:
         for use in set(_uses(fact)):
             _drop(self._users, use, name)
         if isinstance(fact, ClaimFacts):
+            self._not_allocated.discard(name)
             for device in fact.devices:
                 if self._holders.get(device) == name:
                     del self._holders[device]

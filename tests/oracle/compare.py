@@ -76,7 +76,7 @@ def compare(world: World, helper: Helper, allocator: Allocator) -> Iterator[Comp
         return
 
     def find(name: str) -> Verdict:
-        found = trial.verdicts.find(trial.claims, name, budget_of(facts))
+        found = trial.verdicts.find(trial.wanted, name, budget_of(facts))
         trial.verdicts.check()
         assert found is not None
         return found

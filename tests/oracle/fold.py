@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from drakit_explain.allocation import Answer
 from drakit_explain.asking import Verdicts, answered
 from drakit_explain.availability import analyze
 from drakit_explain.budget import Budget
@@ -42,6 +41,7 @@ from drakit_explain.projection import (
     project_taint_rule,
 )
 from drakit_explain.trial import Judged, Trial, judge
+from drakit_explain.verdicts import Verdict as AllocatorVerdict
 from drakit_explain.world import World
 from e2e.images.go import SCHEDULER_MINORS, cel_program, scheduler_program
 from tests.fakes.world import evaluate_for
@@ -82,10 +82,10 @@ class Answers:
 
     kind: Kind
     fits_on: str
-    alone: Mapping[str, Answer]
+    alone: Mapping[str, AllocatorVerdict]
     """Of each node that the pod can use."""
 
-    folded: Mapping[str, Answer]
+    folded: Mapping[str, AllocatorVerdict]
     """Of the nodes that the fold asked about, or that are like one of them."""
 
     text: str
@@ -168,10 +168,10 @@ def _kind(explanation: Explanation, judged: Judged | None) -> Kind:
             return Kind.UNDECIDED
 
 
-def _alone(trial: Trial, allocator: Allocator) -> dict[str, Answer]:
+def _alone(trial: Trial, allocator: Allocator) -> dict[str, AllocatorVerdict]:
     """Ask about each node with a budget of its own."""
 
-    def ask(name: str) -> Answer:
+    def ask(name: str) -> AllocatorVerdict:
         found = replace(trial, budget=Budget()).ask(name)
         trial.verdicts.check()
         assert found is not None
@@ -230,10 +230,10 @@ def differences(ours: Answers, theirs: Mapping[str, Any]) -> Iterator[str]:
         if found.get("text") == _ELSEWHERE and not answer.fatal:
             continue
         if found["code"].removesuffix("AndUnresolvable") != _code(answer):
-            yield f"{name}: ours is {answer.outcome.value} {answer.failure}, theirs {found}"
+            yield f"{name}: ours is {answer.outcome.value} {answer.text}, theirs {found}"
 
 
-def _code(answer: Answer) -> str:
+def _code(answer: AllocatorVerdict) -> str:
     if answer.fatal:
         return "Error"
     return "Success" if answer.fits else "Unschedulable"

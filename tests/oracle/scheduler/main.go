@@ -1,5 +1,5 @@
 // drakit-scheduler says what Kubernetes' scheduler finds for pods with claims, because it is the
-// scheduler with its default plugins: the referee of explain/drakit_explain/fold.py.
+// scheduler with its default plugins: the referee of explain/drakit_explain/trial.py.
 //
 // It reads one JSON object a line from standard input and writes one JSON object a line to standard
 // output, in the same order. It ends when standard input ends. Each world gets a scheduler and a fake
