@@ -433,10 +433,19 @@ class Explainer:
             several = len(list(trial.requests())) > 1 or any(
                 each.constraints for each in trial.wanted
             )
-            never = never_together(trial.wanted, self._world, self.verdicts) if several else []
-            every = tuple(each.claim for each in trial.wanted)
-            result.never = [replace(each, claims=every) for each in never]
-        lasting = lasting or result.never
+            result.never = (
+                never_together(trial.wanted, self._world, self.verdicts) if several else []
+            )
+        if not lasting:  # equal pods share the result, but not their claims
+            lasting = [
+                replace(
+                    found,
+                    claims=tuple(
+                        [each.claim for each in trial.wanted if each.origin in found.claims]
+                    ),
+                )
+                for found in result.never or ()
+            ]
         if not lasting:
             return findings
         return [*lasting, *(replace(each, advice="") for each in findings if each not in lasting)]

@@ -73,7 +73,8 @@ def template_problems(template: TemplateFacts, world: World, verdicts: Verdicts)
 
 def never_together(claims: Sequence[AskedClaim], world: World, verdicts: Verdicts) -> list[Finding]:
     """
-    Return why no node ever has all devices of claims, although some have those of each request.
+    Return why no node ever has all devices of claims, although some have those of each request. A
+    finding about one claim has its origin.
 
     Raises :class:`.NotAnsweredError`.
     """
@@ -91,7 +92,7 @@ def _never_together(claims: Sequence[AskedClaim], nodes: _Nodes) -> Iterator[Fin
         apart = apart and not found
         for each in found:
             if each.code in (Code.CONSTRAINT_NOT_MET, Code.REQUESTS_COMPETE):
-                yield replace(each, what=f"{claim.origin}: {each.what}")
+                yield replace(each, what=f"{claim.origin}: {each.what}", claims=(claim.origin,))
     requests = [each for claim in claims for each in claim.requests]
     if not apart or len(claims) < 2 or not _is_certain(requests, nodes.world, nodes.budget):
         return

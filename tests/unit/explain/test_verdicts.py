@@ -12,13 +12,14 @@ from drakit_explain.model import (
     PodClaim,
     Toleration,
 )
-from drakit_explain.pending import Verdict
+from drakit_explain.pending import Explainer, Verdict
 from drakit_explain.projection import UNREAD_CLAIM, project_claim
 from drakit_explain.world import Name
 from drakit_formats.resource.nodes import node_selector
 from tests.fakes.world import (
     ANY,
     POD,
+    ask_allocator,
     claim,
     device,
     explain,
@@ -217,6 +218,19 @@ def test_what_does_not_end_when_devices_are_free_is_named_while_they_are_held(cl
     assert reasons[0].startswith(lasting)
     assert any("allocated to claim" in each for each in reasons)
     assert any("when" in each and "released" in each for each in reasons) is not bool(lasting)
+
+
+def test_equal_pods_share_what_does_not_end_but_not_their_claims():
+    devices = (device(f"g{root}", attributes={"root": root}) for root in (0, 1))
+    claims = [claim(request(count=2), name=name, constraints=[ROOT]) for name in ("a", "b")]
+    world = cluster(slice_on("n1", *devices), holding("used", "g0"), *claims)
+    explainer = Explainer(world)
+    for each in claims:
+        generated = PodClaim(name="c", template="t", generated=each.name)
+        pod = replace(POD, name=f"of-{each.name}", claims=(generated,))
+        (lasting, _) = explainer.explain_now(pod, ask_allocator).claim_reasons
+        assert str(lasting.code) == "ConstraintNotMet"
+        assert lasting.regarding == each.reference
 
 
 @pytest.mark.parametrize("count", [pytest.param(2, id="two"), pytest.param(0, id="all-devices")])
