@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import islice
 
 from drakit.quantity import quantity_units
 from drakit_explain.allocation import AskedClaim
@@ -51,6 +52,10 @@ _UNIT = 10**9
 
 _USERS = 3
 """Users of a claim that are named."""
+
+_COMPARED = 8
+"""Names that are compared letter by letter: two of 253 letters take 6 ms, and tenants choose
+them."""
 
 QUOTA_SECONDS = 5.0
 """The time in which a claim is seen that a quota counts."""
@@ -153,8 +158,15 @@ def _elsewhere(name: str | None, world: World) -> str:
 
 def _likely(name: str | None, known: Iterable[Name], namespace: str = "") -> str:
     """Return the existing name that a name that does not exist may mean, in parentheses."""
-    names = [each.name for each in known if each.namespace == namespace]
-    close = get_close_matches(name or "", names, n=1, cutoff=0.8)
+    wrong = name or ""
+    half = len(wrong) // 2  # a typo leaves one half as it is
+    alike = (
+        each.name
+        for each in known
+        if each.namespace == namespace
+        and (each.name.startswith(wrong[:half]) or each.name.endswith(wrong[-half:]))
+    )
+    close = get_close_matches(wrong, islice(alike, _COMPARED), n=1, cutoff=0.8)
     return f' ("{close[0]}" exists)' if close else ""
 
 
@@ -285,7 +297,7 @@ def misspelt_resources(pod: PodFacts, world: World) -> Iterator[Finding]:
     if not pod.extended or pod.extended_claim is not None or not world.of(NodeFacts):
         return
     provided = {each.extended_resource for each in world.of(ClassFacts).values()} - {""}
-    for resource in sorted({each.resource for each in pod.extended}):
+    for resource in sorted({each.resource for each in pod.extended})[:_COMPARED]:
         close = get_close_matches(resource, provided, n=1, cutoff=0.8)
         if (
             close
