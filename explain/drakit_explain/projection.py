@@ -574,11 +574,15 @@ _TOO_MANY_CLAIMS = Placement(
 )
 
 
+def _conditions(status: Object) -> dict[str, Object]:
+    return {text(each, "type"): each for each in children(status, "conditions")}
+
+
 def project_pod(body: Object) -> PodFacts:
     """Project a Pod."""
     metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
     made = {entry["name"]: entry for entry in children(status, "resourceClaimStatuses")}
-    conditions = {each.get("type"): each for each in children(status, "conditions")}
+    conditions = _conditions(status)
     evicted = conditions.get("DisruptionTarget", {})
     claims, gates = children(spec, "resourceClaims"), children(spec, "schedulingGates")
     placement = _placement(spec) if len(claims) <= MAX_POD_CLAIMS else _TOO_MANY_CLAIMS
@@ -723,14 +727,13 @@ def _placement(spec: Object) -> Placement:
 def project_node(body: Object) -> NodeFacts:
     """Project a Node."""
     metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
-    conditions = {each.get("type"): each for each in children(status, "conditions")}
     return NodeFacts(
         name=metadata["name"],
         uid=metadata["uid"],
         labels={intern(k): intern(v) for k, v in child(metadata, "labels").items()},
         taints=_taints(spec),
         unschedulable=bool(spec.get("unschedulable")),
-        ready=text(conditions.get("Ready", {}), "status") == "True",
+        ready=text(_conditions(status).get("Ready", {}), "status") == "True",
         allocatable=amounts(child(status, "allocatable")),
         kubelet=intern(text(status, "nodeInfo", "kubeletVersion")),
         runtime=intern(text(status, "nodeInfo", "containerRuntimeVersion")),

@@ -508,14 +508,14 @@ class World:
 
     def _unlink(self, name: Name, fact: Fact) -> None:
         for use in set(_uses(fact)):
-            _drop(self._users, use, name)
+            _discard(self._users, use, name)
         if isinstance(fact, ClaimFacts):
             self._not_allocated.discard(name)
             for device in fact.devices:
                 if self._holders.get(device) == name:
                     del self._holders[device]
             for device in {share.device for share in fact.shares}:
-                _drop(self._sharers, device, name)
+                _discard(self._sharers, device, name)
         elif isinstance(fact, SliceFacts):
             _drop(self._slices_by_place, _place_of(fact), fact.name)
             _drop(self._slices_by_pool, fact.of_pool, fact.name)
@@ -577,18 +577,17 @@ class World:
 
 
 Key = TypeVar("Key")
-Entry = TypeVar("Entry")
 
 
-def _drop(
-    table: dict[Key, dict[Entry, SliceFacts]] | dict[Key, set[Entry]], key: Key, entry: Entry
-) -> None:
-    entries = table[key]
-    if isinstance(entries, dict):
-        entries.pop(entry, None)
-    else:
-        entries.discard(entry)
-    if not entries:
+def _drop(table: dict[Key, dict[str, SliceFacts]], key: Key, name: str) -> None:
+    table[key].pop(name, None)
+    if not table[key]:
+        del table[key]
+
+
+def _discard(table: dict[Key, set[Name]], key: Key, name: Name) -> None:
+    table[key].discard(name)
+    if not table[key]:
         del table[key]
 
 
