@@ -154,8 +154,17 @@ def _absent(texts: Collection[str], world: World) -> str:
     tests = [match for text in texts for match in _TEST.finditer(text)]
     if not accesses and not tests:
         return ""
-    compared = {_accessed(each) for _, each in accesses if each["value"] is not None}
+    compared: dict[str, set[tuple[str, str]]] = {}  # in which selector, and with what
+    for text, each in accesses:
+        if each["value"] is not None:
+            compared.setdefault(_accessed(each), set()).add((text, each["value"]))
     attributes, capacities = _published(compared, world)
+    possible = {
+        (text, name)
+        for name, of in compared.items()
+        for text, value in of
+        if value in attributes.get(name, ())
+    }
     if not attributes and not capacities:
         return ""
     for text, each in accesses:
@@ -166,8 +175,7 @@ def _absent(texts: Collection[str], world: World) -> str:
         values, value = attributes.get(name), each["value"]
         if each["operator"] != "==" or value is None or not values or value in values:
             continue
-        others = {one["value"] for at, one in accesses if at is text and _accessed(one) == name}
-        if "||" not in text or not others & values.keys():
+        if "||" not in text or (text, name) not in possible:
             return _other_value(each, name, value, values)
     for each in tests:
         known = attributes if each["field"] == "attributes" else capacities
