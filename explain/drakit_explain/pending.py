@@ -585,22 +585,18 @@ def _unread(trial: Trial) -> list[str]:
     """Return what could not be read, so that every reason is uncertain."""
     if names := trial.world.unreadable():
         return [f"ResourceSlice {names[0]} could not be read"]
-    for pool in trial.not_ready():
-        if pool.state is PoolState.UNREAD and trial.concerns(pool):
-            driver, name = pool.identity
-            return [f"pool {name} of driver {driver} has more devices than drakit evaluates"]
-    return []
+    return _of_pool(trial, PoolState.UNREAD, "has more devices than drakit evaluates")
 
 
 def _uncertain(trial: Trial) -> list[str]:
     """Return the unknown facts that make a shortage uncertain."""
+    if trial.rules.skips_pools:  # later releases allocate nothing from such a pool
+        return []
+    return _of_pool(trial, PoolState.INCOMPLETE, "is incomplete: slices are missing")
+
+
+def _of_pool(trial: Trial, state: PoolState, what: str) -> list[str]:
     for pool in trial.not_ready():
-        # Later releases allocate nothing from such a pool.
-        if (
-            not trial.rules.skips_pools
-            and pool.state is PoolState.INCOMPLETE
-            and trial.concerns(pool)
-        ):
-            driver, name = pool.identity
-            return [f"pool {name} of driver {driver} is incomplete: slices are missing"]
+        if pool.state is state and trial.concerns(pool):
+            return [f"pool {pool.identity.pool} of driver {pool.identity.driver} {what}"]
     return []
