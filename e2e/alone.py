@@ -21,6 +21,7 @@ from e2e.cluster.api import DEFAULT_GATES, Cluster, Options
 from e2e.cluster.choice import REPOSITORY
 from e2e.cluster.choice import cluster as choose_cluster
 from e2e.cluster.local.names import default_cluster
+from e2e.images.go import cel_program
 from e2e.kit import wait_for
 
 STOP_SECONDS = 10
@@ -52,13 +53,14 @@ def operator(
     config, log = folder / "operator.yaml", folder / "log"
     listen = {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
     config.write_text(json.dumps({"listen": listen, **settings}))
+    named = {"POD_NAME": "operator", "POD_NAMESPACE": "default", "DRAKIT_CEL": str(cel_program())}
     with log.open("ab") as output:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "drakit_operator", "--config", str(config)),
                 *("--kubeconfig", str(kubeconfig or server.kubeconfig)),
             ],
-            env=os.environ | {"POD_NAME": "operator", "POD_NAMESPACE": "default"},
+            env=os.environ | named,
             stdout=output,
             stderr=output,
         )

@@ -143,7 +143,9 @@ def _why_uncounted(of: SliceFacts, world: World) -> str:
 def _misspelt_driver(texts: Collection[str], world: World) -> str:
     published = {each.driver for each in world.slices() if each.devices}
     for driver in filter(None, map(only_driver, texts)):
-        if driver not in published and (close := get_close_matches(driver, published, n=1)):
+        # Drivers of one vendor have much of their names in common.
+        close = get_close_matches(driver, published, n=1, cutoff=0.8)
+        if driver not in published and close:
             return f"no slice of driver {driver} has devices, but driver {close[0]} publishes some"
     return ""
 

@@ -118,7 +118,7 @@ def class_selector_rejects(s: Scene) -> Iterator[None]:
 @situation(
     Code.NO_DEVICE_PUBLISHED,
     words=(
-        "(of 1 published, the request rejects 1 with selector device.attributes[",
+        "the request rejects 1 with selector device.attributes[",
         'if request "gpu" had no selector',
     ),
 )
