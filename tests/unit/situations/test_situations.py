@@ -34,6 +34,9 @@ from tests.unit.operator.replicas import replica, until
 
 pytestmark = [needs_go, pytest.mark.timeout(1200)]  # the first test builds the program
 
+START_SECONDS = 120
+"""A busy machine needs several for the imports of Kopf alone."""
+
 FAST = {"debounce": 0.05, "patience": 0.5}
 
 
@@ -75,21 +78,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
                 server.write_kubeconfig(folder)
                 servers.append(server)
                 async with replica(server, folder, "one", selectors=selectors, events=FAST):
-                    await until(server.is_watched)
+                    await until(server.is_watched, seconds=START_SECONDS)
                     started.set()
                     await stopped.wait()
 
     loops: list[asyncio.AbstractEventLoop] = []
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     patch = pytest.MonkeyPatch()
-    patch.setenv("DRAKIT_CEL", str(cel_program(MINOR)))
+    patch.setenv("DRAKIT_CEL", str(cel_program(MINOR)))  # built before the time of the start counts
     patch.setenv("KUBECONFIG", str(folder / "kubeconfig"))
     patch.setattr(announcing, "SETTLE_SECONDS", 0.5)
     patch.setattr(evidence, "RETRY_SECONDS", 0.5)
     patch.setattr(shared_causes, "PAUSE_SECONDS", 0.05)
     thread.start()
     try:
-        assert started.wait(60), "the operator does not start"
+        while not started.wait(0.2):
+            assert thread.is_alive(), "the operator does not start"
         yield servers[0]
     finally:
         loops[0].call_soon_threadsafe(stopped.set)
