@@ -194,13 +194,22 @@ class Run:
         self._site = site
         self._capsys = capsys
         self._folder = folder
+        self._out = ""
+
+    async def until_said(self, words: str) -> None:
+        """Wait until a command that goes on has written these words."""
+        async with asyncio.timeout(60):
+            while words not in self._out:
+                await asyncio.sleep(0.02)
+                self._out += self._capsys.readouterr().out
 
     async def __call__(self, *arguments: str) -> tuple[int, str, str]:
         kubeconfig = self._site.write_kubeconfig(self._folder)
         given = ["--kubeconfig", str(kubeconfig), "-n", "lab"]
         code = await asyncio.to_thread(main, [arguments[0], *given, *arguments[1:]])
         out, error = self._capsys.readouterr()
-        return code, out, error
+        said, self._out = self._out, ""
+        return code, said + out, error
 
     async def json(self, *arguments: str) -> tuple[int, dict]:
         code, out, error = await self(*arguments, "-o", "json")

@@ -506,9 +506,9 @@ async def test_watching_prints_changes_only(two, run):
     two.claim("c")
     two.pod("mine", "c")
     watching = asyncio.create_task(run("explain", "mine", "--watch", "-o", "json"))
-    await asyncio.sleep(0.5)
+    await run.until_said('"blocked"')
     two.node("n2")
-    await asyncio.sleep(0.5)
+    await run.until_said('"fits"')
     two.remove("/api/v1/namespaces/lab/pods/mine")
     code, out, _ = await watching
     first, second = out.strip().split("}\n{")
