@@ -17,6 +17,7 @@ from pathlib import Path
 
 from e2e.cluster.api import Cluster, wait_until
 from e2e.cluster.choice import cluster as this_cluster
+from e2e.images.go import cel_program
 from e2e.release import NAMESPACE, install, uninstall
 from tools.pictures.terminals import FOLDER
 
@@ -47,8 +48,9 @@ class Screen:
 
 
 def main() -> None:
-    # `kubectl drakit` is a program beside our Python.
+    # `kubectl drakit` is a program beside our Python, with Kubernetes' allocator.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    os.environ["DRAKIT_CEL"] = str(cel_program())
     cluster = this_cluster()
     with _installed(cluster):
         with _pods(cluster, _pod("fuse", "fuse.drakit.dev", OPENED)):
