@@ -20,9 +20,12 @@ def test_a_picture_has_a_title_and_loads_nothing(path):
     assert root.findtext(f"{SVG}title")
     assert root.findtext(f"{SVG}desc")
     assert "prefers-color-scheme: dark" in text
-    assert (
-        re.findall(r"https?://(?!www\.w3\.org/2000/svg)|@import|@font-face|url\((?!#)", text) == []
-    )
+    # A URL in a text is only shown.
+    values = [value for each in root.iter() for value in each.attrib.values()]
+    values += [each.text or "" for each in root.iter(f"{SVG}style")]
+    loads = re.compile(r"https?://|@import|@font-face|url\((?!#)")
+    assert [each for each in values if loads.search(each)] == []
+    assert not [*root.iter(f"{SVG}script")]
 
 
 def test_the_life_of_a_device_shows_the_defaults():
