@@ -139,9 +139,9 @@ def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
     text = escaped(reasons[0].sentence if remedy else reasons[0].text)
     remedy = escaped(remedy)
     # One of several remedies is enough, and the Event is in the namespace of its object.
-    own = f" {reasons[0].regarding.namespace}/"
-    first_remedy = remedy.partition("; or ")[0].replace(own, " ")
-    brief = _SUBJECT.sub("", text).replace(own, " ")
+    namespace = reasons[0].regarding.namespace
+    first_remedy = _without_namespace(remedy.partition("; or ")[0], namespace)
+    brief = _without_namespace(_SUBJECT.sub("", text), namespace)
     short = _without_details(brief)
     for of, end in ((text, remedy), (brief, first_remedy), (short, first_remedy)):
         note = "; ".join(filter(None, (f"{of}{more}", end)))
@@ -158,6 +158,11 @@ def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
         if len(note) + len(each) + 2 <= NOTE_CHARACTERS:
             note = f"{note}; {each}"
     return note
+
+
+def _without_namespace(text: str, namespace: str) -> str:
+    """Leave the namespace out of names; an object without one may be told about paths."""
+    return text.replace(f" {namespace}/", " ") if namespace else text
 
 
 _SUBJECT = re.compile(r"^pod \S+ waits: ")

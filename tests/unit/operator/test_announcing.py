@@ -23,6 +23,7 @@ from drakit_operator.config import Events
 from drakit_operator.metrics import Metrics
 
 POD = ObjectReference(api_version="v1", kind="Pod", namespace="lab", name="train", uid="u")
+NODE = ObjectReference(api_version="v1", kind="Node", namespace="", name="n1", uid="n")
 TIMING = Events()
 AT_ONCE = TIMING.model_copy(update={"debounce": 0.0})
 
@@ -140,6 +141,11 @@ def with_remedy(remedy, *reasons):
             ),
             f"claim {'c' * 95}, claim slab/{'d' * 80}; release {'b' * 95}",
             id="its-own-namespace-is-left-out-of-a-long-note",
+        ),
+        pytest.param(
+            [replace(reason(f"device /dev/{'a' * 300}"), regarding=NODE)],
+            f"device /dev/{'a' * 285}...",
+            id="an-object-without-a-namespace-keeps-its-paths",
         ),
     ],
 )
