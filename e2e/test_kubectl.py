@@ -437,7 +437,7 @@ def test_the_doctors_remedies_end_what_it_finds_about_releases(two_releases, adm
     cluster = two_releases.cluster
     both_run = f"both run driver {SIMULATED}"
     denied = "doctor-one/one-drakit-operator of the operator is not allowed to"
-    # Helm 4 does not overwrite what somebody else has changed, unless it is told to.
+    # By default, Helm 4 does not overwrite what another client has changed.
     remove = json.dumps([{"op": "remove", "path": "/rules/0"}])
     cluster.kubectl("patch", "clusterrole", "one-drakit-operator", "--type=json", "-p", remove)
 

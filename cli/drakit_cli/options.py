@@ -1,7 +1,7 @@
 """
 The options for a connection, in all commands that need a cluster: those of kubectl.
 
-It must not know sessions: their libraries may be missing when arguments are read.
+Does not depend on sessions: their libraries may be missing when arguments are read.
 """
 
 from __future__ import annotations

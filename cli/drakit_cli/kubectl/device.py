@@ -1,7 +1,7 @@
 """
 ``kubectl drakit devices NAME`` for one device: what it is, who tainted it, and who uses it.
 
-It must not know sessions.
+Does not depend on sessions.
 """
 
 from __future__ import annotations

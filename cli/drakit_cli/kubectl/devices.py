@@ -9,7 +9,7 @@ does not know.
 A pool is gathered per node, as the scheduler does: slices that name a node make one pool with the
 others of this node. All other slices of a pool make one.
 
-It must not know sessions.
+Does not depend on sessions.
 """
 
 from __future__ import annotations

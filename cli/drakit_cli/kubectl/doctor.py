@@ -5,7 +5,7 @@ A *problem* keeps pods from devices, or a release from its work. A *note* may be
 problems make the exit code 1. Only what the API shows is checked. It does not show which drivers a
 kubelet has registered, except by the readiness and the reports of drakit's node plugin.
 
-It must not know sessions.
+Does not depend on sessions.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ that the user may read.
 
 A reason that a missing permission could have caused is dropped. Then the answer is "undecided".
 
-It must not know sessions.
+Does not depend on sessions.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ What is wrong with a template, class, node or slice.
 Templates and classes are explained as for a pod that has such a claim, and no other rules. Nodes
 and slices have the problems of their pools, and nodes those that the node plugin reports.
 
-It must not know sessions.
+Does not depend on sessions.
 """
 
 from __future__ import annotations

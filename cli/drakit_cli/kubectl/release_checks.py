@@ -2,7 +2,7 @@
 Checks of drakit's releases: their pods, permissions, and values that do not fit the cluster or each
 other.
 
-It must not know sessions.
+Does not depend on sessions.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ def _missing(denied: Denied, permissions: Sequence[Permission], *, essential: bo
         object=_subject(workload),
         what=f"the service account {workload.namespace}/{workload.service_account} of the "
         f"{workload.component} is not allowed to {shortened(names, most=8)}",
-        # Helm does not overwrite what another client has changed, unless it is told to.
+        # By default, Helm does not overwrite what another client has changed.
         fix="restore the chart's roles: "
         + _upgrade(release, *(["--force-conflicts"] if release.helm else [])),
         problem=essential,

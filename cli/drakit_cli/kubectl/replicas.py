@@ -51,7 +51,7 @@ async def without_existing(session: Session, pod: PlannedPod, found: Gathered) -
     Return the pods that a workload of the manifest would create besides those that it has.
 
     If the manifest changes the pod template, and the controller deletes each pod before it creates
-    the next one, the devices of the present pods count as free.
+    the next one, the devices of the current pods count as free.
     """
     source, old = pod.source, pod.source.old
     if old is None or source.kind in (POD, CRON_JOB):

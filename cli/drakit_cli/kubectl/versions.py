@@ -1,7 +1,7 @@
 """
 ``kubectl drakit version``: what is installed here, and what runs in the cluster.
 
-It must not know sessions.
+Does not depend on sessions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 The pods of a workload, and one answer for all of them.
 
-It must not know how a pod is explained.
+Does not depend on how a pod is explained.
 """
 
 from __future__ import annotations
