@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -65,6 +66,15 @@ def no_blocking_calls() -> Iterator[None]:
     _blocking.activate()
     yield
     _blocking.deactivate()
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Restore the level that a command sets for its process: `caplog` of later tests needs it."""
+    logger = logging.getLogger("drakit_daemon")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 def pytest_asyncio_loop_factories(

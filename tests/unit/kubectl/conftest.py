@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -259,12 +258,3 @@ async def site() -> AsyncIterator[Site]:
 @pytest.fixture
 def run(site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     return Run(site, capsys, tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def log_level() -> Iterator[None]:
-    """Restore the level that the command sets for its process."""
-    logger = logging.getLogger("drakit_daemon")
-    level = logger.level
-    yield
-    logger.setLevel(level)
