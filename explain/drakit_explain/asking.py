@@ -336,8 +336,9 @@ class Verdicts:
                 for number, share in enumerate(claim.shares):
                     if share.device == device and (released is None or released.holds(claim)):
                         consumed = {each.name: each.quantity for each in share.consumed}
-                        share_id = f"{claim.uid}-{number}"
-                        yield {**_result(device), "shareID": share_id, "consumedCapacity": consumed}
+                        # To the allocator of 1.36, an empty map is not the same as none.
+                        some = {"consumedCapacity": consumed} if consumed else {}
+                        yield {**_result(device), "shareID": f"{claim.uid}-{number}", **some}
 
 
 def _no_taints(device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:

@@ -575,6 +575,9 @@ class Analysis:
     def able(self, budget: Budget) -> set[str]:
         """Return the nodes with enough free devices for the request alone."""
         budget.spend(1 + len(self.on_nodes) // 10)
+        if self.request.every and any(each.reach.slice.by_device for each in self.counts.values()):
+            # The counts have the devices of a slice that are for other nodes.
+            return {name for name, each in self.on_nodes.items() if each.free}
         return {name for name, each in self.on_nodes.items() if each.suffices(self.request)}
 
 

@@ -201,6 +201,15 @@ def analyzed(request_, world, before):
     return analyze(request_, world, Budget(), before=before)
 
 
+def test_all_devices_that_a_node_reaches_are_free_although_others_of_the_slice_are_not():
+    places = {"g1": Place(node="n1"), "g2": Place(node="n2")}
+    devices = [replace(device(name), place=place) for name, place in places.items()]
+    pool = replace(slice_on("all", *devices), place=None, by_device=True)
+    world = world_of(CLASS, node("n1"), node("n2"), pool, holding("h", "g1", pool="all"))
+    found = analyzed(Request(name="r", device_class="gpu", count=0), world, None)
+    assert "n2" in found.able(Budget())
+
+
 def test_a_claim_without_requests_fits():
     pod = PodFacts(namespace="lab", name="p", uid="p", claims=(PodClaim(name="c", claim="empty"),))
     world = world_of(ClaimFacts(namespace="lab", name="empty", uid="e"), node("n1"))
