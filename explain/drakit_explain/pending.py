@@ -429,20 +429,21 @@ class Explainer:
         """Return findings about devices that are held or tainted, after those that do not end when
         the devices are free."""
         lasting = [each for each in findings if each.code is Code.CONSTRAINT_NOT_MET]
+        unnamed = trial.unnamed()
         if not lasting and result.never is None:
             several = len(list(trial.requests())) > 1 or any(
                 each.constraints for each in trial.wanted
             )
             result.never = (
-                never_together(trial.wanted, self._world, self.verdicts) if several else []
+                never_together(unnamed.wanted, self._world, self.verdicts) if several else []
             )
         if not lasting:  # equal pods share the result, but not their claims
+            pairs = list(zip(trial.wanted, unnamed.wanted, strict=True))
             lasting = [
                 replace(
                     found,
-                    claims=tuple(
-                        [each.claim for each in trial.wanted if each.origin in found.claims]
-                    ),
+                    what=trial.named(found.what),
+                    claims=tuple([one.claim for one, each in pairs if each.origin in found.claims]),
                 )
                 for found in result.never or ()
             ]
@@ -455,7 +456,7 @@ class Explainer:
         key = (
             (pod.namespace, pod.placement, pod.requests, pod.displaces),
             tuple(claim.name for claim in allocated),
-            tuple((each.origin, each.requests, each.constraints) for each in trial.wanted),
+            tuple(trial.wanted),
         )
         number = hash(key)
         found = self._results.get(number)
@@ -474,11 +475,11 @@ class Explainer:
             self.verdicts.take()
             budget = budget_of(self._world)
             result.remedy = proven_remedies(
-                replace(trial, budget=budget, fatal=result.judged.distinct),
+                replace(trial.unnamed(), budget=budget, fatal=result.judged.distinct),
                 reader=None if self._name_all else pod.namespace,
                 usable_after=lambda name: self._nodes.after(pod, allocated, name, budget),
             )
-        return result.remedy
+        return trial.named(result.remedy)
 
     def _blocked(
         self,

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import nsmallest
 from typing import NamedTuple
 
 from drakit_explain.allocation import MAX_RESULTS, AskedClaim, NotEvaluatedError
 from drakit_explain.asking import NO_CHANGES, Changes, NotAnsweredError, Released
-from drakit_explain.availability import NOTHING, needed, not_tolerated
+from drakit_explain.availability import NOTHING, Tally, needed, not_tolerated
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.devices import TaintFacts, bits
 from drakit_explain.model import ClaimFacts, DeviceID, Request, SliceFacts, Toleration, exact_of
@@ -140,6 +141,19 @@ class _Remedies:
             key=lambda name: (-matching[name], -free[name], name),
         )
 
+    def _nodes_with(self, enough: Callable[[Tally, Request], bool]) -> list[str]:
+        """Return the nodes on which a kind of change leaves enough devices, by the counts: the
+        allocator searches longest where they are not enough."""
+        requests = [exact_of([each]) for each in self._trial.requests()]
+        return [
+            name
+            for name in self._nodes
+            if all(any(enough(self._tally(name, each), each) for each in of) for of in requests)
+        ]
+
+    def _tally(self, node: str, exact: Request) -> Tally:
+        return self._trial.analysis(exact).on_nodes.get(node, NOTHING)
+
     def fits(self, change: _Change) -> bool:
         """Return whether the allocator allocates on a node, and has no error on the others."""
         answers = [
@@ -172,7 +186,7 @@ class _Remedies:
     def without_a_holder(self) -> Iterator[_Change]:
         exact = [each for _, _, each in self._trial.exact() if not each.admin_access]
         selections = [Selection(self._world, each) for each in exact]
-        for node in self._nodes:
+        for node in self._nodes_with(Tally.would_do):
             of_node: dict[str, ClaimFacts] = {}
             for pool in self._trial.pools(node):
                 for of in (*pool.slices, *pool.elsewhere) if pool.counters else pool.slices:
@@ -219,7 +233,7 @@ class _Remedies:
         return "a claim in another namespace"
 
     def with_a_toleration(self) -> Iterator[_Change]:
-        for node in self._nodes:
+        for node in self._nodes_with(partial(Tally.would_do, untainted=True)):
             for at, name, exact in self._trial.exact():
                 taints = self._taints(node, exact)
                 together = [taints] if len(taints) > 1 else []
@@ -247,7 +261,7 @@ class _Remedies:
     def without_a_constraint(self) -> Iterator[_Change]:
         wanted = self._trial.wanted
         several = sum(len(each.constraints) for each in wanted) > 1
-        for node in self._nodes:
+        for node in self._nodes_with(Tally.suffices):
             for number, each in enumerate(wanted):
                 for index, constraint in enumerate(each.constraints[:MAX_CHANGES]):
                     what = f"{constraint.kind} {constraint.attribute}"
@@ -269,7 +283,7 @@ class _Remedies:
     def _most(self, node: str, at: Position, exact: Request) -> int:
         """Return the highest count with which a request would fit; 0 if there is none."""
         least, most = 0, (MAX_RESULTS if exact.every else min(exact.count - 1, MAX_RESULTS))
-        most = min(most, self._trial.analysis(exact).on_nodes.get(node, NOTHING).total)
+        most = min(most, self._tally(node, exact).free)
         while least < most:
             count = (least + most + 1) // 2
             claims = self._trial.with_request(at, replace(exact, count=count))

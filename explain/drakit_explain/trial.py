@@ -175,6 +175,20 @@ class Trial:
         asked = self.wanted if claims is None else claims
         return self.verdicts.find(asked, node, self.budget, changes)
 
+    def unnamed(self) -> Trial:
+        """Return the trial with the names that claims have in questions: pods with equal claims
+        share what is found."""
+        wanted = [
+            replace(each, origin=f"claim {claim_name(number)}")
+            for number, each in enumerate(self.wanted)
+        ]
+        return replace(self, wanted=wanted)
+
+    def named(self, text: str) -> str:
+        """Return a text with the names of the claims in place of those in questions."""
+        origins = dict(enumerate(each.origin for each in self.wanted))
+        return _CLAIM.sub(lambda found: origins.get(int(found[1]), found[0]), text)
+
     def error(self, node: str, verdict: Verdict) -> AllocatorError:
         """Return the error of a fatal verdict about a node."""
         text, kind = verdict.text, failure_of(verdict.text)
@@ -190,7 +204,7 @@ class Trial:
                 return of_pool
         else:
             kind = Failure.OTHER
-        what = f"Kubernetes' allocator fails ({self._with_origins(text)})"
+        what = f"Kubernetes' allocator fails ({self.named(text)})"
         return AllocatorError(kind=kind, text=what)
 
     def _failed(self, text: str, node: str) -> AllocatorError | None:
@@ -249,15 +263,10 @@ class Trial:
         named = _REQUEST.search(text)
         return f'request "{named[1] if named is not None else ""}" of {self._claim(text).origin}'
 
-    def _with_origins(self, text: str) -> str:
-        for number, each in enumerate(self.wanted):
-            text = text.replace(f"claim {claim_name(number)}", each.origin)
-        return text
-
 
 # ---- the allocator's errors (structured/internal in k8s.io/dynamic-resource-allocation)
 
-_CLAIM = re.compile(rf"claim {claim_name(0)[:-1]}(\d+)")
+_CLAIM = re.compile(rf"\bclaim {claim_name(0)[:-1]}(\d{{1,4}})(?![\w./-])")
 _REQUEST = re.compile(r"request ([^\s,:]+)")
 _DEVICE = re.compile(r" on device \S+/([^\s/]+): CEL")
 _ALL = re.compile(r"resource pool ([^\s/]+)/(\S+) is currently")

@@ -283,7 +283,7 @@ class Reconciler:
 
     async def _reconcile(self, key: Key, turn: AsyncExitStack) -> None:
         began = asyncio.get_running_loop().time()
-        result, again = "success", None
+        result, again, is_checked = "success", None, True
         try:
             if not self._is_current():
                 again = OUTDATED_SECONDS
@@ -291,7 +291,7 @@ class Reconciler:
                 await turn.aclose()
                 again = await refresh(key.name.name)
             else:
-                again = await self._check(key, turn)
+                again, is_checked = await self._check(key, turn)
         except Exception as error:
             result = "error"
             if isinstance(error, NotWrittenError | ApiError):
@@ -307,24 +307,24 @@ class Reconciler:
                 self._queue.add_after(key, again)
         finally:
             goes_on_in = self._queue.done(key)
-        if goes_on_in == SELECTORS:  # it is not checked yet
+        if goes_on_in == SELECTORS or not is_checked:
             return
         seconds = asyncio.get_running_loop().time() - began
         self._metrics.reconcile_seconds.labels(key.concern, result).observe(seconds)
 
-    async def _check(self, key: Key, turn: AsyncExitStack) -> float | None:
+    async def _check(self, key: Key, turn: AsyncExitStack) -> tuple[float | None, bool]:
         """Announce the problems of an object, or ask what must be known before; return in how many
-        seconds to check it again."""
+        seconds to check it again, and whether it was checked."""
         try:
-            return await self._announce_problems(key, turn)
+            return await self._announce_problems(key, turn), True
         except NotAnsweredError:
             questions = self.verdicts.take()
         await turn.aclose()
         seconds = await self._allocator.ask(questions, self.verdicts, key.name.namespace)
         if seconds is None:
-            return BUSY_SECONDS
+            return BUSY_SECONDS, False
         self._queue.charge(key, seconds)
-        return 0.0
+        return 0.0, False
 
     async def _announce_problems(self, key: Key, turn: AsyncExitStack) -> float | None:
         """Announce the problems of an object; return in how many seconds to check it again."""

@@ -286,6 +286,45 @@ def test_for_pods_with_equal_requests_each_question_is_asked_once(each_claim):
     assert len(asked) == len(set(asked)) == 3  # as it is, without the holder, without all holders
 
 
+def test_pods_with_equal_claims_share_a_remedy_that_names_the_claims_of_each():
+    names = [(f"a-{n}", f"b-{n}") for n in range(2)]
+    pods = [
+        replace(POD, name=f"p{n}", uid=str(n), claims=tuple(PodClaim(name=c, claim=c) for c in of))
+        for n, of in enumerate(names)
+    ]
+    claims = [
+        claim(request(count=2), name=name, constraints=[SAME] if name.startswith("b") else [])
+        for of in names
+        for name in of
+    ]
+    world = world_of(ANY, N1, slice_on("n1", *numa(0, 1, 2, 3)), *claims, *pods)
+    explainer = Explainer(world)
+    remedies: list[str] = []
+    for pod in pods:
+        evaluate_for(explainer, world, pod, Library())
+        remedies.append(explainer.explain_now(pod, ask_allocator).remedy)
+    assert len(explainer._results) == 1
+    assert 'claim "b-0" did not have the constraint' in remedies[0]
+    assert remedies[1] == remedies[0].replace("a-0", "a-1").replace("b-0", "b-1")
+
+
+def test_nothing_is_asked_about_a_node_that_has_too_few_devices():
+    many = [f"g{n}" for n in range(16)]
+    world = world_of(
+        ANY, N1, slice_on("n1", *map(device, many)), holding("a", *many), claim(request(count=17))
+    )
+    explainer = Explainer(world)
+    asked: list[int] = []
+
+    def counted(question):
+        asked.append(question.key)
+        return ask_allocator(question)
+
+    evaluate_for(explainer, world, POD, Library())
+    assert explainer.explain_now(POD, counted).remedy == ""
+    assert len(asked) == 1  # as it is
+
+
 def test_remedies_of_pods_with_rules_of_their_own_do_not_pile_up(monkeypatch):
     monkeypatch.setattr(pending, "MAX_KEPT", 2)
     pods = [replace(POD, name=f"p{n}", uid=str(n), requests=(("cpu", n),)) for n in range(5)]
