@@ -34,8 +34,9 @@ from drakit_explain.selectors import FeatureGates
 from drakit_explain.world import Fact, World
 from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object, child
 
-PAGE_SIZE = 500
-"""Objects in a page of a list, as kubectl asks for them."""
+PAGE_SIZE = 2_000
+"""Objects in a page of a list: with 500, as kubectl has it, the API server needs more than twice as
+long for 100,000 claims."""
 
 MAX_PAGE_BYTES = 16 << 20
 """Bytes of a page: a command keeps few pages at once, and ends soon. A page of full slices is
