@@ -511,9 +511,7 @@ def device_of_result(result: Result, claim: ClaimFacts) -> str:
 def published_device(device: DeviceID, world: World) -> DeviceFacts | None:
     """Return a device as its pool's newest generation has it."""
     current = newest(world.slices_of_pool(device.of_pool))
-    return next(
-        (one for each in current for one in each.devices if one.name == device.device), None
-    )
+    return next(filter(None, (each.devices.named(device.device) for each in current)), None)
 
 
 # ---- the node

@@ -301,7 +301,8 @@ def _used_beside_templates(claim: ClaimFacts, world: World) -> bool:
 def _published(devices: Iterable[DeviceID], world: World) -> Iterator[tuple[DeviceID, DeviceFacts]]:
     for device in devices:
         for of in world.slices_of_pool(device.of_pool):
-            yield from ((device, each) for each in of.devices if each.name == device.device)
+            if (each := of.devices.named(device.device)) is not None:
+                yield device, each
 
 
 def _evicting(claim: ClaimFacts, world: World) -> bool:

@@ -249,6 +249,17 @@ class Devices(Sequence[DeviceFacts]):
     def __repr__(self) -> str:
         return f"Devices.of({self._facts()!r})"
 
+    def named(self, name: str) -> DeviceFacts | None:
+        """Return the first device of a name, and leave the others packed."""
+        if name not in self.names:
+            return None
+        index = self.names.index(name)
+        if self._unpacked is not None:
+            return self._unpacked[index]
+        group = next(each for each in self.groups if each.mask >> index & 1)
+        place = (group.mask & ((1 << index) - 1)).bit_count()
+        return self._fact(index, group.kind, [unpacked(each)[place] for each in group.columns])
+
     def _facts(self) -> tuple[DeviceFacts, ...]:
         if self._unpacked is None:
             self._unpacked = self._unpack()
@@ -262,15 +273,21 @@ class Devices(Sequence[DeviceFacts]):
         for group in self.groups:
             columns = [unpacked(column) for column in group.columns]
             for place, index in enumerate(bits(group.mask)):
-                facts[index] = DeviceFacts(
-                    name=self.names[index],
-                    kind=group.kind,
-                    values=tuple([column[place] for column in columns]),
-                    taints=self.taints[index] if self.taints else (),
-                    consumes=self.consumes[index] if self.consumes else (),
-                    place=self.places[index] if self.places else None,
-                )
+                values = [column[place] for column in columns]
+                facts[index] = self._fact(index, group.kind, values)
         return tuple([facts[index] for index in range(len(facts))])
+
+    def _fact(
+        self, index: int, kind: DeviceKind, values: Iterable[AttributeFact | None]
+    ) -> DeviceFacts:
+        return DeviceFacts(
+            name=self.names[index],
+            kind=kind,
+            values=tuple(values),
+            taints=self.taints[index] if self.taints else (),
+            consumes=self.consumes[index] if self.consumes else (),
+            place=self.places[index] if self.places else None,
+        )
 
 
 _recent: deque[Devices] = deque()

@@ -105,7 +105,7 @@ def slice_of(pool: PoolRow, row: DeviceRow, found: Gathered) -> str:
     """Return the name of the ResourceSlice that publishes a device; empty if none does."""
     for each in newest(found.world.slices_of_pool(pool.identity)):
         here = not pool.named or each.place is None or each.place.node in ("", pool.node)
-        if here and any(one.name == row.name for one in each.devices):
+        if here and row.name in each.devices.names:
             return each.name
     return ""
 
