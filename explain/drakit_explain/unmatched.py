@@ -52,7 +52,7 @@ _TEST = re.compile(
 def why_unmatched(request: Request, world: World) -> str:
     """Return why no device matches a request, as a clause; empty if that is unknown."""
     texts = [text for _, text in world.expressions(request)]
-    if why := _uncounted(request, world) or _misspelt_driver(texts, world):
+    if why := uncounted(request, world) or _misspelt_driver(texts, world):
         return why
     drivers = {each.driver for each in world.slices() if each.devices}
     lost = dropped_fields([*drivers & {*map(only_driver, texts)}], _CHANGES_MATCHES, world)
@@ -97,7 +97,9 @@ def domain_of(key: str, texts: Collection[str]) -> str:
 # ---- slices that do not count
 
 
-def _uncounted(request: Request, world: World) -> str:
+def uncounted(request: Request, world: World) -> str:
+    """Return in which slice that does not count a request matches devices, and why it does not, as
+    a clause with the remedy; empty if there is none."""
     for of in world.uncounted():
         if not of.unread:
             try:

@@ -33,7 +33,7 @@ from drakit_explain.model import (
 from drakit_explain.pending_claims import class_of_resource, missing_classes
 from drakit_explain.reports import STOPPED, UNHEALTHY, policy_of_class, words_of
 from drakit_explain.shortage import advice_on_failure, with_device
-from drakit_explain.unmatched import why_unmatched
+from drakit_explain.unmatched import uncounted, why_unmatched
 
 _HELPER_FIX = (
     "install the plugin with its programs: from krew's archive, or in a clone of drakit, on Linux "
@@ -300,7 +300,8 @@ def _classes(found: Gathered) -> Iterator[Finding]:
                 fix=advice if policy else f"kubectl edit deviceclass {each.name}: {advice}",
             )
         elif not analysis.matching:
-            why = why_unmatched(request, world)
+            elsewhere = uncounted(request, world)
+            why = elsewhere or why_unmatched(request, world)
             yield note(
                 object=subject,
                 what=f"DeviceClass {each.name} selects none of the "
@@ -308,6 +309,8 @@ def _classes(found: Gathered) -> Iterator[Finding]:
                 fix=f"kubectl describe hostdevicepolicy {policy}: its conditions, and the devices "
                 "that its nodes do not publish"
                 if policy
+                else "kubectl drakit devices: the state of the pool"
+                if elsewhere
                 else f"kubectl get deviceclass {each.name} -o yaml: check its selectors, and that "
                 "its driver publishes devices",
             )

@@ -642,3 +642,12 @@ async def test_without_the_permission_for_slices_no_device_is_gone(site, run):
     site.forbid("/apis/resource.k8s.io/v1/resourceslices")
     code, body = await run.json("doctor")
     assert (code, body["drivers"]) == (0, [])
+
+
+async def test_a_class_whose_devices_do_not_count_leads_to_the_pools(healthy, run):
+    healthy.slice("left", "a", node="n9", driver="left.example.com")
+    healthy.device_class("left", 'device.driver == "left.example.com"')
+    _, body = await run.json("doctor")
+    (found,) = [each for each in body["findings"] if each["object"] == "DeviceClass left"]
+    assert "in ResourceSlice left of node n9, which does not exist" in found["finding"]
+    assert found["fix"] == "kubectl drakit devices: the state of the pool"
