@@ -575,10 +575,18 @@ class Analysis:
     def able(self, budget: Budget) -> set[str]:
         """Return the nodes with enough free devices for the request alone."""
         budget.spend(1 + len(self.on_nodes) // 10)
-        if self.request.every and any(each.reach.slice.by_device for each in self.counts.values()):
-            # The counts have the devices of a slice that are for other nodes.
-            return {name for name, each in self.on_nodes.items() if each.free}
-        return {name for name, each in self.on_nodes.items() if each.suffices(self.request)}
+        able = {name for name, each in self.on_nodes.items() if each.suffices(self.request)}
+        if self.request.every:
+            # These counts have devices that are for other nodes, or that "all" leaves out because
+            # their shares are used up.
+            more = (
+                name
+                for each in self.counts.values()
+                if each.reach.slice.by_device or (each.found and each.found.used_up.devices)
+                for name in each.reach.nodes
+            )
+            able.update(name for name in more if self.on_nodes.get(name, NOTHING).free)
+        return able
 
 
 def _word(reason: Unusable) -> str:

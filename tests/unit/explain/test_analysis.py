@@ -210,6 +210,16 @@ def test_all_devices_that_a_node_reaches_are_free_although_others_of_the_slice_a
     assert "n2" in found.able(Budget())
 
 
+def test_all_devices_are_free_although_the_shares_of_one_are_used_up():
+    memory = [CapacityFacts(name="memory", value="80Gi")]
+    used = device("used", capacity=memory, shareable=True)
+    taken = Share(device=DeviceID("d", "n1", "used"), consumed=(Amount("memory", "80Gi"),))
+    holder = replace(holding("h"), shares=(taken,))
+    world = world_of(CLASS, node("n1"), slice_on("n1", used, device("free")), holder)
+    found = analyzed(Request(name="r", device_class="gpu", count=0), world, None)
+    assert found.able(Budget()) == {"n1"}  # the allocator leaves it out
+
+
 def test_a_claim_without_requests_fits():
     pod = PodFacts(namespace="lab", name="p", uid="p", claims=(PodClaim(name="c", claim="empty"),))
     world = world_of(ClaimFacts(namespace="lab", name="empty", uid="e"), node("n1"))
