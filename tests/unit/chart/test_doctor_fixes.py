@@ -9,9 +9,7 @@ import pytest
 import yaml
 
 from tests.unit.chart.conftest import CHART
-from tests.unit.kubectl.conftest import Run, Site, log_level
-
-__all__ = ("log_level",)
+from tests.unit.kubectl.conftest import Run, Site
 
 COLLECTIONS = {
     "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
