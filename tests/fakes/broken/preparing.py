@@ -230,7 +230,7 @@ class HalfDone(Tidy):
         if half.exists():
             raise DriverError("an earlier prepare has not ended")
         half.touch()
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.5)  # far longer than a busy machine adds to the measured prepare
         edits = await super().prepare(claim, device)
         half.unlink()
         return edits
