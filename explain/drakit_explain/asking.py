@@ -76,7 +76,7 @@ class NotAnsweredError(Exception):
 
 
 class Released(NamedTuple):
-    """Claims that count as if they had released their devices."""
+    """Claims that are treated as if they had released their devices."""
 
     claim: str | None = None
     """The UID of the only one; None means all."""

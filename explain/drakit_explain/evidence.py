@@ -25,12 +25,12 @@ class Event:
     """An Event about an object."""
 
     time: str
-    """Of the last occurrence, without a time zone: some have fractions of a second."""
+    """When it last occurred, without a time zone; some Events have fractions of a second."""
 
     reason: str
     message: str
     uid: str
-    """Of the object."""
+    """The object's UID."""
 
     def __str__(self) -> str:
         return f"Event {self.reason}: {self.message}"

@@ -158,7 +158,7 @@ class ContainerProblem(NamedTuple):
 
     container: str
     reason: str
-    """Of the kubelet, such as CreateContainerError, or of the container's end."""
+    """The kubelet's, such as CreateContainerError, or why the container ended."""
 
     message: str
 

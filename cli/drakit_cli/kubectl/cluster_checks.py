@@ -302,17 +302,23 @@ def _classes(found: Gathered) -> Iterator[Finding]:
         elif not analysis.matching:
             elsewhere = uncounted(request, world)
             why = elsewhere or why_unmatched(request, world)
+            if policy:
+                fix = (
+                    f"kubectl describe hostdevicepolicy {policy}: its conditions, and the devices "
+                    "that its nodes do not publish"
+                )
+            elif elsewhere:
+                fix = "kubectl drakit devices: the state of the pool"
+            else:
+                fix = (
+                    f"kubectl get deviceclass {each.name} -o yaml: check its selectors, and that "
+                    "its driver publishes devices"
+                )
             yield note(
                 object=subject,
                 what=f"DeviceClass {each.name} selects none of the "
                 f"{plural(analysis.published, 'published device')}{f': {why}' if why else ''}",
-                fix=f"kubectl describe hostdevicepolicy {policy}: its conditions, and the devices "
-                "that its nodes do not publish"
-                if policy
-                else "kubectl drakit devices: the state of the pool"
-                if elsewhere
-                else f"kubectl get deviceclass {each.name} -o yaml: check its selectors, and that "
-                "its driver publishes devices",
+                fix=fix,
             )
 
 

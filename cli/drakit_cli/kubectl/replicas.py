@@ -51,7 +51,7 @@ async def without_existing(session: Session, pod: PlannedPod, found: Gathered) -
     Return the pods that a workload of the manifest would create besides those that it has.
 
     If the manifest changes the pod template, and the controller deletes each pod before it creates
-    the next one, the devices of the current pods count as free.
+    the next one, the devices of the current pods are considered free.
     """
     source, old = pod.source, pod.source.old
     if old is None or source.kind in (POD, CRON_JOB):
@@ -60,7 +60,9 @@ async def without_existing(session: Session, pod: PlannedPod, found: Gathered) -
         target = Target(kind=source.kind, name=source.name)
         workload = await find_workload(session, source.namespace, target)
     except CommandError as error:
-        found.gaps.append(Gap(kind=PODS.plural, what=str(error), effect="its pods count as others"))
+        found.gaps.append(
+            Gap(kind=PODS.plural, what=str(error), effect="its pods count as other pods")
+        )
         return pod
     alive = [each for each in workload.pods if each.facts.phase not in ("Succeeded", "Failed")]
     if source.kind is REPLICA_SET or child(old, "spec", "template") == child(

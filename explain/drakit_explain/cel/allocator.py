@@ -56,8 +56,8 @@ class Allocator:
 
     def answer(self, question: Question) -> Verdict:
         """Return the allocator's verdict; it may take seconds."""
-        # Of an unknown release, the newest allocator that is installed decides; of one that is
-        # older than all, the oldest.
+        # For an unknown release, the newest allocator that is installed decides; for one that is
+        # older than all of them, the oldest.
         releases = list(DEFAULT_GATES)[::-1]
         if (minor := question.minor) is not None:
             releases = [f"1.{max(minor, OLDEST_MINOR)}"]

@@ -256,5 +256,17 @@ async def site() -> AsyncIterator[Site]:
 
 
 @pytest.fixture
+def two(site: Site) -> Site:
+    """Two nodes with a device each; a claim has the one of n1, and n2 is cordoned."""
+    for name, spec in (("n1", {}), ("n2", {"unschedulable": True})):
+        site.node(name, **spec)
+        site.slice(f"s-{name}", "gpu-0", node=name)
+    site.device_class("gpu")
+    site.claim("other", device="gpu-0", pod="holder", namespace="elsewhere")
+    site.template("gpus")
+    return site
+
+
+@pytest.fixture
 def run(site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
     return Run(site, capsys, tmp_path)

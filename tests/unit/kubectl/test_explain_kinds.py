@@ -14,18 +14,6 @@ APPS = "/apis/apps/v1/namespaces/lab"
 JOB = "/apis/batch/v1/namespaces/lab/jobs/train"
 
 
-@pytest.fixture
-def two(site):
-    """Two nodes with a device each; a claim has the one of n1, and n2 is cordoned."""
-    for name, spec in (("n1", {}), ("n2", {"unschedulable": True})):
-        site.node(name, **spec)
-        site.slice(f"s-{name}", "gpu-0", node=name)
-    site.device_class("gpu")
-    site.claim("other", device="gpu-0", pod="holder", namespace="elsewhere")
-    site.template("gpus")
-    return site
-
-
 def member(site, name: str, *, owner: str = "train", phase: str = "Pending", **spec) -> None:
     """A pod of a Job, with a claim from the template."""
     claims = [{"name": "gpu", "resourceClaimTemplateName": "gpus"}]

@@ -8,19 +8,6 @@ import yaml
 from drakit_cli.kubectl.manifests import complete, read_documents
 from drakit_daemon.kube import NotFoundError
 
-
-@pytest.fixture
-def two(site):
-    """Two nodes with a device each; a claim has the one of n1, and n2 is cordoned."""
-    for name, spec in (("n1", {}), ("n2", {"unschedulable": True})):
-        site.node(name, **spec)
-        site.slice(f"s-{name}", "gpu-0", node=name)
-    site.device_class("gpu")
-    site.claim("other", device="gpu-0", pod="holder", namespace="elsewhere")
-    site.template("gpus")
-    return site
-
-
 MANIFEST = """\
 apiVersion: resource.k8s.io/v1beta1
 kind: ResourceClaimTemplate
