@@ -10,7 +10,7 @@ import pytest
 
 from bench.apiserver import connected
 from drakit_formats import crds
-from e2e.cluster.api import Cluster
+from e2e.cluster.api import Cluster, CommandError
 from e2e.kit import (
     NAMESPACE,
     OPERATOR,
@@ -41,6 +41,21 @@ def objects(cluster: Cluster, kind: str) -> float:
 
 def listed(cluster: Cluster, kind: str) -> float:
     return operator_metric(cluster, f'drakit_operator_kind_listed{{kind="{kind}"}}')
+
+
+@pytest.fixture(autouse=True)
+def settled(release: Cluster) -> None:
+    """Wait for the operator, whose node a test may have rebooted just before."""
+    rollout = ("rollout", "status", "deployment/drakit-operator", "--timeout=120s")
+    release.kubectl("-n", NAMESPACE, *rollout)
+    wait_for("a leader that knows the policies", lambda: leads(release))
+
+
+def leads(cluster: Cluster) -> bool:
+    try:
+        return listed(cluster, POLICIES) == 1
+    except CommandError:
+        return False  # the pod of the last leader does not answer
 
 
 def restarts(cluster: Cluster) -> dict[str, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -145,16 +146,22 @@ class Scene:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
-    def node(self, name: str, *, ready: bool) -> None:
-        """Write a Node as its kubelet does; a kubelet that is silent for 40 s counts as dead."""
+    def node(self, name: str) -> None:
+        """Write a Node as its kubelet does."""
         labels = {"usb": "yes"}
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
         self.cluster.apply(json.dumps(body))
-        condition = {"type": "Ready", "status": "True" if ready else "False"}
-        self._patch_status("node", name, {"conditions": [condition]})
 
     def report(self, node: str, **outcomes: dict[str, Any]) -> None:
-        """Write the report of a node with the outcomes of policies by name."""
+        """Write the report of a node with the outcomes of policies by name, and its heartbeat:
+        a kubelet that is silent for 40 s counts as dead, also one that had the node's name before.
+        """
+        condition = {
+            "type": "Ready",
+            "status": "False" if node == DEAD else "True",
+            "lastHeartbeatTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        self._patch_status("node", node, {"conditions": [condition]})
         name = f"{node}.{DRIVER}"
         body = {
             "apiVersion": crds.API_VERSION,
@@ -203,7 +210,7 @@ class Scene:
 def scene(server: Cluster, tmp_path: Path) -> Iterator[Scene]:
     scene = Scene(server)
     for name in (FINE, BROKEN, DEAD):
-        scene.node(name, ready=name != DEAD)
+        scene.node(name)
         scene.report(name)
     with operator(server, tmp_path):
         yield scene

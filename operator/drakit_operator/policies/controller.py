@@ -189,8 +189,10 @@ class PolicyController:
         wanted = desired_class(policy, api_version=version)
         found = self._world.device_class(policy.class_name)
         try:
-            for each in self._world.of(ClassFacts).values():
-                if each.owner == policy.uid and (wanted is None or each.name != policy.class_name):
+            # A list: the world changes while the API server answers.
+            owned = [one for one in self._world.of(ClassFacts).values() if one.owner == policy.uid]
+            for each in owned:
+                if wanted is None or each.name != policy.class_name:
                     path = resource_path(version, "deviceclasses", name=each.name)
                     with suppress(NotFoundError):
                         await self._session.delete(path, uid=each.uid)

@@ -588,6 +588,25 @@ async def test_a_policy_that_renames_or_drops_its_class_loses_the_old_one_only(c
     assert await cluster.classes() == {"foreign", *(["tty"] if "name" in changed else [])}
 
 
+async def test_classes_that_come_and_go_while_the_old_one_is_deleted_change_nothing(
+    cluster, monkeypatch
+):
+    await cluster.refresh()
+    delete = cluster.session.delete
+
+    async def meanwhile(*arguments: Any, **named: Any) -> None:
+        for name in ("one", "other"):
+            body = {"metadata": {"name": name, "uid": name}, "spec": {}}
+            cluster.world.apply(project_class(body))
+        await delete(*arguments, **named)
+        cluster.world.remove(ClassFacts, Name("", "serial.drakit.dev"))
+
+    monkeypatch.setattr(cluster.session, "delete", meanwhile)
+    await cluster.change_spec(deviceClass={"name": "tty"})
+    await cluster.refresh()
+    assert await cluster.classes() == {"tty"}
+
+
 async def test_a_class_that_appears_meanwhile_is_left_to_the_next_change(cluster):
     cluster.server.fail("POST", "/apis/resource.k8s.io", status=409, reason="AlreadyExists")
     await cluster.refresh()
