@@ -59,7 +59,7 @@ from drakit_explain.model import (
     Toleration,
     without_content,
 )
-from drakit_formats.resource.nodes import NodeSelector, NodeTerm, node_selector
+from drakit_formats.resource.nodes import NodeSelector, node_selector
 from drakit_formats.resource.objects import (
     VERSIONS,
     Object,
@@ -202,12 +202,17 @@ def project_claim(body: Object, version: str = VERSIONS[0]) -> ClaimFacts:
 def _nodes(selector: Object) -> NodeSelector | str | None:
     """Return the name of a node if a selector selects only that node, by name, as the allocator
     writes it; otherwise the selector."""
-    terms = node_selector(selector) if selector else None
-    match terms:
-        case (NodeTerm(((("metadata.name", "In", (name,))),), ()),):
+    match selector:
+        case {
+            "nodeSelectorTerms": [
+                {
+                    "matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]
+                } as term
+            ]
+        } if not term.get("matchExpressions"):
             return intern(name)
         case _:
-            return terms
+            return node_selector(selector) if selector else None
 
 
 def _device_key(entry: Object) -> tuple[str, ...]:
