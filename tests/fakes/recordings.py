@@ -97,6 +97,9 @@ def unplug(host: FakeHost, *names: str) -> None:
         directory = host.sys / device.path.removeprefix("/")
         (host.sys / "class" / subsystem / directory.name).unlink()
         (host.udev / "data" / f"{device.kind}{device.number}").unlink(missing_ok=True)
+        for link in (host.dev / link for link in device.links):
+            if link.is_symlink() and link.resolve() == host.dev / (device.node or ""):
+                link.unlink()
         (host.dev / (device.node or "")).unlink()
         shutil.rmtree(directory)
 
@@ -119,6 +122,10 @@ def _plug(host: FakeHost, device: Recorded, *, udev: bool) -> None:
     if device.node:
         host.node(device.node, device.kind, device.number)
         if udev:
+            for link in device.links:
+                # Among several devices, the link of this fake stays with the first one.
+                if not (host.dev / link).is_symlink():
+                    host.link(link, "../" * link.count("/") + device.node)
             host.udev_entry(
                 f"{device.kind}{device.number}",
                 *(f"S:{link}" for link in device.links),

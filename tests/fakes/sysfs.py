@@ -256,7 +256,7 @@ class FakeHost:
         self.swaps.write_text(_SWAPS_HEADER + "".join(lines))
 
     def sysfs(self) -> Sysfs:
-        return Sysfs(self.sys, udev_root=self.udev)
+        return Sysfs(self.sys, udev_root=self.udev, dev_root=self.dev)
 
     def find(self, subsystem: str) -> dict[str, HostDevice]:
         found = self.sysfs().devices(subsystem, wanted=lambda path: True)

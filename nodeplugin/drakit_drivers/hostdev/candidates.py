@@ -114,7 +114,7 @@ def find_candidates(
 
 
 def _hosts(config: HostDevicesConfig, subsystem: str | None) -> Iterator[HostDevice]:
-    sysfs = Sysfs(config.sys_root, udev_root=config.udev_root)
+    sysfs = Sysfs(config.sys_root, udev_root=config.udev_root, dev_root=config.dev_root)
     names = {subsystem} if subsystem else set(_subsystems(config))
     seen: set[tuple[str, str]] = set()
     for name in sorted(names - set(RAW_DISK_SUBSYSTEMS)):

@@ -292,6 +292,14 @@ def _rejected(scan: Scan) -> list[RejectedDevice]:
             message=f"its subsystem is {place.subsystem}; correct match.subsystem of the policy",
             policy=place.policy,
         )
+    for twin in scan.twins:
+        found[twin.policy, twin.path] = RejectedDevice(
+            device=twin.path,
+            reason="NoIdentity",
+            message=f"another device claims its link {twin.link}, which leads to that device: both "
+            "have the same serial number; match each device by usb.path",
+            policy=twin.policy,
+        )
     return list(found.values())
 
 
@@ -350,6 +358,9 @@ def _diagnostics(scan: Scan) -> Iterator[tuple[int, str, Mapping[str, str]]]:
     for place in scan.misplaced:
         facts = {"policy": place.policy, "path": place.path, "subsystem": place.subsystem}
         yield warning, "path is not in the subsystem of its matcher", facts
+    for twin in scan.twins:
+        facts = {"policy": twin.policy, "path": twin.path, "link": twin.link}
+        yield warning, "link of a device leads to another device", facts
     for overlap in scan.selection.overlaps:
         facts = {"path": overlap.path, "policy": overlap.owner, "other": overlap.other}
         yield warning, "two policies match a device", facts

@@ -152,6 +152,11 @@ class HostDevice:
 
     devtype: str | None = None
     links: tuple[str, ...] = ()
+    """The links of udev that lead to its node."""
+
+    links_of_others: tuple[str, ...] = ()
+    """Links that udev's database lists for it, and that lead to the node of another device."""
+
     index: str | None = None
     """What distinguishes it from the other nodes of the same interface: ``1`` for the second node
     of a camera."""

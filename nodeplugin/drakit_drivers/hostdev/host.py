@@ -21,7 +21,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -29,7 +29,7 @@ from drakit import DriverError, HeldDevice
 from drakit_drivers.hostdev.block_usage import read_usage
 from drakit_drivers.hostdev.dangerous import danger_of, danger_of_path
 from drakit_drivers.hostdev.hardware import HostDevice, hardware_identity, subsystem_of
-from drakit_drivers.hostdev.matching import has_wildcard, wanted_paths
+from drakit_drivers.hostdev.matching import has_wildcard, is_matched, wanted_paths
 from drakit_drivers.hostdev.naming import Holds
 from drakit_drivers.hostdev.policy import HostDevicesConfig, HostPolicy
 from drakit_drivers.hostdev.policy_devices import Refusal, Selection, select
@@ -52,6 +52,15 @@ class Misplaced:
     subsystem: str
 
 
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A device that a policy would match by a link that leads to another device."""
+
+    policy: str
+    path: str
+    link: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scan:
     """The result of a scan."""
@@ -65,6 +74,7 @@ class Scan:
     """Held devices that are not published, although their hardware is there or unknown."""
 
     misplaced: tuple[Misplaced, ...] = ()
+    twins: tuple[Twin, ...] = ()
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Problems in policies, by the policy's name."""
 
@@ -76,7 +86,7 @@ class Host:
         """Raise DriverError for a config that is invalid on this host; missing devices are
         allowed."""
         self._config = config
-        self._sysfs = Sysfs(config.sys_root, udev_root=config.udev_root)
+        self._sysfs = Sysfs(config.sys_root, udev_root=config.udev_root, dev_root=config.dev_root)
         for key, root in (("sysRoot", config.sys_root), ("devRoot", config.dev_root)):
             if not root.is_dir():
                 raise DriverError(
@@ -131,6 +141,7 @@ class Host:
             unknown=doubts,
             withdrawn=tuple(sorted(_withdrawn(selection, holds, found, unknown))),
             misplaced=tuple(self._misplaced(policies, found)),
+            twins=tuple(_twins(policies, found)),
             problems={name: its for name, its in problems.items() if its},
         )
 
@@ -358,6 +369,18 @@ def _deciding_policies(
         if len(chosen) == len(deciding):
             return chosen
         deciding = chosen
+
+
+def _twins(policies: Sequence[HostPolicy], found: Collection[HostDevice]) -> Iterator[Twin]:
+    for host in (host for host in found if host.links_of_others):
+        for policy in policies:
+            match = policy.spec.match
+            if is_matched(match, host):
+                continue
+            for link in host.links_of_others:
+                if is_matched(match, replace(host, links=(link,))):
+                    yield Twin(policy.name, host.path, link)
+                    break
 
 
 def _exact_paths(policy: HostPolicy) -> Iterator[tuple[str, str, str]]:

@@ -12,9 +12,10 @@ longer the same after all reads counts as unplugged: half of its attributes woul
 device.
 
 Most hosts have a udev database, minimal ones do not. Therefore, the kernel's attributes take
-precedence over udev's properties.
+precedence over udev's properties. The database lists a link for each device that asks for it, but
+the link leads to one device: only that device has it.
 
-It must not depend on policies, what may be published, or where device nodes are mounted.
+It must not depend on policies, or what may be published.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,11 +116,13 @@ class Found:
 
 
 class Sysfs:
-    """Reads devices below one mount of sysfs, with their entries in the udev database."""
+    """Reads devices below one mount of sysfs, with their entries in the udev database and the
+    links below ``/dev``."""
 
-    def __init__(self, root: Path, *, udev_root: Path) -> None:
+    def __init__(self, root: Path, *, udev_root: Path, dev_root: Path) -> None:
         self.root = root.resolve()
         self._udev_data = udev_root / "data"
+        self._dev = dev_root
 
     def devices(self, subsystem: str, *, wanted: Callable[[str], bool]) -> Found:
         """Find a subsystem's devices that have a node and a wanted path."""
@@ -179,9 +183,11 @@ class Sysfs:
             return None
         subsystem = link_name(directory / "subsystem") or entry.parent.name
         node_type: Literal["b", "c"] = "b" if subsystem == "block" else "c"
-        properties, links = self._udev_entry(f"{node_type}{major}:{minor}")
-        if not any(wanted(name) for name in (path, *links)):
+        properties, listed = self._udev_entry(f"{node_type}{major}:{minor}")
+        if not any(wanted(name) for name in (path, *listed)):
             return None
+        targets = {link: self._number_of_node(link) for link in listed}
+        number = (node_type, major, minor)
         family = [directory, *self._ancestors(directory)]
         ancestors = tuple(
             Ancestor(name=part.name, subsystem=subsystem_of_part, driver=link_name(part / "driver"))
@@ -199,7 +205,8 @@ class Sysfs:
             minor=minor,
             directory=directory,
             devtype=uevent.get("DEVTYPE"),
-            links=links,
+            links=tuple(link for link, target in targets.items() if target == number),
+            links_of_others=tuple(link for link, at in targets.items() if at not in (None, number)),
             index=read_attribute(directory, index) if index else None,
             serial=properties.get("ID_SERIAL_SHORT") or read_attribute(directory, "serial"),
             wwid=_wwid(family) if node_type == "c" else None,
@@ -229,6 +236,15 @@ class Sysfs:
                 key, _, value = line[2:].partition("=")
                 properties[key] = value
         return properties, tuple(sorted(links))
+
+    def _number_of_node(self, path: str) -> tuple[str, int, int] | None:
+        """Return type and number of the device node to which a path leads; None if none."""
+        node = self._dev / path.removeprefix("/dev/")
+        status = _value(node, node.stat)
+        if status is None or not (stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)):
+            return None
+        kind = "b" if stat.S_ISBLK(status.st_mode) else "c"
+        return kind, os.major(status.st_rdev), os.minor(status.st_rdev)
 
     def _ancestors(self, directory: Path) -> Iterator[Path]:
         for parent in directory.parents:

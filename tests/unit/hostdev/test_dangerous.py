@@ -148,6 +148,7 @@ async def test_a_glob_does_not_publish_dangerous_devices_among_others(machine):
 
 async def test_a_link_does_not_hide_a_dangerous_device(machine):
     machine.udev_entry("c1:1", "S:alias")
+    machine.link("alias", "mem")
     assert "mem-mem" not in names(await published(machine))
 
 

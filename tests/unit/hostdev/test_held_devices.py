@@ -488,6 +488,7 @@ async def test_an_identity_does_not_depend_on_the_progress_of_udev(host):
 async def test_the_links_and_copies_of_a_device_have_one_identity_whatever_the_policy(host):
     host.adapter("1", "ttyUSB0", serial="A1")
     host.udev_entry("c188:0", "S:serial/by-id/usb-a1")
+    host.link("serial/by-id/usb-a1", "../../ttyUSB0")
     rig = Rig(host, {"a": TTY | {"container": {"byIdLinks": "Always"}}})
     (name,) = await rig.paths()
     nodes = (await rig.prepare(name)).device_nodes

@@ -39,6 +39,9 @@ def test_a_usb_device_below_pci(host):
     host.udev_entry(
         "c188:0", "S:serial/by-path/pci-0", "S:serial/by-id/usb-Silabs", "E:ID_SERIAL_SHORT=0001"
     )
+    host.node("ttyUSB0", "c", "188:0")
+    for link in ("by-path/pci-0", "by-id/usb-Silabs"):
+        host.link(f"serial/{link}", "../../ttyUSB0")
     stick = plug_serial_stick(host, serial="0001")
     assert attributes(published(stick, "zigbee")) == {
         "subsystem": "tty",

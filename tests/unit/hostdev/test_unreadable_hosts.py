@@ -30,6 +30,7 @@ def rig(host: FakeHost) -> Rig:
     for index in range(2):
         host.block(f"virtual/block/zram{index}", f"253:{index}", node=True)
     host.udev_entry("c188:0", "S:serial/by-id/a1")
+    host.link("serial/by-id/a1", "../../ttyUSB0")
     host.write(host.sys / "class/tty/console", active="ttyS0")
     return Rig(host, POLICIES)
 
