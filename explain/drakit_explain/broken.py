@@ -129,6 +129,17 @@ def claims_of_pod(pod: PodFacts, world: World) -> list[ClaimFacts]:
     return [claim for claim in claims if claim is not None]
 
 
+def gone_devices(pod: PodFacts, world: World) -> Iterator[DeviceID]:
+    """Return the devices of a pod that are gone, and still published with their attributes."""
+    for claim in claims_of_pod(pod, world):
+        for result in claim.results:
+            device = published_device(result.device, world)
+            if device is not None and any(
+                each.key == GONE for each in world.taints(result.device, device)
+            ):
+                yield result.device
+
+
 def broken_claim(claim: ClaimFacts, world: World, *, node: str | None = None) -> tuple[Reason, ...]:
     """
     Return what is wrong with an allocated claim, whether a pod uses it or not.
@@ -380,7 +391,7 @@ def _of_result(
             yield Finding(
                 code=Code.POOL_GONE,
                 what=f"{what}, from which claim {claim.name} is allocated, is no longer published; "
-                f"check the driver, or delete the pod and the claim, so that another device is "
+                f"check the driver, or delete {_released(claim)}, so that another device is "
                 f"allocated",
                 cause=cause(f"{what} is no longer published"),
             )
@@ -392,11 +403,16 @@ def _of_result(
         yield Finding(
             code=Code.DEVICE_GONE,
             what=f"{device_of_result(result, claim)} is no longer published; "
-            f"{_back(result.device)}, or delete the pod and the claim, so that another device is "
+            f"{_back(result.device)}, or delete {_released(claim)}, so that another device is "
             f"allocated",
             patience_seconds=REPUBLISHED_SECONDS,
             cause=cause(f"devices of driver {pool.driver} are no longer published"),
         )
+
+
+def _released(claim: ClaimFacts) -> str:
+    """Name the objects to delete so that a claim is allocated again."""
+    return "the pod" if claim.owner_uid else "the pod and the claim"
 
 
 def _back(device: DeviceID) -> str:
@@ -428,8 +444,8 @@ def _of_taints(
             back = _back(result.device)
         yield Finding(
             code=Code.DEVICE_GONE,
-            what=f"{device} is gone: its driver no longer lists it; {back}, or delete the "
-            f"pod and the claim, so that another device is allocated",
+            what=f"{device} is gone: its driver no longer lists it; {back}, or delete "
+            f"{_released(claim)}, so that another device is allocated",
             patience_seconds=0.0,
             cause=cause(f"{devices} are gone"),
         )
@@ -438,8 +454,8 @@ def _of_taints(
     if UNHEALTHY in keys:
         yield Finding(
             code=Code.DEVICE_UNHEALTHY,
-            what=f"{device} is unhealthy{words}; check the device, or delete the pod and the "
-            f"claim, so that another device is allocated",
+            what=f"{device} is unhealthy{words}; check the device, or delete "
+            f"{_released(claim)}, so that another device is allocated",
             transient=Code.DEVICE_UNHEALTHY if said is None and not message else "",
             patience_seconds=WORDS_SECONDS,
             cause=cause(f"{devices} are unhealthy"),

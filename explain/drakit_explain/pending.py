@@ -29,6 +29,7 @@ from drakit_explain.broken import (
     broken_pod,
     claims_of_pod,
     failed_pod,
+    gone_devices,
     has_others,
     is_placed,
     node_of_claim,
@@ -50,7 +51,7 @@ from drakit_explain.pending_claims import (
 )
 from drakit_explain.pools import PoolState
 from drakit_explain.recent import keep
-from drakit_explain.remedies import proven_remedies
+from drakit_explain.remedies import proven_remedies, replaced_device
 from drakit_explain.reports import not_registered
 from drakit_explain.shortage import (
     RequestReport,
@@ -143,6 +144,27 @@ def waits(pod: PodFacts) -> bool:
     return pod.node is None and not pod.gated and not pod.deleting and pod.phase == "Pending"
 
 
+def searching(pod: PodFacts, world: World) -> PodFacts | None:
+    """
+    Return the pod for which devices are searched; None if there is none.
+
+    It is the pod itself while it waits. For a pod whose device is gone, it is the pod that its
+    controller creates in place of it.
+    """
+    if waits(pod):
+        return pod
+    if not is_placed(pod) or not any(gone_devices(pod, world)):
+        return None
+    return replace(
+        pod,
+        node=None,
+        phase="Pending",
+        claims=tuple(replace(each, generated=None) for each in pod.claims),
+        extended_claim=None,
+        scheduling_message="",
+    )
+
+
 @dataclass(slots=True)
 class _Result:
     """What equal pods share, until the world changes."""
@@ -196,7 +218,8 @@ class Explainer:
                     yield
 
     def _exact_requests(self, pod: PodFacts) -> list[Request]:
-        wanted = wanted_of(pod, self._world)
+        searched = searching(pod, self._world)
+        wanted = wanted_of(searched, self._world) if searched is not None else ()
         return exact_of(request for each in wanted for request in each.requests)
 
     def explain(
@@ -336,11 +359,22 @@ class Explainer:
         reasons = broken_pod(pod, self._world, settled=settled, events=events)
         is_starting = pod.phase == "Pending" or pod.is_starting
         fine = Verdict.STARTING if is_starting else Verdict.NOT_PENDING
+        new = searching(pod, self._world) if reasons else None
         return Explanation(
             verdict=Verdict.BROKEN if reasons else fine,
             reasons=reasons,
+            find_remedy=no_remedy if new is None else cache(lambda: self._replaced(pod, new)),
             claims=tuple(map(_report_allocated, claims_of_pod(pod, self._world))),
         )
+
+    def _replaced(self, pod: PodFacts, new: PodFacts) -> str:
+        """Return the device that a new pod would get in place of one that is gone, as a clause."""
+        found = self.explain(new)
+        if found.verdict is not Verdict.FITS or not found.fits_on or found.reasons:
+            return ""
+        requests = [each for one in wanted_of(new, self._world) for each in one.requests]
+        gone = gone_devices(pod, self._world)
+        return replaced_device(gone, requests, found.fits_on, self._world)
 
     # ---- what the cluster has
 

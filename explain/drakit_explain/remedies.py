@@ -11,7 +11,7 @@ Why the pod does not fit is found in :mod:`.shortage`. Does not depend on client
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
@@ -21,14 +21,23 @@ from drakit_explain.allocation import MAX_RESULTS, AskedClaim, NotEvaluatedError
 from drakit_explain.asking import NO_CHANGES, Changes, NotAnsweredError, Released
 from drakit_explain.availability import NOTHING, Tally, needed, not_tolerated
 from drakit_explain.budget import BudgetSpentError
-from drakit_explain.devices import TaintFacts, bits
-from drakit_explain.model import ClaimFacts, DeviceID, Request, SliceFacts, Toleration, exact_of
+from drakit_explain.devices import DeviceFacts, TaintFacts, bits
+from drakit_explain.model import (
+    ClaimFacts,
+    DeviceID,
+    PolicyFacts,
+    Request,
+    SliceFacts,
+    Toleration,
+    exact_of,
+)
 from drakit_explain.nodes import NodeProblem, Unusable, is_condition
 from drakit_explain.pools import NodePool
+from drakit_explain.reports import HOSTDEV
 from drakit_explain.selectors import THE_REQUEST
 from drakit_explain.trial import Position, Trial
 from drakit_explain.wording import named_holder, shown
-from drakit_explain.world import Selection
+from drakit_explain.world import Name, Selection, World
 
 MAX_NODES = 3
 """Nodes on which one kind of change is tried."""
@@ -346,6 +355,56 @@ class _Remedies:
                     claims[number] = replace(claims[number], requests=rest)
                     what = self._request(Position(number, index, None), request.name)
                     yield _Change(node, f"the pod did not have {what}", claims)
+
+
+# ---- a device that is gone
+
+
+def replaced_device(
+    gone: Iterable[DeviceID], requests: Sequence[Request], node: str, world: World
+) -> str:
+    """
+    Return the device that a new pod gets in place of one that is gone, and how, as a clause.
+
+    :param gone: devices of the pod that are gone, and still published.
+    :param requests: those of the new pod.
+    :param node: where the new pod fits.
+    """
+    for device in gone:
+        for exact in exact_of(requests):
+            selection = Selection(world, exact)
+            old = _selected_device(device, selection, world)
+            if old is not None and (name := _free(device.driver, exact, selection, node, world)):
+                then = "delete the pod, and the pod that replaces it gets that device"
+                policy = old.attribute("policy", HOSTDEV) if device.driver == HOSTDEV else None
+                facts = world.of(PolicyFacts).get(Name("", str(policy)))
+                if facts is not None and not facts.evicts:
+                    then += (
+                        f"; with onVanish: Evict in HostDevicePolicy {policy}, Kubernetes deletes "
+                        f"such a pod"
+                    )
+                return f"device {name} on node {node} matches and is free: {then}"
+    return ""
+
+
+def _selected_device(device: DeviceID, selection: Selection, world: World) -> DeviceFacts | None:
+    for of in world.slices_of_pool(device.of_pool):
+        for index in bits(selection.of(of).matches):
+            if of.devices.names[index] == device.device:
+                return of.devices[index]
+    return None
+
+
+def _free(driver: str, exact: Request, selection: Selection, node: str, world: World) -> str | None:
+    """Return a free device of a driver on a node that a request selects; none that is shared."""
+    for pool in world.pools_of_node(world.views()[node]):
+        for of in pool.slices if pool.identity.driver == driver else ():
+            for index in bits(selection.of(of).matches & ~world.allocated_in(of)):
+                device = of.devices[index]
+                taints = world.taints(DeviceID(driver, of.pool, device.name), device)
+                if not device.kind.shareable and not not_tolerated(taints, exact.tolerations):
+                    return device.name
+    return None
 
 
 def _tolerating(exact: Request, taints: Sequence[TaintFacts]) -> Request:

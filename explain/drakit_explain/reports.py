@@ -65,6 +65,7 @@ def project_policy(body: Object) -> PolicyFacts:
         class_name=text(device_class, "name") or f"{name}.drakit.dev",
         extended_resource=text(device_class, "extendedResourceName"),
         shares=int(sharing.get("users") or 0) if sharing.get("mode") == "Users" else 0,
+        evicts=child(body, "spec").get("onVanish") == "Evict",
         node_selector=child(body, "spec").get("nodeSelector"),
         status=child(body, "status"),
         version=text(metadata, "resourceVersion"),

@@ -112,7 +112,7 @@ def concerns_of(store: Store, explainer: Explainer) -> dict[str, Concern]:
             kind=PODS,
             problems=lambda pod, settled: problems_of_pod(pod, world, explainer, settled=settled),
             settles=True,
-            expressions=lambda pod: explainer.expressions(pod) if waits(pod) else (),
+            expressions=explainer.expressions,
             prepare=lambda pod: explainer.prepare(pod) if waits(pod) else iter(()),
         ),
         CLAIM: Concern(kind=CLAIMS, problems=lambda claim, _: problems_of_claim(claim, world)),

@@ -274,7 +274,7 @@ def driver_stopped(s: Scene) -> Iterator[None]:
     Code.POOL_GONE,
     words=(
         "from which claim waits-claim-0",
-        "is no longer published; check the driver, or delete the pod and the claim, so that",
+        "is no longer published; check the driver, or delete the pod, so that",
     ),
     verdict=BROKEN,
 )
@@ -291,7 +291,7 @@ def pool_gone(s: Scene) -> Iterator[None]:
     Code.DEVICE_GONE,
     words=(
         "device a",
-        "is no longer published; connect the device again, or delete the pod and the claim, so",
+        "is no longer published; connect the device again, or delete the pod, so",
     ),
     verdict=BROKEN,
 )
@@ -307,7 +307,7 @@ def device_gone(s: Scene) -> Iterator[None]:
     Code.DEVICE_GONE,
     words=(
         "device a",
-        "is gone: its driver no longer lists it; connect the device again, or delete the pod and",
+        "is gone: its driver no longer lists it; connect the device again, or delete the pod, so",
     ),
     verdict=BROKEN,
     slow=True,
@@ -323,7 +323,7 @@ def device_disconnected(s: Scene) -> Iterator[None]:
     Code.DEVICE_UNHEALTHY,
     words=(
         "device a",
-        "is unhealthy; check the device, or delete the pod and the claim, so that another device",
+        "is unhealthy; check the device, or delete the pod, so that another device",
     ),
     verdict=BROKEN,
 )

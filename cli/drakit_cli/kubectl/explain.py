@@ -37,7 +37,7 @@ from drakit_explain.model import (
     exact_of,
 )
 from drakit_explain.nodes import NodeProblem, Unusable
-from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, waits
+from drakit_explain.pending import ClaimReport, Explainer, Explanation, Verdict, searching, waits
 from drakit_explain.pending_claims import not_checked, wanted_of
 from drakit_explain.shortage import RequestReport, is_given_up
 from drakit_explain.verdicts import Verdict as AllocatorVerdict
@@ -240,13 +240,13 @@ def worst_code(reports: Iterable[Report]) -> int:
 def selectors_of(pods: Iterable[PodFacts], found: Gathered) -> list[str]:
     """Return the selectors that must be evaluated before pods are explained."""
     explainer = Explainer(found.world)
-    texts = (text for pod in pods if waits(pod) for text in explainer.expressions(pod))
+    texts = (text for pod in pods for text in explainer.expressions(pod))
     return list(dict.fromkeys(texts))
 
 
 def nodes_that_matter(pods: Iterable[PodFacts], found: Gathered) -> set[str]:
     """Return the nodes with a device that a request of pods selects, or may end the search."""
-    waiting = [pod for pod in pods if waits(pod)]
+    waiting = [one for pod in pods if (one := searching(pod, found.world)) is not None]
     if not waiting:
         return set()
     evaluate_selectors(found, selectors_of(waiting, found))
@@ -532,7 +532,8 @@ def _sentences(
             waits = f"pod {pod.namespace}/{pod.name} waits: "
             alone = f"{subject} cannot be allocated: "
             start = waits if kind == "Pod" else alone
-            texts = [each.sentence if explanation.remedy else each.text for each in reasons]
+            proven = verdict is Verdict.BLOCKED and explanation.remedy
+            texts = [each.sentence if proven else each.text for each in reasons]
             return [
                 start + text.removeprefix(waits) if text.startswith(waits) else text
                 for text in texts

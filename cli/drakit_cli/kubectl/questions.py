@@ -60,7 +60,7 @@ from drakit_explain.model import (
     SliceFacts,
     TemplateFacts,
 )
-from drakit_explain.pending import Verdict, waits
+from drakit_explain.pending import Verdict, searching
 from drakit_explain.pending_claims import extended
 from drakit_explain.world import AnyFact, Name
 from drakit_formats.resource.objects import text
@@ -150,7 +150,8 @@ async def _explain(
         found.world.apply(pod)
     found = await _complete(session, found, facts)
     found = await with_events(session, found, facts)
-    async with open_allocator(session, found, needed=any(map(waits, facts))) as ask:
+    needed = any(searching(each, found.world) is not None for each in facts)
+    async with open_allocator(session, found, needed=needed) as ask:
         reports = await asyncio.to_thread(explain_pods, pods, found, ask=ask, brief=brief)
     return reports, found
 

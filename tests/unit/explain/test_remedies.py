@@ -10,12 +10,15 @@ from drakit_explain.cel.library import Library
 from drakit_explain.devices import Amount, CapacityFacts, CounterSetFacts, Place, TaintFacts
 from drakit_explain.model import (
     ClaimFacts,
+    ClassFacts,
     Constraint,
     Consumer,
     DeviceID,
     Placement,
     PodClaim,
+    PolicyFacts,
     Request,
+    Result,
     Share,
     TemplateFacts,
 )
@@ -368,3 +371,95 @@ def test_a_reason_is_about_the_claims_that_it_keeps_from_being_allocated(
     facts[0] = replace(facts[0], constraints=tuple(constraints))
     found = explain(pod, world_of(ANY, N1, slice_on("n1", *numa(0, 1, 2)), *facts))
     assert [each.regarding.name for each in found.claim_reasons] == claims
+
+
+# ---- a device that is gone
+
+HOSTDEV = "hostdev.drakit.dev"
+GONE = TaintFacts(key="drakit.dev/gone", effect="NoSchedule")
+ZIGBEE = ClassFacts(
+    name="zigbee",
+    uid="z",
+    selectors=('device.attributes["hostdev.drakit.dev"].policy == "zigbee"',),
+)
+TEMPLATE = TemplateFacts(
+    namespace="lab", name="zigbee", uid="t", requests=(request(device_class="zigbee"),)
+)
+RUNNING = replace(
+    POD,
+    node="n1",
+    phase="Running",
+    claims=(PodClaim(name="c", template="zigbee", generated="mine"),),
+    scheduling_message="",
+)
+
+
+def stick(name, *taints, policy="zigbee"):
+    return device(name, attributes={"policy": policy}, taints=taints)
+
+
+def sticks(on_node, *devices):
+    return replace(slice_on(on_node, *devices), driver=HOSTDEV)
+
+
+def moved(*facts, vanish="Taint", pod=RUNNING):
+    """The remedy for a pod on node n1 whose stick is gone."""
+    old = DeviceID(HOSTDEV, "n1", "zigbee-1")
+    mine = replace(
+        holding("mine"),
+        devices=(old,),
+        results=(Result(request="r", device=old),),
+        consumers=(Consumer("pods", "train", "p"),),
+        owner_uid="p",
+        nodes="n1",
+    )
+    of_policy = PolicyFacts(name="zigbee", uid="y", generation=1, evicts=vanish == "Evict")
+    here = sticks("n1", stick("zigbee-1", GONE))
+    world = world_of(N1, node("n2"), ZIGBEE, TEMPLATE, of_policy, here, mine, *facts)
+    found = explain(pod, world)
+    assert [str(each.code) for each in found.reasons] == ["DeviceGone"]
+    assert "or delete the pod, so that another device is allocated" in found.reasons[0].sentence
+    return found.remedy
+
+
+FREE = (
+    "device zigbee-2 on node n2 matches and is free: delete the pod, and the pod that replaces it "
+    "gets that device"
+)
+SETTING = "; with onVanish: Evict in HostDevicePolicy zigbee, Kubernetes deletes such a pod"
+
+
+@pytest.mark.parametrize(
+    ("devices", "options", "expected"),
+    [
+        pytest.param([stick("zigbee-2")], {}, FREE + SETTING, id="free-on-another-node"),
+        pytest.param([stick("zigbee-2")], {"vanish": "Evict"}, FREE, id="the-policy-evicts"),
+        pytest.param(
+            [stick("zwave-1", policy="zwave"), stick("zigbee-0", GONE), stick("zigbee-2")],
+            {},
+            FREE + SETTING,
+            id="not-the-first-device-of-the-node",
+        ),
+        pytest.param([stick("zwave-1", policy="zwave")], {}, "", id="of-another-policy"),
+        pytest.param([stick("zigbee-2", LEAK)], {}, "", id="tainted"),
+        pytest.param(
+            [stick("zigbee-2")],
+            {"pod": replace(RUNNING, claims=(PodClaim(name="c", claim="mine"),))},
+            "",
+            id="its-claim-outlives-the-pod",
+        ),
+    ],
+)
+def test_a_pod_whose_device_is_gone_is_told_where_another_one_is_free(devices, options, expected):
+    assert moved(sticks("n2", *devices), **options) == expected
+
+
+def test_a_device_of_another_claim_does_not_replace_one_that_is_gone():
+    other = DeviceID(HOSTDEV, "n2", "zigbee-2")
+    taken = replace(holding("other"), devices=(other,))
+    assert moved(sticks("n2", stick("zigbee-2")), taken) == ""
+
+
+def test_a_node_that_the_pod_cannot_use_has_no_device_for_it():
+    pod = replace(RUNNING, placement=Placement(node_selector=(("room", "lab"),)))
+    assert moved(sticks("n2", stick("zigbee-2")), pod=pod) == ""

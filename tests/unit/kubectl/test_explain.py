@@ -886,3 +886,23 @@ async def test_without_the_allocator_only_what_is_counted_is_said(stuck, run, ta
         "the allocator of Kubernetes 1.36, which decides whether the claims fit, is not installed"
     )
     assert counted.startswith("as far as drakit counts devices, the only device ")
+
+
+async def test_a_pod_whose_device_is_gone_is_told_which_one_is_free_on_another_node(placed, run):
+    gone = {"key": "drakit.dev/gone", "effect": "NoSchedule"}
+    placed.node("n2")
+    placed.slice("s1", devices=[{"name": "gpu-0", "taints": [gone]}])
+    placed.slice("s2", "gpu-1", node="n2")
+    placed.template("gpu")
+    pod = "/api/v1/namespaces/lab/pods/placed"
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
+    made = [{"name": "gpu", "resourceClaimName": "mine"}]
+    status = {"resourceClaimStatuses": made}
+    placed.change(pod, {"spec": {"resourceClaims": claims}, "status": status})
+    code, body = await run.json("explain", "pod/placed")
+    assert (code, body["verdict"]) == (1, "broken")
+    assert [each["code"] for each in body["reasons"]] == ["DeviceGone"]
+    assert body["remedy"] == (
+        "device gpu-1 on node n2 matches and is free: delete the pod, and the pod that replaces it "
+        "gets that device"
+    )
