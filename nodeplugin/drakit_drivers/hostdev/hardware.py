@@ -23,6 +23,10 @@ The identity of the hardware has more parts: the place, because serial numbers a
 what distinguishes the nodes of one device. A device that moves to another port is therefore other
 hardware for a claim that holds it: a twin could have moved there.
 
+Several device nodes can reach one function of the hardware: the serial port of an adapter and the
+node of the whole USB device, or the card and render nodes of a GPU. They overlap. Separate
+functions, such as two interfaces of a USB device or two connectors of an adapter, do not.
+
 Pure: it must not depend on files, policies, or names of published devices.
 """
 
@@ -32,8 +36,9 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from drakit import AttributeValue
 
@@ -55,6 +60,9 @@ _FIXED_PARTS = {
     "serial-base": re.compile(r".+:\d+\.(\d+)"),
 }
 """By subsystem: what in the name of a device does not depend on the kernel's numbering."""
+
+_SEPARATE_NODES = ("gpio", "i2c-dev", "iio", "infiniband_mad", "tty")
+"""Subsystems in which each node is a connector, a chip or a bus of its own."""
 
 _MAX_IDENTITY = 256
 """The limit of `DeviceNode.identity`."""
@@ -286,28 +294,90 @@ def _identity(
     host: HostDevice, *, kernel_name: str, name: str, prefix: str = "", suffix: str = ""
 ) -> Identity:
     """`prefix` stands before a world wide id or place, `suffix` behind what USB reports."""
-    where = host.wwid
-    if not where:
-        # The USB device of a Bluetooth keyboard is the adapter, which says nothing about it.
-        is_wireless = any(each.subsystem == "bluetooth" for each in host.ancestors)
-        if host.usb and not is_wireless:
-            return _usb_identity(host.usb, suffix)
+    if not host.wwid:
+        if usb := _own_usb(host):
+            return _usb_identity(usb, suffix)
         if _has_fixed_name(host, kernel_name):
             return Identity(text=name, place=name)
-        where = None if is_wireless else address(host.ancestors)
+    where = _place(host)
     text = f"{prefix}{where}" if where else name
     return Identity(text=text, place=text, is_stable=bool(where))
 
 
+def _own_usb(host: HostDevice) -> UsbParent | None:
+    """Return the USB device that a node belongs to. That of a Bluetooth keyboard is the adapter,
+    which says nothing about it."""
+    return None if _is_wireless(host) else host.usb
+
+
+def _is_wireless(host: HostDevice) -> bool:
+    return any(each.subsystem == "bluetooth" for each in host.ancestors)
+
+
+def _place(host: HostDevice) -> str | None:
+    """Return the place of the unit that a node belongs to; None if it is unknown."""
+    if host.wwid or _is_wireless(host):
+        return host.wwid
+    return _usb_place(host.usb) if host.usb else address(host.ancestors)
+
+
+def _usb_place(usb: UsbParent) -> str:
+    return usb.path or f"port-{usb.port}"
+
+
+class HardwareIdentity(NamedTuple):
+    """The parts in the identity of the hardware behind a device node; empty if there is none."""
+
+    subsystem: str
+    unit: str
+    """The place of the USB device, PCI function or other unit."""
+
+    interface: str
+    node: str
+    """The kernel's name of the device node without the kernel's number."""
+
+    instance: str
+    """`HostDevice.index`."""
+
+    reported: str
+    """What the hardware reports about itself. It is the last part, so that no serial number can
+    make a device look like one at another place."""
+
+    @classmethod
+    @lru_cache(maxsize=4096)
+    def parse(cls, text: str) -> HardwareIdentity:
+        """Return the parts of a text that :func:`hardware_identity` returned."""
+        parts = ["" if part == "-" else part for part in text.split(" ", 5)]
+        return cls(*parts, *[""] * (6 - len(parts)))
+
+    def overlaps(self, other: HardwareIdentity) -> bool:
+        """Return whether it and another device node reach the same function of one unit."""
+        if not self.unit or self.unit != other.unit or self == other:
+            return False
+        if self.interface and other.interface and self.interface != other.interface:
+            return False
+        if (self.subsystem, self.node) != (other.subsystem, other.node):
+            return True
+        # Equal nodes of a device of the mainboard are devices of their own.
+        is_fixed = self.unit.startswith(_FIXED_UNITS) and "-usbv" not in self.unit
+        return not (is_fixed or self.subsystem in _SEPARATE_NODES)
+
+
+_FIXED_UNITS = tuple(f"{bus}-" for bus in _ADDRESSED_BUSES if bus != "pci")
+
+
 def hardware_identity(host: HostDevice) -> str:
     """Return the identity of the hardware behind a device node, whatever policy publishes it."""
-    identity = identity_of_node(host)
+    usb = None if host.wwid else _own_usb(host)
     # The kernel numbers the nodes of USB devices themselves by bus: bus/usb/001/004.
     node = "" if host.subsystem == "usb" else _stem(host.path.removeprefix("/dev/"))
-    # What a device reports about itself stands between what the kernel does: no serial number can
-    # make it look like a device at another place.
-    parts = (host.subsystem, node, host.index, identity.text, identity.place)
-    text = " ".join(dict.fromkeys(part for part in parts if part))
+    interface = "" if usb is None or usb.interface is None else f"i{usb.interface}"
+    parts = [host.subsystem, _place(host), interface, node, host.index]
+    words = ["_".join((part or "").split()) or "-" for part in parts]
+    reported = identity_of_node(host).text
+    if usb:
+        reported = "-".join(filter(None, (usb.vendor_id, usb.product_id, usb.serial)))
+    text = " ".join((*words, reported))
     text = "".join(sign if sign.isprintable() else "?" for sign in text)
     if len(text) <= _MAX_IDENTITY:
         return text
@@ -322,7 +392,7 @@ def subsystem_of(identity: str) -> str:
 
 def _usb_identity(usb: UsbParent, suffix: str) -> Identity:
     # Cheap devices share one serial number: then the place distinguishes them.
-    place = usb.path or f"port-{usb.port}"
+    place = _usb_place(usb)
     return Identity(
         text=f"{usb.vendor_id}-{usb.product_id}-{usb.serial or place}{suffix}",
         place=f"{place}{suffix}",

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from drakit import HeldDevice, HeldNode
-from drakit_drivers.hostdev.hardware import Identity
+from drakit_drivers.hostdev.hardware import HardwareIdentity, Identity
 
 _MAX_NAME = 63
 _HASH_DIGITS = 8
@@ -51,9 +51,11 @@ class Holds:
             for name, device in self._held.items()
         }
         self._names: dict[str, set[str]] = defaultdict(set)
+        self._units: dict[str, set[str]] = defaultdict(set)
         for name, hardware in self._hardware.items():
             for identity in hardware:
                 self._names[identity].add(name)
+                self._units[HardwareIdentity.parse(identity).unit].add(identity)
         self._by_number: dict[Number, list[tuple[str, str]]] = defaultdict(list)
         for name, device in sorted(self._held.items()):
             for node in device.nodes:
@@ -82,6 +84,15 @@ class Holds:
     def names(self, hardware: Set[str]) -> set[str]:
         """Return the names under which claims hold this hardware."""
         return {name for identity in hardware for name in self._names.get(identity, ())}
+
+    def overlapping(self, hardware: Set[str]) -> set[str]:
+        """Return the names under which claims hold other nodes of the same function."""
+        found: set[str] = set()
+        for one in map(HardwareIdentity.parse, hardware):
+            for identity in self._units.get(one.unit, ()):
+                if HardwareIdentity.parse(identity).overlaps(one):
+                    found |= self._names[identity]
+        return found
 
     def taken(self, numbers: Numbers) -> tuple[Number, str] | None:
         """Return a number that a claim holds for other hardware, and the device that has it."""

@@ -3,7 +3,8 @@ Selects the devices to publish: the policy of each device, its name, its copies,
 and capacities that CEL selectors can match.
 
 If two policies match a device, the older one gets it; if they have the same age, the first by name.
-A policy that groups by unit gets all nodes of a unit or none.
+The same applies to device nodes that reach one function of the hardware, unless both policies share
+them. A policy that groups by unit gets all nodes of a unit or none.
 
 A device that a claim holds is published only under its held names until it is released, whatever
 becomes of its policy. A device whose number a claim holds for other hardware is not published. Some
@@ -28,6 +29,7 @@ from typing import Literal
 
 from drakit import AttributeValue, Capacity, CapacityRange, RejectionReason
 from drakit_drivers.hostdev.hardware import (
+    HardwareIdentity,
     HostDevice,
     Identity,
     hardware_identity,
@@ -165,6 +167,10 @@ class _Candidate:
     def requests(self) -> tuple[NameRequest, ...]:
         return (*self.devices, *self.copies)
 
+    def shares_with(self, other: _Candidate) -> bool:
+        """Return whether claims for both can have nodes of one function."""
+        return "Exclusive" not in (self.policy.spec.sharing.mode, other.policy.spec.sharing.mode)
+
 
 def select(
     policies: Sequence[HostPolicy],
@@ -194,8 +200,8 @@ def select(
     copies: dict[str, Published] = {}
     refused: dict[str, Refused] = {}
     hardware = {name: holds.hardware(name) for name in holds}
-    owned_names = {names[name_request.key] for each in owned for name_request in each.requests}
-    waits_for_release = None in owned_names or any(each.is_by_hold for each in overlaps)
+    owners = {names[name_request.key]: each for each in owned for name_request in each.requests}
+    waits_for_release = None in owners or any(each.is_by_hold for each in overlaps)
     for each in owned:
         refusal = _refusal(each, refuse, names)
         own_names = {name for its in each.requests if (name := names[its.key])}
@@ -209,7 +215,7 @@ def select(
                 )
                 reason = refusal
                 if reason is None and name not in holds:
-                    reason = _held_otherwise(each, owned_names, its_numbers, holds)
+                    reason = _held_otherwise(each, owners, its_numbers, holds)
                     waits_for_release |= reason is not None
                 was_published = name in holds or (before is not None and before.find(name))
                 if reason and not (reason.is_unknown and was_published):
@@ -242,22 +248,36 @@ def _owned(
         return any(names[name_request.key] in holds for name_request in each.requests)
 
     owners: dict[str, _Candidate] = {}
+    of_units: dict[str, list[tuple[HardwareIdentity, _Candidate]]] = defaultdict(list)
+
+    def owner_of(host: HostDevice, each: _Candidate) -> _Candidate | None:
+        if host.path in owners:
+            return owners[host.path]
+        node = HardwareIdentity.parse(hardware_identity(host))
+        return next(
+            (
+                other
+                for identity, other in of_units.get(node.unit, ())
+                if other.policy.name != each.policy.name
+                and identity.overlaps(node)
+                and not each.shares_with(other)
+            ),
+            None,
+        )
+
     owned: list[_Candidate] = []
     overlaps: list[Overlap] = []
     for each in sorted(candidates, key=lambda each: not is_held(each)):  # stable
-        taken = [host.path for host in each.hosts if host.path in owners]
+        taken = {host.path: other for host in each.hosts if (other := owner_of(host, each))}
         if taken:
             overlaps += [
-                Overlap(
-                    path,
-                    owners[path].policy.name,
-                    each.policy.name,
-                    is_by_hold=is_held(owners[path]),
-                )
-                for path in taken
+                Overlap(path, other.policy.name, each.policy.name, is_by_hold=is_held(other))
+                for path, other in taken.items()
             ]
             continue
         owners.update({host.path: each for host in each.hosts})
+        for node in map(HardwareIdentity.parse, each.hardware):
+            of_units[node.unit].append((node, each))
         owned.append(each)
     return owned, tuple(overlaps)
 
@@ -292,13 +312,19 @@ def _refusal(
 
 
 def _held_otherwise(
-    each: _Candidate, owned_names: Set[str | None], numbers: Numbers, holds: Holds
+    each: _Candidate, owners: Mapping[str | None, _Candidate], numbers: Numbers, holds: Holds
 ) -> Refusal | None:
     """Return the reason why a device that no claim holds under its name is not free.
 
-    `owned_names`: those of all devices of the scan. A held one of these, with the same hardware,
-    belongs to an equal node: two sensors of one chip, for example."""
-    other = min(holds.names(each.hardware) - owned_names, default=None)
+    `owners`: the devices of the scan by name. A held one of these, with the same hardware, belongs
+    to an equal node: two chips of one controller, for example."""
+    others = holds.names(each.hardware) - owners.keys()
+    others |= {
+        name
+        for name in holds.overlapping(each.hardware)
+        if name not in owners or not each.shares_with(owners[name])
+    }
+    other = min(others, default=None)
     if other is not None:
         return Refusal(
             "InUse",

@@ -128,7 +128,7 @@ async def test_a_device_is_prepared_with_its_node_and_its_path_in_the_environmen
             file_mode=0o640,
             uid=1,
             gid=2,
-            identity="misc net/tun",
+            identity="misc - - net/tun - net/tun",
         ),
     )
     assert edits.env == {

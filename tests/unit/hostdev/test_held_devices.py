@@ -460,7 +460,7 @@ async def test_an_equal_node_beside_a_held_one_stays_free(host):
 
 
 async def test_the_sensors_of_one_chip_have_different_identities(host):
-    chip = "platform/fe804000.i2c/i2c-1/1-006a"
+    chip, chip_place = "platform/fe804000.i2c/i2c-1/1-006a", "platform-fe804000.i2c-i2c-006a"
     host.parent("platform/fe804000.i2c", "platform")
     host.parent(chip, "i2c")
     for n, sensor in enumerate(("accel", "gyro")):
@@ -470,7 +470,7 @@ async def test_the_sensors_of_one_chip_have_different_identities(host):
     rig = Rig(host, {"iio": policy("iio", "/dev/iio:device*")})
     nodes = [(await rig.prepare(name)).device_nodes[0] for name in await rig.paths()]
     assert [node.identity for node in nodes] == [
-        f"iio iio:device lsm_{sensor} iio:device-platform-fe804000.i2c-i2c-006a"
+        f"iio {chip_place} - iio:device lsm_{sensor} iio:device-{chip_place}"
         for sensor in ("accel", "gyro")
     ]
 
@@ -498,7 +498,7 @@ async def test_the_links_and_copies_of_a_device_have_one_identity_whatever_the_p
     for name in await rig.paths():
         identities |= {node.identity for node in (await rig.prepare(name)).device_nodes}
     (identity,) = identities
-    assert identity == "tty ttyUSB 0403-6001-A1-i0 pci-0000:00:14.0-usbv2-0:1-i0"
+    assert identity == "tty pci-0000:00:14.0-usbv2-0:1 i0 ttyUSB - 0403-6001-A1"
 
 
 async def test_the_nodes_of_a_camera_have_different_identities_that_do_not_have_their_numbers(host):
@@ -511,8 +511,8 @@ async def test_the_nodes_of_a_camera_have_different_identities_that_do_not_have_
     (name,) = await rig.devices()
     nodes = (await rig.prepare(name)).device_nodes
     assert {node.path: node.identity for node in nodes} == {
-        "/dev/video3": "video4linux video 1 0403-6001-A1-i0 pci-0000:00:14.0-usbv2-0:4-i0",
-        "/dev/video7": "video4linux video 0 0403-6001-A1-i0 pci-0000:00:14.0-usbv2-0:4-i0",
+        "/dev/video3": "video4linux pci-0000:00:14.0-usbv2-0:4 i0 video 1 0403-6001-A1",
+        "/dev/video7": "video4linux pci-0000:00:14.0-usbv2-0:4 i0 video 0 0403-6001-A1",
     }
 
 

@@ -83,7 +83,7 @@ async def test_a_container_gets_the_adapter_with_its_by_id_path_group_and_mode(h
         "major": 188,
         "minor": 0,
         "permissions": "rw",
-        "identity": "tty ttyUSB 0403-6001-A50285BI-i0 pci-0000:00:14.0-usbv2-0:3-i0",
+        "identity": "tty pci-0000:00:14.0-usbv2-0:3 i0 ttyUSB - 0403-6001-A50285BI",
     }
     assert made.device_nodes == (
         DeviceNode(path="/dev/ttyUSB0", gid=20, file_mode=0o660, **common),
@@ -283,6 +283,7 @@ async def test_every_recording_stays_within_the_limit_of_attributes(host):
             "match": [{"subsystem": each}],
             "attributes": extra,
             "allow": {"dangerous": "Always"},
+            "sharing": {"mode": "Users", "users": 1},
         }
         for each in subsystems
     }

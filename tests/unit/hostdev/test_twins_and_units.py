@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from drakit import AllocatedDevice, DriverError, HeldDevice
 from tests.fakes.hostdev import ONE, TWO, Rig
-from tests.fakes.sysfs import FakeHost, policy
+from tests.fakes.sysfs import FakeHost, policy, prepared
+from tests.fakes.usb_descriptors import FTDI, UVC_CAMERA
 
 BY_ID = "serial/by-id/usb-CP2102_0001-if00-port0"
 
@@ -58,3 +60,154 @@ async def test_a_link_of_the_database_that_leads_nowhere_is_not_a_link(host):
     rig = Rig(host, {"zwave": policy("tty", f"/dev/{BY_ID}")})
     assert await rig.devices() == {}
     assert await rig.rejected() == {}
+
+
+# ------------------------------------------------------------ units
+
+USB = "pci0000:00/0000:00:14.0/usb1/1-1"
+GPU = "pci0000:00/0000:01:00.0"
+SHARED = {"sharing": {"mode": "Users", "users": 2}}
+ADAPTER = {"vendorID": "0403", "productID": "6001"}
+
+
+@pytest.fixture
+def machine(host: FakeHost) -> FakeHost:
+    """Two of everything: adapters with two connectors, cameras and GPUs, each with all nodes."""
+    for port in (1, 2):
+        usb = USB.replace("1-1", f"1-{port}")
+        host.adapter(str(port), f"ttyUSB{2 * port}", serial=f"A{port}")
+        host.usb_device(usb, f"189:{port}", FTDI, node=True)
+        host.write(host.sys / "devices" / usb, idVendor="0403", idProduct="6001")
+        second = f"{usb}/1-{port}:1.1"
+        host.parent(second, "usb", bInterfaceNumber="01")
+        tty = f"ttyUSB{2 * port + 1}"
+        host.device(f"{second}/{tty}/tty/{tty}", f"188:{2 * port + 1}", subsystem="tty", node=True)
+        camera = USB.replace("1-1", f"1-{port + 4}")
+        host.usb_device(camera, f"189:{port + 4}", UVC_CAMERA, node=True)
+        host.parent(f"{camera}/1-{port + 4}:1.0", "usb", bInterfaceNumber="00")
+        for n in range(2):
+            video = f"video{2 * port + n}"
+            host.device(f"{camera}/1-{port + 4}:1.0/video4linux/{video}", f"81:{2 * port + n}",
+                        subsystem="video4linux", index=str(n), node=True)  # fmt: skip
+        host.device(f"{camera}/media{port}", f"235:{port}", subsystem="media", node=True)
+        gpu = GPU.replace("01:", f"0{port}:")
+        host.parent(gpu, "pci", vendor="0x1002")
+        for kernel, minor in ((f"card{port}", port), (f"renderD{127 + port}", 127 + port)):
+            host.device(f"{gpu}/drm/{kernel}", f"226:{minor}", subsystem="drm",
+                        devname=f"dri/{kernel}", node=True)  # fmt: skip
+    return host
+
+
+def by_path(devices: dict) -> dict[str, str]:
+    return {str(each.attributes["path"]): name for name, each in devices.items()}
+
+
+TTY, BUS = policy("tty", "/dev/ttyUSB*"), {"match": [{"subsystem": "usb", "usb": ADAPTER}]}
+VIDEO, MEDIA = policy("video4linux", "/dev/video*"), policy("media", "/dev/media*")
+CARD, RENDER = policy("drm", "/dev/dri/card*"), policy("drm", "/dev/dri/renderD*")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param(TTY, BUS, id="tty-and-usb"),
+        pytest.param(BUS, TTY, id="usb-and-tty"),
+        pytest.param(VIDEO, MEDIA, id="video-and-media"),
+        pytest.param(CARD, RENDER, id="card-and-render"),
+        pytest.param(CARD | SHARED, RENDER, id="one-shares"),
+    ],
+)
+async def test_two_policies_for_nodes_of_one_unit_conflict_and_the_older_one_gets_it(
+    machine, one, other
+):
+    rig = Rig(machine, {"one": one, "other": other})
+    inventory = await rig.scan()
+    assert {each.attributes["policy"] for each in inventory.devices} == {"one"}
+    of_one, of_other = inventory.policies
+    assert {each.policy for each in of_one.conflicts} == {"other"}
+    assert {each.policy for each in of_other.conflicts} == {"one"}
+    assert of_other.matched >= 2
+
+
+async def test_policies_that_share_a_gpu_publish_its_nodes_side_by_side(machine):
+    rig = Rig(machine, {"card": CARD | SHARED, "render": RENDER | SHARED})
+    found = await rig.devices()
+    assert len(found) == 8
+    await rig.prepare(next(iter(found)), ONE)
+    assert (await rig.devices()).keys() == found.keys()
+    assert not any(each.taints for each in (await rig.devices()).values())
+    assert not any(each.conflicts for each in (await rig.scan()).policies)
+
+
+@pytest.mark.parametrize(
+    ("specs", "held", "in_use"),
+    [
+        pytest.param([TTY, BUS], "/dev/ttyUSB2", {"/dev/bus/usb/001/002"}, id="tty-then-usb"),
+        pytest.param(
+            [TTY, BUS], "/dev/bus/usb/001/002", {"/dev/ttyUSB2", "/dev/ttyUSB3"}, id="usb-then-tty"
+        ),
+        pytest.param(
+            [VIDEO, MEDIA], "/dev/video2", {"/dev/video3", "/dev/media1"}, id="one-of-a-camera"
+        ),
+        pytest.param([CARD, RENDER], "/dev/dri/card1", {"/dev/dri/renderD128"}, id="card"),
+        pytest.param([RENDER, CARD], "/dev/dri/renderD129", {"/dev/dri/card2"}, id="render"),
+    ],
+)
+@pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
+async def test_a_held_unit_is_in_use_under_its_other_nodes_and_its_twin_is_free(
+    machine, specs, held, in_use, restarts
+):
+    policies = {"all": {"match": [match for spec in specs for match in spec["match"]]}}
+    rig = Rig(machine, policies)
+    before = by_path(await rig.devices())
+    await rig.prepare(before[held])
+    if restarts:
+        rig.restart(policies)
+    after = by_path(await rig.devices())
+    assert after.items() <= before.items()
+    assert before.keys() - after.keys() == in_use
+    rejected = await rig.rejected()
+    assert rejected.keys() == in_use
+    for reason, message in rejected.values():
+        assert reason == "InUse"
+        assert message.startswith(f"claim default/one holds it as device {before[held]}")
+    for path in in_use:
+        with pytest.raises(DriverError, match="claim default/one holds it"):
+            await rig.prepare(before[path], TWO)
+    rig.holds.clear()
+    assert by_path(await rig.devices()) == before
+
+
+async def test_a_unit_stays_with_the_policy_of_its_holder(machine):
+    rig = Rig(machine, {"older": policy("tty", "/dev/none"), "raw": BUS})
+    before = by_path(await rig.devices())
+    await rig.prepare(before["/dev/bus/usb/001/002"])
+    rig.restart({"older": TTY, "raw": BUS})
+    after = by_path(await rig.devices())
+    assert after.keys() == {"/dev/bus/usb/001/002", "/dev/ttyUSB4", "/dev/ttyUSB5"}
+    rig.holds.clear()
+    rig.restart({"older": TTY, "raw": BUS})
+    assert {path for path in by_path(await rig.devices()) if "usb/" in path} == set()
+
+
+async def test_the_connectors_of_an_adapter_are_claimed_one_by_one(machine):
+    """As on a stick with a Zigbee and a Z-Wave radio."""
+    specs = {"zigbee": policy("tty", "/dev/ttyUSB[24]"), "zwave": policy("tty", "/dev/ttyUSB[35]")}
+    rig = Rig(machine, specs)
+    before = by_path(await rig.devices())
+    assert len(before) == 4
+    await rig.prepare(before["/dev/ttyUSB2"], ONE)
+    assert by_path(await rig.devices()) == before
+    await rig.prepare(before["/dev/ttyUSB3"], TWO)
+    assert not any(each.conflicts for each in (await rig.scan()).policies)
+
+
+async def test_one_claim_can_have_several_nodes_of_a_unit(machine):
+    rig = Rig(machine, {"gpu": policy("drm", "/dev/dri/*")})
+    names = by_path(await rig.devices())
+    pair = [names[path] for path in ("/dev/dri/card1", "/dev/dri/renderD128")]
+    devices = [AllocatedDevice(name=name, pool="", request="gpu") for name in pair]
+    await prepared(rig.driver, *devices)
+    rig.holds = dict.fromkeys(pair, HeldDevice(claims=(ONE,)))
+    assert by_path(await rig.devices()) == names
+    await prepared(rig.driver, *devices)
