@@ -1,6 +1,7 @@
 """
 Why no published device matches a request: matching devices are in slices that do not count, or a
-selector names a driver, an attribute or a value that no device has.
+selector names a driver, an attribute or a value that no device has, or the policy of the class
+publishes none.
 
 Does not depend on pods, or on which devices are allocated.
 """
@@ -13,11 +14,12 @@ from difflib import get_close_matches
 
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.devices import DeviceFacts, Version, unpacked
-from drakit_explain.model import Request, SliceFacts
+from drakit_explain.model import PolicyFacts, ReportFacts, Request, SliceFacts
 from drakit_explain.pools import newest, place_includes
-from drakit_explain.reports import dropped_fields
+from drakit_explain.reports import HOSTDEV, dropped_fields, policy_of_class
 from drakit_explain.selectors import only_driver
-from drakit_explain.world import World
+from drakit_explain.world import Name, World
+from drakit_formats.resource.objects import children
 
 _CHANGES_MATCHES = (
     "BindingConditions",
@@ -52,7 +54,11 @@ _TEST = re.compile(
 def why_unmatched(request: Request, world: World) -> str:
     """Return why no device matches a request, as a clause; empty if that is unknown."""
     texts = [text for _, text in world.expressions(request)]
-    if why := uncounted(request, world) or _misspelt_driver(texts, world):
+    if why := (
+        uncounted(request, world)
+        or _unpublished(policy_of_class(request.device_class, world), world)
+        or _misspelt_driver(texts, world)
+    ):
         return why
     drivers = {each.driver for each in world.slices() if each.devices}
     lost = dropped_fields([*drivers & {*map(only_driver, texts)}], _CHANGES_MATCHES, world)
@@ -137,6 +143,29 @@ def _why_uncounted(of: SliceFacts, world: World) -> str:
             f"driver has published all of them"
         )
     return ""
+
+
+# ---- the policy of a class
+
+
+def _unpublished(policy: str, world: World) -> str:
+    """Return why a HostDevicePolicy publishes no device on any node; empty if it publishes some."""
+    reports = [each for each in world.of(ReportFacts).values() if each.driver == HOSTDEV]
+    if not policy or not reports:
+        return ""
+    found = world.of(PolicyFacts)[Name("", policy)]
+    outcomes = [one for each in reports for one in each.policies if one.uid == found.uid]
+    if any(each.published for each in outcomes):
+        return ""
+    for each in outcomes:
+        if each.rejected_example:
+            return f"HostDevicePolicy {policy} publishes no device: {each.rejected_example}"
+    if any(each.get("reason") == "NoNodes" for each in children(found.status, "conditions")):
+        return f"nodeSelector of HostDevicePolicy {policy} selects no ready node"
+    return (
+        f"no node has a device that HostDevicePolicy {policy} matches: connect the device, and the "
+        f"pod starts, or check the matchers of the policy"
+    )
 
 
 # ---- names and values
