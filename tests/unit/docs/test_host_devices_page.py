@@ -12,7 +12,10 @@ from drakit_drivers.hostdev.dangerous import danger_of_descriptors
 from drakit_drivers.hostdev.policy_devices import Doubt
 from drakit_formats.resource.objects import RULE_VERSIONS
 from tests.fakes.usb_descriptors import configuration, device, interface
-from tests.unit.docs.listings import ROOT
+from tests.unit.cli.test_host_devices import node
+from tests.unit.docs.listings import ROOT, listing, listings
+
+__all__ = ("node",)
 
 TASK = (ROOT / "docs/admin/host-devices.md").read_text()
 REFERENCE = (ROOT / "docs/reference/host-device-policy.md").read_text()
@@ -114,3 +117,29 @@ def test_the_versions_of_device_taint_rules_are_those_that_drakit_reads():
     page = (ROOT / "docs/admin/maintenance.md").read_text()
     versions = quoted(page, r"^\| 1\.\d+ \| `resource\.k8s\.io/(\w+)`")
     assert set(versions) == set(RULE_VERSIONS)
+
+
+TUTORIAL = "docs/start/serial-adapter.md"
+
+
+def test_the_tutorial_shows_what_the_commands_print_about_a_recorded_adapter(node):
+    policy = yaml.safe_load(listing(TUTORIAL, "serial.yaml"))
+    printed = [node.run("devices", "--subsystem", "tty")[1]]
+    printed.append(node.run("devices", "--policy", "/dev/ttyUSB0")[1])
+    suggested = yaml.safe_load(printed[-1])["spec"]["match"]
+    assert policy["spec"]["match"] == suggested
+    node.store(**{policy["metadata"]["name"]: policy["spec"]})
+    printed.append(node.run("devices", "--subsystem", "tty")[1])
+    shown = ["\n".join(text.split()) for text in listings(TUTORIAL, "text")]
+    assert [text for text in printed if "\n".join(text.split()) not in shown] == []
+
+
+def test_the_pod_of_the_tutorial_uses_the_policy():
+    policy = yaml.safe_load(listing(TUTORIAL, "serial.yaml"))
+    template, deployment = yaml.safe_load_all(listing(TUTORIAL, "reader.yaml"))
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"]["deviceClassName"] == f"{policy['metadata']['name']}.drakit.dev"
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["securityContext"]["supplementalGroups"] == [policy["spec"]["container"]["gid"]]
+    (script,) = [each["command"][-1] for each in pod["containers"]]
+    assert set(re.findall(r"HOSTDEV_\w+", script)) == {f"HOSTDEV_{request['name'].upper()}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,13 @@ from tests.fakes.hostdev import inventory
 from tests.fakes.node import StaticNode
 from tests.fakes.recordings import plug, unplug
 from tests.fakes.sysfs import FakeHost, prepared
+from tests.fakes.usb_descriptors import FTDI as FTDI_DESCRIPTORS
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "hostdev"
-PODS = [pytest.param(path, id=path.stem) for path in sorted(EXAMPLES.glob("*-pod.yaml"))]
+PODS = [
+    pytest.param(path, id=path.stem)
+    for path in sorted([*EXAMPLES.glob("*-pod.yaml"), *EXAMPLES.glob("*-deployment.yaml")])
+]
 
 
 def example(file: str) -> dict[str, dict]:
@@ -298,23 +303,78 @@ async def test_every_recording_stays_within_the_limit_of_attributes(host):
             assert len(identifier) <= 32
 
 
+CONTROLLER = "pci0000:00/0000:00:14.0"
+
+
+def usb(host: FakeHost, port: int, ids: str, *, node: str, serial: str = "") -> None:
+    """Plug in a USB device: its own node, and that of its driver's subsystem if it has one."""
+    vendor, product = ids.split(":")
+    subsystem, _, name = node.partition("/")
+    where = f"{CONTROLLER}/usb1/1-{port}"
+    host.parent(CONTROLLER, "pci")
+    host.parent(f"{CONTROLLER}/usb1", "usb", idVendor="1d6b", idProduct="2", speed="480")
+    made = host.usb_device(where, f"189:{port}", FTDI_DESCRIPTORS, node=True)
+    host.write(made, idVendor=vendor, idProduct=product)
+    (made / "serial").unlink()
+    if serial:
+        host.write(made, serial=serial)
+    if name:
+        driver = {"usbmisc": "usblp", "tty": "cp210x"}[subsystem]
+        host.parent(f"{where}/1-{port}:1.0", "usb", driver=driver, bInterfaceNumber="00")
+        directory, number = f"{where}/1-{port}:1.0/{subsystem}/{name}", f"188:{port}"
+        host.device(
+            directory,
+            number,
+            subsystem=subsystem,
+            devname=f"usb/{name}" if subsystem == "usbmisc" else name,
+            node=True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "ids", "serial", "node", "path"),
+    [
+        ("zigbee", "10c4:ea60", "5c3a1f0e7b9d", "tty/ttyUSB1", "/dev/ttyUSB1"),
+        ("zwave", "0658:0200", "", "tty/ttyACM1", "/dev/ttyACM1"),
+        ("coral", "1a6e:089a", "", "", "/dev/bus/usb/001/002"),
+        ("coral", "18d1:9302", "", "", "/dev/bus/usb/001/002"),
+        ("sdr", "0bda:2838", "00000001", "", "/dev/bus/usb/001/002"),
+        ("printer", "04b8:0202", "L1", "usbmisc/lp0", "/dev/usb/lp0"),
+        ("ups", "051d:0002", "AS1", "", "/dev/bus/usb/001/002"),
+    ],
+)
+async def test_a_recipe_publishes_its_device_and_no_other(host, recipe, ids, serial, node, path):
+    usb(host, 1, ids, serial=serial, node=node)
+    usb(host, 2, "10c4:ea60", serial="0001", node="tty/ttyUSB2")
+    found = await devices(host, example(recipe))
+    assert [each.attributes["path"] for each in found.values()] == [path]
+
+
 def test_every_example_is_used_here():
     text = Path(__file__).read_text()
-    policies = [path.stem for path in EXAMPLES.glob("*.yaml") if not path.stem.endswith("-pod")]
+    policies = [
+        path.stem
+        for path in EXAMPLES.glob("*.yaml")
+        if not path.stem.endswith(("-pod", "-deployment"))
+    ]
     assert [name for name in policies if f'"{name}"' not in text] == []
 
 
 @pytest.mark.parametrize("path", PODS)
 def test_a_pod_of_the_examples_claims_the_class_of_its_policy(path):
-    ((policy, spec),) = example(path.stem.removesuffix("-pod")).items()
+    ((policy, spec),) = example(re.sub("-(pod|deployment)$", "", path.stem)).items()
     template, pod = yaml.safe_load_all(path.read_text())
+    pod = pod["spec"]["template"] if pod["kind"] == "Deployment" else pod
     (request,) = template["spec"]["spec"]["devices"]["requests"]
     assert request["exactly"]["deviceClassName"] == f"{policy}.drakit.dev"
     (claim,) = pod["spec"]["resourceClaims"]
     assert claim["resourceClaimTemplateName"] == template["metadata"]["name"]
     (container,) = pod["spec"]["containers"]
     assert container["resources"]["claims"] == [{"name": claim["name"]}]
-    assert f"$HOSTDEV_{request['name'].upper()}" in container["command"][-1]
+    read = f"$HOSTDEV_{request['name'].upper()}"
+    assert {read, spec["container"]["path"]} & {
+        *re.findall(r"[$/][\w/]+", container["command"][-1])
+    }
     groups = pod["spec"].get("securityContext", {}).get("supplementalGroups", [])
     gid = spec["container"]["gid"]
     assert groups == ([gid] if gid is not None else [])
