@@ -300,8 +300,10 @@ def test_a_disk_is_refused_with_a_pointer_to_csi_and_the_zram_device_beside_it_i
             assert not {f"mixed-{name}" for name in loops} & set(published(release))
 
 
-def test_fewer_shares_of_a_held_device_and_its_deletion_restart_no_node_plugin(space, release):
-    name = "fewer-shares"
+def test_fewer_shares_of_a_held_device_wait_for_its_holders_and_restart_no_node_plugin(
+    space, release
+):
+    name, first = "fewer-shares", release.nodes[0]
     shares = policy(name, release, sharing={"mode": "Capacity", "users": 4})
     shares["spec"]["match"] = [{"subsystem": "mem", "paths": ["/dev/full"]}]
     del shares["spec"]["nodeSelector"]  # both nodes have the device: /dev is shared
@@ -322,7 +324,7 @@ def test_fewer_shares_of_a_held_device_and_its_deletion_restart_no_node_plugin(s
         assert len(before) == 2
         space.apply(template("share", ("disk", f"{name}.drakit.dev")))
         for holder in ("one", "two"):
-            space.apply(pod(holder, ("disk", from_template("share"))))
+            space.apply(pod(holder, ("disk", from_template("share")), node=first))
             space.wait_phase(holder, "Running")
         for sharing in (
             {"mode": "Capacity", "users": 2},
@@ -339,8 +341,13 @@ def test_fewer_shares_of_a_held_device_and_its_deletion_restart_no_node_plugin(s
                 ),
                 seconds=WRITTEN_SECONDS,
             )
+        assert condition(release, name)[:2] == ("False", "DevicesInUse")
+        space.apply(pod("alone", ("disk", from_template("share")), node=first))
+        space.refused("alone")
         for holder in ("one", "two"):
             space.delete("pod", holder)
+        space.wait_phase("alone", "Running")
+        space.delete("pod", "alone")
         wait_for("the device on both nodes", lambda: nodes() == 2, seconds=30)
     wait_for("the device to be withdrawn", lambda: nodes() == 0, seconds=60)
     assert plugins() == before
