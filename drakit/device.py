@@ -549,6 +549,9 @@ class PolicyOutcome:
     """Devices that claims hold, although the policy no longer offers them in this form. Until the
     claims are released, the operator does not report the policy as applied."""
 
+    in_use_by: str = ""
+    """One of these devices and the claim that holds it, as a clause of at most 512 characters."""
+
     problem: str = ""
     """The problem with the policy and its remedy, as a sentence of at most 1,024 characters that
     names the field."""
@@ -749,6 +752,11 @@ class HeldDevice:
     claims: tuple[ClaimReference, ...]
 
     nodes: tuple[HeldNode, ...] = ()
+
+    shares: tuple[Mapping[str, str], ...] = ()
+    """The consumed capacity of each share that claims hold, as in
+    `AllocatedDevice.consumed_capacity`. Empty if a claim holds the whole device, and for a driver
+    in a container of its own."""
 
 
 _NONE: Any = None

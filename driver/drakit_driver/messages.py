@@ -24,6 +24,7 @@ from drakit.device import (
     CounterSet,
     Device,
     Health,
+    HeldDevice,
     HeldNode,
     Inventory,
     PreparedDevice,
@@ -126,12 +127,13 @@ def policies_of(
 
 def held_of(messages: Iterable[pb.HeldClaim]) -> HeldClaims:
     """Make the claims that hold each device."""
-    held: dict[str, dict[ClaimReference, tuple[HeldNode, ...]]] = {}
+    held: dict[str, dict[ClaimReference, HeldDevice]] = {}
     for message in messages:
         claim = value_of(message, ClaimReference)
         for device in message.devices:
             nodes = [value_of(each, HeldNode, current=not each.former) for each in device.nodes]
-            held.setdefault(device.name, {})[claim] = tuple(nodes)
+            each = HeldDevice(claims=(claim,), nodes=tuple(nodes))
+            held.setdefault(device.name, {})[claim] = each
     return held
 
 

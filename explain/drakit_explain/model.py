@@ -592,6 +592,9 @@ class PolicyReport:
     in_use: int = 0
     """Devices that claims hold although the policy no longer offers them."""
 
+    in_use_by: str = ""
+    """One of them and the claim that holds it, as a clause."""
+
     conflicts: tuple[DeviceConflict, ...] = ()
     rejected: int = 0
     """Devices that it matches, and that are not published."""

@@ -149,6 +149,7 @@ def _outcome(body: Object, devices: Sequence[Object]) -> PolicyReport:
         published=int(body.get("published") or 0),
         generation=int(body.get("generation") or 0),
         in_use=int(body.get("inUse") or 0),
+        in_use_by=text(body, "inUseBy"),
         problem=text(body, "problem"),
         conflicts=tuple(
             DeviceConflict(device=text(each, "device"), policy=text(each, "policy"))

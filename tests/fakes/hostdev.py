@@ -32,6 +32,7 @@ class Rig:
         self._config = host.config({}, **options)
         self.node = node or Labeled()
         self.holds: dict[str, HeldDevice] = {}
+        self.listed: dict[str, Device] = {}
         self.restart(policies)
 
     def restart(self, policies: dict[str, dict]) -> None:
@@ -44,7 +45,9 @@ class Rig:
         self.driver.apply_policies({each.name: each for each in as_policies(policies)})
 
     async def scan(self) -> Inventory:
-        return await inventory(self.driver)
+        found = await inventory(self.driver)
+        self.listed = {each.name: each for each in (*(found.fallback or ()), *found.devices)}
+        return found
 
     async def devices(self) -> dict[str, Device]:
         return {each.name: each for each in (await self.scan()).devices}
@@ -63,7 +66,13 @@ class Rig:
         held = self.holds.get(name)
         former = [replace(node, current=False) for node in held.nodes] if held else []
         former = [n for n in former if replace(n, current=True) not in nodes]
-        self.holds[name] = HeldDevice(claims=(claim,), nodes=(*nodes, *former))
+        shared = name in self.listed and self.listed[name].allow_multiple_allocations
+        claims = dict.fromkeys((*(held.claims if held and shared else ()), claim))
+        self.holds[name] = HeldDevice(
+            claims=tuple(claims),
+            nodes=(*nodes, *former),
+            shares=tuple({"users": "1"} for _ in claims if shared),
+        )
         return edits
 
     async def rejected(self) -> dict[str, tuple[str, str]]:

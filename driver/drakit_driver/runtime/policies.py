@@ -48,16 +48,16 @@ AnyPolicies = Mapping[str, Policy[Any]]
 """Policies by name. The spec of a policy for a backend is the JSON object itself."""
 
 
-HeldClaims = Mapping[str, Mapping[ClaimReference, Collection[HeldNode]]]
-"""The claims that hold each device, with the nodes that each claim holds. A device in a pool with a
-name is ``pool/name``."""
+HeldClaims = Mapping[str, Mapping[ClaimReference, HeldDevice]]
+"""The claims that hold each device, with what each of them holds. A device in a pool with a name is
+``pool/name``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Prepared:
     """A device that a call has prepared for a claim."""
 
-    nodes: frozenset[HeldNode]
+    held: HeldDevice
     until: float
     """The end of its grace period; loop clock."""
 
@@ -151,7 +151,7 @@ class PolicyFeed:
     def held(self) -> Mapping[str, HeldDevice]:
         """Return the driver's devices that claims hold. The driver's thread calls it."""
         return {
-            name: _held_device(of_device)
+            name: _merged(of_device.values())
             for name, of_device in self.held_claims().items()
             if of_device
         }
@@ -163,7 +163,8 @@ class PolicyFeed:
         claims = {name: dict(of_device) for name, of_device in stored.items()}
         for (name, claim), each in prepared.items():
             of_device = claims.setdefault(name, {})
-            of_device[claim] = _renewed(each.nodes, of_device.get(claim, ()))
+            stored_nodes = of_device[claim].nodes if claim in of_device else ()
+            of_device[claim] = replace(each.held, nodes=_renewed(each.held.nodes, stored_nodes))
         return claims
 
     def stored(self, held: HeldClaims) -> None:
@@ -182,12 +183,12 @@ class PolicyFeed:
         """The checkpoint cannot be read: all devices that claims held stay held until it can."""
         self._unreadable = True
 
-    def prepared(self, claim: ClaimReference, device: str, nodes: Iterable[HeldNode] = ()) -> None:
+    def prepared(self, claim: ClaimReference, device: str, held: HeldDevice) -> None:
         """A call has prepared a device for a claim, with these current nodes."""
         loop = asyncio.get_running_loop()
         until = loop.time() + STORED_SECONDS
         # Also if the claim is stored: these may be other nodes.
-        each = _Prepared(nodes=frozenset(nodes), until=until)
+        each = _Prepared(held=held, until=until)
         self._prepared = {**self._prepared, (device, claim): each}
         self.held_changed.set()
         loop.call_at(until, self._expire, until)
@@ -202,9 +203,15 @@ class PolicyFeed:
             result = results.get(item.claim.uid)
             if result is None or isinstance(result, Exception):
                 continue
+            held: dict[str, list[HeldDevice]] = {}
             for device, each in zip(item.devices, result, strict=False):
                 nodes = () if device.admin_access else held_nodes(each.edits)
-                self.prepared(item.claim, device_place(device.pool, device.name), nodes)
+                shares = () if device.share_id is None else (device.consumed_capacity,)
+                held.setdefault(device_place(device.pool, device.name), []).append(
+                    HeldDevice(claims=(item.claim,), nodes=nodes, shares=shares)
+                )
+            for place, devices in held.items():
+                self.prepared(item.claim, place, _merged(devices))
 
     def _expire(self, until: float) -> None:
         if not self._unreadable:
@@ -291,9 +298,9 @@ def held_nodes(edits: Edits) -> tuple[HeldNode, ...]:
     )
 
 
-def _is_stored(prepared: _Prepared, stored: Collection[HeldNode] | None) -> bool:
-    return stored is not None and prepared.nodes == frozenset(
-        node for node in stored if node.current
+def _is_stored(prepared: _Prepared, stored: HeldDevice | None) -> bool:
+    return stored is not None and frozenset(prepared.held.nodes) == frozenset(
+        node for node in stored.nodes if node.current
     )
 
 
@@ -305,10 +312,11 @@ def _renewed(nodes: Iterable[HeldNode], stored: Iterable[HeldNode]) -> tuple[Hel
     return (*current, *(node for node in former if replace(node, current=True) not in current))
 
 
-def _held_device(claims: Mapping[ClaimReference, Iterable[HeldNode]]) -> HeldDevice:
-    nodes = dict.fromkeys(node for of_claim in claims.values() for node in of_claim)
+def _merged(devices: Collection[HeldDevice]) -> HeldDevice:
+    nodes = dict.fromkeys(node for each in devices for node in each.nodes)
     return HeldDevice(
-        claims=tuple(claims),
+        claims=tuple(dict.fromkeys(claim for each in devices for claim in each.claims)),
         # Current for one claim is current.
         nodes=tuple(n for n in nodes if n.current or replace(n, current=True) not in nodes),
+        shares=tuple(share for each in devices for share in each.shares),
     )

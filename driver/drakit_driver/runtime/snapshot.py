@@ -272,7 +272,7 @@ class InventorySnapshots:
         return tuple(ours)
 
 
-_TEXTS = ("device", "policy", "reason", "message", "problem")
+_TEXTS = ("device", "policy", "reason", "message", "problem", "in_use_by")
 _NUMBERS = ("matched", "published", "in_use")
 _REASONS = frozenset(get_args(RejectionReason))
 

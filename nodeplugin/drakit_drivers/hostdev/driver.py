@@ -87,8 +87,8 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         self._own = {name: policy_of_file(name, spec) for name, spec in config.policies.items()}
         self._policies: dict[str, HostPolicy] = dict(self._own)
         self._scan: Scan | None = None
-        self._in_use: Mapping[str, int] = {}
-        """By policy: devices that claims hold in a form that it no longer offers."""
+        self._in_use: Mapping[str, Sequence[str]] = {}
+        """By policy: a clause for each device that claims hold in a form that it no longer has."""
         self._held: Mapping[str, HeldDevice] = {}
         self._logged = frozenset[_Line]()
         self._events: HostEvents | None = None
@@ -303,28 +303,29 @@ def _rejected(scan: Scan) -> list[RejectedDevice]:
     return list(found.values())
 
 
-def _in_use(scan: Scan, held: Mapping[str, HeldDevice]) -> Mapping[str, int]:
-    """Count the devices of each policy that claims hold in a form that it no longer offers, such as
-    the shares above ``sharing.users``."""
+def _in_use(scan: Scan, held: Mapping[str, HeldDevice]) -> Mapping[str, Sequence[str]]:
+    """Return a clause for each device of a policy that claims hold in a form that it no longer
+    offers, such as shares above ``sharing.users``."""
     selection = scan.selection
     refused = (each.published for each in selection.refused.values())
     policies: dict[str, set[str]] = defaultdict(set)
     for each in (*selection.devices.values(), *selection.copies.values(), *refused):
         for host in each.hosts:
             policies[hardware_identity(host)].add(each.policy.name)
-    found = Counter[str]()
+    found: dict[str, set[str]] = defaultdict(set)
     for name in scan.withdrawn:
-        hardware = selection.hardware.get(name, frozenset())
-        found.update({policy for identity in hardware for policy in policies[identity]})
-    for name, each in selection.devices.items():
-        users = each.spec.sharing.users
-        if _is_shared(each) and users is not None and name in held:
-            found[each.policy.name] += max(0, len(held[name].claims) - users)
-    return +found
+        claims = sorted(map(str, held[name].claims)) or ["unknown"]
+        for identity in selection.hardware.get(name, frozenset()):
+            for policy in policies[identity]:
+                found[policy].add(f"claim {claims[0]} holds device {name} in its former form")
+    for each in selection.devices.values():
+        if each.doubt and each.doubt.by_change:
+            found[each.policy.name].add(each.doubt.message)
+    return {policy: sorted(clauses) for policy, clauses in found.items()}
 
 
 def _outcomes(
-    policies: Sequence[HostPolicy], scan: Scan, in_use: Mapping[str, int]
+    policies: Sequence[HostPolicy], scan: Scan, in_use: Mapping[str, Sequence[str]]
 ) -> list[PolicyOutcome]:
     """Return the outcome of each policy of the node."""
     published = Counter(each.policy.name for each in scan.selection.devices.values())
@@ -337,7 +338,8 @@ def _outcomes(
             policy=policy.name,
             matched=scan.selection.matched.get(policy.name, 0),
             published=published[policy.name],
-            in_use=in_use.get(policy.name, 0),
+            in_use=len(in_use.get(policy.name, ())),
+            in_use_by=next(iter(in_use.get(policy.name, ())), ""),
             problem="; ".join(scan.problems.get(policy.name, ())),
             conflicts=tuple(conflicts[policy.name]),
         )

@@ -114,6 +114,12 @@ class Holds:
             and number not in numbers[node.identity]
         ]
 
+    def users(self, name: str) -> int | None:
+        """Return how many users' shares claims hold of a device; None if a claim holds the whole
+        device."""
+        shares = self._held[name].shares
+        return sum(int(share.get("users", "1")) for share in shares) if shares else None
+
     def holder(self, name: str) -> str:
         """Name a claim that holds a device, for a message."""
         claims = sorted(str(claim) for claim in self._held[name].claims)

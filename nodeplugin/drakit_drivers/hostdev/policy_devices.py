@@ -64,8 +64,8 @@ class Doubt:
     kind: Literal["renumbered", "shared", "unreadable"]
     """
     * ``renumbered``: containers use an outdated number of the device.
-    * ``shared``: claims hold the device in the other form that the policy gives it: as a device
-      with capacity, or as one of its copies.
+    * ``shared``: claims hold the device in another form than the policy offers: shares of it, the
+      whole device, or one of its copies.
     * ``unreadable``: it is unknown whether the device is still there and may be published.
     """
 
@@ -74,6 +74,9 @@ class Doubt:
 
     prepare_again: bool = False
     """Whether claims have outdated edits."""
+
+    by_change: bool = False
+    """Whether the policy has changed while claims hold the device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +137,10 @@ class Selection:
 
     hardware: Mapping[str, Set[str]]
     """The identities of the devices and of the held devices by name, for the next selection."""
+
+    outgrown: Set[str] = frozenset()
+    """Held copies of devices that have a capacity by now. Without a change of the policy, a held
+    copy means that the cluster does not support DRAConsumableCapacity."""
 
     waits_for_release: bool = False
     """Whether it changes when a claim releases a device."""
@@ -198,6 +205,7 @@ def select(
         numbers[hardware_identity(host)].add((host.type, host.major, host.minor))
     devices: dict[str, Published] = {}
     copies: dict[str, Published] = {}
+    outgrown = _outgrown(owned, names, before, holds)
     refused: dict[str, Refused] = {}
     hardware = {name: holds.hardware(name) for name in holds}
     owners = {names[name_request.key]: each for each in owned for name_request in each.requests}
@@ -221,7 +229,13 @@ def select(
                 if reason and not (reason.is_unknown and was_published):
                     refused[name] = Refused(published, reason)
                     continue
-                doubt = _uncertainty(name, own_names - its_names, its_numbers, holds)
+                doubt = _uncertainty(name, its_numbers, holds) or _other_form(
+                    published,
+                    own_names - its_names,
+                    holds,
+                    is_copy=target is copies,
+                    outgrown=outgrown,
+                )
                 waits_for_release |= doubt is not None
                 if reason:
                     doubt = Doubt(kind="unreadable", message=reason.message)
@@ -234,6 +248,7 @@ def select(
         matched=Counter(each.policy.name for each in candidates),
         names={key: name for key, name in names.items() if name},
         hardware=hardware,
+        outgrown=outgrown,
         waits_for_release=waits_for_release,
         overlaps=overlaps,
     )
@@ -340,9 +355,20 @@ def _held_otherwise(
     return None
 
 
-def _uncertainty(name: str, other_form: Set[str], numbers: Numbers, holds: Holds) -> Doubt | None:
-    """Return the reason why no new claim must get a device. `other_form`: its names as copies, if
-    it is published with capacity, and its name with capacity, if it is a copy."""
+def _outgrown(
+    owned: Sequence[_Candidate],
+    names: Mapping[str, str | None],
+    before: Selection | None,
+    holds: Holds,
+) -> Set[str]:
+    if before is None:
+        return frozenset()
+    copies = {name for each in owned for its in each.copies if (name := names[its.key])}
+    grown = before.outgrown | before.devices.keys()
+    return frozenset(name for name in copies if name in holds and name in grown)
+
+
+def _uncertainty(name: str, numbers: Numbers, holds: Holds) -> Doubt | None:
     outdated = holds.outdated(name, numbers)
     if outdated:
         old = min(f"{node.major}:{node.minor}" for node in outdated)
@@ -354,10 +380,37 @@ def _uncertainty(name: str, other_form: Set[str], numbers: Numbers, holds: Holds
             "that uses the claim",
             prepare_again=any(node.current for node in outdated),
         )
-    other = min((other for other in other_form if other in holds), default=None)
-    if other is not None and name not in holds:
-        return Doubt(kind="shared", message=f"{holds.holder(other)} holds it as device {other}")
     return None
+
+
+def _other_form(
+    published: Published, other_names: Set[str], holds: Holds, *, is_copy: bool, outgrown: Set[str]
+) -> Doubt | None:
+    """Return the doubt about a device that claims hold in a form that its policy does not offer.
+    `other_names`: its names as copies, if it is published with capacity, and its name with
+    capacity, if it is a copy."""
+    name, sharing = published.name, published.spec.sharing
+    if name not in holds:
+        other = min((other for other in other_names if other in holds), default=None)
+        if other is None:
+            return None
+        return Doubt(
+            kind="shared",
+            message=f"device {name} waits for {holds.holder(other)}, which holds it as device "
+            f"{other}",
+            by_change=not is_copy and other in outgrown,
+        )
+    users, offered = holds.users(name), sharing.users or 0
+    if sharing.mode != "Capacity" or is_copy:
+        problem = None if users is None else "holds a share, and the policy no longer shares it"
+    elif users is None:
+        problem = "holds the whole device, and the policy shares it by now"
+    else:
+        problem = "holds a share: claims hold more of it than sharing.users" * (users > offered)
+    if not problem:
+        return None
+    message = f"device {name} waits for {holds.holder(name)}, which {problem}"
+    return Doubt(kind="shared", message=message, by_change=True)
 
 
 # ------------------------------------------------------------ candidates

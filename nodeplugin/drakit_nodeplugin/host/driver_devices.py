@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from drakit.device import ClaimReference, HeldNode
+from drakit.device import HeldDevice as DriverHeldDevice
 from drakit_daemon.logs import ProblemLog
 from drakit_driver.runtime.contract import DriverTraits
 from drakit_driver.runtime.policies import PolicyFeed
@@ -32,7 +33,7 @@ from drakit_nodeplugin.metrics import DriverMetrics
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.holds import HeldDevice
-from drakit_nodeplugin.state.records import StoredNode
+from drakit_nodeplugin.state.records import StoredDevice, StoredNode
 
 logger = logging.getLogger(__name__)
 
@@ -226,17 +227,15 @@ class DriverDevices:
             path = self._checkpoint.path
             raise CheckpointError(f"the checkpoint {path} is being rebuilt: {damage}")
         of_this_boot = await self._checkpoint.uids(boot_id=self._boot_id)
-        held: dict[str, dict[ClaimReference, tuple[HeldNode, ...]]] = {}
-        for (pool, device), claims in claims_of_devices.items():
-            place = device_place(short_pool(self._node, pool), device)
-            of_device = held.setdefault(place, {})
-            for claim, nodes in claims.items():
-                has_numbers = claim.uid in of_this_boot
-                of_device[claim] = (
-                    *of_device.get(claim, ()),
-                    *(_held_node(n, has_number=has_numbers) for n in nodes if n.identity),
-                )
-        policies.stored(held)
+        policies.stored(
+            {
+                device_place(short_pool(self._node, pool), device): {
+                    claim: _held_device(claim, results, has_numbers=claim.uid in of_this_boot)
+                    for claim, results in claims.items()
+                }
+                for (pool, device), claims in claims_of_devices.items()
+            }
+        )
         if self.holds_known.is_set():
             return
         # The names of devices that vanished since the last start are in the store.
@@ -245,6 +244,22 @@ class DriverDevices:
         self.holds_known.set()
         self._waiting.report(None)
         self.manager.wait(None)
+
+
+def _held_device(
+    claim: ClaimReference, results: Iterable[StoredDevice], *, has_numbers: bool
+) -> DriverHeldDevice:
+    held = [each for each in results if each.hold != "admin"]
+    return DriverHeldDevice(
+        claims=(claim,),
+        nodes=tuple(
+            _held_node(node, has_number=has_numbers)
+            for each in held
+            for node in each.nodes
+            if node.identity
+        ),
+        shares=tuple(each.consumed_capacity for each in held if each.hold == "share"),
+    )
 
 
 def _held_node(node: StoredNode, *, has_number: bool) -> HeldNode:

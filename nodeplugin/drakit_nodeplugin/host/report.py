@@ -310,6 +310,8 @@ def _policy(state: PolicyState, outcome: PolicyOutcome | None) -> dict[str, Any]
         body["generation"] = state.generation
     if outcome.in_use:
         body["inUse"] = outcome.in_use
+        if outcome.in_use_by:
+            body["inUseBy"] = _cut(outcome.in_use_by, MAX_MESSAGE)
     if problem := state.problem or outcome.problem:
         body["problem"] = _cut(problem, MAX_PROBLEM)
     if outcome.conflicts:

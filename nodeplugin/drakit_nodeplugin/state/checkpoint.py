@@ -27,7 +27,7 @@ import os
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -43,7 +43,7 @@ from drakit_nodeplugin.state.device_numbers import ClaimDevices, HeldNumbers, Ta
 from drakit_nodeplugin.state.holds import Hardware, HeldDevice
 from drakit_nodeplugin.state.metadata_files import MetadataFiles
 from drakit_nodeplugin.state.quarantine import CheckpointError
-from drakit_nodeplugin.state.records import State, StoredClaim, StoredEndpoint, StoredNode
+from drakit_nodeplugin.state.records import State, StoredClaim, StoredDevice, StoredEndpoint
 from drakit_nodeplugin.state.rows import Outcome
 
 logger = logging.getLogger(__name__)
@@ -227,9 +227,9 @@ class Checkpoint:
 
     async def claims_of_devices(
         self,
-    ) -> Mapping[tuple[str, str], Mapping[ClaimReference, tuple[StoredNode, ...]]]:
+    ) -> Mapping[tuple[str, str], Mapping[ClaimReference, Sequence[StoredDevice]]]:
         """Return the claims that have each device, by pool and device; admin access included. With
-        each claim come the device nodes with an identity that it holds."""
+        each claim come its results for the device."""
         return await self._run(
             lambda database: self._claim_devices.read(
                 rows.all_generations(database), partial(rows.claims_of, database)

@@ -234,37 +234,29 @@ def with_former_nodes(
 # ---------------------------------------------------------------- claims of one driver
 
 
-_Devices = tuple[tuple[str, str, tuple[StoredNode, ...]], ...]
-"""Pool, device and nodes of a claim's devices."""
-
-
 class ClaimDevices:
     """The claims of one driver and the devices that they have. Only rows that have changed since
     the last time are read."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[int, ClaimReference, _Devices]] = {}
+        self._known: dict[str, tuple[int, ClaimReference, tuple[StoredDevice, ...]]] = {}
 
     def read(
         self,
         generations: Mapping[str, int],
         load: Callable[[Sequence[str]], Iterable[StoredClaim]],
-    ) -> Mapping[tuple[str, str], Mapping[ClaimReference, tuple[StoredNode, ...]]]:
-        """Return the claims of each device, by pool and device, each with the nodes that it holds.
-        `generations` are those of all rows."""
+    ) -> Mapping[tuple[str, str], Mapping[ClaimReference, Sequence[StoredDevice]]]:
+        """Return the claims of each device, by pool and device, each with its results for the
+        device. `generations` are those of all rows."""
         known = {
             uid: found for uid, found in self._known.items() if generations.get(uid) == found[0]
         }
         for claim in load([uid for uid in generations if uid not in known]):
-            devices = tuple(
-                (device.pool, device.device, () if device.hold == "admin" else device.nodes)
-                for device in claim.devices
-            )
-            known[claim.uid] = claim.generation, claim.reference, devices
+            known[claim.uid] = claim.generation, claim.reference, claim.devices
         self._known = known
-        found: dict[tuple[str, str], dict[ClaimReference, tuple[StoredNode, ...]]] = {}
+        found: dict[tuple[str, str], dict[ClaimReference, list[StoredDevice]]] = {}
         for _, reference, devices in known.values():
-            for pool, device, nodes in devices:
-                claims = found.setdefault((pool, device), {})
-                claims[reference] = (*claims.get(reference, ()), *nodes)
+            for device in devices:
+                claims = found.setdefault((device.pool, device.device), {})
+                claims.setdefault(reference, []).append(device)
         return found

@@ -282,9 +282,10 @@ def _answer(policy: PolicyFacts, report: ReportFacts) -> _Answer:
     if not in_effect:
         return _Answer(node, "behind", found)
     if found.in_use:
+        example = found.in_use_by and f", such as: {found.in_use_by}"
         message = (
-            f"claims hold {plural(found.in_use, 'device')} that the policy no longer offers, such "
-            "as shares above sharing.users; delete the pods that use them"
+            f"claims hold {plural(found.in_use, 'device')} in a form that the policy no longer "
+            f"offers{example}; delete the pods that use them"
         )
         return _Answer(node, "in use", found, message)
     return _Answer(node, "applied", found)

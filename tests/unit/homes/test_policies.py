@@ -178,8 +178,8 @@ async def test_refused_policies_leave_the_previous_ones_after_a_restart_as_well(
 
 
 async def test_held_devices_reach_the_driver(world, driver):
-    world.feed.stored({"hall-0": {CLAIM: NODES}})
     held = {"hall-0": HeldDevice(claims=(CLAIM,), nodes=NODES)}
+    world.feed.stored({"hall-0": {CLAIM: held["hall-0"]}})
     await until(lambda: driver.held_devices() == held)
     world.feed.stored({})
     await until(lambda: driver.held_devices() == {})
@@ -199,7 +199,7 @@ async def test_a_device_counts_as_held_as_soon_as_it_is_prepared(world, driver):
     assert isinstance(answers["missing-0"], Exception), "and is not held"
     held = {"hall-0": HeldDevice(claims=(items[0].claim,))}
     assert driver.held_devices() == world.feed.held() == held
-    world.feed.stored({"hall-0": {items[0].claim: ()}})
+    world.feed.stored({"hall-0": {items[0].claim: held["hall-0"]}})
     world.feed.stored({})
     assert world.feed.held() == {}
 
@@ -215,7 +215,7 @@ async def test_labels_reach_the_driver_when_they_change(world, driver):
 
 
 async def test_a_driver_that_starts_again_gets_policies_and_held_devices(world, driver):
-    world.feed.stored({"porch-0": {CLAIM: ()}})
+    world.feed.stored({"porch-0": {CLAIM: HeldDevice(claims=(CLAIM,))}})
     async with world.started_again():
         assert world.devices == ["hall-0", "hall-1", "porch-0"]
         assert world.made[-1] is not driver

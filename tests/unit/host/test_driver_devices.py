@@ -20,7 +20,7 @@ from drakit_nodeplugin.host.node import NodeEvents
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.state.checkpoint import CheckpointError
 from drakit_nodeplugin.state.holds import HeldDevice
-from drakit_nodeplugin.state.records import StoredEndpoint, StoredNode
+from drakit_nodeplugin.state.records import StoredDevice, StoredEndpoint, StoredNode
 from tests.fakes.kube import FakeApiServer
 from tests.fakes.tasks import running
 from tests.unit.host.conftest import environment
@@ -60,7 +60,18 @@ class Rows:
         self._use()
         node = StoredNode(type="c", major=81, minor=0, identity="usb:a", current=False)
         return {
-            (pool, name): {CLAIM: (node,) if name == "cam-0" else ()}
+            (pool, name): {
+                CLAIM: [
+                    StoredDevice(
+                        pool=pool,
+                        device=name,
+                        request="main",
+                        share_id="s" if name == "cam-1" else None,
+                        consumed_capacity={"users": "2"} if name == "cam-1" else {},
+                        nodes=(node,) if name == "cam-0" else (),
+                    )
+                ]
+            }
             for pool, names in self.held.items()
             for name in names
         }
@@ -128,7 +139,7 @@ async def test_a_driver_with_policies_learns_which_devices_claims_hold_before_it
     held = HeldNode(type="c", major=81, minor=0, identity="usb:a", current=False)
     assert feed.held() == {
         "cam-0": DeviceOfClaims(claims=(CLAIM,), nodes=(held,)),
-        "cam-1": DeviceOfClaims(claims=(CLAIM,)),
+        "cam-1": DeviceOfClaims(claims=(CLAIM,), shares=({"users": "2"},)),
         "no-such-pool/x": DeviceOfClaims(claims=(CLAIM,)),
     }
 
@@ -222,7 +233,7 @@ async def test_what_claims_held_stays_held_while_it_is_unknown_later(spoil, reas
     await devices.restore()
     devices.manager.replaced(DRIVER, Inventory(devices=[Device(name="cam-0")]))
     async with following(devices):
-        feed.prepared(CLAIM, "cam-2")
+        feed.prepared(CLAIM, "cam-2", DeviceOfClaims(claims=(CLAIM,)))
         await asyncio.sleep(2)
         spoil(rows, True)
         rows.revision.advance()

@@ -53,7 +53,7 @@ FACTS = ReportFacts(
             name="disks", uid="d", observed_generation=3, generation=2, problem="spec.x: no"
         )
     ],
-    outcomes=[PolicyOutcome(policy="disks", matched=3, published=2, in_use=1)],
+    outcomes=[PolicyOutcome(policy="disks", matched=3, published=2, in_use=1, in_use_by="x")],
 )
 
 
@@ -273,6 +273,7 @@ def test_a_policy_shows_its_generations_its_outcome_and_its_problem():
             "generation": 2,
             "matched": 3,
             "inUse": 1,
+            "inUseBy": "x",
             "published": 2,
             "problem": "spec.x: no",
         }

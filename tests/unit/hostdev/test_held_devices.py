@@ -382,8 +382,9 @@ async def test_the_outcome_of_fewer_users_counts_the_claims_until_they_are_relea
         await rig.prepare("kvm-1", TWO)
         last = {"kvm-1": rig.holds["kvm-1"]}
     else:
-        rig.holds["kvm-kvm"] = HeldDevice(claims=(ONE, TWO))
-        last = {"kvm-kvm": HeldDevice(claims=(TWO,))}
+        share = {"users": "1"}
+        rig.holds["kvm-kvm"] = HeldDevice(claims=(ONE, TWO), shares=(share, share))
+        last = {"kvm-kvm": HeldDevice(claims=(TWO,), shares=(share,))}
     rig.apply(spec(1))
     async with aclosing(rig.driver.devices()) as stream:
         first = await anext(stream)
@@ -564,3 +565,71 @@ async def test_a_policy_offers_fewer_users_of_a_device(host, after: dict | None)
         (pool,) = manager.publication().pools.values()
         assert [each.name for each in pool.devices] == [each.name for each in listed.devices]
         assert not manager.rejected
+
+
+# ------------------------------------------------------------ changed sharing
+
+WHOLE: dict[str, object] = {}
+SHARES, FEWER = ({"sharing": {"mode": "Capacity", "users": users}} for users in (4, 1))
+ENTRIES = {"sharing": {"mode": "Users", "users": 4}}
+UNIT = {"group": "Unit"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        pytest.param(SHARES, WHOLE, "which holds a share, and", id="capacity-to-exclusive"),
+        pytest.param(SHARES, FEWER, "hold more of it than sharing.users", id="fewer-users"),
+        pytest.param(SHARES, ENTRIES, "in its former form", id="capacity-to-users"),
+        pytest.param(SHARES, SHARES | UNIT, "in its former form", id="group-of-shares"),
+        pytest.param(ENTRIES, WHOLE, "in its former form", id="users-to-exclusive"),
+        pytest.param(ENTRIES, SHARES, "which holds it as device", id="users-to-capacity"),
+        pytest.param(WHOLE, SHARES, "which holds the whole device", id="exclusive-to-capacity"),
+        pytest.param(WHOLE, ENTRIES, "in its former form", id="exclusive-to-users"),
+        pytest.param(WHOLE, UNIT, "in its former form", id="group"),
+    ],
+)
+@pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
+async def test_a_device_whose_sharing_changes_is_free_once_the_last_claim_has_released_it(
+    host, before, after, reason, restarts
+):
+    held_port, free_port = ("/dev/ttyUSB0", "/dev/ttyUSB1")
+    for index in range(2):
+        host.adapter(str(index), f"ttyUSB{index}", serial=f"A{index}")
+    rig = Rig(host, {"serial": TTY | before})
+    names = [name for name, path in (await rig.paths()).items() if path == held_port]
+    await rig.prepare(names[0], ONE)
+    if before is SHARES:
+        await rig.prepare(names[0], TWO)
+    rig.apply({"serial": TTY | after})
+    await rig.scan()
+    if restarts:
+        rig.restart({"serial": TTY | after})
+    inventory = await rig.scan()
+    free = {str(each.attributes["path"]) for each in inventory.devices if not each.taints}
+    assert free == {free_port}
+    (outcome,) = inventory.policies
+    # Without a memory, the driver cannot tell entries of before from those of a cluster that does
+    # not support DRAConsumableCapacity.
+    if not (restarts and before is ENTRIES and after is SHARES):
+        assert outcome.in_use == 1
+        assert "claim default/one" in outcome.in_use_by
+        assert reason in outcome.in_use_by
+    rig.holds.clear()
+    inventory = await rig.scan()
+    assert {str(each.attributes["path"]) for each in inventory.devices} == {held_port, free_port}
+    assert not any(each.taints for each in inventory.devices)
+    assert inventory.policies[0].in_use == 0
+
+
+async def test_a_change_that_leaves_room_for_the_held_shares_taints_nothing(host):
+    for index in range(2):
+        host.adapter(str(index), f"ttyUSB{index}", serial=f"A{index}")
+    rig = Rig(host, {"serial": TTY | SHARES})
+    (held, _) = await rig.devices()
+    await rig.prepare(held)
+    for users in (8, 2, 1):
+        rig.apply({"serial": TTY | {"sharing": {"mode": "Capacity", "users": users}}})
+        inventory = await rig.scan()
+        assert not any(each.taints for each in inventory.devices)
+        assert inventory.policies[0].in_use == 0

@@ -230,10 +230,11 @@ NO_NODES = ("Unknown", "NoNodes")
             id="a-driver-refuses-the-new-generation",
         ),
         pytest.param(
-            [report("a", outcome()), report("b", outcome(in_use=2))],
+            [report("a", outcome()), report("b", outcome(in_use=2, in_use_by="x waits for y"))],
             ("True", "Accepted"),
             ("False", "DevicesInUse"),
-            "b: claims hold 2 devices that the policy no longer offers, such as shares above",
+            "b: claims hold 2 devices in a form that the policy no longer offers, such as: x waits "
+            "for y; delete the pods",
             id="claims-hold-shares-that-are-no-longer-offered",
         ),
     ],

@@ -425,10 +425,10 @@ def held_message(held: HeldClaims) -> pb.UpdateHeldDevicesRequest:
     """Make the message of held devices, by claim."""
     claims: dict[ClaimReference, pb.HeldClaim] = {}
     for name, of_device in held.items():
-        for claim, nodes in of_device.items():
+        for claim, each in of_device.items():
             if claim not in claims:
                 claims[claim] = message_of(claim, pb.HeldClaim)
-            nodes_of = [message_of(node, pb.HeldNode, former=not node.current) for node in nodes]
+            nodes_of = [message_of(n, pb.HeldNode, former=not n.current) for n in each.nodes]
             claims[claim].devices.add(name=name, nodes=nodes_of)
     return pb.UpdateHeldDevicesRequest(claims=claims.values())
 
