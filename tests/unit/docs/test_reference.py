@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import jsonschema
 import pytest
 import yaml
 
 from drakit_drivers.hostdev.policy import OWN_ATTRIBUTES
 from drakit_explain.codes import Code
 from drakit_nodeplugin.reasons import ClaimReason, NodeReason
-from tests.unit.docs.listings import ROOT
+from tests.unit.docs.listings import ROOT, listing
 from tools.reference import __main__ as reference
 from tools.reference import attributes, configuration, values
 
@@ -125,3 +126,41 @@ def test_no_row_of_a_table_lacks_its_meaning(name):
     page = reference.PAGES[name]()
     assert "| Meaning" in page
     assert not re.findall(r"^\|.*\|  \|$", page, re.MULTILINE)
+
+
+# ------------------------------------------------------------ complete objects
+
+
+def fields(schema: dict[str, Any], path: str = "") -> Iterator[str]:
+    """Yield the fields of a schema by their paths."""
+    for name, inner in schema.get("properties", {}).items():
+        yield f"{path}.{name}"
+        yield from fields(inner, f"{path}.{name}")
+    if "items" in schema:
+        yield from fields(schema["items"], f"{path}[]")
+
+
+def given(body: Any, path: str = "") -> Iterator[str]:
+    """Yield the fields that an object has."""
+    if isinstance(body, dict):
+        for name, inner in body.items():
+            yield f"{path}.{name}"
+            yield from given(inner, f"{path}.{name}")
+    elif isinstance(body, list):
+        for each in body:
+            yield from given(each, f"{path}[]")
+
+
+@pytest.mark.parametrize(
+    ("page", "title", "definition"),
+    [("slices", "report.yaml", "nodedevicereports")],
+)
+def test_the_complete_object_of_a_page_is_valid_and_has_every_field(page, title, definition):
+    body = yaml.safe_load(listing(f"docs/reference/{page}.md", title))
+    crd = yaml.safe_load((ROOT / f"charts/drakit/crds/{definition}.yaml").read_text())
+    (version,) = crd["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]
+    jsonschema.validate(body, schema)
+    parts = {name: schema["properties"][name] for name in ("spec", "status")}
+    missing = set(fields({"properties": parts})) - set(given(body))
+    assert missing == set()
