@@ -341,7 +341,9 @@ def test_fewer_shares_of_a_held_device_wait_for_its_holders_and_restart_no_node_
                 ),
                 seconds=WRITTEN_SECONDS,
             )
-        assert condition(release, name)[:2] == ("False", "DevicesInUse")
+        *waits, message = condition(release, name)
+        assert waits == ["False", "DevicesInUse"]
+        assert f"claim {space.name}/" in message
         space.apply(pod("alone", ("disk", from_template("share")), node=first))
         space.refused("alone")
         for holder in ("one", "two"):
