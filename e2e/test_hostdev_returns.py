@@ -200,7 +200,7 @@ def test_a_pod_of_a_deployment_follows_its_device_to_another_node(space, release
                         "the remedy",
                         lambda: (found := admin.json("explain", "deployment/moving"))[0] and found,
                     )
-                    (body,) = report["items"]
+                    (body,) = report["groups"]
                     assert [each["code"] for each in body["reasons"]] == ["DeviceGone"]
                     assert body["remedy"] == (
                         f"device {moved} on node {second} matches and is free: delete the pod, and "
