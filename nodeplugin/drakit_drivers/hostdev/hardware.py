@@ -35,7 +35,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -296,7 +296,8 @@ def _identity(
     """`prefix` stands before a world wide id or place, `suffix` behind what USB reports."""
     if not host.wwid:
         if usb := _own_usb(host):
-            return _usb_identity(usb, suffix)
+            ids = usb.vendor_id, usb.product_id, usb.serial
+            return _usb_identity(*ids, _usb_place(usb), suffix)
         if _has_fixed_name(host, kernel_name):
             return Identity(text=name, place=name)
     where = _place(host)
@@ -342,6 +343,17 @@ class HardwareIdentity(NamedTuple):
     reported: str
     """What the hardware reports about itself. It is the last part, so that no serial number can
     make a device look like one at another place."""
+
+    @property
+    def usb_ids(self) -> tuple[str, str, str] | None:
+        """Vendor, product and serial number of a USB device whose port has a path."""
+        vendor, _, rest = self.reported.partition("-")
+        product, _, serial = rest.partition("-")
+        return (vendor, product, serial) if "-usbv" in self.unit else None
+
+    def is_node_of(self, identity: str) -> bool:
+        """Return whether another identity differs only in what the hardware reports."""
+        return self[:-1] == HardwareIdentity.parse(identity)[:-1]
 
     @classmethod
     @lru_cache(maxsize=4096)
@@ -390,13 +402,35 @@ def subsystem_of(identity: str) -> str:
     return identity.partition(" ")[0]
 
 
-def _usb_identity(usb: UsbParent, suffix: str) -> Identity:
+def identity_at_port(host: HostDevice, *, is_unit: bool) -> Identity | None:
+    """Return the USB port of a device node as its identity; None if it does not belong to a USB
+    device."""
+    usb = None if host.wwid else _own_usb(host)
+    if usb is None:
+        return None
+    former = HardwareIdentity.parse(hardware_identity(host))
+    identity = identity_of_former(former, at_port=True, is_unit=is_unit)
+    return replace(identity, is_stable=bool(usb.path))
+
+
+def identity_of_former(former: HardwareIdentity, *, at_port: bool, is_unit: bool) -> Identity:
+    """Return the identity of a node or unit of a USB device from the identity of its hardware."""
+    suffix = f"-{former.interface}" if former.interface and not is_unit else ""
+    if at_port:
+        text = f"{former.unit}{suffix}" if is_unit else f"{former.subsystem}-{former.unit}{suffix}"
+        return Identity(text=text, place=text)
+    vendor_id, product_id, serial = former.usb_ids or ("", "", "")
+    return _usb_identity(vendor_id, product_id, serial, former.unit, suffix)
+
+
+def _usb_identity(
+    vendor_id: str, product_id: str, serial: str | None, place: str, suffix: str
+) -> Identity:
     # Cheap devices share one serial number: then the place distinguishes them.
-    place = _usb_place(usb)
     return Identity(
-        text=f"{usb.vendor_id}-{usb.product_id}-{usb.serial or place}{suffix}",
+        text=f"{vendor_id}-{product_id}-{serial or place}{suffix}",
         place=f"{place}{suffix}",
-        is_stable=bool(usb.serial or usb.path),
+        is_stable=bool(serial or "-usbv" in place),
     )
 
 

@@ -415,7 +415,7 @@ def _withdrawn(
     for name in holds:
         if selection.find(name):
             continue
-        hardware = holds.hardware(name)
+        hardware = selection.hardware[name]
         # Only hardware that is known, and known to be missing, may have its pods evicted.
         if not (hardware and present.isdisjoint(hardware)) or any(
             subsystem_of(identity) in unknown for identity in hardware

@@ -218,6 +218,20 @@ def is_matched(matchers: Iterable[Matcher], host: HostDevice) -> bool:
     return any(_matches(matcher, host) for matcher in matchers)
 
 
+def names_usb_device(
+    matchers: Iterable[Matcher], *, vendor_id: str, product_id: str, path: str
+) -> bool:
+    """Return whether a matcher means a USB device by its ids or by its port."""
+    return any(
+        (usb.path or (usb.vendor_id and usb.product_id))
+        and usb.vendor_id in (None, vendor_id.lower())
+        and usb.product_id in (None, product_id.lower())
+        and usb.path in (None, path)
+        for matcher in matchers
+        if (usb := matcher.usb)
+    )
+
+
 def wanted_paths(matchers: Iterable[Matcher], subsystem: str) -> Callable[[str], bool]:
     """Return a filter of paths for a subsystem's devices: the rest of a device is read only if one
     of its paths passes."""

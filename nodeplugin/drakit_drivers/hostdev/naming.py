@@ -20,7 +20,7 @@ import hashlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drakit import HeldDevice, HeldNode
 from drakit_drivers.hostdev.hardware import HardwareIdentity, Identity
@@ -68,9 +68,31 @@ class Holds:
     def __iter__(self) -> Iterator[str]:
         return iter(self._held)
 
+    def with_identities(self, changed: Mapping[tuple[str, str], str]) -> Holds:
+        """Return these holds with other identities, by the name and the identity in the record."""
+        held = {
+            name: replace(
+                device,
+                nodes=tuple(
+                    replace(node, identity=changed.get((name, node.identity), node.identity))
+                    for node in device.nodes
+                ),
+            )
+            for name, device in self._held.items()
+        }
+        hardware = {
+            name: {changed.get((name, identity), identity) for identity in its}
+            for name, its in self._hardware.items()
+        }
+        return Holds(held, remembered=hardware)
+
+    def names_at(self, unit: str) -> set[str]:
+        """Return the names under which claims hold nodes of a unit."""
+        return self.names(self._units.get(unit, set()))
+
     def hardware(self, name: str) -> Set[str]:
-        """Return the identities of a held device; empty if they are unknown."""
-        return self._hardware[name]
+        """Return the identities of a held device; empty if they are unknown, or it is not held."""
+        return self._hardware.get(name, frozenset())
 
     def is_of(self, name: str, hardware: Set[str]) -> bool:
         """Return whether claims are known to hold this hardware under this name."""

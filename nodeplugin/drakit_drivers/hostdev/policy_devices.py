@@ -8,7 +8,8 @@ them. A policy that groups by unit gets all nodes of a unit or none.
 
 A device that a claim holds is published only under its held names until it is released, whatever
 becomes of its policy. A device whose number a claim holds for other hardware is not published. Some
-devices are published with a :class:`Doubt`, so that no new claim gets them.
+devices are published with a :class:`Doubt`, so that no new claim gets them. A USB device that has
+other ids than before, at the same port, is the held one if its policy says so.
 
 Names of attributes are C identifiers; the standard ones carry Kubernetes' domain, so that claims
 can request devices of several drivers that are close to each other. A string that the API rejects
@@ -33,10 +34,12 @@ from drakit_drivers.hostdev.hardware import (
     HostDevice,
     Identity,
     hardware_identity,
+    identity_at_port,
+    identity_of_former,
     identity_of_node,
     identity_of_unit,
 )
-from drakit_drivers.hostdev.matching import is_matched
+from drakit_drivers.hostdev.matching import is_matched, names_usb_device
 from drakit_drivers.hostdev.naming import Holds, NameRequest, Number, Numbers, assign, name_request
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec, HostPolicy
 
@@ -166,9 +169,44 @@ class _Candidate:
     hosts: tuple[HostDevice, ...]
     identity: Identity
     hardware: Set[str]
-    devices: tuple[NameRequest, ...]
+    devices: tuple[NameRequest, ...] = ()
     copies: tuple[NameRequest, ...] = ()
     is_too_many: bool = False
+
+    @property
+    def unit(self) -> str:
+        """The place of the unit of its first device node."""
+        return HardwareIdentity.parse(hardware_identity(self.hosts[0])).unit
+
+    @property
+    def possible_names(self) -> set[str]:
+        return {name for each in self.requests for name in (each.plain, each.hashed)}
+
+    def with_names(self, identity: Identity, *, nth: int = 1) -> _Candidate:
+        """Return it with the names of an identity, the nth one of the policy."""
+        spec, hardware = self.policy.spec, self.hardware
+        device = name_request(self.policy.name, identity, hardware=hardware, nth=nth)
+        if spec.single_path:
+            # One device at most: kvm-0, kvm-1, ...
+            identity, nth = Identity(text="", place=self.hosts[0].path), 1
+        copies = tuple(
+            name_request(self.policy.name, identity, hardware=hardware, nth=nth, copy=index)
+            for index in range(0 if self.is_too_many else spec.sharing.users or 0)
+        )
+        only_copies = spec.sharing.mode == "Users" and not self.is_too_many
+        return replace(
+            self,
+            devices=copies if only_copies else (device,),
+            copies=() if only_copies else copies,
+        )
+
+    def with_names_of(self, former: HardwareIdentity) -> _Candidate:
+        """Return it with the names of the identity that it had before."""
+        spec = self.policy.spec
+        identity = identity_of_former(
+            former, at_port=spec.identity == "Port", is_unit=spec.group == "Unit"
+        )
+        return self.with_names(identity)
 
     @property
     def requests(self) -> tuple[NameRequest, ...]:
@@ -196,6 +234,7 @@ def select(
     """
     holds = holds or Holds()
     candidates = [each for policy in policies for each in _candidates(policy, found)]
+    candidates, holds = _with_new_ids(candidates, found, holds)
     requests = [name_request for each in candidates for name_request in each.requests]
     # All candidates get names: a name must not depend on whether a neighbour is published.
     names = assign(requests, before=before.names if before else {}, holds=holds)
@@ -251,6 +290,56 @@ def select(
         outgrown=outgrown,
         waits_for_release=waits_for_release,
         overlaps=overlaps,
+    )
+
+
+def _with_new_ids(
+    candidates: Sequence[_Candidate], found: Collection[HostDevice], holds: Holds
+) -> tuple[list[_Candidate], Holds]:
+    """Return the candidates with the names of held hardware that has other ids by now, and the
+    holds with these ids. An accelerator changes its ids when its first pod loads the firmware."""
+    present = {hardware_identity(host) for host in found}
+    missing: dict[str, set[str]] = defaultdict(set)
+    for text in {text for name in holds for text in holds.hardware(name)} - present:
+        missing[HardwareIdentity.parse(text).unit].add(text)
+    if not missing:
+        return list(candidates), holds
+    at_unit = Counter((each.policy.name, each.unit) for each in candidates)
+    changed: dict[tuple[str, str], str] = {}
+    renamed: list[_Candidate] = []
+    for each in candidates:
+        for text in sorted(missing.get(each.unit, ())):
+            old = HardwareIdentity.parse(text)
+            new = min(each.hardware, key=lambda it: (not old.is_node_of(it), it))
+            if not _is_renamed(each.policy.spec, old, HardwareIdentity.parse(new)):
+                continue
+            former = each.with_names_of(old)
+            for its in (each, former):
+                names = {name for name in its.possible_names if text in holds.hardware(name)}
+                is_sole = at_unit[each.policy.name, each.unit] == 1
+                is_only_hold = is_sole and holds.names_at(each.unit) <= names
+                if names and (old.is_node_of(new) or is_only_hold):
+                    changed |= {(name, text): new for name in names}
+                    each = its
+                    break
+        renamed.append(each)
+    return renamed, holds.with_identities(changed) if changed else holds
+
+
+def _is_renamed(spec: HostDevicePolicySpec, old: HardwareIdentity, new: HardwareIdentity) -> bool:
+    """Return whether a policy means one piece of hardware by two identities."""
+    if old.unit != new.unit or old.usb_ids is None or new.usb_ids is None:
+        return False
+    if spec.identity == "Port":
+        return True
+    is_other = old.usb_ids[2] != new.usb_ids[2] and old.usb_ids[2] and new.usb_ids[2]
+    return (
+        old.usb_ids[:2] != new.usb_ids[:2]
+        and not is_other
+        and all(
+            names_usb_device(spec.match, vendor_id=ids[0], product_id=ids[1], path=old.unit)
+            for ids in (old.usb_ids, new.usb_ids)
+        )
     )
 
 
@@ -423,36 +512,29 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
         units: dict[Path, list[HostDevice]] = defaultdict(list)
         for host in matching:
             units[host.unit or host.directory].append(host)
-        pairs = [(identity_of_unit(hosts[0]), tuple(hosts)) for hosts in units.values()]
+        groups = [tuple(hosts) for hosts in units.values()]
     else:
-        pairs = [(identity_of_node(host), (host,)) for host in matching]
+        groups = [(host,) for host in matching]
     siblings = Counter[Identity]()
     total = 0
-    for identity, hosts in pairs:
+    for hosts in groups:
+        identity = _identity(spec, hosts[0])
         siblings[identity] += 1
-        nth = siblings[identity]
-        hardware = frozenset(map(hardware_identity, hosts))
-        device = name_request(policy.name, identity, hardware=hardware, nth=nth)
         total += spec.sharing.users or 1
-        is_too_many = total > _MAX_DEVICES
-        of_copies = identity
-        if spec.single_path:
-            # One device at most: kvm-0, kvm-1, ...
-            of_copies, nth = Identity(text="", place=hosts[0].path), 1
-        copies = tuple(
-            name_request(policy.name, of_copies, hardware=hardware, nth=nth, copy=index)
-            for index in range(0 if is_too_many else spec.sharing.users or 0)
-        )
-        only_copies = spec.sharing.mode == "Users" and not is_too_many
-        yield _Candidate(
+        candidate = _Candidate(
             policy=policy,
             hosts=hosts,
             identity=identity,
-            hardware=hardware,
-            devices=copies if only_copies else (device,),
-            copies=() if only_copies else copies,
-            is_too_many=is_too_many,
+            hardware=frozenset(map(hardware_identity, hosts)),
+            is_too_many=total > _MAX_DEVICES,
         )
+        yield candidate.with_names(identity, nth=siblings[identity])
+
+
+def _identity(spec: HostDevicePolicySpec, host: HostDevice) -> Identity:
+    is_unit = spec.group == "Unit"
+    at_port = identity_at_port(host, is_unit=is_unit) if spec.identity == "Port" else None
+    return at_port or (identity_of_unit(host) if is_unit else identity_of_node(host))
 
 
 def _natural_order(host: HostDevice) -> tuple[list[tuple[int, str]], str]:

@@ -595,25 +595,20 @@ def _renumbered(former: StoredClaim, claim: StoredClaim) -> tuple[str, ...]:
     known = _nodes(former) if former.boot_id == claim.boot_id else {}
     for device in claim.devices:
         before, now = _numbers(known.get(_key(device), ())), _numbers(device.nodes)
-        for identity, numbers in now.items():
-            # Hardware can have several device nodes, some of which keep their numbers.
-            had = before.get(identity, {})
-            new = [text for number, text in numbers.items() if number not in had]
-            old = [text for number, text in had.items() if number not in numbers]
-            if new and old:
-                noun = "number" if len(old) == len(new) == 1 else "numbers"
-                clauses.append(
-                    f"the device {noun} of {device.device} changed from {', '.join(old)} to "
-                    f"{', '.join(new)}"
-                )
+        # Hardware can have several device nodes, some of which keep their numbers. Its identity can
+        # change together with a number, for example when its firmware is loaded.
+        new = [text for text in now if text not in before]
+        old = [text for text in before if text not in now]
+        if new and old:
+            noun = "number" if len(old) == len(new) == 1 else "numbers"
+            clauses.append(
+                f"the device {noun} of {device.device} changed from {', '.join(old)} to "
+                f"{', '.join(new)}"
+            )
     return tuple(clauses)
 
 
-def _numbers(nodes: Sequence[StoredNode]) -> dict[str, dict[tuple[str, int, int], str]]:
-    """Return the current numbers of each identity, with their text."""
-    found: dict[str, dict[tuple[str, int, int], str]] = {}
-    for node in nodes:
-        if node.current:
-            text = f"{node.type} {node.major}:{node.minor}"
-            found.setdefault(node.identity, {})[node.number] = text
-    return found
+def _numbers(nodes: Sequence[StoredNode]) -> list[str]:
+    """Return the current numbers as text, each once."""
+    current = [f"{each.type} {each.major}:{each.minor}" for each in nodes if each.current]
+    return list(dict.fromkeys(current))

@@ -11,6 +11,7 @@ from drakit import DriverError, Edits, HeldDevice
 from drakit_drivers.hostdev import HostDevices
 from tests.fakes.hostdev import ONE, TWO, Rig, taints
 from tests.fakes.sysfs import policy
+from tests.fakes.usb_descriptors import FTDI
 from tests.unit.devices.conftest import Node, pass_time
 
 TTY = policy("tty", "/dev/ttyUSB*")
@@ -633,3 +634,130 @@ async def test_a_change_that_leaves_room_for_the_held_shares_taints_nothing(host
         inventory = await rig.scan()
         assert not any(each.taints for each in inventory.devices)
         assert inventory.policies[0].in_use == 0
+
+
+# ------------------------------------------------------------ new ids
+
+CONTROLLER = "pci0000:00/0000:00:14.0"
+
+
+def plug(host, port: str, number: str, ids: str, serial: str | None = None):
+    """Plug in a USB device without a driver; the kernel gives it another number each time."""
+    host.parent(CONTROLLER, "pci")
+    host.parent(f"{CONTROLLER}/usb1", "usb", idVendor="1d6b", idProduct="2", speed="480")
+    made = host.usb_device(f"{CONTROLLER}/usb1/1-{port}", f"189:{number}", FTDI, node=True)
+    (made / "serial").unlink()
+    vendor, product = ids.split(":")
+    host.write(made, idVendor=vendor, idProduct=product, **({"serial": serial} if serial else {}))
+    return made
+
+
+def usb(*ids: str, **fields) -> dict:
+    pairs = [each.split(":") for each in ids]
+    return {
+        "match": [
+            {"subsystem": "usb", "usb": {"vendorID": vendor, "productID": product}}
+            for vendor, product in pairs
+        ],
+        **fields,
+    }
+
+
+EMPTY, LOADED = "1a6e:089a", "18d1:9302"
+BOTH = usb(EMPTY, LOADED)
+BY_PORT = BOTH | {"identity": "Port"}
+
+
+@pytest.mark.parametrize(
+    "spec", [BOTH, BY_PORT, BOTH | {"group": "Unit"}, BOTH | {"onVanish": "Evict"}]
+)
+@pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
+async def test_hardware_that_gets_new_ids_at_its_port_stays_with_its_claim(host, spec, restarts):
+    """As a Coral does when its first pod loads the firmware; its twin is free before and after."""
+    first, twin = plug(host, "2", "3", EMPTY), plug(host, "3", "4", EMPTY)
+    rig = Rig(host, {"coral": spec, "coral-2": usb("ffff:0001")})
+    held, free = await rig.paths()
+    await rig.prepare(held)
+    host.unplug(first)
+    host.unplug(twin)
+    plug(host, "2", "5", LOADED)
+    plug(host, "3", "6", LOADED)
+    if restarts:
+        rig.restart({"coral": spec, "coral-2": usb("ffff:0001")})
+    inventory = await rig.scan()
+    (mine, other) = sorted(inventory.devices, key=lambda each: each.attributes["minor"])
+    assert (mine.name, mine.attributes["minor"]) == (held, 5)
+    assert mine.prepare_again
+    assert taints(mine) == {RENUMBERED: "NoExecute" if "onVanish" in spec else "NoSchedule"}
+    assert (other.attributes["minor"], other.taints) == (6, ())
+    assert (other.name == free) == (spec is BY_PORT)
+    assert inventory.withdrawn == ()
+    assert number(await rig.prepare(held)) == (189, 5)
+    device = (await rig.devices())[held]
+    assert not device.prepare_again
+    assert RENUMBERED in taints(device), "containers can have the old number"
+    rig.holds.clear()
+    after = await rig.devices()
+    assert not any(each.taints for each in after.values())
+    assert (held in after) == (spec is BY_PORT)
+
+
+@pytest.mark.parametrize(
+    ("spec", "ids", "serials"),
+    [
+        pytest.param(usb(EMPTY), LOADED, (None, None), id="the-policy-names-only-the-old-ids"),
+        pytest.param(BOTH, LOADED, ("A1", "B2"), id="another-serial-number"),
+        pytest.param(BOTH, EMPTY, ("A1", "B2"), id="another-device-of-the-model"),
+    ],
+)
+async def test_other_hardware_at_the_port_of_a_held_device_is_not_the_held_device(
+    host, spec, ids, serials
+):
+    first = plug(host, "2", "3", EMPTY, serials[0])
+    plug(host, "3", "4", EMPTY, "C3")
+    rig = Rig(host, {"coral": spec, "other": usb(LOADED)})
+    held, twin = await rig.paths()
+    await rig.prepare(held)
+    host.unplug(first)
+    plug(host, "2", "5", ids, serials[1])
+    inventory = await rig.scan()
+    assert held not in {each.name for each in inventory.devices}
+    assert inventory.withdrawn == (), "it is gone"
+    assert twin in {each.name for each in inventory.devices}
+    with pytest.raises(DriverError, match=f"device {held} is no longer on node"):
+        await rig.prepare(held)
+
+
+async def test_a_policy_by_port_takes_any_matching_device_at_the_port_for_the_held_one(host):
+    """A boot loader can report another serial number than the program."""
+    first = plug(host, "2", "3", EMPTY, "A1")
+    rig = Rig(host, {"dfu": BY_PORT, "other": usb("ffff:0001")})
+    (held,) = await rig.paths()
+    assert held == "dfu-usb-pci-0000-00-14-0-usbv2-0-2"
+    await rig.prepare(held)
+    host.unplug(first)
+    plug(host, "2", "3", LOADED, "B2")
+    plug(host, "3", "5", LOADED, "A1")
+    found = await rig.devices()
+    assert {name: each.attributes["minor"] for name, each in found.items()} == {
+        held: 3,
+        "dfu-usb-pci-0000-00-14-0-usbv2-0-3": 5,
+    }
+    assert not any(each.taints for each in found.values())
+
+
+async def test_a_device_whose_boot_loader_has_another_node_stays_with_its_claim(host):
+    """The program has a serial port, the boot loader only the node of the USB device."""
+    app = host.adapter("2", "ttyUSB0", serial="A1")
+    boot = usb("0483:df11")["match"]
+    spec = {"match": [*policy("tty", "/dev/ttyUSB*")["match"], *boot], "identity": "Port"}
+    rig = Rig(host, {"board": spec})
+    (held,) = await rig.paths()
+    await rig.prepare(held)
+    host.unplug(app)
+    plug(host, "2", "3", "0483:df11", "FFFF")
+    assert await rig.paths() == {held: "/dev/bus/usb/001/004"}
+    host.unplug(host.sys / f"devices/{CONTROLLER}/usb1/1-2")
+    host.adapter("2", "ttyUSB0", serial="A1")
+    device = (await rig.devices())[held]
+    assert (device.attributes["path"], device.taints) == ("/dev/ttyUSB0", ())
