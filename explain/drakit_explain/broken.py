@@ -445,7 +445,8 @@ def _of_taints(
         yield Finding(
             code=Code.DEVICE_GONE,
             what=f"{device} is gone: its driver no longer lists it; {back}, or delete "
-            f"{_released(claim)}, so that another device is allocated",
+            f"{_released(claim)}, so that another device is allocated; running containers keep "
+            f"its device node, which does not work until the device returns with the same number",
             patience_seconds=0.0,
             cause=cause(f"{devices} are gone"),
         )

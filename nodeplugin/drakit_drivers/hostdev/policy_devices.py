@@ -268,7 +268,7 @@ def select(
                 if reason and not (reason.is_unknown and was_published):
                     refused[name] = Refused(published, reason)
                     continue
-                doubt = _uncertainty(name, its_numbers, holds) or _other_form(
+                doubt = _uncertainty(published, its_numbers, holds) or _other_form(
                     published,
                     own_names - its_names,
                     holds,
@@ -457,16 +457,18 @@ def _outgrown(
     return frozenset(name for name in copies if name in holds and name in grown)
 
 
-def _uncertainty(name: str, numbers: Numbers, holds: Holds) -> Doubt | None:
+def _uncertainty(published: Published, numbers: Numbers, holds: Holds) -> Doubt | None:
+    name, evicts = published.name, published.spec.on_vanish == "Evict"
     outdated = holds.outdated(name, numbers)
     if outdated:
+        remedy = "Kubernetes evicts" if evicts else "restart the containers, or delete"
         old = min(f"{node.major}:{node.minor}" for node in outdated)
         new = min(f"{x}:{y}" for _, x, y in numbers[min(outdated, key=str).identity])
         return Doubt(
             kind="renumbered",
-            message=f"the kernel changed the number of device {name} from {old} to {new}, and "
-            f"containers of {holds.holder(name)} may still use the old number; delete the pod "
-            "that uses the claim",
+            message=f"the kernel changed the number of device {name} from {old} to {new}; running "
+            f"containers of {holds.holder(name)} may have the old number, and no right to the new "
+            f"one; {remedy} the pod that uses the claim",
             prepare_again=any(node.current for node in outdated),
         )
     return None

@@ -119,8 +119,8 @@ class ClaimEvents:
         if answer.renumbered:
             note = (
                 f"claim {claim}: on node {self._node}, {'; '.join(answer.renumbered)}; running "
-                "containers keep the old number until they restart; delete the pods that use the "
-                "claim if they cannot use the device any more"
+                "containers keep the old number, and have no right to the new one until they "
+                "restart; restart them, or delete the pods that use the claim"
             )
             self._add(_Pending(claim=claim, operation=operation, note=note, reason=RENUMBERED))
         if answer.error is None:

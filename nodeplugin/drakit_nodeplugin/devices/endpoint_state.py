@@ -363,7 +363,7 @@ class EndpointState:
                 *(key.pool, key.name, self.unlisted.get(key), Condition(health=each)),
                 wall=int(self._driver.wall()),
                 unavailable=None,
-                gone=False,
+                gone=None,
             )
             for key, each in unlisted.items()
             if key.pool not in self.pools

@@ -60,7 +60,13 @@ from drakit_nodeplugin.state.holds import HeldDevice, PoolContent, blocked_by_un
 _NEITHER: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()
 """No devices, in the main inventory and in the fallback."""
 
-_GONE_MESSAGE = "the device is gone: its driver no longer lists it"
+_GONE_MESSAGE = (
+    "the device is gone: its driver no longer lists it; a running container keeps its device node, "
+    "which does not work, and has no right to another one"
+)
+_WITHDRAWN_MESSAGE = (
+    "the device is withdrawn: it is present, but its driver no longer lists it; its pods keep it"
+)
 
 # ---------------------------------------------------------------- state of the driver
 
@@ -142,6 +148,8 @@ class PoolState:
         """Held devices that only the other inventory lists. They follow it."""
         self.evicting: frozenset[str] = frozenset()
         """Devices whose pods are evicted when the device is gone. They need not be gone."""
+        self._withdrawn: frozenset[str] = frozenset()
+        """Gone devices that are still present."""
         self.evict_at: dict[str, float] = {}
         """The times at which the pods of gone devices are evicted; loop time. There are none while
         the endpoint is unavailable, because it is unknown whether the devices are back."""
@@ -286,6 +294,7 @@ class PoolState:
         old, old_fallback = self._devices, self._fallback
         old_sets, old_gone, old_evicting = self._counter_sets, self.gone, self.evicting
         old_evicted, old_content = self._evicted, self.content
+        old_withdrawn = self._withdrawn
         old_kept = self._kept(0), self._kept(1)
         self.content = content
         self._devices = _merged(content.devices, old)
@@ -299,6 +308,7 @@ class PoolState:
         for new, before in ((self._devices, old), (self._fallback or {}, old_fallback or {})):
             dirty |= {name for name, entry in new.items() if before.get(name) is not entry}
         dirty |= (self.gone ^ old_gone) | (self._evicted ^ old_evicted)
+        dirty |= (self._withdrawn ^ old_withdrawn) & present
         dirty |= ((self._kept(0) ^ old_kept[0]) | (self._kept(1) ^ old_kept[1])) & present
         in_use = (self._driver.in_use or {}).get(self.name, ())
         if (
@@ -384,6 +394,7 @@ class PoolState:
         if self.releasable:
             self._driver.vanished = True
         # The delay of newly gone devices begins, and that of others ends.
+        self._withdrawn = self.gone & withdrawn
         due = self.gone & self.evicting - withdrawn
         self._evicted &= due
         at = self._driver.now() + self._driver.gone_eviction_seconds
@@ -604,11 +615,20 @@ class PoolState:
                 condition,
                 wall=wall,
                 unavailable=unavailable,
-                gone=name in self.gone,
+                gone=self._gone_message(name),
             )
             if new is not old:
                 self._health[name] = new
                 self._driver.health_changed = True
+
+    def _gone_message(self, name: str) -> str | None:
+        if name not in self.gone:
+            return None
+        if name in self._withdrawn:
+            return _WITHDRAWN_MESSAGE
+        if name in self.evicting:
+            return f"{_GONE_MESSAGE}; Kubernetes evicts the pod after goneEvictionDelay"
+        return f"{_GONE_MESSAGE}; if the device does not return, delete the pod to get another one"
 
     def _taint(self, name: str, condition: Condition, *, wall: int, stopped: bool) -> None:
         published, is_listed = self._published.pop(name, NOT_PUBLISHED), False
@@ -665,14 +685,14 @@ def health_of(
     *,
     wall: int,
     unavailable: str | None,
-    gone: bool,
+    gone: str | None,
 ) -> DeviceHealth:
     """Return a device's health; its time is that of the status, not of the message."""
     status, message = condition.health.status, condition.health.message
     if unavailable is not None:
         status, message = "unknown", unavailable
-    elif gone:
-        status, message = "unhealthy", _GONE_MESSAGE
+    elif gone is not None:
+        status, message = "unhealthy", gone
     elif condition.tainted:
         status, message = "unhealthy", condition.message
     if old is not None and (old.status, old.message) == (status, message):

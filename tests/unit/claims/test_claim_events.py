@@ -195,7 +195,7 @@ async def test_a_device_with_another_number_is_reported_on_each_of_its_claims(la
         lab.events.finished(claim, "prepare", ClaimAnswer(renumbered=(clause,)), 0.0)
     assert await lab.news() == [
         f"Warning DeviceRenumbered claim-{claim.uid}: claim {claim}: on node node-1, {clause}; "
-        "running containers keep the old number until they restart; delete the pods that use the "
-        "claim if they cannot use the device any more"
+        "running containers keep the old number, and have no right to the new one until they "
+        "restart; restart them, or delete the pods that use the claim"
         for claim in (A, B)
     ]

@@ -198,6 +198,23 @@ async def test_a_withdrawn_device_is_gone_and_its_pods_are_not_evicted_until_it_
         assert shown(manager.publication()) == {NODE: {"b": ["gone:NoExecute"], "c": []}}
 
 
+async def test_pods_learn_what_their_containers_have_of_a_device_that_is_gone(node: Node):
+    node.store.used = {NODE: {"a", "b", "c"}}
+    kept = "keeps its device node, which does not work, and has no right to another one"
+    async with node.plugin() as manager:
+        stays = Device(name="b")
+        manager.replaced(DRIVER, Inventory(devices=[*evicting("a", "c").devices, stays]))
+        manager.replaced(DRIVER, Inventory(devices=[], withdrawn=["c"]))
+        await pass_time(1)
+        messages = {name: health_of(manager, name).message for name in "abc"}
+        assert f"{kept}; Kubernetes evicts the pod after goneEvictionDelay" in messages["a"]
+        assert f"{kept}; if the device does not return, delete the pod" in messages["b"]
+        assert messages["c"].endswith("its pods keep it")
+        manager.replaced(DRIVER, Inventory(devices=[]))
+        await pass_time(1)
+        assert health_of(manager, "c").message == messages["a"], "now it is unplugged"
+
+
 async def test_a_device_that_can_no_longer_be_published_does_not_evict_its_pods(node: Node):
     """It is still there: its driver has a bug."""
     node.store.used = {NODE: {"a", "b"}}
