@@ -14,12 +14,12 @@ from difflib import get_close_matches
 
 from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.devices import DeviceFacts, Version, unpacked
-from drakit_explain.model import PolicyFacts, ReportFacts, Request, SliceFacts
+from drakit_explain.model import PolicyFacts, Request, SliceFacts
 from drakit_explain.pools import newest, place_includes
-from drakit_explain.reports import HOSTDEV, dropped_fields, policy_of_class
+from drakit_explain.reports import dropped_fields, policy_of_class
 from drakit_explain.selectors import only_driver
 from drakit_explain.world import Name, World
-from drakit_formats.resource.objects import children
+from drakit_formats.resource.objects import children, words
 
 _CHANGES_MATCHES = (
     "BindingConditions",
@@ -148,24 +148,20 @@ def _why_uncounted(of: SliceFacts, world: World) -> str:
 # ---- the policy of a class
 
 
+_WITHOUT_DEVICES = ("DevicesRejected", "NoDeviceMatched", "NoNodes", "NodeProblems", "Refused")
+"""Reasons of the condition Applied that explain why a policy publishes no device."""
+
+
 def _unpublished(policy: str, world: World) -> str:
-    """Return why a HostDevicePolicy publishes no device on any node; empty if it publishes some."""
-    reports = [each for each in world.of(ReportFacts).values() if each.driver == HOSTDEV]
-    if not policy or not reports:
+    """Return why a HostDevicePolicy publishes no device, in the words of its status."""
+    found = world.of(PolicyFacts).get(Name("", policy))
+    if found is None or found.status.get("devices"):
         return ""
-    found = world.of(PolicyFacts)[Name("", policy)]
-    outcomes = [one for each in reports for one in each.policies if one.uid == found.uid]
-    if any(each.published for each in outcomes):
+    conditions = {each.get("type"): each for each in children(found.status, "conditions")}
+    applied = conditions.get("Applied", {})
+    if applied.get("reason") not in _WITHOUT_DEVICES:
         return ""
-    for each in outcomes:
-        if each.rejected_example:
-            return f"HostDevicePolicy {policy} publishes no device: {each.rejected_example}"
-    if any(each.get("reason") == "NoNodes" for each in children(found.status, "conditions")):
-        return f"nodeSelector of HostDevicePolicy {policy} selects no ready node"
-    return (
-        f"no node has a device that HostDevicePolicy {policy} matches: connect the device, and the "
-        f"pod starts, or check the matchers of the policy"
-    )
+    return f"HostDevicePolicy {policy} publishes no device: {words(applied, 'message')}"
 
 
 # ---- names and values

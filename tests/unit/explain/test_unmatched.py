@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.devices import CapacityFacts, Version
-from drakit_explain.model import PolicyFacts, PolicyReport, ReportFacts
+from drakit_explain.model import PolicyFacts
 from drakit_explain.reports import HOSTDEV
 from drakit_explain.unmatched import why_it_fails
 from tests.fakes.world import ANY, POD, claim, device, explain, node, request, slice_on, world_of
@@ -100,49 +100,30 @@ def test_a_version_or_quantity_that_is_compared_like_a_string(failure, selector,
     assert why_it_fails(failure, [selector], facts, "d") == correct
 
 
-POLICY = PolicyFacts(
-    name="stick",
-    uid="p",
-    generation=1,
-    status={"conditions": [{"type": "Applied", "status": "Unknown", "reason": "NoNodes"}]},
-)
-OUTCOME = PolicyReport(name="stick", uid="p", observed_generation=1, matched=0, published=0)
-DISK = "/dev/sda: it is a disk, and hostdev publishes no disk"
-CONNECT = (
-    "no node has a device that HostDevicePolicy stick matches: connect the device, and the pod "
-    "starts, or check the matchers of the policy"
-)
+NOTHING = "2 of 2 nodes apply generation 1; no node has a device that it matches"
+SELECTORS = 'no device has the value "stick" of hostdev.drakit.dev/policy: they have "kvm"'
 
 
 @pytest.mark.parametrize(
-    ("policy", "outcomes", "why"),
+    ("reason", "status", "why"),
     [
-        pytest.param(replace(POLICY, status={}), [OUTCOME], CONNECT, id="nothing-is-connected"),
-        pytest.param(replace(POLICY, status={}), [], CONNECT, id="an-outcome-is-omitted"),
         pytest.param(
-            POLICY, [], "nodeSelector of HostDevicePolicy stick selects no ready node", id="no-node"
+            "NoDeviceMatched",
+            {"devices": 0},
+            f"HostDevicePolicy stick publishes no device: {NOTHING}",
+            id="nothing-is-connected",
         ),
-        pytest.param(
-            POLICY,
-            [replace(OUTCOME, matched=1, rejected=1, rejected_example=DISK)],
-            f"HostDevicePolicy stick publishes no device: {DISK}",
-            id="its-device-is-rejected",
-        ),
-        pytest.param(
-            POLICY,
-            [replace(OUTCOME, matched=1, published=1)],
-            'no device has the value "stick" of hostdev.drakit.dev/policy: they have "kvm"',
-            id="it-publishes-a-device",
-        ),
+        pytest.param("Progressing", {}, SELECTORS, id="nodes-have-not-answered"),
+        pytest.param("DevicesRejected", {"devices": 1}, SELECTORS, id="it-publishes-a-device"),
     ],
 )
-def test_a_class_without_devices_is_explained_by_its_policy(policy, outcomes, why):
+def test_a_class_without_devices_is_explained_by_the_status_of_its_policy(reason, status, why):
     mine = 'device.attributes["hostdev.drakit.dev"].policy == "stick"'
     kvm = replace(slice_on("n1", device("kvm", attributes={"policy": "kvm"})), driver=HOSTDEV)
-    report = ReportFacts(
-        name=f"n1.{HOSTDEV}", uid="r", node="n1", driver=HOSTDEV, policies=tuple(outcomes)
+    applied = {"type": "Applied", "reason": reason, "message": NOTHING}
+    policy = PolicyFacts(
+        name="stick", uid="p", generation=1, status={"conditions": [applied], **status}
     )
     of_policy = replace(ANY, selectors=(mine,), owner="p")
-    world = world_of(of_policy, node("n1"), kvm, claim(request()), policy, report)
-    (reason,) = explain(POD, world).reasons
+    (reason,) = explain(POD, world_of(of_policy, node("n1"), kvm, claim(request()), policy)).reasons
     assert reason.text.endswith(f"; {why}")
