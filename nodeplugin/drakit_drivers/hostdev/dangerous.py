@@ -193,7 +193,7 @@ def _danger_of_hid(device: Path) -> str | None:
 
 
 def _danger_below(device: Path) -> str | None:
-    for directory in _directories_below(device):
+    for directory in directories_below(device):
         if directory.name in _DIRECTORIES:
             return _DIRECTORIES[directory.name]
         if directory.name == "capabilities" and _keys(directory.parent) & _TYPING_KEYS:
@@ -201,7 +201,8 @@ def _danger_below(device: Path) -> str | None:
     return None
 
 
-def _directories_below(device: Path) -> Iterator[Path]:
+def directories_below(device: Path) -> Iterator[Path]:
+    """Yield the directories below a device in sysfs. Raises OSError."""
     due = [device]
     left = _MAX_DIRECTORIES
     while due:

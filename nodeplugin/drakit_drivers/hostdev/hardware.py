@@ -73,8 +73,9 @@ _FIXED_NODES = re.compile(r"ttyS\d+|ttyAMA\d+|\D+")
 _NUMBER_WITHIN = re.compile(r"(snd/[a-zA-Z]+C|dvb/adapter|wwan|vport|mmcblk|mtd|n?st)\d+(?=\D)")
 """Names in which the kernel's number is not the last one: pcmC0D3p is device 3 of sound card 0."""
 
-_FIXED_NUMBERS = ("mem", "misc", "tty", "vc")
-"""Subsystems whose devices without hardware have fixed numbers. Others number them as they come."""
+_FIXED_NUMBERS = ("cpuid", "dma_heap", "mem", "misc", "msr", "tty", "vc")
+"""Subsystems whose devices without hardware have fixed numbers in their names, which the kernel or
+the firmware chooses: ``dma_heap/system-dma32``. Others number them as they come."""
 
 
 # ------------------------------------------------------------ facts

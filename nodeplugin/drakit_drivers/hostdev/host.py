@@ -27,9 +27,14 @@ from typing import Literal, TypeVar
 
 from drakit import DriverError, HeldDevice
 from drakit_drivers.hostdev.block_usage import read_usage
-from drakit_drivers.hostdev.dangerous import danger_of, danger_of_path
+from drakit_drivers.hostdev.dangerous import danger_of, danger_of_path, directories_below
 from drakit_drivers.hostdev.hardware import HostDevice, hardware_identity, subsystem_of
-from drakit_drivers.hostdev.matching import has_wildcard, is_matched, wanted_paths
+from drakit_drivers.hostdev.matching import (
+    RAW_DISK_SUBSYSTEMS,
+    has_wildcard,
+    is_matched,
+    wanted_paths,
+)
 from drakit_drivers.hostdev.naming import Holds
 from drakit_drivers.hostdev.policy import HostDevicesConfig, HostPolicy
 from drakit_drivers.hostdev.policy_devices import Refusal, Selection, select
@@ -120,6 +125,7 @@ class Host:
         found += stale
         rules = _Rules(
             config=self._config,
+            sysfs=self._sysfs,
             forbidden=self._forbidden(policies),
             stale={host.path: unknown[host.subsystem] for host in stale},
             used=_result(self._used) if any(host.block for host in found) else {},
@@ -233,6 +239,7 @@ class _Rules:
     """The rules that do not depend on other devices, with the facts of one scan."""
 
     config: HostDevicesConfig
+    sysfs: Sysfs
     forbidden: Mapping[str, str]
     """The reasons against policies, by their names."""
 
@@ -284,12 +291,30 @@ class _Rules:
             reason = f"the driver cannot determine whether it is dangerous: {error.strerror}"
             return _unknown(reason)
         if danger:
-            remedy = " and ".join(missing)
-            return Refusal(
-                "Dangerous", f"it is dangerous: it {danger}; to publish it, set {remedy}"
-            )
+            way = None if is_stale else self._harmless_way(host, known)
+            remedy = f"{way}; to publish it in spite of this" if way else "to publish it"
+            remedy += f", set {' and '.join(missing)}"
+            return Refusal("Dangerous", f"it is dangerous: it {danger}; {remedy}")
         if isinstance(consoles, UnreadableError) and host.subsystem == "tty":
             return _unknown(f"the driver cannot determine the consoles: {consoles}")
+        return None
+
+    def _harmless_way(self, host: HostDevice, consoles: Collection[str]) -> str | None:
+        """Return how pods can use a dangerous device without its node; None if that is unknown."""
+        if host.unit is None:
+            return None
+        try:
+            directories = [each for each in directories_below(host.unit) if (each / "dev").exists()]
+            nodes = [self.sysfs.device(each) for each in sorted(directories)]
+            for node in nodes:
+                if node is None or node.unit != host.unit or node.subsystem in RAW_DISK_SUBSYSTEMS:
+                    continue
+                if node.block:
+                    return _USE_CSI
+                if not danger_of(node, consoles):
+                    return f"use subsystem {node.subsystem}: its node is {node.path}"
+        except (OSError, UnreadableError):
+            return None
         return None
 
     def _refusal_by_node(self, host: HostDevice) -> Refusal | None:

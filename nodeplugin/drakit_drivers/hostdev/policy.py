@@ -326,8 +326,10 @@ class HostDevicePolicySpec(DevicePolicy):
             for number, path in enumerate(matcher.paths):
                 danger = danger_of_path(path)
                 if danger:
+                    is_tpm = path.startswith("/dev/tpm")
                     yield (
                         f"{place}.paths[{number}]: {path} is dangerous: it {danger}",
+                        f"{'use subsystem tpmrm and /dev/tpmrm*, or ' * is_tpm}"
                         "set allow.dangerous: Always only if every pod that can claim it may "
                         "control the node",
                     )

@@ -134,7 +134,7 @@ class Sysfs:
             return Found(devices=(), unreadable=str(error))
         for entry in listed:
             try:
-                device = self._device(entry, wanted=wanted)
+                device = self.device(entry, wanted=wanted)
             except UnreadableError as error:
                 unreadable = unreadable or str(error)
             else:
@@ -168,7 +168,9 @@ class Sysfs:
             raise UnreadableError(self.root / "class", "it is missing")
         return []
 
-    def _device(self, entry: Path, *, wanted: Callable[[str], bool]) -> HostDevice | None:
+    def device(
+        self, entry: Path, *, wanted: Callable[[str], bool] = lambda path: True
+    ) -> HostDevice | None:
         """Read one device; None if it has no node, is not wanted, or is being unplugged. Raises
         UnreadableError."""
         inode = _inode(entry)

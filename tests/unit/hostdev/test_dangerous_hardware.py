@@ -17,7 +17,7 @@ from drakit_drivers.hostdev.hardware import HostDevice
 from tests.fakes.hostdev import Rig, inventory, taints
 from tests.fakes.node import StaticNode
 from tests.fakes.sysfs import FakeHost, policy, unreadable
-from tests.fakes.usb_descriptors import DANGEROUS, FTDI, HARMLESS, HUB, STICK, UVC_CAMERA
+from tests.fakes.usb_descriptors import DANGEROUS, FTDI, HARMLESS, HUB, MODEM, STICK, UVC_CAMERA
 
 CONTROLLER = "pci0000:00/0000:00:14.0"
 BUS = f"{CONTROLLER}/usb1"
@@ -321,3 +321,52 @@ def test_a_device_whose_directory_is_gone_is_unreadable(host):
     shutil.rmtree(device.directory)
     with pytest.raises(OSError):
         danger_of(device, consoles=())
+
+
+# ------------------------------------------------------------ harmless ways
+
+
+async def test_a_refusal_names_the_harmless_way_before_the_switches(host):
+    """Two of each: a modem with a serial port, and a stick with a disk. A hub has no way of its
+    own, although a modem is connected to it."""
+    host.parent(CONTROLLER, "pci")
+    host.usb_device(BUS, "189:0", HUB, node=True)
+    for number in (1, 2):
+        host.usb_device(f"{BUS}/1-{number}", f"189:{number}", MODEM, node=True)
+        tty = f"ttyACM{number}"
+        where = f"{BUS}/1-{number}/1-{number}:1.0/tty/{tty}"
+        host.device(where, f"166:{number}", subsystem="tty", node=True)
+        host.usb_device(f"{BUS}/1-{number + 2}", f"189:{number + 2}", STICK, node=True)
+        host.block(f"{BUS}/1-{number + 2}/1-{number + 2}:1.0/block/sd{number}", f"8:{number}")
+    made = await inventory(driver(host))
+    messages = {each.device: each.message for each in made.rejected}
+    switches = "to publish it in spite of this, set allow.dangerous: Always"
+    for number in (1, 2):
+        way = f"use subsystem tty: its node is /dev/ttyACM{number}; {switches}"
+        assert way in messages[f"/dev/bus/usb/001/00{number + 1}"]
+        refusal = messages[f"/dev/bus/usb/001/00{number + 3}"]
+        assert "; use a CSI driver" in refusal
+        assert f"(docs/admin/disks.md); {switches}" in refusal
+    assert "; to publish it, set" in messages["/dev/bus/usb/001/001"]
+
+
+async def test_a_tpm_is_refused_with_the_node_of_its_resource_manager(host):
+    host.parent("platform/MSFT0101:00", "acpi")
+    for kind, number in (("tpm", "10:224"), ("tpmrm", "253:65536")):
+        host.device(f"platform/MSFT0101:00/{kind}/{kind}0", number, subsystem=kind, node=True)
+    by_driver = {"match": [{"subsystem": "tpm", "parent": {"name": "MSFT*"}}]}
+    ((_, (reason, message)),) = (await Rig(host, {"tpm": by_driver}).rejected()).items()
+    assert reason == "Dangerous"
+    assert "use subsystem tpmrm: its node is /dev/tpmrm0; to publish it in spite" in message
+
+
+async def test_dma_heaps_have_an_identity(host):
+    """The firmware fixes their names, with or without a number."""
+    names = ("system", "linux,cma", "system-dma32", "reserved@84000000", "cma1", "cma2")
+    for minor, name in enumerate(names):
+        devname = f"dma_heap/{name}"
+        host.device(f"virtual/dma_heap/{name}", f"250:{minor}", subsystem="dma_heap",
+                    devname=devname, node=True)  # fmt: skip
+    rig = Rig(host, {"heap": policy("dma_heap", "/dev/dma_heap/*")})
+    assert set((await rig.paths()).values()) == {f"/dev/dma_heap/{name}" for name in names}
+    assert await rig.rejected() == {}
