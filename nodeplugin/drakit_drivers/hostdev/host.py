@@ -438,7 +438,8 @@ def _withdrawn(
 ) -> Iterator[str]:
     present = {hardware_identity(host) for host in found}
     for name in holds:
-        if selection.find(name):
+        refused = selection.refused.get(name)
+        if selection.find(name) or (refused and refused.refusal.is_gone):
             continue
         hardware = selection.hardware[name]
         # Only hardware that is known, and known to be missing, may have its pods evicted.

@@ -162,12 +162,24 @@ class ParentMatcher(DevicePolicy):
     ``1-2*``, ``0000:01:00.0``."""
 
 
-class Matcher(DevicePolicy):
-    """Conditions for devices. A device matches if it meets all specified conditions."""
-
+class _OfSubsystem(DevicePolicy):
     subsystem: Subsystem
     """The kernel subsystem: a directory of ``/sys/class`` or ``/sys/bus``, such as ``misc``,
     ``tty``, ``video4linux`` or ``block``."""
+
+    @field_validator("subsystem")
+    @classmethod
+    def _no_raw_disks(cls, subsystem: str) -> str:
+        if subsystem in RAW_DISK_SUBSYSTEMS:
+            raise ValueError(
+                f"devices of {subsystem} can write to mounted disks; use a CSI driver for disks "
+                "(docs/admin/disks.md)"
+            )
+        return subsystem
+
+
+class Conditions(DevicePolicy):
+    """Conditions for devices. A device meets them if it meets all specified ones."""
 
     paths: tuple[Glob, ...] = Field(default=(), max_length=64)
     """Paths under ``/dev``, with the wildcards ``*``, ``?``, ``[ab]`` and ``[!ab]``. At least one
@@ -192,22 +204,27 @@ class Matcher(DevicePolicy):
     parent: ParentMatcher | None = None
     """An ancestor of the device in sysfs, such as its controller or hub."""
 
-    @field_validator("subsystem")
-    @classmethod
-    def _no_raw_disks(cls, subsystem: str) -> str:
-        if subsystem in RAW_DISK_SUBSYSTEMS:
-            raise ValueError(
-                f"devices of {subsystem} can write to mounted disks; use a CSI driver for disks "
-                "(docs/admin/disks.md)"
-            )
-        return subsystem
-
     @field_validator("usb", "pci", "parent")
     @classmethod
     def _has_a_property(cls, matcher: DevicePolicy | None) -> DevicePolicy | None:
         if matcher is not None and not any(value for _, value in matcher):
             raise ValueError("must have at least one field; remove it to match any device")
         return matcher
+
+
+class Matcher(Conditions, _OfSubsystem):
+    """Conditions for devices. A device matches if it meets all specified conditions."""
+
+    exclude: tuple[Conditions, ...] = Field(default=(), max_length=16)
+    """Devices that do not match, although they meet the other conditions: those that meet all
+    conditions of at least one entry."""
+
+    @field_validator("exclude")
+    @classmethod
+    def _excludes_some(cls, exclude: tuple[Conditions, ...]) -> tuple[Conditions, ...]:
+        if not all(any(value for _, value in each) for each in exclude):
+            raise ValueError("an entry without conditions excludes all devices; add one")
+        return exclude
 
 
 # ------------------------------------------------------------ devices that match
@@ -245,7 +262,14 @@ def wanted_paths(matchers: Iterable[Matcher], subsystem: str) -> Callable[[str],
 def _matches(matcher: Matcher, host: HostDevice) -> bool:
     return (
         matcher.subsystem == host.subsystem
-        and (
+        and _meets(matcher, host)
+        and not any(_meets(each, host) for each in matcher.exclude)
+    )
+
+
+def _meets(matcher: Conditions, host: HostDevice) -> bool:
+    return (
+        (
             not matcher.paths
             or any(matches(glob, path) for glob in matcher.paths for path in host.paths)
         )

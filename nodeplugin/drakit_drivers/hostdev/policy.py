@@ -239,10 +239,12 @@ class HostDevicePolicySpec(DevicePolicy):
     """Matchers that select devices. The policy publishes devices that at least one matcher
     matches."""
 
-    group: Literal["Node", "Unit"] = "Node"
+    group: Literal["Node", "Unit", "Set"] = "Node"
     """``Node``: the driver publishes each device node as a device. ``Unit``: the driver publishes
     all matching device nodes of a physical unit as one device. Examples of units are a camera with
-    four video nodes, and a sound card."""
+    four video nodes, and a sound card. ``Set``: the driver publishes all
+    device nodes that match on a Kubernetes node as one device. Each matcher must match exactly one
+    unit."""
 
     identity: Literal["Device", "Port"] = "Device"
     """What identifies a USB device. ``Device``: its vendor and product IDs with its serial number,
@@ -305,19 +307,19 @@ class HostDevicePolicySpec(DevicePolicy):
                 f"sharing.mode: {self.sharing.mode} is not supported for block devices, because "
                 "two pods could write to the same blocks; use Exclusive"
             )
-        if has_blocks and self.group == "Unit":
-            yield "group: Unit is not supported for block devices; use Node"
-        if self.group == "Unit" and not self.container.path_fits_several_nodes:
+        if has_blocks and self.group != "Node":
+            yield f"group: {self.group} is not supported for block devices; use Node"
+        if self.group != "Node" and not self.container.path_fits_several_nodes:
             yield (
-                "container.path: a unit can have several device nodes; end the path in '/', or "
-                "write '*' in its last component"
+                f"container.path: a {self.group.lower()} can have several device nodes; end the "
+                "path in '/', or write '*' in its last component"
             )
 
     def dangers(self) -> Iterator[tuple[str, str]]:
         """Yield what needs ``allow.dangerous``, each with its remedy."""
         for index, matcher in enumerate(self.match):
             place = f"match[{index}]"
-            if not any(value for name, value in matcher if name != "subsystem"):
+            if not any(value for name, value in matcher if name not in ("subsystem", "exclude")):
                 yield (
                     f"{place}: matches every device of {matcher.subsystem}",
                     "describe the devices that pods can claim, for example by paths, or set "

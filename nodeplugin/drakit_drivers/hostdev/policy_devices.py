@@ -4,7 +4,7 @@ and capacities that CEL selectors can match.
 
 If two policies match a device, the older one gets it; if they have the same age, the first by name.
 The same applies to device nodes that reach one function of the hardware, unless both policies share
-them. A policy that groups by unit gets all nodes of a unit or none.
+them. A policy that groups by unit gets all nodes of a unit or none, and so does one with a set.
 
 A device that a claim holds is published only under its held names until it is released, whatever
 becomes of its policy. A device whose number a claim holds for other hardware is not published. Some
@@ -58,6 +58,9 @@ class Refusal:
     is_unknown: bool = False
     """Whether a rule cannot be checked, because something is unreadable. Then no new device is
     published, but one that was published before stays, with a taint."""
+
+    is_gone: bool = False
+    """Whether a part of the device is missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,11 +175,13 @@ class _Candidate:
     devices: tuple[NameRequest, ...] = ()
     copies: tuple[NameRequest, ...] = ()
     is_too_many: bool = False
+    set_problem: str = ""
+    """The reason why a set cannot be published."""
 
     @property
-    def unit(self) -> str:
-        """The place of the unit of its first device node."""
-        return HardwareIdentity.parse(hardware_identity(self.hosts[0])).unit
+    def units(self) -> set[str]:
+        """The places of the units of its device nodes."""
+        return {HardwareIdentity.parse(each).unit for each in self.hardware}
 
     @property
     def possible_names(self) -> set[str]:
@@ -304,20 +309,21 @@ def _with_new_ids(
         missing[HardwareIdentity.parse(text).unit].add(text)
     if not missing:
         return list(candidates), holds
-    at_unit = Counter((each.policy.name, each.unit) for each in candidates)
+    at_unit = Counter((each.policy.name, unit) for each in candidates for unit in each.units)
     changed: dict[tuple[str, str], str] = {}
     renamed: list[_Candidate] = []
     for each in candidates:
-        for text in sorted(missing.get(each.unit, ())):
+        for text in sorted(text for unit in each.units for text in missing.get(unit, ())):
             old = HardwareIdentity.parse(text)
-            new = min(each.hardware, key=lambda it: (not old.is_node_of(it), it))
+            nodes = [it for it in each.hardware if HardwareIdentity.parse(it).unit == old.unit]
+            new = min(nodes, key=lambda it: (not old.is_node_of(it), it))
             if not _is_renamed(each.policy.spec, old, HardwareIdentity.parse(new)):
                 continue
             former = each.with_names_of(old)
             for its in (each, former):
                 names = {name for name in its.possible_names if text in holds.hardware(name)}
-                is_sole = at_unit[each.policy.name, each.unit] == 1
-                is_only_hold = is_sole and holds.names_at(each.unit) <= names
+                is_sole = at_unit[each.policy.name, old.unit] == 1
+                is_only_hold = is_sole and holds.names_at(old.unit) <= names
                 if names and (old.is_node_of(new) or is_only_hold):
                     changed |= {(name, text): new for name in names}
                     each = its
@@ -394,6 +400,8 @@ def _refusal(
     refusals = [refusal for host in each.hosts if (refusal := refuse(each.policy, host))]
     if refusals:
         return min(refusals, key=lambda refusal: refusal.is_unknown)  # what is known counts more
+    if each.set_problem:
+        return Refusal("Other", each.set_problem, is_gone=True)
     if not each.identity.is_stable and each.policy.spec.allow.unstable_identity == "Never":
         return Refusal(
             "NoIdentity",
@@ -515,12 +523,18 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
         for host in matching:
             units[host.unit or host.directory].append(host)
         groups = [tuple(hosts) for hosts in units.values()]
+    elif spec.group == "Set":
+        of_matcher = {
+            h.path: i for i, m in enumerate(spec.match) for h in found if is_matched([m], h)
+        }
+        matching.sort(key=lambda host: of_matcher[host.path])
+        groups = [tuple(matching)] if matching else []
     else:
         groups = [(host,) for host in matching]
     siblings = Counter[Identity]()
     total = 0
     for hosts in groups:
-        identity = _identity(spec, hosts[0])
+        identity = _identity(spec, hosts)
         siblings[identity] += 1
         total += spec.sharing.users or 1
         candidate = _Candidate(
@@ -529,12 +543,26 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
             identity=identity,
             hardware=frozenset(map(hardware_identity, hosts)),
             is_too_many=total > _MAX_DEVICES,
+            set_problem=_set_problem(spec, hosts) if spec.group == "Set" else "",
         )
         yield candidate.with_names(identity, nth=siblings[identity])
 
 
-def _identity(spec: HostDevicePolicySpec, host: HostDevice) -> Identity:
-    is_unit = spec.group == "Unit"
+def _set_problem(spec: HostDevicePolicySpec, hosts: Sequence[HostDevice]) -> str:
+    """Return the reason why device nodes are not the set that a policy describes."""
+    for index, matcher in enumerate(spec.match):
+        its = {host.unit or host.directory for host in hosts if is_matched([matcher], host)}
+        if len(its) != 1:
+            problem = "several devices; narrow it, for example by usb.path" if its else "no device"
+            return f"it is not a complete set: match[{index}] matches {problem}"
+    return ""
+
+
+def _identity(spec: HostDevicePolicySpec, hosts: Sequence[HostDevice]) -> Identity:
+    host, is_unit = hosts[0], spec.group == "Unit"
+    if spec.group == "Set":
+        is_stable = all(identity_of_node(each).is_stable for each in hosts)
+        return Identity(text="", place="", is_stable=is_stable)
     at_port = identity_at_port(host, is_unit=is_unit) if spec.identity == "Port" else None
     return at_port or (identity_of_unit(host) if is_unit else identity_of_node(host))
 
@@ -615,7 +643,7 @@ def _common(published: Published) -> Iterator[tuple[str, AttributeValue | None]]
     yield "byIdLink", _link(device, "by-id")
     yield "byPathLink", _link(device, "by-path")
     yield "serial", device.usb.serial if device.usb and device.usb.serial else device.serial
-    yield "nodeCount", len(published.hosts) if published.spec.group == "Unit" else None
+    yield "nodeCount", len(published.hosts) if published.spec.group != "Node" else None
     yield f"{_STANDARD}numaNode", device.numa_node
     if device.pci:
         yield f"{_STANDARD}pciBusID", device.pci.bus_id

@@ -190,7 +190,7 @@ def test_a_bad_matcher_is_refused_with_field_and_reason(match, where, reason):
             ]}},
             "nodeSelector.matchExpressions.0", "the others have none", id="exists-with-values",
         ),
-        pytest.param({"group": "unit"}, "group", "'Node' or 'Unit'", id="group"),
+        pytest.param({"group": "unit"}, "group", "'Node', 'Unit' or 'Set'", id="group"),
         pytest.param({"sharing": {"users": 2}}, "sharing", "needs mode", id="users-alone"),
         pytest.param({"sharing": {"mode": "Users"}}, "sharing", "needs users", id="mode-alone"),
         pytest.param(

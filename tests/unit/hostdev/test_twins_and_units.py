@@ -211,3 +211,73 @@ async def test_one_claim_can_have_several_nodes_of_a_unit(machine):
     rig.holds = dict.fromkeys(pair, HeldDevice(claims=(ONE,)))
     assert by_path(await rig.devices()) == names
     await prepared(rig.driver, *devices)
+
+
+# ------------------------------------------------------------ sets and exclusions
+
+CAMERA = {"subsystem": "video4linux", "usb": {"path": "pci-0000:00:14.0-usbv2-0:5"}}
+STAGE = {"subsystem": "tty", "paths": ["/dev/ttyUSB2"]}
+SET = {"match": [STAGE, CAMERA], "group": "Set"}
+
+
+async def test_several_usb_devices_are_claimed_as_one_set(machine):
+    rig = Rig(machine, {"bench": SET, "video": VIDEO})
+    found = await rig.devices()
+    assert {name: each.attributes["nodeCount"] for name, each in found.items()
+            if each.attributes["policy"] == "bench"} == {"bench": 3}  # fmt: skip
+    twin = {path for path in by_path(found) if path.startswith("/dev/video")}
+    assert twin == {"/dev/video4", "/dev/video5"}
+    edits = await rig.prepare("bench")
+    assert edits.env["HOSTDEV_MAIN"] == "/dev/ttyUSB2:/dev/video2:/dev/video3"
+    rig.apply({"video": VIDEO, "tty": TTY})
+    free = by_path(await rig.devices())
+    assert free.keys() == {"/dev/video4", "/dev/video5", *(f"/dev/ttyUSB{n}" for n in (3, 4, 5))}
+
+
+@pytest.mark.parametrize("on_vanish", ["Taint", "Evict"])
+async def test_a_set_without_one_of_its_devices_is_not_published_and_a_held_one_is_gone(
+    machine, on_vanish
+):
+    rig = Rig(machine, {"bench": SET | {"onVanish": on_vanish}})
+    assert list(await rig.devices()) == ["bench"]
+    await rig.prepare("bench")
+    machine.unplug(machine.sys / "devices/pci0000:00/0000:00:14.0/usb1/1-5")
+    for _ in range(2):
+        inventory = await rig.scan()
+        assert (inventory.devices, inventory.withdrawn) == ([], ())
+        (rejected,) = inventory.rejected
+        assert rejected.message == "it is not a complete set: match[1] matches no device"
+        with pytest.raises(DriverError, match="not a complete set"):
+            await rig.prepare("bench", TWO)
+        rig.restart({"bench": SET | {"onVanish": on_vanish}})
+
+
+async def test_a_set_is_not_published_if_a_matcher_matches_two_devices(machine):
+    cameras = {"subsystem": "video4linux", "paths": ["/dev/video*"]}
+    rig = Rig(machine, {"bench": SET | {"match": [STAGE, cameras]}})
+    assert await rig.devices() == {}
+    ((reason, message),) = (await rig.rejected()).values()
+    assert reason == "Other"
+    assert "match[1] matches several devices; narrow it, for example by usb.path" in message
+
+
+@pytest.mark.parametrize(
+    ("exclude", "left"),
+    [
+        pytest.param([{"paths": ["/dev/ttyUSB[23]"]}], {4, 5}, id="paths"),
+        pytest.param([{"usb": {"serial": "A2"}}], {2, 3}, id="usb"),
+        pytest.param([{"parent": {"name": "1-2:1.1"}}], {2, 3, 4}, id="parent"),
+        pytest.param(
+            [{"paths": ["/dev/ttyUSB2"]}, {"paths": ["/dev/ttyUSB5"]}], {3, 4}, id="any-of-two"
+        ),
+        pytest.param(
+            [{"paths": ["/dev/ttyUSB[25]"], "usb": {"serial": "A2"}}], {2, 3, 4}, id="all-of-one"
+        ),
+    ],
+)
+async def test_a_matcher_excludes_devices(machine, exclude, left):
+    machine.write(machine.sys / "devices/pci0000:00/0000:00:14.0/usb1/1-1", serial="A1")
+    machine.write(machine.sys / "devices/pci0000:00/0000:00:14.0/usb1/1-2", serial="A2")
+    match = {"subsystem": "tty", "paths": ["/dev/ttyUSB*"], "exclude": exclude}
+    rig = Rig(machine, {"serial": {"match": [match]}})
+    assert set(by_path(await rig.devices())) == {f"/dev/ttyUSB{number}" for number in left}
