@@ -2,9 +2,9 @@
 Recordings of devices in umockdev's text format, played into a :class:`FakeHost`.
 
 A recording has a block of lines for each device: ``P:`` its path in sysfs, ``N:`` its node, ``S:``
-a link of udev, ``E:`` a property, ``A:`` an attribute, ``L:`` a link. umockdev itself redirects the
-calls of a process to such a tree; the driver takes the paths of its trees from its config, so a
-directory is enough.
+a link of udev, ``E:`` a property, ``A:`` an attribute, ``H:`` one in hexadecimal digits, ``L:`` a
+link. umockdev itself redirects the calls of a process to such a tree; the driver takes the paths of
+its trees from its config, so a directory is enough.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Recorded:
     links: list[str] = field(default_factory=list)
     properties: dict[str, str] = field(default_factory=dict)
     attributes: dict[str, str] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
     targets: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -75,6 +76,8 @@ def read(name: str) -> Iterator[Recorded]:
                 device.properties[key] = value
             case "A":
                 device.attributes[key] = value
+            case "H":
+                device.files[key] = bytes.fromhex(value)
             case "L":
                 device.targets[key] = value
             case _:
@@ -83,25 +86,48 @@ def read(name: str) -> Iterator[Recorded]:
         yield device
 
 
-def plug(host: FakeHost, *names: str, udev: bool = True) -> None:
-    """Plug in the devices of recordings; without `udev`, the host has no udev daemon."""
+def plug(host: FakeHost, *names: str, udev: bool = True, below: str = "") -> None:
+    """Plug in the devices of recordings; without `udev`, the host has no udev daemon. `below`: only
+    devices with this in their path, and those above them."""
     for name in names:
         for device in read(name):
-            _plug(host, device, udev=udev)
+            if below in f"{device.path}/" or device.path.count("/") < 5:
+                _plug(host, device, udev=udev)
 
 
-def unplug(host: FakeHost, *names: str) -> None:
-    """Remove the devices that have a node, with everything that the host shows of them."""
-    for device in [device for name in names for device in read(name) if device.node]:
-        subsystem = device.properties["SUBSYSTEM"]
+def unplug(host: FakeHost, *names: str, below: str = "") -> None:
+    """Remove the devices that have a node, with everything that the host shows of them. A link of
+    udev then leads to another device that claims it."""
+    devices = [
+        each for name in names for each in read(name) if each.node and below in f"{each.path}/"
+    ]
+    for device in devices:
         directory = host.sys / device.path.removeprefix("/")
-        (host.sys / "class" / subsystem / directory.name).unlink()
+        _listed(host, device).unlink()
         (host.udev / "data" / f"{device.kind}{device.number}").unlink(missing_ok=True)
-        for link in (host.dev / link for link in device.links):
-            if link.is_symlink() and link.resolve() == host.dev / (device.node or ""):
-                link.unlink()
         (host.dev / (device.node or "")).unlink()
-        shutil.rmtree(directory)
+        for link in (host.dev / link for link in device.links):
+            if link.is_symlink() and not link.exists():
+                link.unlink()
+        shutil.rmtree(directory, ignore_errors=True)  # it may be below another one
+    for name in names:
+        for device in read(name):
+            if device.node and (host.udev / "data" / f"{device.kind}{device.number}").exists():
+                _make_links(host, device)
+
+
+def _make_links(host: FakeHost, device: Recorded) -> None:
+    for link in device.links:
+        # Among several devices, the link of this fake stays with the first one.
+        if not (host.dev / link).is_symlink():
+            host.link(link, "../" * link.count("/") + (device.node or ""))
+
+
+def _listed(host: FakeHost, device: Recorded) -> Path:
+    subsystem = device.properties["SUBSYSTEM"]
+    is_bus = subsystem in _BUSES
+    folder = host.sys / ("bus" if is_bus else "class") / subsystem / ("devices" if is_bus else "")
+    return folder / device.path.rpartition("/")[2]
 
 
 def _plug(host: FakeHost, device: Recorded, *, udev: bool) -> None:
@@ -113,19 +139,17 @@ def _plug(host: FakeHost, device: Recorded, *, udev: bool) -> None:
     (directory / "uevent").write_text("".join(lines))
     for name, value in device.attributes.items():
         host.write(directory, **{name.replace("/", "__"): value})
+    for name, value in device.files.items():
+        (directory / name).write_bytes(value)
     folder = host.sys / ("bus" if subsystem in _BUSES else "class") / subsystem
     _link(directory / "subsystem", folder)
-    listed = folder / "devices" if subsystem in _BUSES else folder
-    _link(listed / directory.name, directory)
+    _link(_listed(host, device), directory)
     for name, target in device.targets.items():
         _link(directory / name, host.sys / target.lstrip("./"))
     if device.node:
         host.node(device.node, device.kind, device.number)
         if udev:
-            for link in device.links:
-                # Among several devices, the link of this fake stays with the first one.
-                if not (host.dev / link).is_symlink():
-                    host.link(link, "../" * link.count("/") + device.node)
+            _make_links(host, device)
             host.udev_entry(
                 f"{device.kind}{device.number}",
                 *(f"S:{link}" for link in device.links),

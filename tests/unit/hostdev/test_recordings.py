@@ -11,10 +11,10 @@ import yaml
 from drakit import AllocatedDevice, Device, DeviceNode, Edits
 from drakit_drivers.hostdev import HostDevicePolicySpec, HostDevices
 from drakit_formats import crds
-from tests.fakes.hostdev import inventory
+from tests.fakes.hostdev import ONE, TWO, Rig, inventory, taints
 from tests.fakes.node import StaticNode
 from tests.fakes.recordings import plug, unplug
-from tests.fakes.sysfs import FakeHost, prepared
+from tests.fakes.sysfs import FakeHost, policy, prepared
 from tests.fakes.usb_descriptors import FTDI as FTDI_DESCRIPTORS
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "hostdev"
@@ -348,6 +348,153 @@ async def test_a_recipe_publishes_its_device_and_no_other(host, recipe, ids, ser
     usb(host, 2, "10c4:ea60", serial="0001", node="tty/ttyUSB2")
     found = await devices(host, example(recipe))
     assert [each.attributes["path"] for each in found.values()] == [path]
+
+
+# ------------------------------------------------------------ twins, composite devices, new ids
+
+
+def bus(*ids: str, **fields: object) -> dict:
+    matchers = [dict(zip(("vendorID", "productID"), each.split(":"), strict=True)) for each in ids]
+    return {"match": [{"subsystem": "usb", "usb": each} for each in matchers], **fields}
+
+
+async def test_one_of_two_cp2102_with_one_serial_number_has_their_link(host):
+    plug(host, "cp2102-twins")
+    link = "serial/by-id/usb-Silicon_Labs_CP2102_USB_to_UART_Bridge_Controller_0001-if00-port0"
+    policies = {"zigbee": policy("tty", f"/dev/{link}", container={"byIdLinks": "Always"})}
+    rig = Rig(host, policies | {"other": bus("10c4:ea60")})
+    found = {path: name for name, path in (await rig.paths()).items()}
+    assert found.keys() == {"/dev/ttyUSB0", "/dev/bus/usb/001/006"}, "and no bus node of the first"
+    assert "which leads to that device" in (await rig.rejected())["/dev/ttyUSB1"][1]
+    first = await rig.prepare(found["/dev/ttyUSB0"])
+    assert [node.minor for node in first.device_nodes] == [0, 0]
+    unplug(host, "cp2102-twins", below="/1-1/")
+    twin = await rig.paths()
+    assert found["/dev/ttyUSB0"] not in twin, "the link leads to the twin, and the claim does not"
+    plug(host, "cp2102-twins", below="/1-1/")
+    unplug(host, "cp2102-twins", below="/1-2/")
+    again = await rig.devices()
+    assert [(name, taints(each)) for name, each in again.items()] == [(found["/dev/ttyUSB0"], {})]
+
+
+async def test_the_radios_of_a_combined_stick_have_two_tenants_and_no_third_by_the_usb_node(host):
+    plug(host, "husbzb-1")
+    radios = {
+        name: policy("tty", f"/dev/serial/by-id/usb-Silicon_Labs_HubZ_*-if0{n}-port0")
+        for n, name in enumerate(("zwave", "zigbee"))
+    }
+    rig = Rig(host, radios | {"raw": bus("10c4:8a2a")})
+    inventory = await rig.scan()
+    assert sorted(each.name for each in inventory.devices) == [
+        *("zigbee-10c4-8a2a-00000a01-i1", "zigbee-10c4-8a2a-00000a02-i1"),
+        *("zwave-10c4-8a2a-00000a01-i0", "zwave-10c4-8a2a-00000a02-i0"),
+    ]
+    assert {each.policy: len(each.conflicts) for each in inventory.policies} == {
+        "zwave": 2,
+        "zigbee": 0,
+        "raw": 2,
+    }
+    await rig.prepare("zwave-10c4-8a2a-00000a01-i0", ONE)
+    await rig.prepare("zigbee-10c4-8a2a-00000a01-i1", TWO)
+    assert len(await rig.devices()) == 4
+
+
+@pytest.mark.parametrize("identity", ["Device", "Port"])
+async def test_a_coral_keeps_its_claim_when_its_firmware_is_loaded(host, identity):
+    plug(host, "coral")
+    spec = bus("1a6e:089a", "18d1:9302", identity=identity)
+    rig = Rig(host, {"coral": spec})
+    before = {path: name for name, path in (await rig.paths()).items()}
+    held = before["/dev/bus/usb/002/003"]
+    await rig.prepare(held)
+    unplug(host, "coral", below="/2-1/")
+    plug(host, "coral-loaded", below="/2-1/")
+    rig.restart({"coral": spec})
+    found = await rig.devices()
+    assert {each.attributes["path"]: name for name, each in found.items()} == {
+        "/dev/bus/usb/002/004": before["/dev/bus/usb/002/004"],
+        "/dev/bus/usb/002/005": held,
+    }
+    assert found[held].prepare_again
+    assert [node.minor for node in (await rig.prepare(held)).device_nodes] == [132]
+    assert found[before["/dev/bus/usb/002/004"]].taints == ()
+
+
+async def test_receivers_with_the_serial_number_of_the_factory_are_told_apart_by_port(host):
+    plug(host, "rtl-sdr-twins")
+    path = "pci-0000:00:14.0-usbv2-0:5"
+    one = {"subsystem": "usb", "usb": {"vendorID": "0bda", "productID": "2838", "path": path}}
+    rig = Rig(host, {"adsb": {"match": [one]}, "sdr": bus("0bda:2838", identity="Port")})
+    assert await rig.paths() == {
+        "adsb-0bda-2838-00000001": "/dev/bus/usb/001/009",
+        "sdr-usb-pci-0000-00-14-0-usbv2-0-6": "/dev/bus/usb/001/010",
+    }
+    unplug(host, "rtl-sdr-twins", below="/1-5/")
+    assert list(await rig.paths()) == ["sdr-usb-pci-0000-00-14-0-usbv2-0-6"]
+
+
+async def test_a_webcam_in_use_is_not_free_by_its_other_nodes_and_its_microphone_is(host):
+    plug(host, "c920")
+    rig = Rig(
+        host,
+        {
+            "camera": policy("video4linux", "/dev/video*", group="Unit"),
+            "media": policy("media", "/dev/media*"),
+            "raw": bus("046d:082d"),
+            "microphone": policy("sound", "/dev/snd/pcm*c"),
+        },
+    )
+    inventory = await rig.scan()
+    assert sorted(each.name for each in inventory.devices) == [
+        "camera-046d-082d-c0ffee01",
+        "camera-046d-082d-c0ffee02",
+        "microphone-046d-082d-c0ffee01-i2",
+        "microphone-046d-082d-c0ffee02-i2",
+    ]
+    conflicting = {each.policy for each in inventory.policies if each.conflicts}
+    assert conflicting == {"camera", "media", "raw"}
+    await rig.prepare("camera-046d-082d-c0ffee01")
+    rig.apply({"media": policy("media", "/dev/media*"), "raw": bus("046d:082d")})
+    assert set((await rig.paths()).values()) == {"/dev/media1"}
+    assert (await rig.rejected())["/dev/media0"][0] == "InUse"
+
+
+async def test_a_board_in_its_boot_loader_stays_with_its_claim(host):
+    plug(host, "stm32")
+    match = [{"subsystem": "tty", "usb": {"vendorID": "0483", "productID": "5740"}}]
+    spec = {"match": [*match, *bus("0483:df11")["match"]], "identity": "Port"}
+    rig = Rig(host, {"board": spec})
+    ports = [f"board-tty-pci-0000-00-14-0-usbv2-0-{port}-i0" for port in (9, 10)]
+    assert sorted(await rig.paths()) == sorted(ports)
+    await rig.prepare(ports[0])
+    unplug(host, "stm32")
+    plug(host, "stm32-dfu")
+    assert await rig.paths() == {
+        ports[0]: "/dev/bus/usb/001/015",
+        "board-usb-pci-0000-00-14-0-usbv2-0-10": "/dev/bus/usb/001/016",
+    }
+    unplug(host, "stm32-dfu", below="/1-9/")
+    plug(host, "stm32", below="/1-9/")
+    assert (await rig.paths())[ports[0]] == "/dev/ttyACM0"
+    raw = {"raw": bus("0483:5740")}
+    ((reason, message),) = (await Rig(host, raw).rejected()).values()
+    assert reason == "Dangerous"
+    assert "use subsystem tty: its node is /dev/ttyACM0; to publish it in spite" in message
+
+
+async def test_the_nodes_of_one_gpu_have_one_tenant_unless_the_policies_share_them(host):
+    plug(host, "two-gpus")
+    every = policy("drm", "/dev/dri/card*", "/dev/dri/renderD*")
+    rig = Rig(host, {"gpu": every})
+    found = {path: name for name, path in (await rig.paths()).items()}
+    await rig.prepare(found["/dev/dri/renderD128"])
+    assert set((await rig.paths()).values()) == found.keys() - {"/dev/dri/card0"}
+    shared = every | {"sharing": {"mode": "Capacity", "users": 2}}
+    rig = Rig(host, {"gpu": shared})
+    found = {path: name for name, path in (await rig.paths()).items()}
+    await rig.prepare(found["/dev/dri/renderD128"], ONE)
+    await rig.prepare(found["/dev/dri/card0"], TWO)
+    assert set((await rig.paths()).values()) == found.keys()
 
 
 def test_every_example_is_used_here():
