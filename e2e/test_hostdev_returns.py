@@ -196,9 +196,10 @@ def test_a_pod_of_a_deployment_follows_its_device_to_another_node(space, release
                 wait_for("the device there", lambda: moved in published(release, second))
                 if vanish == "Taint":
                     admin = User(space, release.kubeconfig)
-                    _, report = wait_for(
-                        "the remedy",
-                        lambda: (found := admin.json("explain", "deployment/moving"))[0] and found,
+                    ask = ("explain", "deployment/moving")
+                    report = wait_for(
+                        "the problem",
+                        lambda: found[1] if (found := admin.json(*ask))[0] == 1 else None,
                     )
                     (body,) = report["groups"]
                     assert [each["code"] for each in body["reasons"]] == ["DeviceGone"]
