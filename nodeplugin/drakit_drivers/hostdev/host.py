@@ -121,6 +121,7 @@ class Host:
         found, unknown = self._read(policies)
         if only is None:
             self._find_held(holds, found, unknown)
+        self._find_numbers(holds, found, unknown)
         stale = _stale(before.found, found, unknown) if before else []
         found += stale
         rules = _Rules(
@@ -167,6 +168,18 @@ class Host:
         for subsystem in sorted({subsystem_of(identity) for identity in missing}):
             others = self._devices(subsystem, lambda path: True, unknown)
             found += [host for host in others if hardware_identity(host) in missing]
+
+    def _find_numbers(self, holds: Holds, found: list[HostDevice], unknown: dict[str, str]) -> None:
+        """Add the devices that have numbers of other held hardware: a container can open them."""
+        known = {(host.type, host.major, host.minor) for host in found}
+        for number, identity in holds.numbers.items():
+            kind, major, minor = number
+            try:
+                host = None if number in known else self._sysfs.device_of(kind, f"{major}:{minor}")
+            except UnreadableError as error:
+                unknown[subsystem_of(identity)] = str(error)
+            else:
+                found += [host] if host and hardware_identity(host) != identity else []
 
     def _devices(
         self, subsystem: str, wanted: Callable[[str], bool], unknown: dict[str, str]

@@ -116,6 +116,11 @@ class Holds:
                     found |= self._names[identity]
         return found
 
+    @property
+    def numbers(self) -> Mapping[Number, str]:
+        """The held numbers, each with the identity for which a claim holds it."""
+        return {number: nodes[0][0] for number, nodes in self._by_number.items()}
+
     def taken(self, numbers: Numbers) -> tuple[Number, str] | None:
         """Return a number that a claim holds for other hardware, and the device that has it."""
         for identity, its_numbers in sorted(numbers.items()):

@@ -183,6 +183,11 @@ class _Candidate:
         """The places of the units of its device nodes."""
         return {HardwareIdentity.parse(each).unit for each in self.hardware}
 
+    def overlaps(self, text: str) -> bool:
+        """Return whether an identity is that of another node of its functions."""
+        node = HardwareIdentity.parse(text)
+        return any(HardwareIdentity.parse(each).overlaps(node) for each in self.hardware)
+
     @property
     def possible_names(self) -> set[str]:
         return {name for each in self.requests for name in (each.plain, each.hashed)}
@@ -247,6 +252,9 @@ def select(
     numbers: dict[str, set[Number]] = defaultdict(set)
     for host in found:
         numbers[hardware_identity(host)].add((host.type, host.major, host.minor))
+    at_unit: dict[str, list[str]] = defaultdict(list)
+    for text in numbers:
+        at_unit[HardwareIdentity.parse(text).unit].append(text)
     devices: dict[str, Published] = {}
     copies: dict[str, Published] = {}
     outgrown = _outgrown(owned, names, before, holds)
@@ -257,7 +265,10 @@ def select(
     for each in owned:
         refusal = _refusal(each, refuse, names)
         own_names = {name for its in each.requests if (name := names[its.key])}
-        its_numbers = {identity: numbers[identity] for identity in each.hardware}
+        # A claim for other hardware must not have the number of any node of its function.
+        near = (text for unit in each.units if unit for text in at_unit[unit])
+        reach = each.hardware | {text for text in near if each.overlaps(text)}
+        its_numbers = {identity: numbers[identity] for identity in reach}
         for target, all_wishes in ((devices, each.devices), (copies, each.copies)):
             its_names = {names[its.key] or its.hashed for its in all_wishes}
             for its in all_wishes:

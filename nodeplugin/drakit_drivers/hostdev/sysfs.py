@@ -155,6 +155,10 @@ class Sysfs:
         """Return the subsystem of a device number."""
         return link_name(self.root / "dev" / kind / number / "subsystem")
 
+    def device_of(self, kind: str, number: str) -> HostDevice | None:
+        """Read the device that has a number, by its type (``b`` or ``c``); None if none has."""
+        return self.device(self.root / "dev" / ("block" if kind == "b" else "char") / number)
+
     def _entries(self, subsystem: str) -> list[Path]:
         for directory in (
             self.root / "class" / subsystem,

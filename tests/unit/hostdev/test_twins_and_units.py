@@ -190,6 +190,28 @@ async def test_a_unit_stays_with_the_policy_of_its_holder(machine):
     assert {path for path in by_path(await rig.devices()) if "usb/" in path} == set()
 
 
+async def test_a_bus_node_is_in_use_while_a_claim_has_the_number_of_a_node_below_it(machine):
+    """The container of the claim can open the serial port under the bus node."""
+    rig = Rig(machine, {"serial": TTY})
+    before = by_path(await rig.devices())
+    await rig.prepare(before["/dev/ttyUSB2"])
+    for port in (1, 2):
+        machine.unplug(machine.sys / f"devices/{USB.replace('1-1', f'1-{port}')}")
+    for port, tty in ((3, "ttyUSB2"), (4, "ttyUSB6")):
+        usb = USB.replace("1-1", f"1-{port}")
+        machine.adapter(str(port), tty, serial="C3")
+        machine.usb_device(usb, f"189:{port}", FTDI, node=True)
+        machine.write(machine.sys / "devices" / usb, idVendor="0403", idProduct="6001")
+    rig.apply({"raw": BUS})
+    for _ in range(2):
+        assert by_path(await rig.devices()).keys() == {"/dev/bus/usb/001/005"}
+        reason, message = (await rig.rejected())["/dev/bus/usb/001/004"]
+        assert (reason, "number 188:2, which claim default/one" in message) == ("InUse", True)
+        rig.restart({"raw": BUS})
+    rig.holds.clear()
+    assert len(await rig.devices()) == 2
+
+
 async def test_the_connectors_of_an_adapter_are_claimed_one_by_one(machine):
     """As on a stick with a Zigbee and a Z-Wave radio."""
     specs = {"zigbee": policy("tty", "/dev/ttyUSB[24]"), "zwave": policy("tty", "/dev/ttyUSB[35]")}
