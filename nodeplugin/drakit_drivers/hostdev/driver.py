@@ -29,6 +29,7 @@ from drakit import (
     Edits,
     Health,
     HeldDevice,
+    HeldNode,
     Inventory,
     Node,
     NoParameters,
@@ -65,6 +66,9 @@ _SETTLE_SECONDS = 0.1
 _BETWEEN_SCANS_SECONDS = 0.5
 """Minimum time from one scan to the next. It bounds the scans during a burst of events."""
 
+_REPORTED_SECONDS = 5.0
+"""Time until the node plugin has reported a device that was just prepared as held; loop clock."""
+
 _Line = tuple[int, str, tuple[tuple[str, str], ...]]
 """A log line: level, message and facts."""
 
@@ -90,6 +94,9 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         self._in_use: Mapping[str, Sequence[str]] = {}
         """By policy: a clause for each device that claims hold in a form that it no longer has."""
         self._held: Mapping[str, HeldDevice] = {}
+        self._prepared: dict[str, tuple[float, HeldDevice]] = {}
+        """Devices that were just prepared, with the loop time until which they count as held."""
+        self._preparing = asyncio.Lock()
         self._logged = frozenset[_Line]()
         self._events: HostEvents | None = None
 
@@ -142,16 +149,32 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
     async def prepare_claims(
         self, claims: Sequence[AllocatedClaim[NoParameters]]
     ) -> Mapping[str, Sequence[Edits] | Exception]:
-        scan = await asyncio.to_thread(
-            self._host.scan,
-            policies_of_node(self._policies.values(), self.node.labels),
-            before=self._scan,
-            held=self.held_devices(),
-            only={device.name for claim in claims for device in claim.devices},
-        )
-        return {claim.claim.uid: self._prepared(claim.devices, scan) for claim in claims}
+        # One call at a time: two pods could get two nodes of one function.
+        async with self._preparing:
+            now = asyncio.get_running_loop().time()
+            self._prepared = {name: its for name, its in self._prepared.items() if its[0] > now}
+            recent = {name: device for name, (_, device) in self._prepared.items()}
+            scan = await asyncio.to_thread(
+                self._host.scan,
+                policies_of_node(self._policies.values(), self.node.labels),
+                before=self._scan,
+                held={**recent, **self.held_devices()},
+                only={device.name for claim in claims for device in claim.devices},
+            )
+            results = {claim.claim.uid: self._edits(claim.devices, scan) for claim in claims}
+            for claim in claims:
+                result = results[claim.claim.uid]
+                for device, edits in (
+                    ()
+                    if isinstance(result, DriverError)
+                    else zip(claim.devices, result, strict=True)
+                ):
+                    if not device.admin_access:
+                        held = HeldDevice(claims=(claim.claim,), nodes=_held_nodes(edits))
+                        self._prepared[device.name] = now + _REPORTED_SECONDS, held
+        return results
 
-    def _prepared(
+    def _edits(
         self, devices: Sequence[AllocatedDevice[NoParameters]], scan: Scan
     ) -> Sequence[Edits] | DriverError:
         """Return the edits for the devices of a claim."""
@@ -240,6 +263,13 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         for level, message, facts in now - self._logged:
             logger.log(level, message, extra=dict(facts))
         self._logged = now
+
+
+def _held_nodes(edits: Edits) -> tuple[HeldNode, ...]:
+    return tuple(
+        HeldNode(type=n.type or "c", major=n.major, minor=n.minor, identity=n.identity or "")
+        for n in edits.device_nodes
+    )
 
 
 def _is_shared(published: Published) -> bool:

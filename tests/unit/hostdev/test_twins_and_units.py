@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from drakit import AllocatedDevice, DriverError, HeldDevice
+from drakit import AllocatedClaim, AllocatedDevice, DriverError, HeldDevice
 from tests.fakes.hostdev import ONE, TWO, Rig
 from tests.fakes.sysfs import FakeHost, policy, prepared
 from tests.fakes.usb_descriptors import FTDI, UVC_CAMERA
@@ -222,6 +224,23 @@ async def test_the_connectors_of_an_adapter_are_claimed_one_by_one(machine):
     assert by_path(await rig.devices()) == before
     await rig.prepare(before["/dev/ttyUSB3"], TWO)
     assert not any(each.conflicts for each in (await rig.scan()).policies)
+
+
+async def test_two_nodes_of_a_unit_that_are_prepared_at_once_have_one_tenant(machine):
+    """Before the node plugin reports either as held."""
+    rig = Rig(machine, {"gpu": policy("drm", "/dev/dri/*")})
+    names = by_path(await rig.devices())
+    claims = [
+        AllocatedClaim(
+            claim=claim,
+            devices=(AllocatedDevice(name=names[f"/dev/dri/{node}"], pool="", request="gpu"),),
+        )
+        for claim, node in ((ONE, "card1"), (TWO, "renderD128"))
+    ]
+    answers = await asyncio.gather(*(rig.driver.prepare_claims([each]) for each in claims))
+    first, second = (answer[each.claim.uid] for answer, each in zip(answers, claims, strict=True))
+    assert not isinstance(first, Exception)
+    assert "claim default/one holds it as device" in str(second)
 
 
 async def test_one_claim_can_have_several_nodes_of_a_unit(machine):
