@@ -30,13 +30,13 @@ RULES: Rules = {
         ),
         (
             "!self.match.exists(m, m.subsystem == 'block') || self.group == 'Node'",
-            "group: Unit is not supported for block devices; use Node",
+            "group: Unit and group: Set are not supported for block devices; use Node",
         ),
         (
             "self.group == 'Node' || !has(self.container.path) || "
             "self.container.path.endsWith('/') || self.container.path.contains('*')",
-            "with group: Unit, container.path must end in '/', or contain '*' in its last "
-            "component",
+            "with group: Unit or group: Set, container.path must end in '/', or contain '*' in its "
+            "last component",
         ),
     ),
     "nodeSelector": (
@@ -95,12 +95,25 @@ RULES: Rules = {
 }
 
 
+def _without_rules(schema: dict[str, Any]) -> None:
+    schema.pop("x-kubernetes-validations", None)
+    for each in schema.get("properties", {}).values():
+        _without_rules(each)
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            _without_rules(schema[name])
+
+
 def definition() -> dict[str, Any]:
     """Return the committed CustomResourceDefinition with the model's schema of ``spec``."""
     spec = structural(HostDevicePolicySpec, RULES)
     matcher = spec["properties"]["match"]["items"]["properties"]
+    excluded = matcher["exclude"]["items"]
+    excluded["minProperties"] = 1
     for name in ("usb", "pci", "parent"):
-        matcher[name]["minProperties"] = 1
+        matcher[name]["minProperties"] = excluded["properties"][name]["minProperties"] = 1
+    # In a list of lists, the API server's cost estimate of rules could exceed its limit.
+    _without_rules(excluded)
     # Unknown fields are kept, and refused: without them, a selector would select more nodes.
     selector = spec["properties"]["nodeSelector"]
     selector |= {"x-kubernetes-preserve-unknown-fields": True, "x-kubernetes-map-type": "atomic"}

@@ -162,7 +162,7 @@ HOSTDEV = {
     "byPathLink": "udev symlink that identifies the port or address.",
     "serial": "Serial number.",
     "identity": "The identity from which the device name is derived.",
-    "nodeCount": "Number of device nodes, if the policy sets `group: Unit`.",
+    "nodeCount": "Number of device nodes, if the policy sets `group: Unit` or `group: Set`.",
     "usbVendorID": "USB vendor ID.",
     "usbProductID": "USB product ID.",
     "usbManufacturer": "Manufacturer of the USB device.",
