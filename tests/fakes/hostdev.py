@@ -66,7 +66,9 @@ class Rig:
         held = self.holds.get(name)
         former = [replace(node, current=False) for node in held.nodes] if held else []
         former = [n for n in former if replace(n, current=True) not in nodes]
+        # A share stays one when the policy stops sharing.
         shared = name in self.listed and self.listed[name].allow_multiple_allocations
+        shared |= held is not None and bool(held.shares)
         claims = dict.fromkeys((*(held.claims if held and shared else ()), claim))
         self.holds[name] = HeldDevice(
             claims=tuple(claims),

@@ -248,7 +248,8 @@ def select(
     requests = [name_request for each in candidates for name_request in each.requests]
     # All candidates get names: a name must not depend on whether a neighbour is published.
     names = assign(requests, before=before.names if before else {}, holds=holds)
-    owned, overlaps = _owned(candidates, names, holds)
+    judged = [(each, _refusal(each, refuse, names)) for each in candidates]
+    owned, overlaps = _owned(judged, names, holds)
     numbers: dict[str, set[Number]] = defaultdict(set)
     for host in found:
         numbers[hardware_identity(host)].add((host.type, host.major, host.minor))
@@ -257,13 +258,12 @@ def select(
         at_unit[HardwareIdentity.parse(text).unit].append(text)
     devices: dict[str, Published] = {}
     copies: dict[str, Published] = {}
-    outgrown = _outgrown(owned, names, before, holds)
+    outgrown = _outgrown(candidates, names, before, holds)
     refused: dict[str, Refused] = {}
     hardware = {name: holds.hardware(name) for name in holds}
-    owners = {names[name_request.key]: each for each in owned for name_request in each.requests}
+    owners = {names[name_request.key]: each for each, _ in owned for name_request in each.requests}
     waits_for_release = None in owners or any(each.is_by_hold for each in overlaps)
-    for each in owned:
-        refusal = _refusal(each, refuse, names)
+    for each, refusal in owned:
         own_names = {name for its in each.requests if (name := names[its.key])}
         # A claim for other hardware must not have the number of any node of its function.
         near = (text for unit in each.units if unit for text in at_unit[unit])
@@ -361,9 +361,12 @@ def _is_renamed(spec: HostDevicePolicySpec, old: HardwareIdentity, new: Hardware
 
 
 def _owned(
-    candidates: Sequence[_Candidate], names: Mapping[str, str | None], holds: Holds
-) -> tuple[list[_Candidate], tuple[Overlap, ...]]:
-    """Give each device node to one policy; return the candidates that have all of theirs."""
+    judged: Sequence[tuple[_Candidate, Refusal | None]],
+    names: Mapping[str, str | None],
+    holds: Holds,
+) -> tuple[list[tuple[_Candidate, Refusal | None]], tuple[Overlap, ...]]:
+    """Give each device node to one policy; return the candidates that have all of theirs, with the
+    reasons against them. One that is refused for certain leaves other nodes to others."""
 
     def is_held(each: _Candidate) -> bool:
         return any(names[name_request.key] in holds for name_request in each.requests)
@@ -386,9 +389,9 @@ def _owned(
             None,
         )
 
-    owned: list[_Candidate] = []
+    owned: list[tuple[_Candidate, Refusal | None]] = []
     overlaps: list[Overlap] = []
-    for each in sorted(candidates, key=lambda each: not is_held(each)):  # stable
+    for each, refusal in sorted(judged, key=lambda pair: not is_held(pair[0])):  # stable
         taken = {host.path: other for host in each.hosts if (other := owner_of(host, each))}
         if taken:
             overlaps += [
@@ -397,9 +400,10 @@ def _owned(
             ]
             continue
         owners.update({host.path: each for host in each.hosts})
-        for node in map(HardwareIdentity.parse, each.hardware):
-            of_units[node.unit].append((node, each))
-        owned.append(each)
+        if refusal is None or refusal.is_unknown or refusal.reason == "InUse" or is_held(each):
+            for node in map(HardwareIdentity.parse, each.hardware):
+                of_units[node.unit].append((node, each))
+        owned.append((each, refusal))
     return owned, tuple(overlaps)
 
 
@@ -464,14 +468,14 @@ def _held_otherwise(
 
 
 def _outgrown(
-    owned: Sequence[_Candidate],
+    candidates: Sequence[_Candidate],
     names: Mapping[str, str | None],
     before: Selection | None,
     holds: Holds,
 ) -> Set[str]:
     if before is None:
         return frozenset()
-    copies = {name for each in owned for its in each.copies if (name := names[its.key])}
+    copies = {name for each in candidates for its in each.copies if (name := names[its.key])}
     grown = before.outgrown | before.devices.keys()
     return frozenset(name for name in copies if name in holds and name in grown)
 

@@ -9,7 +9,7 @@ import pytest
 from drakit import AllocatedClaim, AllocatedDevice, DriverError, HeldDevice
 from tests.fakes.hostdev import ONE, TWO, Rig
 from tests.fakes.sysfs import FakeHost, policy, prepared
-from tests.fakes.usb_descriptors import FTDI, UVC_CAMERA
+from tests.fakes.usb_descriptors import FTDI, MODEM, UVC_CAMERA
 
 BY_ID = "serial/by-id/usb-CP2102_0001-if00-port0"
 
@@ -129,6 +129,19 @@ async def test_two_policies_for_nodes_of_one_unit_conflict_and_the_older_one_get
     assert {each.policy for each in of_one.conflicts} == {"other"}
     assert {each.policy for each in of_other.conflicts} == {"one"}
     assert of_other.matched >= 2
+
+
+async def test_a_policy_whose_node_is_refused_leaves_the_other_nodes_to_others(host):
+    """The bus node of a modem is dangerous."""
+    host.parent("pci0000:00/0000:00:14.0", "pci")
+    for number in (1, 2):
+        usb = USB.replace("1-1", f"1-{number}")
+        host.usb_device(usb, f"189:{number}", MODEM, node=True)
+        tty = f"ttyACM{number}"
+        host.device(f"{usb}/1-{number}:1.0/tty/{tty}", f"166:{number}", subsystem="tty", node=True)
+    rig = Rig(host, {"bus": policy("usb", "/dev/bus/usb/001/*"), "tty": policy("tty", "/dev/tty*")})
+    assert by_path(await rig.devices()).keys() == {"/dev/ttyACM1", "/dev/ttyACM2"}
+    assert not any(each.conflicts for each in (await rig.scan()).policies)
 
 
 async def test_policies_that_share_a_gpu_publish_its_nodes_side_by_side(machine):
