@@ -335,3 +335,20 @@ async def test_a_matcher_excludes_devices(machine, exclude, left):
     match = {"subsystem": "tty", "paths": ["/dev/ttyUSB*"], "exclude": exclude}
     rig = Rig(machine, {"serial": {"match": [match]}})
     assert set(by_path(await rig.devices())) == {f"/dev/ttyUSB{number}" for number in left}
+
+
+async def test_the_nodes_of_a_tape_drive_have_one_tenant_and_another_drive_is_free(host):
+    """Two drives at one controller; each has a node that rewinds and one that does not."""
+    controller = "pci0000:00/0000:00:17.0"
+    host.parent(controller, "pci")
+    for n in range(2):
+        drive = f"{controller}/host4/target4:0:{n}/4:0:{n}:0"
+        host.parent(drive, "scsi", wwid=f"naa.500110a0013f7b8{n}")
+        for kernel, minor in ((f"st{n}", n), (f"nst{n}", 128 + n)):
+            host.device(f"{drive}/scsi_tape/{kernel}", f"9:{minor}", subsystem="scsi_tape",
+                        node=True)  # fmt: skip
+    rig = Rig(host, {"tape": policy("scsi_tape", "/dev/st*", "/dev/nst*")})
+    names = by_path(await rig.devices())
+    assert len(names) == 4
+    await rig.prepare(names["/dev/nst0"])
+    assert by_path(await rig.devices()).keys() == names.keys() - {"/dev/st0"}
