@@ -272,6 +272,15 @@ async def test_two_devices_that_swap_their_numbers_get_new_rows_and_files(plugin
     assert (again.error, again.renumbered) == (None, ())
 
 
+async def test_hardware_that_gets_another_identity_with_its_number_is_reported(plugin, devices):
+    """A device changes its ids when its firmware is loaded."""
+    assert await errors(plugin, A, B) == [None, None]
+    devices.nodes["adapter-a"] = (node(5, "usb:a-loaded"),)
+    answer = await plugin.queue.prepare_again(reference(A))
+    assert answer.renumbered == ("the device number of adapter-a changed from c 188:0 to c 188:5",)
+    assert await nodes_of(plugin, A) == [(5, "usb:a-loaded", True), (0, "usb:a", False)]
+
+
 async def test_only_numbers_that_changed_are_reported_of_hardware_with_several_nodes(
     plugin, devices
 ):
