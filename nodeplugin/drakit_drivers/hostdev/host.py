@@ -201,7 +201,9 @@ class Host:
         if self._config.allow_dangerous:
             return {}
         return {
-            policy.name: f"{first[0]}; to publish its devices, set {_IN_CHART}"
+            policy.name: "; ".join(
+                filter(None, (first[0], first[1], f"to publish its devices, set {_IN_CHART}"))
+            )
             for policy in policies
             if (first := next(policy.spec.dangers(), None))
         }
@@ -305,6 +307,8 @@ class _Rules:
             return _unknown(reason)
         if danger:
             way = None if is_stale else self._harmless_way(host, known)
+            if "hub" in danger:
+                way = "match the devices at its ports"
             remedy = f"{way}; to publish it in spite of this" if way else "to publish it"
             remedy += f", set {' and '.join(missing)}"
             return Refusal("Dangerous", f"it is dangerous: it {danger}; {remedy}")

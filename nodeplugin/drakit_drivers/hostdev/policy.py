@@ -300,7 +300,9 @@ class HostDevicePolicySpec(DevicePolicy):
 
     def _problems(self) -> Iterator[str]:
         if self.allow.dangerous == "Never":
-            yield from (f"{danger}; {remedy}" for danger, remedy in self.dangers())
+            for danger, way, condition in self.dangers():
+                remedy = f"{way}, or " if way else ""
+                yield f"{danger}; {remedy}set allow.dangerous: Always{condition}"
         has_blocks = any(matcher.subsystem == "block" for matcher in self.match)
         if has_blocks and self.sharing.mode != "Exclusive":
             yield (
@@ -315,15 +317,16 @@ class HostDevicePolicySpec(DevicePolicy):
                 "path in '/', or write '*' in its last component"
             )
 
-    def dangers(self) -> Iterator[tuple[str, str]]:
-        """Yield what needs ``allow.dangerous``, each with its remedy."""
+    def dangers(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what needs ``allow.dangerous``, each with a harmless way if there is one, and with
+        the condition on which it may be set."""
         for index, matcher in enumerate(self.match):
             place = f"match[{index}]"
             if not any(value for name, value in matcher if name not in ("subsystem", "exclude")):
                 yield (
                     f"{place}: matches every device of {matcher.subsystem}",
-                    "describe the devices that pods can claim, for example by paths, or set "
-                    "allow.dangerous: Always",
+                    "describe the devices that pods can claim, for example by paths",
+                    "",
                 )
             for number, path in enumerate(matcher.paths):
                 danger = danger_of_path(path)
@@ -331,22 +334,22 @@ class HostDevicePolicySpec(DevicePolicy):
                     is_tpm = path.startswith("/dev/tpm")
                     yield (
                         f"{place}.paths[{number}]: {path} is dangerous: it {danger}",
-                        f"{'use subsystem tpmrm and /dev/tpmrm*, or ' * is_tpm}"
-                        "set allow.dangerous: Always only if every pod that can claim it may "
-                        "control the node",
+                        "use subsystem tpmrm and /dev/tpmrm*" * is_tpm,
+                        " only if every pod that can claim it may control the node",
                     )
                 if matches_everything(path):
                     yield (
                         f"{place}.paths[{number}]: {path} matches every device",
-                        "name the devices that pods can claim, or set allow.dangerous: Always",
+                        "name the devices that pods can claim",
+                        "",
                     )
         for index, mount in enumerate(self.container.mounts):
             if not is_below(mount.host_path, HARMLESS_MOUNTS):
                 yield (
                     f"container.mounts[{index}].hostPath: {mount.host_path} is not under "
                     f"{', '.join(HARMLESS_MOUNTS)}",
-                    "set allow.dangerous: Always only if every pod that can claim the device may "
-                    "read it",
+                    "",
+                    " only if every pod that can claim the device may read it",
                 )
 
     @property

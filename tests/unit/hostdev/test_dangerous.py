@@ -184,11 +184,14 @@ ANY_MOUNT = {"container": {"mounts": [{"hostPath": "/etc/kubernetes", "container
             id="path",
         ),
         pytest.param(
-            spec("mem", "/dev/*"), "match[0].paths[0]: /dev/* matches every device", id="any-path"
+            spec("mem", "/dev/*"),
+            "match[0].paths[0]: /dev/* matches every device; name the devices that pods can claim",
+            id="any-path",
         ),
         pytest.param(
             {"match": [{"subsystem": "mem"}]},
-            "match[0]: matches every device of mem",
+            "match[0]: matches every device of mem; describe the devices that pods can claim, for "
+            "example by paths",
             id="subsystem",
         ),
         pytest.param(

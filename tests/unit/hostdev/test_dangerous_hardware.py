@@ -327,8 +327,7 @@ def test_a_device_whose_directory_is_gone_is_unreadable(host):
 
 
 async def test_a_refusal_names_the_harmless_way_before_the_switches(host):
-    """Two of each: a modem with a serial port, and a stick with a disk. A hub has no way of its
-    own, although a modem is connected to it."""
+    """Two of each: a modem with a serial port, and a stick with a disk, at one hub."""
     host.parent(CONTROLLER, "pci")
     host.usb_device(BUS, "189:0", HUB, node=True)
     for number in (1, 2):
@@ -347,7 +346,7 @@ async def test_a_refusal_names_the_harmless_way_before_the_switches(host):
         refusal = messages[f"/dev/bus/usb/001/00{number + 3}"]
         assert "; use a CSI driver" in refusal
         assert f"(docs/admin/disks.md); {switches}" in refusal
-    assert "; to publish it, set" in messages["/dev/bus/usb/001/001"]
+    assert f"; match the devices at its ports; {switches}" in messages["/dev/bus/usb/001/001"]
 
 
 async def test_a_tpm_is_refused_with_the_node_of_its_resource_manager(host):
