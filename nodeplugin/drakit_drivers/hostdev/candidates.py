@@ -27,6 +27,7 @@ from drakit_drivers.hostdev.policy import (
     HostDevicePolicySpec,
     HostDevicesConfig,
     HostPolicy,
+    Sharing,
     policy_of_file,
 )
 from drakit_drivers.hostdev.policy_devices import Published, Selection, attributes
@@ -74,8 +75,13 @@ def find_candidates(
     hosts = list(_hosts(config, subsystem))
     selection = host.scan(policies).selection
     specs = {each.path: spec for each in hosts if (spec := _suggestion(each, hosts))}
+    # Two nodes of one function would conflict if their policies did not share it.
+    shared = {"sharing": Sharing(mode="Users", users=1)}
     trial = host.scan(
-        [policy_of_file(f"p{number}", spec) for number, spec in enumerate(specs.values())]
+        [
+            policy_of_file(f"p{number}", spec.model_copy(update=shared))
+            for number, spec in enumerate(specs.values())
+        ]
     ).selection
     unsupported = {
         node.path

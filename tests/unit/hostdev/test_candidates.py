@@ -118,3 +118,16 @@ def test_no_policy_is_suggested_for_a_disk_and_one_for_each_zram_device(host):
     for path in ("/dev/zram0", "/dev/zram1"):
         assert each[path].suggestion == {"match": [{"subsystem": "block", "paths": [path]}]}
         assert each[path].refusal is None
+
+
+def test_the_nodes_of_one_function_are_judged_one_by_one(host):
+    """In the trial, each of them has a policy of its own."""
+    for port in "12":
+        host.adapter(port, f"ttyUSB{port}", serial=f"A{port}")
+        usb = f"pci0000:00/0000:00:14.0/usb1/1-{port}"
+        host.usb_device(usb, f"189:{port}", FTDI if port == "1" else STICK, node=True)
+    states = found(host)
+    assert len(states) == 4
+    assert all(each.attributes["usbVendorID"] for each in states.values())
+    refused = {path for path, each in states.items() if each.refusal}
+    assert refused == {"/dev/bus/usb/001/003"}
