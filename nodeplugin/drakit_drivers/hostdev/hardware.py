@@ -184,6 +184,9 @@ class HostDevice:
     properties: Mapping[str, str] = field(default_factory=dict[str, str])
     """The properties in udev's database."""
 
+    is_settled: bool = True
+    """Whether udev has processed it, or does not run on the host."""
+
     ancestors: tuple[Ancestor, ...] = ()
     """The devices above it, nearest first."""
 

@@ -260,9 +260,12 @@ def wanted_paths(matchers: Iterable[Matcher], subsystem: str) -> Callable[[str],
 
 
 def _matches(matcher: Matcher, host: HostDevice) -> bool:
+    # The links and properties by which a device is excluded may be missing until then.
+    needs_udev = any(each.paths or each.udev_properties for each in matcher.exclude)
     return (
         matcher.subsystem == host.subsystem
         and _meets(matcher, host)
+        and (host.is_settled or not needs_udev)
         and not any(_meets(each, host) for each in matcher.exclude)
     )
 

@@ -24,7 +24,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -44,6 +44,9 @@ ValueT = TypeVar("ValueT")
 
 _MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO))
 """The file does not exist, or its device is being unplugged."""
+
+_NO_TARGET = frozenset((errno.ELOOP, errno.ENAMETOOLONG))
+"""A symbolic link leads nowhere."""
 
 _WITHOUT_VALUE = frozenset((errno.EINVAL, errno.EISDIR, errno.ENODATA, errno.EOPNOTSUPP))
 """The kernel's driver has no value for the attribute, or the file is of another kind."""
@@ -94,11 +97,13 @@ def _listing(directory: Path) -> list[Path] | None:
     return _value(directory, lambda: sorted(directory.iterdir()))
 
 
-def _value(path: Path, read: Callable[[], ValueT]) -> ValueT | None:
+def _value(
+    path: Path, read: Callable[[], ValueT], *, missing: Set[int] = _MISSING | _WITHOUT_VALUE
+) -> ValueT | None:
     try:
         return read()
     except OSError as error:
-        if error.errno in _MISSING | _WITHOUT_VALUE:
+        if error.errno in missing:
             return None
         raise UnreadableError(path, error.strerror) from error
 
@@ -189,7 +194,7 @@ class Sysfs:
             return None
         subsystem = link_name(directory / "subsystem") or entry.parent.name
         node_type: Literal["b", "c"] = "b" if subsystem == "block" else "c"
-        properties, listed = self._udev_entry(f"{node_type}{major}:{minor}")
+        properties, listed, is_settled = self._udev_entry(f"{node_type}{major}:{minor}")
         if not any(wanted(name) for name in (path, *listed)):
             return None
         targets = {link: self._number_of_node(link) for link in listed}
@@ -224,29 +229,33 @@ class Sysfs:
             pci=_pci_parent(family),
             block=_block_facts(directory) if node_type == "b" else None,
             properties=properties,
+            is_settled=is_settled,
             ancestors=ancestors,
             unit=_unit(family, subsystem),
             family=_family_attributes(subsystem, family, properties),
         )
         return device if _inode(directory) == inode else None
 
-    def _udev_entry(self, name: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    def _udev_entry(self, name: str) -> tuple[dict[str, str], tuple[str, ...], bool]:
         """Return properties, and links to the node, of a device by its type and number. Empty if
-        udev has not processed the device, or does not run on the host."""
+        udev has not processed the device, or does not run on the host; the last value is false in
+        the first case."""
         properties: dict[str, str] = {}
         links: list[str] = []
-        for line in (read_attribute(self._udev_data, name) or "").splitlines():
+        content = read_attribute(self._udev_data, name)
+        for line in (content or "").splitlines():
             if line.startswith("S:"):
                 links.append(f"/dev/{line[2:]}")
             elif line.startswith("E:") and "=" in line:
                 key, _, value = line[2:].partition("=")
                 properties[key] = value
-        return properties, tuple(sorted(links))
+        is_settled = content is not None or not entries(self._udev_data)
+        return properties, tuple(sorted(links)), is_settled
 
     def _number_of_node(self, path: str) -> tuple[str, int, int] | None:
         """Return type and number of the device node to which a path leads; None if none."""
         node = self._dev / path.removeprefix("/dev/")
-        status = _value(node, node.stat)
+        status = _value(node, node.stat, missing=_MISSING | _NO_TARGET)
         if status is None or not (stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)):
             return None
         kind = "b" if stat.S_ISBLK(status.st_mode) else "c"
