@@ -170,7 +170,10 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
                     else zip(claim.devices, result, strict=True)
                 ):
                     if not device.admin_access:
-                        held = HeldDevice(claims=(claim.claim,), nodes=_held_nodes(edits))
+                        shares = () if device.share_id is None else (device.consumed_capacity,)
+                        held = HeldDevice(
+                            claims=(claim.claim,), nodes=_held_nodes(edits), shares=shares
+                        )
                         self._prepared[device.name] = now + _REPORTED_SECONDS, held
         return results
 
@@ -326,8 +329,8 @@ def _rejected(scan: Scan) -> list[RejectedDevice]:
         found[twin.policy, twin.path] = RejectedDevice(
             device=twin.path,
             reason="NoIdentity",
-            message=f"another device claims its link {twin.link}, which leads to that device: both "
-            "have the same serial number; match each device by usb.path",
+            message=f"another device claims its link {twin.link}, which leads to that device, "
+            "usually because both have the same serial number; match each device by usb.path",
             policy=twin.policy,
         )
     return list(found.values())

@@ -117,7 +117,7 @@ class Host:
         last = before.selection if before else None
         holds = Holds(held, remembered=last.hardware if last else None)
         if only is not None:
-            policies = _deciding_policies(policies, only, before=last)
+            policies = _deciding_policies(policies, only, before=last, holds=holds)
         found, unknown = self._read(policies)
         if only is None:
             self._find_held(holds, found, unknown)
@@ -306,9 +306,10 @@ class _Rules:
             reason = f"the driver cannot determine whether it is dangerous: {error.strerror}"
             return _unknown(reason)
         if danger:
-            way = None if is_stale else self._harmless_way(host, known)
             if "hub" in danger:
                 way = "match the devices at its ports"
+            else:
+                way = None if is_stale else self._harmless_way(host, known)
             remedy = f"{way}; to publish it in spite of this" if way else "to publish it"
             remedy += f", set {' and '.join(missing)}"
             return Refusal("Dangerous", f"it is dangerous: it {danger}; {remedy}")
@@ -324,7 +325,9 @@ class _Rules:
             directories = [each for each in directories_below(host.unit) if (each / "dev").exists()]
             nodes = [self.sysfs.device(each) for each in sorted(directories)]
             for node in nodes:
-                if node is None or node.unit != host.unit or node.subsystem in RAW_DISK_SUBSYSTEMS:
+                # A node of the same kind is another one, such as the next port of a serial card.
+                others = (host.subsystem, *RAW_DISK_SUBSYSTEMS)
+                if node is None or node.unit != host.unit or node.subsystem in others:
                     continue
                 if node.block:
                     return _USE_CSI
@@ -396,11 +399,19 @@ def _result(read: Callable[[], T]) -> T | UnreadableError:
 
 
 def _deciding_policies(
-    policies: Sequence[HostPolicy], names: Collection[str], *, before: Selection | None
+    policies: Sequence[HostPolicy],
+    names: Collection[str],
+    *,
+    before: Selection | None,
+    holds: Holds,
 ) -> Sequence[HostPolicy]:
-    """Return the policies that decide on these devices: those that published them, and those that
-    can match the same devices. All policies if a device is unknown."""
-    owners = {before.policy_of(name) if before else None for name in names}
+    """Return the policies that decide on these devices: those that published them or held nodes of
+    the same functions, and those that can match the same devices. All policies if a device is
+    unknown."""
+    if before is None:
+        return policies
+    hardware = {text for name in names for text in before.hardware.get(name, ())}
+    owners = {before.policy_of(name) for name in (*names, *holds.overlapping(hardware))}
     deciding = [policy for policy in policies if policy.name in owners]
     if len(deciding) < len(owners):
         return policies
@@ -455,12 +466,12 @@ def _withdrawn(
 ) -> Iterator[str]:
     present = {hardware_identity(host) for host in found}
     for name in holds:
-        refused = selection.refused.get(name)
-        if selection.find(name) or (refused and refused.refusal.is_gone):
+        if selection.find(name):
             continue
-        hardware = selection.hardware[name]
+        hardware, refused = selection.hardware[name], selection.refused.get(name)
+        is_gone = present.isdisjoint(hardware) or (refused and refused.refusal.is_gone)
         # Only hardware that is known, and known to be missing, may have its pods evicted.
-        if not (hardware and present.isdisjoint(hardware)) or any(
+        if not (hardware and is_gone) or any(
             subsystem_of(identity) in unknown for identity in hardware
         ):
             yield name

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from drakit import HeldDevice, HeldNode
+from drakit.quantity import parse_quantity
 from drakit_drivers.hostdev.hardware import HardwareIdentity, Identity
 
 _MAX_NAME = 63
@@ -145,7 +146,8 @@ class Holds:
         """Return how many users' shares claims hold of a device; None if a claim holds the whole
         device."""
         shares = self._held[name].shares
-        return sum(int(share.get("users", "1")) for share in shares) if shares else None
+        amounts = (parse_quantity(share.get("users", "1")) for share in shares)  # 1000 is "1k"
+        return int(sum(amounts)) if shares else None
 
     def holder(self, name: str) -> str:
         """Name a claim that holds a device, for a message."""

@@ -222,6 +222,11 @@ class _Candidate:
     def requests(self) -> tuple[NameRequest, ...]:
         return (*self.devices, *self.copies)
 
+    def has_capacity(self, name: str) -> bool:
+        """Return whether claims get shares of it under this name."""
+        names = {text for its in self.devices for text in (its.plain, its.hashed)}
+        return self.policy.spec.sharing.mode == "Capacity" and name in names
+
     def shares_with(self, other: _Candidate) -> bool:
         """Return whether claims for both can have nodes of one function."""
         return "Exclusive" not in (self.policy.spec.sharing.mode, other.policy.spec.sharing.mode)
@@ -243,7 +248,9 @@ def select(
     :param before: the last selection.
     """
     holds = holds or Holds()
-    candidates = [each for policy in policies for each in _candidates(policy, found)]
+    candidates = [
+        _with_former_ids(each, holds) for policy in policies for each in _candidates(policy, found)
+    ]
     candidates, holds = _with_new_ids(candidates, found, holds)
     requests = [name_request for each in candidates for name_request in each.requests]
     # All candidates get names: a name must not depend on whether a neighbour is published.
@@ -256,6 +263,7 @@ def select(
     at_unit: dict[str, list[str]] = defaultdict(list)
     for text in numbers:
         at_unit[HardwareIdentity.parse(text).unit].append(text)
+    parts = {(it.unit, it.reported) for it in map(HardwareIdentity.parse, numbers)}
     devices: dict[str, Published] = {}
     copies: dict[str, Published] = {}
     outgrown = _outgrown(candidates, names, before, holds)
@@ -279,6 +287,9 @@ def select(
                 reason = refusal
                 if reason is None and name not in holds:
                     reason = _held_otherwise(each, owners, its_numbers, holds)
+                    waits_for_release |= reason is not None
+                elif reason is None and each.policy.spec.group == "Set":
+                    reason = _changed_set(name, parts, holds)
                     waits_for_release |= reason is not None
                 was_published = name in holds or (before is not None and before.find(name))
                 if reason and not (reason.is_unknown and was_published):
@@ -309,6 +320,24 @@ def select(
     )
 
 
+def _with_former_ids(each: _Candidate, holds: Holds) -> _Candidate:
+    """Return a candidate with the names under which claims hold it, if it got these with other ids.
+    A claim that is prepared after a reboot no longer has the ids from before."""
+    spec, held = each.policy.spec, holds.names(each.hardware)
+    if not held or held <= each.possible_names:
+        return each
+    for text in sorted(each.hardware):
+        new = HardwareIdentity.parse(text)
+        for usb in (matcher.usb for matcher in spec.match if matcher.usb):
+            for serial in {new.usb_ids[2], ""} if new.usb_ids else ():
+                words = (usb.vendor_id, usb.product_id, serial)
+                old = new._replace(reported="-".join(filter(None, words)))
+                former = each.with_names_of(old)
+                if _is_renamed(spec, old, new) and not held.isdisjoint(former.possible_names):
+                    return former
+    return each
+
+
 def _with_new_ids(
     candidates: Sequence[_Candidate], found: Collection[HostDevice], holds: Holds
 ) -> tuple[list[_Candidate], Holds]:
@@ -335,7 +364,8 @@ def _with_new_ids(
                 names = {name for name in its.possible_names if text in holds.hardware(name)}
                 is_sole = at_unit[each.policy.name, old.unit] == 1
                 is_only_hold = is_sole and holds.names_at(old.unit) <= names
-                if names and (old.is_node_of(new) or is_only_hold):
+                is_free = holds.names({new}) <= its.possible_names
+                if names and is_free and (old.is_node_of(new) or is_only_hold):
                     changed |= {(name, text): new for name in names}
                     each = its
                     break
@@ -346,6 +376,8 @@ def _with_new_ids(
 def _is_renamed(spec: HostDevicePolicySpec, old: HardwareIdentity, new: HardwareIdentity) -> bool:
     """Return whether a policy means one piece of hardware by two identities."""
     if old.unit != new.unit or old.usb_ids is None or new.usb_ids is None:
+        return False
+    if old.reported == new.reported:  # another node of it
         return False
     if spec.identity == "Port":
         return True
@@ -374,9 +406,9 @@ def _owned(
     owners: dict[str, _Candidate] = {}
     of_units: dict[str, list[tuple[HardwareIdentity, _Candidate]]] = defaultdict(list)
 
-    def owner_of(host: HostDevice, each: _Candidate) -> _Candidate | None:
-        if host.path in owners:
-            return owners[host.path]
+    def owner_of(host: HostDevice, each: _Candidate, *, can_own: bool) -> _Candidate | None:
+        if host.path in owners or not can_own:
+            return owners.get(host.path)
         node = HardwareIdentity.parse(hardware_identity(host))
         return next(
             (
@@ -392,7 +424,14 @@ def _owned(
     owned: list[tuple[_Candidate, Refusal | None]] = []
     overlaps: list[Overlap] = []
     for each, refusal in sorted(judged, key=lambda pair: not is_held(pair[0])):  # stable
-        taken = {host.path: other for host in each.hosts if (other := owner_of(host, each))}
+        can_own = (
+            refusal is None or refusal.is_unknown or refusal.reason == "InUse" or is_held(each)
+        )
+        taken = {
+            host.path: other
+            for host in each.hosts
+            if (other := owner_of(host, each, can_own=can_own))
+        }
         if taken:
             overlaps += [
                 Overlap(path, other.policy.name, each.policy.name, is_by_hold=is_held(other))
@@ -400,7 +439,7 @@ def _owned(
             ]
             continue
         owners.update({host.path: each for host in each.hosts})
-        if refusal is None or refusal.is_unknown or refusal.reason == "InUse" or is_held(each):
+        if can_own:
             for node in map(HardwareIdentity.parse, each.hardware):
                 of_units[node.unit].append((node, each))
         owned.append((each, refusal))
@@ -449,7 +488,9 @@ def _held_otherwise(
     others |= {
         name
         for name in holds.overlapping(each.hardware)
-        if name not in owners or not each.shares_with(owners[name])
+        if name not in owners
+        or not each.shares_with(owners[name])
+        or (owners[name].has_capacity(name) and holds.users(name) is None)
     }
     other = min(others, default=None)
     if other is not None:
@@ -465,6 +506,21 @@ def _held_otherwise(
             f"holds for device {name}; delete the pod that uses the claim",
         )
     return None
+
+
+def _changed_set(name: str, parts: Set[tuple[str, str]], holds: Holds) -> Refusal | None:
+    """Return the reason why a set is not the one that a claim holds.
+
+    `parts`: unit and report of the hardware that is present."""
+    held = {(it.unit, it.reported) for it in map(HardwareIdentity.parse, holds.hardware(name))}
+    if held <= parts:
+        return None
+    return Refusal(
+        "InUse",
+        f"{holds.holder(name)} holds it with another device, which is gone; connect that device "
+        "again, or delete the pod that uses the claim",
+        is_gone=True,
+    )
 
 
 def _outgrown(

@@ -369,3 +369,15 @@ async def test_dma_heaps_have_an_identity(host):
     rig = Rig(host, {"heap": policy("dma_heap", "/dev/dma_heap/*")})
     assert set((await rig.paths()).values()) == {f"/dev/dma_heap/{name}" for name in names}
     assert await rig.rejected() == {}
+
+
+async def test_the_next_port_of_a_serial_card_is_no_way_around_the_console(host):
+    card = "pci0000:00/0000:00:16.3"
+    host.parent(card, "pci")
+    for n in (4, 5):
+        host.device(f"{card}/tty/ttyS{n}", f"4:{64 + n}", subsystem="tty", node=True)
+    host.write(host.sys / "class/tty/console", active="ttyS4")
+    rig = Rig(host, {"serial": policy("tty", "/dev/ttyS*")})
+    reason, message = (await rig.rejected())["/dev/ttyS4"]
+    assert reason == "Dangerous"
+    assert "is the kernel's console; to publish it, set" in message

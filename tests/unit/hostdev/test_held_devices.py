@@ -637,6 +637,17 @@ async def test_a_change_that_leaves_room_for_the_held_shares_taints_nothing(host
         assert inventory.policies[0].in_use == 0
 
 
+async def test_held_shares_are_quantities(host):
+    """The API server writes 1000 as 1k."""
+    host.device("virtual/misc/kvm", "10:232", node=True)
+    kvm = policy("misc", "/dev/kvm", sharing={"mode": "Capacity", "users": 1024})
+    rig = Rig(host, {"kvm": kvm})
+    rig.holds["kvm-kvm"] = HeldDevice(claims=(ONE,), shares=({"users": "1k"},))
+    assert taints((await rig.devices())["kvm-kvm"]) == {}
+    rig.apply({"kvm": kvm | {"sharing": {"mode": "Capacity", "users": 999}}})
+    assert taints((await rig.devices())["kvm-kvm"]) == {SHARED: "NoSchedule"}
+
+
 # ------------------------------------------------------------ new ids
 
 CONTROLLER = "pci0000:00/0000:00:14.0"
@@ -762,3 +773,65 @@ async def test_a_device_whose_boot_loader_has_another_node_stays_with_its_claim(
     host.adapter("2", "ttyUSB0", serial="A1")
     device = (await rig.devices())[held]
     assert (device.attributes["path"], device.taints) == ("/dev/ttyUSB0", ())
+
+
+def serial_ports(*ids: str) -> dict:
+    return {"match": [{**each, "subsystem": "tty"} for each in usb(*ids)["match"]]}
+
+
+async def test_another_node_of_a_device_by_port_is_not_the_held_one(host):
+    host.adapter("1", "ttyUSB0", serial="A1")
+    second = f"{CONTROLLER}/usb1/1-1/1-1:1.1"
+    host.parent(second, "usb", bInterfaceNumber="01")
+    host.device(f"{second}/ttyUSB1/tty/ttyUSB1", "188:1", subsystem="tty", node=True)
+    rig = Rig(host, {"serial": TTY | {"identity": "Port"}})
+    held, other = await rig.paths()
+    await rig.prepare(held)
+    host.unplug(host.sys / f"devices/{CONTROLLER}/usb1/1-1/1-1:1.0")
+    assert await rig.paths() == {other: "/dev/ttyUSB1"}
+    with pytest.raises(DriverError, match=f"device {held} is no longer on node"):
+        await rig.prepare(held)
+
+
+async def test_new_ids_that_another_claim_holds_stay_with_that_claim(host):
+    """The policy names both pairs only after both claims have been prepared."""
+    first, second = "0403:6001", "10c4:ea60"
+    unplugged = host.adapter("1", "ttyUSB0")
+    rig = Rig(host, {"serial": serial_ports(first)})
+    (old,) = await rig.paths()
+    await rig.prepare(old, ONE)
+    host.unplug(unplugged)
+    host.write(host.adapter("1", "ttyUSB1"), idVendor="10c4", idProduct="ea60")
+    rig.apply({"serial": serial_ports(second)})
+    (new,) = await rig.paths()
+    await rig.prepare(new, TWO)
+    rig.apply({"serial": serial_ports(first, second)})
+    assert await rig.paths() == {new: "/dev/ttyUSB1"}
+    with pytest.raises(DriverError, match=f"device {old} is no longer on node"):
+        await rig.prepare(old, ONE)
+
+
+@pytest.mark.parametrize(("before", "after"), [(EMPTY, LOADED), (LOADED, EMPTY)])
+async def test_hardware_with_other_ids_after_a_reboot_keeps_the_name_of_its_claim(
+    host, before, after
+):
+    """A warm reboot leaves the firmware of a device loaded, and a cold one does not."""
+    made = plug(host, "2", "3", before)
+    rig = Rig(host, {"coral": BOTH})
+    (held,) = await rig.paths()
+    await rig.prepare(held)
+    host.unplug(made)
+    plug(host, "2", "5", after)
+    nodes = tuple(replace(node, major=None, minor=None) for node in rig.holds[held].nodes)
+    rig.holds[held] = replace(rig.holds[held], nodes=nodes)
+    rig.restart({"coral": BOTH})
+    await rig.scan()
+    await rig.prepare(held)
+    # The node plugin keeps no node of the boot before.
+    nodes = tuple(node for node in rig.holds[held].nodes if node.current)
+    rig.holds[held] = replace(rig.holds[held], nodes=nodes)
+    for _ in range(2):
+        inventory = await rig.scan()
+        assert [each.name for each in inventory.devices] == [held]
+        assert inventory.withdrawn == ()
+        rig.restart({"coral": BOTH})

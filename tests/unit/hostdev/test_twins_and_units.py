@@ -8,7 +8,7 @@ import pytest
 
 from drakit import AllocatedClaim, AllocatedDevice, DriverError, HeldDevice
 from tests.fakes.hostdev import ONE, TWO, Rig
-from tests.fakes.sysfs import FakeHost, policy, prepared
+from tests.fakes.sysfs import FakeHost, policy, prepared, unreadable
 from tests.fakes.usb_descriptors import FTDI, MODEM, UVC_CAMERA
 
 BY_ID = "serial/by-id/usb-CP2102_0001-if00-port0"
@@ -62,6 +62,14 @@ async def test_a_link_of_the_database_that_leads_nowhere_is_not_a_link(host):
     rig = Rig(host, {"zwave": policy("tty", f"/dev/{BY_ID}")})
     assert await rig.devices() == {}
     assert await rig.rejected() == {}
+
+
+async def test_a_loop_of_links_hides_no_device(host):
+    host.adapter("1", "ttyUSB0", serial="A1")
+    host.udev_entry("c188:0", f"S:{BY_ID}")
+    host.link(BY_ID, BY_ID.rpartition("/")[2])
+    (device,) = (await Rig(host, {"all": policy("tty", "/dev/ttyUSB*")}).devices()).values()
+    assert (device.taints, "byIdLink" in device.attributes) == ((), False)
 
 
 # ------------------------------------------------------------ units
@@ -131,7 +139,8 @@ async def test_two_policies_for_nodes_of_one_unit_conflict_and_the_older_one_get
     assert of_other.matched >= 2
 
 
-async def test_a_policy_whose_node_is_refused_leaves_the_other_nodes_to_others(host):
+@pytest.mark.parametrize("order", [("bus", "tty"), ("tty", "bus")])
+async def test_a_policy_whose_node_is_refused_leaves_the_other_nodes_to_others(host, order):
     """The bus node of a modem is dangerous."""
     host.parent("pci0000:00/0000:00:14.0", "pci")
     for number in (1, 2):
@@ -139,8 +148,10 @@ async def test_a_policy_whose_node_is_refused_leaves_the_other_nodes_to_others(h
         host.usb_device(usb, f"189:{number}", MODEM, node=True)
         tty = f"ttyACM{number}"
         host.device(f"{usb}/1-{number}:1.0/tty/{tty}", f"166:{number}", subsystem="tty", node=True)
-    rig = Rig(host, {"bus": policy("usb", "/dev/bus/usb/001/*"), "tty": policy("tty", "/dev/tty*")})
+    specs = {"bus": policy("usb", "/dev/bus/usb/001/*"), "tty": policy("tty", "/dev/tty*")}
+    rig = Rig(host, {name: specs[name] for name in order})
     assert by_path(await rig.devices()).keys() == {"/dev/ttyACM1", "/dev/ttyACM2"}
+    assert {reason for reason, _ in (await rig.rejected()).values()} == {"Dangerous"}
     assert not any(each.conflicts for each in (await rig.scan()).policies)
 
 
@@ -152,6 +163,28 @@ async def test_policies_that_share_a_gpu_publish_its_nodes_side_by_side(machine)
     assert (await rig.devices()).keys() == found.keys()
     assert not any(each.taints for each in (await rig.devices()).values())
     assert not any(each.conflicts for each in (await rig.scan()).policies)
+
+
+async def test_policies_of_two_subsystems_that_share_a_camera_prepare_both_nodes(machine):
+    rig = Rig(machine, {"video": VIDEO | SHARED, "media": MEDIA | SHARED})
+    names = by_path(await rig.devices())
+    for path, claim in (("/dev/video2", ONE), ("/dev/media1", TWO)):
+        await rig.prepare(names[path], claim)
+        assert by_path(await rig.devices()) == names
+
+
+async def test_a_unit_that_a_claim_holds_as_a_whole_is_not_shared_under_another_node(machine):
+    shares = {"sharing": {"mode": "Capacity", "users": 2}}
+    rig = Rig(machine, {"card": CARD})
+    names = by_path(await rig.devices())
+    await rig.prepare(names["/dev/dri/card1"])
+    rig.apply({"card": CARD | shares, "render": RENDER | shares})
+    found = await rig.devices()
+    free = {name: each for name, each in found.items() if not each.taints}
+    assert by_path(free).keys() == {"/dev/dri/card2", "/dev/dri/renderD129"}
+    reason, message = (await rig.rejected())["/dev/dri/renderD128"]
+    assert reason == "InUse"
+    assert "claim default/one holds it as device" in message
 
 
 @pytest.mark.parametrize(
@@ -306,6 +339,30 @@ async def test_a_set_without_one_of_its_devices_is_not_published_and_a_held_one_
         rig.restart({"bench": SET | {"onVanish": on_vanish}})
 
 
+async def test_a_held_set_is_gone_while_another_device_is_in_place_of_one_of_its_own(machine):
+    rig = Rig(machine, {"bench": SET})
+    await rig.devices()
+    await rig.prepare("bench")
+    camera = machine.sys / "devices" / USB.replace("1-1", "1-5")
+    machine.write(camera, serial="another")
+    inventory = await rig.scan()
+    assert (inventory.devices, inventory.withdrawn) == ([], ())
+    assert inventory.rejected[0].message.startswith(
+        "claim default/one holds it with another device, which is gone"
+    )
+    machine.write(camera, serial="s5")
+    assert list(await rig.devices()) == ["bench"]
+
+
+async def test_a_held_set_is_not_gone_while_a_part_of_it_is_unreadable(machine):
+    rig = Rig(machine, {"bench": SET | {"onVanish": "Evict"}})
+    await rig.devices()
+    await rig.prepare("bench")
+    rig.restart({"bench": SET | {"onVanish": "Evict"}})
+    with unreadable(machine.sys / "class/video4linux"):
+        assert (await rig.scan()).withdrawn == ("bench",)
+
+
 async def test_a_set_is_not_published_if_a_matcher_matches_two_devices(machine):
     cameras = {"subsystem": "video4linux", "paths": ["/dev/video*"]}
     rig = Rig(machine, {"bench": SET | {"match": [STAGE, cameras]}})
@@ -352,3 +409,23 @@ async def test_the_nodes_of_a_tape_drive_have_one_tenant_and_another_drive_is_fr
     assert len(names) == 4
     await rig.prepare(names["/dev/nst0"])
     assert by_path(await rig.devices()).keys() == names.keys() - {"/dev/st0"}
+
+
+@pytest.mark.parametrize(
+    ("exclude", "entry"),
+    [({"paths": ["/dev/zigbee"]}, "S:zigbee"), ({"udevProperties": {"MODEL": "z"}}, "E:MODEL=z")],
+)
+async def test_a_device_matches_only_after_udev_has_processed_what_excludes_it(
+    host, exclude, entry
+):
+    for index in range(2):
+        host.adapter(str(index), f"ttyUSB{index}", serial=f"A{index}")
+    host.link("zigbee", "ttyUSB1")
+    host.udev_entry("c188:0", "E:ID_BUS=usb")
+    match = {"subsystem": "tty", "paths": ["/dev/ttyUSB*"], "exclude": [exclude]}
+    rig = Rig(host, {"serial": {"match": [match]}})
+    assert by_path(await rig.devices()).keys() == {"/dev/ttyUSB0"}
+    host.udev_entry("c188:1", entry)
+    assert by_path(await rig.devices()).keys() == {"/dev/ttyUSB0"}
+    host.udev_entry("c188:1", "E:ID_BUS=usb")
+    assert by_path(await rig.devices()).keys() == {"/dev/ttyUSB0", "/dev/ttyUSB1"}
