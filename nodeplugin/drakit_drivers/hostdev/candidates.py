@@ -77,12 +77,8 @@ def find_candidates(
     specs = {each.path: spec for each in hosts if (spec := _suggestion(each, hosts))}
     # Two nodes of one function would conflict if their policies did not share it.
     shared = {"sharing": Sharing(mode="Users", users=1)}
-    trial = host.scan(
-        [
-            policy_of_file(f"p{number}", spec.model_copy(update=shared))
-            for number, spec in enumerate(specs.values())
-        ]
-    ).selection
+    trials = (each.model_copy(update=shared) for each in specs.values())
+    trial = host.scan([policy_of_file(f"p{n}", each) for n, each in enumerate(trials)]).selection
     unsupported = {
         node.path
         for each in trial.refused.values()

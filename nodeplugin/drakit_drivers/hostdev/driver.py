@@ -23,6 +23,7 @@ from typing import ClassVar
 from drakit import (
     AllocatedClaim,
     AllocatedDevice,
+    ClaimReference,
     Device,
     Driver,
     DriverError,
@@ -170,10 +171,7 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
                     else zip(claim.devices, result, strict=True)
                 ):
                     if not device.admin_access:
-                        shares = () if device.share_id is None else (device.consumed_capacity,)
-                        held = HeldDevice(
-                            claims=(claim.claim,), nodes=_held_nodes(edits), shares=shares
-                        )
+                        held = _held_device(claim.claim, device, edits)
                         self._prepared[device.name] = now + _REPORTED_SECONDS, held
         return results
 
@@ -268,11 +266,15 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         self._logged = now
 
 
-def _held_nodes(edits: Edits) -> tuple[HeldNode, ...]:
-    return tuple(
+def _held_device(
+    claim: ClaimReference, device: AllocatedDevice[NoParameters], edits: Edits
+) -> HeldDevice:
+    nodes = tuple(
         HeldNode(type=n.type or "c", major=n.major, minor=n.minor, identity=n.identity or "")
         for n in edits.device_nodes
     )
+    shares = () if device.share_id is None else (device.consumed_capacity,)
+    return HeldDevice(claims=(claim,), nodes=nodes, shares=shares)
 
 
 def _is_shared(published: Published) -> bool:

@@ -117,7 +117,7 @@ class Host:
         last = before.selection if before else None
         holds = Holds(held, remembered=last.hardware if last else None)
         if only is not None:
-            policies = _deciding_policies(policies, only, before=last, holds=holds)
+            policies = _deciding_policies(policies, only, last, holds)
         found, unknown = self._read(policies)
         if only is None:
             self._find_held(holds, found, unknown)
@@ -399,11 +399,7 @@ def _result(read: Callable[[], T]) -> T | UnreadableError:
 
 
 def _deciding_policies(
-    policies: Sequence[HostPolicy],
-    names: Collection[str],
-    *,
-    before: Selection | None,
-    holds: Holds,
+    policies: Sequence[HostPolicy], names: Collection[str], before: Selection | None, holds: Holds
 ) -> Sequence[HostPolicy]:
     """Return the policies that decide on these devices: those that published them or held nodes of
     the same functions, and those that can match the same devices. All policies if a device is

@@ -248,9 +248,7 @@ def select(
     :param before: the last selection.
     """
     holds = holds or Holds()
-    candidates = [
-        _with_former_ids(each, holds) for policy in policies for each in _candidates(policy, found)
-    ]
+    candidates = [each for policy in policies for each in _candidates(policy, found)]
     candidates, holds = _with_new_ids(candidates, found, holds)
     requests = [name_request for each in candidates for name_request in each.requests]
     # All candidates get names: a name must not depend on whether a neighbour is published.
@@ -330,8 +328,8 @@ def _with_former_ids(each: _Candidate, holds: Holds) -> _Candidate:
         new = HardwareIdentity.parse(text)
         for usb in (matcher.usb for matcher in spec.match if matcher.usb):
             for serial in {new.usb_ids[2], ""} if new.usb_ids else ():
-                words = (usb.vendor_id, usb.product_id, serial)
-                old = new._replace(reported="-".join(filter(None, words)))
+                ids = filter(None, (usb.vendor_id, usb.product_id, serial))
+                old = new._replace(reported="-".join(ids))
                 former = each.with_names_of(old)
                 if _is_renamed(spec, old, new) and not held.isdisjoint(former.possible_names):
                     return former
@@ -343,12 +341,13 @@ def _with_new_ids(
 ) -> tuple[list[_Candidate], Holds]:
     """Return the candidates with the names of held hardware that has other ids by now, and the
     holds with these ids. An accelerator changes its ids when its first pod loads the firmware."""
+    candidates = [_with_former_ids(each, holds) for each in candidates]
     present = {hardware_identity(host) for host in found}
     missing: dict[str, set[str]] = defaultdict(set)
     for text in {text for name in holds for text in holds.hardware(name)} - present:
         missing[HardwareIdentity.parse(text).unit].add(text)
     if not missing:
-        return list(candidates), holds
+        return candidates, holds
     at_unit = Counter((each.policy.name, unit) for each in candidates for unit in each.units)
     changed: dict[tuple[str, str], str] = {}
     renamed: list[_Candidate] = []
@@ -406,8 +405,8 @@ def _owned(
     owners: dict[str, _Candidate] = {}
     of_units: dict[str, list[tuple[HardwareIdentity, _Candidate]]] = defaultdict(list)
 
-    def owner_of(host: HostDevice, each: _Candidate, *, can_own: bool) -> _Candidate | None:
-        if host.path in owners or not can_own:
+    def owner_of(host: HostDevice, each: _Candidate | None) -> _Candidate | None:
+        if host.path in owners or each is None:
             return owners.get(host.path)
         node = HardwareIdentity.parse(hardware_identity(host))
         return next(
@@ -424,14 +423,8 @@ def _owned(
     owned: list[tuple[_Candidate, Refusal | None]] = []
     overlaps: list[Overlap] = []
     for each, refusal in sorted(judged, key=lambda pair: not is_held(pair[0])):  # stable
-        can_own = (
-            refusal is None or refusal.is_unknown or refusal.reason == "InUse" or is_held(each)
-        )
-        taken = {
-            host.path: other
-            for host in each.hosts
-            if (other := owner_of(host, each, can_own=can_own))
-        }
+        can_own = not refusal or refusal.is_unknown or refusal.reason == "InUse" or is_held(each)
+        taken = {h.path: it for h in each.hosts if (it := owner_of(h, each if can_own else None))}
         if taken:
             overlaps += [
                 Overlap(path, other.policy.name, each.policy.name, is_by_hold=is_held(other))
@@ -515,12 +508,8 @@ def _changed_set(name: str, parts: Set[tuple[str, str]], holds: Holds) -> Refusa
     held = {(it.unit, it.reported) for it in map(HardwareIdentity.parse, holds.hardware(name))}
     if held <= parts:
         return None
-    return Refusal(
-        "InUse",
-        f"{holds.holder(name)} holds it with another device, which is gone; connect that device "
-        "again, or delete the pod that uses the claim",
-        is_gone=True,
-    )
+    message = f"{holds.holder(name)} holds it with another device, which is gone; connect that one"
+    return Refusal("InUse", f"{message}, or delete the pod that uses the claim", is_gone=True)
 
 
 def _outgrown(

@@ -24,7 +24,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -44,9 +44,6 @@ ValueT = TypeVar("ValueT")
 
 _MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO))
 """The file does not exist, or its device is being unplugged."""
-
-_NO_TARGET = frozenset((errno.ELOOP, errno.ENAMETOOLONG))
-"""A symbolic link leads nowhere."""
 
 _WITHOUT_VALUE = frozenset((errno.EINVAL, errno.EISDIR, errno.ENODATA, errno.EOPNOTSUPP))
 """The kernel's driver has no value for the attribute, or the file is of another kind."""
@@ -97,13 +94,11 @@ def _listing(directory: Path) -> list[Path] | None:
     return _value(directory, lambda: sorted(directory.iterdir()))
 
 
-def _value(
-    path: Path, read: Callable[[], ValueT], *, missing: Set[int] = _MISSING | _WITHOUT_VALUE
-) -> ValueT | None:
+def _value(path: Path, read: Callable[[], ValueT]) -> ValueT | None:
     try:
         return read()
     except OSError as error:
-        if error.errno in missing:
+        if error.errno in _MISSING | _WITHOUT_VALUE:
             return None
         raise UnreadableError(path, error.strerror) from error
 
@@ -255,7 +250,8 @@ class Sysfs:
     def _number_of_node(self, path: str) -> tuple[str, int, int] | None:
         """Return type and number of the device node to which a path leads; None if none."""
         node = self._dev / path.removeprefix("/dev/")
-        status = _value(node, node.stat, missing=_MISSING | _NO_TARGET)
+        # A loop of links does not exist.
+        status = _value(node, node.stat) if _value(node, node.exists) else None
         if status is None or not (stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)):
             return None
         kind = "b" if stat.S_ISBLK(status.st_mode) else "c"
