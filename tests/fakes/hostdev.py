@@ -65,7 +65,10 @@ class Rig:
         ]
         held = self.holds.get(name)
         former = [replace(node, current=False) for node in held.nodes] if held else []
-        former = [n for n in former if replace(n, current=True) not in nodes]
+        # The node plugin keeps no nodes of an earlier boot.
+        former = [
+            n for n in former if n.major is not None and replace(n, current=True) not in nodes
+        ]
         # A share stays one when the policy stops sharing.
         shared = name in self.listed and self.listed[name].allow_multiple_allocations
         shared |= held is not None and bool(held.shares)

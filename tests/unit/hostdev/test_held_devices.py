@@ -827,9 +827,6 @@ async def test_hardware_with_other_ids_after_a_reboot_keeps_the_name_of_its_clai
     rig.restart({"coral": BOTH})
     await rig.scan()
     await rig.prepare(held)
-    # The node plugin keeps no node of the boot before.
-    nodes = tuple(node for node in rig.holds[held].nodes if node.current)
-    rig.holds[held] = replace(rig.holds[held], nodes=nodes)
     for _ in range(2):
         inventory = await rig.scan()
         assert [each.name for each in inventory.devices] == [held]

@@ -42,8 +42,10 @@ POLICIES = (
     {"raw": usb(SERIAL_IDS), "serial": TTY, "coral": usb(EMPTY, LOADED, identity="Port")},
     {"serial": TTY, "raw": usb(SERIAL_IDS), **CORAL},
     {"all": {"match": [*TTY["match"], *usb(SERIAL_IDS)["match"]]}, "coral": usb(LOADED)},
+    {"raw": usb(SERIAL_IDS, sharing={"mode": "Users", "users": 2}),
+     "serial": TTY | {"sharing": {"mode": "Capacity", "users": 2}}, **CORAL},
     {"serial": TTY | {"identity": "Port"}, "other": usb(EMPTY), "coral": usb(LOADED)},
-)
+)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -221,7 +223,7 @@ class World:
             self.unplug(it)
         self.dice.shuffle(plugged)
         for it, port in plugged:
-            it.ids = EMPTY
+            it.ids = self.dice.choice((it.ids, EMPTY))
             self.plug(it, port)
         for tenant in self.tenants:
             tenant.numbers.clear()
@@ -278,6 +280,8 @@ class World:
             edits = await self.rig.prepare(tenant.device, tenant.claim)
         except DriverError as error:
             return f"prepare {tenant.claim.name}: {error}"
+        if not tenant.shared:  # although the policy may share the device by now
+            self.rig.holds[tenant.device] = replace(self.rig.holds[tenant.device], shares=())
         numbers = {("c", node.major or 0, node.minor or 0) for node in edits.device_nodes}
         given = frozenset(function for number in numbers for function in self.nodes[number])
         (owner,) = {name for name, _ in given}
