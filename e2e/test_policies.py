@@ -100,7 +100,7 @@ NO_BOOLEAN = 'must be of type string: "boolean"'
         ),
         pytest.param(
             {"group": "Unit", "container": {"path": "/dev/x"}}, "spec",
-            "with group: Unit, container.path must end in '/'", id="path-of-a-unit",
+            "with group: Unit or group: Set, container.path must end in '/'", id="path-of-a-unit",
         ),
     ],
 )  # fmt: skip
@@ -125,6 +125,7 @@ def test_a_policy_shows_its_defaults_and_can_be_selected_by_fields(server):
         assert spec == {
             "match": MATCH,
             "group": "Node",
+            "identity": "Device",
             "sharing": {"mode": "Exclusive"},
             "container": {"permissions": "rw", "byIdLinks": "Never"},
             "onVanish": "Taint",
