@@ -537,7 +537,7 @@ def _helper(*, hangs: bool) -> Generator[Path]:
         yield cel_program()
         return
     with folders() as places:
-        script = places.root / "drakit-cel"
+        script = places.root / cel_program().name  # of a release: only that one allocates
         script.write_text(
             f'#!/bin/sh\nexec "{sys.executable}" -m bench.hanging "{cel_program()}" "$@"\n'
         )

@@ -550,8 +550,7 @@ class PolicyOutcome:
     claims are released, the operator does not report the policy as applied."""
 
     in_use_by: str = ""
-    """One of these devices and the claim that holds it, as a clause of at most 512 characters. The
-    report has no such clause from a driver in a container of its own."""
+    """One of these devices and the claim that holds it, as a clause of at most 512 characters."""
 
     problem: str = ""
     """The problem with the policy and its remedy, as a sentence of at most 1,024 characters that

@@ -78,6 +78,7 @@ def add_reports(message: pb.WatchDevicesResponse, inventory: Inventory) -> None:
                 matched=_count(each.matched),
                 published=_count(each.published),
                 in_use=_count(each.in_use),
+                in_use_by=_text(each.in_use_by),
                 problem=_text(each.problem),
                 conflicts=[
                     pb.PolicyConflict(device=_text(conflict.device), policy=_text(conflict.policy))

@@ -672,7 +672,9 @@ type PolicyOutcome struct {
 	// the field.
 	Problem string `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"`
 	// Devices that another policy also matches.
-	Conflicts     []*PolicyConflict `protobuf:"bytes,6,rep,name=conflicts,proto3" json:"conflicts,omitempty"`
+	Conflicts []*PolicyConflict `protobuf:"bytes,6,rep,name=conflicts,proto3" json:"conflicts,omitempty"`
+	// One of the devices in `in_use` and the claim that holds it, as a clause of at most 512 characters.
+	InUseBy       string `protobuf:"bytes,7,opt,name=in_use_by,json=inUseBy,proto3" json:"in_use_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -747,6 +749,13 @@ func (x *PolicyOutcome) GetConflicts() []*PolicyConflict {
 		return x.Conflicts
 	}
 	return nil
+}
+
+func (x *PolicyOutcome) GetInUseBy() string {
+	if x != nil {
+		return x.InUseBy
+	}
+	return ""
 }
 
 // A device that two policies match. Report the conflict for both policies.
@@ -4567,14 +4576,15 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x16\n" +
-	"\x06policy\x18\x04 \x01(\tR\x06policy\"\xd1\x01\n" +
+	"\x06policy\x18\x04 \x01(\tR\x06policy\"\xed\x01\n" +
 	"\rPolicyOutcome\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x18\n" +
 	"\amatched\x18\x02 \x01(\rR\amatched\x12\x1c\n" +
 	"\tpublished\x18\x03 \x01(\rR\tpublished\x12\x15\n" +
 	"\x06in_use\x18\x04 \x01(\rR\x05inUse\x12\x18\n" +
 	"\aproblem\x18\x05 \x01(\tR\aproblem\x12?\n" +
-	"\tconflicts\x18\x06 \x03(\v2!.drakit.backend.v1.PolicyConflictR\tconflicts\"@\n" +
+	"\tconflicts\x18\x06 \x03(\v2!.drakit.backend.v1.PolicyConflictR\tconflicts\x12\x1a\n" +
+	"\tin_use_by\x18\a \x01(\tR\ainUseBy\"@\n" +
 	"\x0ePolicyConflict\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\"?\n" +

@@ -114,32 +114,37 @@ async def test_the_numbers_that_a_call_returns_are_held_at_once(rig):
     }
 
 
+def of(claim: str, *nodes: HeldNode) -> HeldDevice:
+    """A device that a claim holds."""
+    return HeldDevice(claims=(ref(claim),), nodes=nodes)
+
+
 async def test_a_claim_that_is_prepared_again_holds_its_new_and_its_old_numbers():
     feed = PolicyFeed()
-    feed.stored({"tty": {ref("a"): (held(0),)}})
-    feed.prepared(ref("a"), "tty", [held(1)])
+    feed.stored({"tty": {ref("a"): of("a", held(0))}})
+    feed.prepared(ref("a"), "tty", of("a", held(1)))
     old = replace(held(0), current=False)
     expected = {"tty": HeldDevice(claims=(ref("a"),), nodes=(held(1), old))}
     assert feed.held() == expected
-    feed.stored({"tty": {ref("a"): (held(0),)}})  # read before the new row was written
+    feed.stored({"tty": {ref("a"): of("a", held(0))}})  # read before the new row was written
     assert feed.held() == expected
-    feed.stored({"tty": {ref("a"): (held(1), old)}})
+    feed.stored({"tty": {ref("a"): of("a", held(1), old)}})
     assert feed.held() == expected
-    feed.stored({"tty": {ref("b"): (held(0),)}})
+    feed.stored({"tty": {ref("b"): of("b", held(0))}})
     assert feed.held() == {"tty": HeldDevice(claims=(ref("b"),), nodes=(held(0),))}
 
 
 async def test_a_number_that_is_current_for_one_of_several_claims_is_current():
     feed = PolicyFeed()
     old = replace(held(0), current=False)
-    feed.stored({"tty": {ref("a"): (held(1), old), ref("b"): (held(0),)}})
+    feed.stored({"tty": {ref("a"): of("a", held(1), old), ref("b"): of("b", held(0))}})
     assert feed.held() == {"tty": HeldDevice(claims=(ref("a"), ref("b")), nodes=(held(1), held(0)))}
 
 
 @pytest.mark.looptime
 async def test_a_prepared_device_whose_claim_is_never_stored_is_released():
     feed = PolicyFeed()
-    feed.prepared(ref("a"), "hall-0")
+    feed.prepared(ref("a"), "hall-0", of("a"))
     await asyncio.sleep(STORED_SECONDS - 1)
     assert feed.held().keys() == {"hall-0"}
     await asyncio.sleep(2)
@@ -148,8 +153,8 @@ async def test_a_prepared_device_whose_claim_is_never_stored_is_released():
 
 async def test_a_device_stays_held_while_it_passes_from_one_claim_to_the_next():
     feed = PolicyFeed()
-    feed.stored({"hall-0": {ref("a"): ()}})
-    feed.prepared(ref("b"), "hall-0")
+    feed.stored({"hall-0": {ref("a"): of("a")}})
+    feed.prepared(ref("b"), "hall-0", of("b"))
     feed.stored({})  # read after the first claim was released, before the second one was stored
     assert feed.held() == {"hall-0": HeldDevice(claims=(ref("b"),))}
 

@@ -80,6 +80,7 @@ def outcome_of(message: pb.PolicyOutcome) -> PolicyOutcome:
         matched=message.matched,
         published=message.published,
         in_use=message.in_use,
+        in_use_by=message.in_use_by[:MAX_TEXT_BYTES],
         problem=message.problem[:MAX_TEXT_BYTES],
         conflicts=tuple(
             [

@@ -409,6 +409,7 @@ class PolicyOutcome(_message.Message):
     IN_USE_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     CONFLICTS_FIELD_NUMBER: _builtins.int
+    IN_USE_BY_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """The name of the policy."""
     matched: _builtins.int
@@ -421,6 +422,8 @@ class PolicyOutcome(_message.Message):
     """The problem with the policy and its remedy, as a sentence of at most 1,024 characters that names
     the field.
     """
+    in_use_by: _builtins.str
+    """One of the devices in `in_use` and the claim that holds it, as a clause of at most 512 characters."""
     @_builtins.property
     def conflicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyConflict]:
         """Devices that another policy also matches."""
@@ -434,10 +437,11 @@ class PolicyOutcome(_message.Message):
         in_use: _builtins.int = ...,
         problem: _builtins.str = ...,
         conflicts: _abc.Iterable[Global___PolicyConflict] | None = ...,
+        in_use_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "in_use", b"in_use", "matched", b"matched", "policy", b"policy", "problem", b"problem", "published", b"published"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflicts", b"conflicts", "in_use", b"in_use", "in_use_by", b"in_use_by", "matched", b"matched", "policy", b"policy", "problem", b"problem", "published", b"published"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

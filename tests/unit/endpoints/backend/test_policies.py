@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from drakit.device import ClaimReference, HeldNode, RejectedDevice
+from drakit.device import ClaimReference, HeldDevice, HeldNode, RejectedDevice
 from drakit.driver import Policy
 from drakit_driver.runtime import endpoint as endpoint_module
 from drakit_driver.runtime.contract import MAX_DEVICES
@@ -66,7 +66,7 @@ class Rig:
         self.feed.on_invalid = lambda policies, problems: self.invalid.append(dict(problems))
         self.feed.offer({"hall": HALL})
         node = HeldNode(type="c", major=1, minor=2, identity="a")
-        self.feed.stored({"hall-0": {CLAIM: (node,)}})
+        self.feed.stored({"hall-0": {CLAIM: HeldDevice(claims=(CLAIM,), nodes=(node,))}})
         self.tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
