@@ -154,8 +154,10 @@ class Scene:
         self.cluster.apply(json.dumps(body))
 
     def report(self, node: str, **outcomes: dict[str, Any]) -> None:
-        """Write the report of a node with the outcomes of policies by name, and its heartbeat:
-        a kubelet that is silent for 40 s counts as dead, also one that had the node's name before.
+        """Write the report of a node with the outcomes of policies by name, and its heartbeat.
+
+        Without a heartbeat, Kubernetes considers a node unreachable after 40 s. It counts from the
+        last heartbeat under that name, even if that was of a deleted node.
         """
         condition = {
             "type": "Ready",

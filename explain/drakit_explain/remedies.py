@@ -381,7 +381,7 @@ def replaced_device(
                 if facts is not None and not facts.evicts:
                     then += (
                         f"; with onVanish: Evict in HostDevicePolicy {policy}, Kubernetes deletes "
-                        f"such a pod"
+                        "such a pod"
                     )
                 return f"device {name} on node {node} matches and is free: {then}"
     return ""

@@ -61,7 +61,11 @@ async def without_existing(session: Session, pod: PlannedPod, found: Gathered) -
         workload = await find_workload(session, source.namespace, target)
     except CommandError as error:
         found.gaps.append(
-            Gap(kind=PODS.plural, what=str(error), effect="its pods count as other pods")
+            Gap(
+                kind=PODS.plural,
+                what=str(error),
+                effect="its pods are considered pods of another workload",
+            )
         )
         return pod
     alive = [each for each in workload.pods if each.facts.phase not in ("Succeeded", "Failed")]

@@ -96,7 +96,7 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         """By policy: a clause for each device that claims hold in a form that it no longer has."""
         self._held: Mapping[str, HeldDevice] = {}
         self._prepared: dict[str, tuple[float, HeldDevice]] = {}
-        """Devices that were just prepared, with the loop time until which they count as held."""
+        """Devices that were just prepared. Until this loop time, they are treated as held."""
         self._preparing = asyncio.Lock()
         self._logged = frozenset[_Line]()
         self._events: HostEvents | None = None
@@ -165,11 +165,9 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
             results = {claim.claim.uid: self._edits(claim.devices, scan) for claim in claims}
             for claim in claims:
                 result = results[claim.claim.uid]
-                for device, edits in (
-                    ()
-                    if isinstance(result, DriverError)
-                    else zip(claim.devices, result, strict=True)
-                ):
+                if isinstance(result, DriverError):
+                    continue
+                for device, edits in zip(claim.devices, result, strict=True):
                     if not device.admin_access:
                         held = _held_device(claim.claim, device, edits)
                         self._prepared[device.name] = now + _REPORTED_SECONDS, held
