@@ -45,6 +45,9 @@ THE_REQUEST = "the request"
 OWN_SELECTOR = "its selector"
 """Names a selector of the request that a sentence is about."""
 
+SELECTOR_SECONDS = 2.0
+"""Longest wait for an answer about one selector, of which the evaluator gives up after 1 s."""
+
 BATCH = 2_000
 """Devices in one call of an evaluator, and those of one more slice."""
 
@@ -104,11 +107,20 @@ class FeatureGates:
 
 
 class Selectors(Protocol):
-    """Evaluates selectors; devices have the JSON fields of the API and ``driver``."""
+    """Evaluates selectors; devices have the JSON fields of the API and ``driver``. ``seconds`` is
+    the longest wait for an answer."""
 
     def use(self, gates: FeatureGates) -> None: ...
-    def reads(self, expressions: Sequence[str]) -> list[Reads]: ...
-    def select(self, expression: str, devices: Sequence[Mapping[str, Any]]) -> list[Outcome]: ...
+    def reads(
+        self, expressions: Sequence[str], *, seconds: float = SELECTOR_SECONDS
+    ) -> list[Reads]: ...
+    def select(
+        self,
+        expression: str,
+        devices: Sequence[Mapping[str, Any]],
+        *,
+        seconds: float = SELECTOR_SECONDS,
+    ) -> list[Outcome]: ...
     def close(self) -> None: ...
 
 
@@ -350,16 +362,20 @@ def only_driver(expression: str) -> str | None:
 
 
 def evaluate(
-    selectors: Selectors, expression: str, devices: Sequence[Mapping[str, Any]]
+    selectors: Selectors,
+    expression: str,
+    devices: Sequence[Mapping[str, Any]],
+    *,
+    seconds: float = SELECTOR_SECONDS,
 ) -> list[Outcome]:
     """
-    Evaluate an expression for any number of devices; it may take seconds.
+    Evaluate an expression for any number of devices; each batch may take ``seconds``.
 
     If the evaluator gives up during a batch, the expression is too expensive for all further ones.
     """
     outcomes: list[Outcome] = []
     for start in range(0, len(devices), BATCH):
-        outcomes += selectors.select(expression, devices[start : start + BATCH])
+        outcomes += selectors.select(expression, devices[start : start + BATCH], seconds=seconds)
         if outcomes[-1].expensive:
             break
     return outcomes + outcomes[-1:] * (len(devices) - len(outcomes))

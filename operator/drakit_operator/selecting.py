@@ -22,10 +22,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from drakit_daemon.logs import ProblemLog
-from drakit_explain.cel.helper import HelperError, QuestionError
+from drakit_explain.cel.helper import HelperError, LateError, QuestionError
 from drakit_explain.model import SliceFacts
 from drakit_explain.recent import keep
-from drakit_explain.selectors import Evaluations, FeatureGates, Outcome, Selectors, evaluate
+from drakit_explain.selectors import (
+    SELECTOR_SECONDS,
+    Evaluations,
+    FeatureGates,
+    Outcome,
+    Selectors,
+    evaluate,
+)
 from drakit_explain.world import World
 
 logger = logging.getLogger(__name__)
@@ -40,6 +47,10 @@ that reason; the oldest go first."""
 EXPENSIVE_SECONDS = 300.0
 """Time in which a selector that took too long for some devices counts as such for all others: they
 change far more often than selectors."""
+
+FIRST_SECONDS = 0.25
+"""Longest wait for an answer about a selector. If there is none, its namespace has paid for the
+attempt, so that others come before the next one, which has `SELECTOR_SECONDS`."""
 
 TURN_SECONDS = 0.05
 """Seconds of evaluation after which it is another object's turn. With 200 namespaces that have as
@@ -94,6 +105,9 @@ class SelectorEvaluation:
         self._refused: dict[str, float] = {}
         """Selectors that the evaluator does not answer; when each is asked again (loop clock)."""
 
+        self._late: dict[str, str] = {}
+        """Selectors whose first attempt had no answer in time, and the namespace that paid."""
+
         self._parts: dict[str, _Part] = {}
         """Selectors that are evaluated for some devices of a question only."""
 
@@ -127,6 +141,7 @@ class SelectorEvaluation:
                 self._world.forget_outcomes()
                 self._refused.clear()
                 self._expensive.clear()
+                self._late.clear()
                 self._parts.clear()
             self._gates_known.set()
         return dropped
@@ -157,9 +172,16 @@ class SelectorEvaluation:
         await self._wait_for_gates()
         async with self._asking:
             now, expression = asyncio.get_running_loop().time(), missing.expression
+            has_paid = self._late.get(expression) == namespace
+            seconds = SELECTOR_SECONDS if has_paid else FIRST_SECONDS
             try:
-                await self._ask(missing, namespace)
+                await self._ask(missing, namespace, seconds)
             except QuestionError as error:
+                if isinstance(error, LateError) and not has_paid:
+                    payer = self._late.get(expression, namespace)
+                    keep(self._late, expression, payer, limit=MAX_REMEMBERED)
+                    return
+                self._late.pop(expression, None)
                 logger.warning(
                     "a selector cannot be evaluated",
                     extra={"expression": expression, "error": str(error)},
@@ -171,6 +193,7 @@ class SelectorEvaluation:
             else:
                 self._problems.report(None)
                 self._refused.pop(expression, None)
+                self._late.pop(expression, None)
 
     def lost(self, expressions: Sequence[str]) -> bool:
         """Return whether outcomes were dropped for those of other objects after `prepare`."""
@@ -186,18 +209,18 @@ class SelectorEvaluation:
         except TimeoutError:
             await self.use(None)
 
-    async def _ask(self, missing: Missing, namespace: str) -> None:
+    async def _ask(self, missing: Missing, namespace: str, seconds: float) -> None:
         index, expression = self._world.selectors, missing.expression
         if missing.needed is None:
-            reads = await asyncio.to_thread(self._selectors.reads, [expression])
+            reads = await asyncio.to_thread(self._selectors.reads, [expression], seconds=seconds)
             index.learn(dict(zip([expression], reads, strict=True)), owner=namespace)
             return
-        outcomes = await self._outcomes(expression, missing.needed.devices)
+        outcomes = await self._outcomes(expression, missing.needed.devices, seconds)
         if len(outcomes) == len(missing.needed.devices):
             index.store(missing.needed, outcomes)
 
     async def _outcomes(
-        self, expression: str, devices: Sequence[Mapping[str, Any]]
+        self, expression: str, devices: Sequence[Mapping[str, Any]], seconds: float
     ) -> Sequence[Outcome]:
         """Evaluate a selector for the first of these devices that it is not evaluated for yet."""
         now = asyncio.get_running_loop().time()
@@ -216,10 +239,10 @@ class SelectorEvaluation:
             began = time.monotonic()
             question = devices[done : done + number]
             part.outcomes += await asyncio.to_thread(
-                evaluate, self._selectors, expression, question
+                evaluate, self._selectors, expression, question, seconds=seconds
             )
-            seconds = time.monotonic() - began
-            spent, part.seconds = spent + seconds, part.seconds + seconds
+            took = time.monotonic() - began
+            spent, part.seconds = spent + took, part.seconds + took
             last = TOO_EXPENSIVE if part.seconds > LONGEST_SECONDS else part.outcomes[-1]
             if last.expensive:
                 entry = now + EXPENSIVE_SECONDS, last

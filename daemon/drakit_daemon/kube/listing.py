@@ -32,6 +32,7 @@ from drakit_daemon.kube.request import (
     UnreadableError,
     error_of_status,
     nesting,
+    parse,
     parse_without_managers,
 )
 
@@ -212,7 +213,7 @@ async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenera
     """Yield each event; raise an ERROR event as the error that it contains (410: GoneError)."""
     async for line, whole in _lines(chunks):
         try:
-            event = orjson.loads(line) if whole else None
+            event = parse(line) if whole else None
             reason = f"it has more than {MAX_OBJECT_BYTES} bytes"
         except orjson.JSONDecodeError as error:
             event, reason = parse_without_managers(line), f"it cannot be parsed ({error.msg})"

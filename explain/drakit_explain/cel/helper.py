@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ import orjson
 
 from drakit_daemon.backoff import Backoff
 from drakit_explain.cel.gates import DEFAULT_GATES
-from drakit_explain.selectors import FeatureGates, Outcome, Reads
+from drakit_explain.selectors import SELECTOR_SECONDS, FeatureGates, Outcome, Reads
 from drakit_explain.verdicts import MAX_BYTES, Verdict, parse_verdicts
 
 NAME = "drakit-cel"
@@ -41,9 +42,6 @@ _MINORS = tuple(DEFAULT_GATES)
 ANSWER_SECONDS = 5.0
 """Longest wait for one answer: most take milliseconds, and the program itself gives up after 2 s.
 Meanwhile, all other questions wait."""
-
-SELECTOR_SECONDS = 2.0
-"""Longest wait for an answer about one selector, of which the program gives up after 1 s."""
 
 COMPILE_SECONDS = 0.03
 """Longest time to compile one selector."""
@@ -88,6 +86,10 @@ class QuestionError(HelperError):
 
     def __init__(self, text: str) -> None:
         super().__init__(text, retry_seconds=QUESTION_SECONDS)
+
+
+class LateError(QuestionError):
+    """There was no answer to this question in time."""
 
 
 def find_helper(
@@ -149,22 +151,30 @@ class Helper:
             self.close()
             self._gates = gates
 
-    def reads(self, expressions: Sequence[str]) -> list[Reads]:
-        """Return what expressions read."""
+    def reads(
+        self, expressions: Sequence[str], *, seconds: float = SELECTOR_SECONDS
+    ) -> list[Reads]:
+        """Return what expressions read; ``seconds`` is the longest wait for the answer."""
         found: list[Reads] = []
         for start in range(0, len(expressions), MAX_EXPRESSIONS):
             some = list(expressions[start : start + MAX_EXPRESSIONS])
             line = self._encoded({"reads": {"expressions": some}})
-            seconds = SELECTOR_SECONDS + COMPILE_SECONDS * len(some)
-            found += self._ask(line, partial(_parse_reads, count=len(some)), seconds=seconds)
+            parse = partial(_parse_reads, count=len(some))
+            found += self._ask(line, parse, seconds=seconds + COMPILE_SECONDS * len(some))
         return found
 
-    def select(self, expression: str, devices: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-        """Evaluate an expression that compiles for each device."""
+    def select(
+        self,
+        expression: str,
+        devices: Sequence[Mapping[str, Any]],
+        *,
+        seconds: float = SELECTOR_SECONDS,
+    ) -> list[Outcome]:
+        """Evaluate an expression that compiles for each device; see `reads`."""
         question = {"expressions": [expression], "devices": list(devices)}
         line = self._encoded({"select": question})
         parse = partial(_parse_outcomes, count=len(devices))
-        return self._ask(line, parse, seconds=SELECTOR_SECONDS)
+        return self._ask(line, parse, seconds=seconds)
 
     def verdicts(self, question: bytes, *, nodes: int) -> tuple[Verdict, ...]:
         """
@@ -205,7 +215,9 @@ class Helper:
             return self._exchange(process, line, parse, seconds=seconds)
         except TimeoutError as error:  # it answered all questions before this one
             self.close()
-            raise QuestionError(f"{self._program}: {error}") from error
+            with suppress(HelperError):  # a start takes time, which is not the next question's
+                self._start()
+            raise LateError(f"{self._program}: {error}") from error
         except OSError as error:
             self.close()
             first = error

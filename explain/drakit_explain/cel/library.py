@@ -43,11 +43,13 @@ class Library:
             self._gates = gates
             self._compile.cache_clear()
 
-    def reads(self, expressions: Sequence[str]) -> list[Reads]:
+    def reads(self, expressions: Sequence[str], **_: float) -> list[Reads]:
         """Return that each expression may read all of a device: the library does not report it."""
         return [Reads(everything=True) for _ in expressions]
 
-    def select(self, expression: str, devices: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+    def select(
+        self, expression: str, devices: Sequence[Mapping[str, Any]], **_: float
+    ) -> list[Outcome]:
         """Evaluate an expression for each device."""
         program = self._compile(expression)
         if program is None:

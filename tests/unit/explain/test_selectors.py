@@ -27,10 +27,10 @@ class Counting:
         self.sizes = []
         self._reads = reads or Reads(attributes=frozenset(["d/model"]))
 
-    def reads(self, expressions):
+    def reads(self, expressions, **_):
         return [self._reads for _ in expressions]
 
-    def select(self, expression, devices):
+    def select(self, expression, devices, **_):
         self.asked += devices
         self.sizes.append(len(devices))
         return [self._outcome(each["attributes"].get("model")) for each in devices]
@@ -217,7 +217,7 @@ def test_an_expression_that_is_too_expensive_for_a_batch_is_not_evaluated_furthe
     asked = []
 
     class Limited(Counting):
-        def select(self, expression, devices):
+        def select(self, expression, devices, **_):
             begin = sum(asked)
             asked.append(len(devices))
             return [Outcome() if begin + i < tolerable else expensive for i in range(len(devices))]

@@ -1,14 +1,16 @@
 """Lists in pages, also with an unreadable object, or with pages that are too large."""
 
 import asyncio
+import gc
 from contextlib import suppress
 
+import orjson
 import pytest
 
 from drakit_daemon.kube import UnavailableError, UnreadableError, listing
 from drakit_daemon.kube.listing import read_list
 from drakit_daemon.kube.reflector import Reflector, Replaced
-from drakit_daemon.kube.request import Answer
+from drakit_daemon.kube.request import Answer, parse
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims"
 DEEP = "[" * 1200 + "]" * 1200
@@ -183,3 +185,23 @@ async def test_a_reflector_goes_on_after_an_object_that_it_cannot_read(
     await changes.aclose()
     (logged,) = [record for record in caplog.records if record.msg == "object skipped"]
     assert logged.object == "lab/c07"
+
+
+@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("end", [b"]", b"}"], ids=["json", "no-json"])
+def test_no_garbage_is_looked_for_while_an_object_is_parsed(end, collects):
+    text = b"[" + b",".join([b"[{}]"] * 50_000) + end
+    if not collects:
+        gc.disable()
+    before = collections()
+    try:
+        with suppress(orjson.JSONDecodeError):
+            parse(text)
+        assert gc.isenabled() is collects
+        assert collections() - before < 5, "otherwise, it is more than a hundred"
+    finally:
+        gc.enable()
+
+
+def collections():
+    return sum(each["collections"] for each in gc.get_stats())

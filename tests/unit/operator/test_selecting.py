@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from drakit_explain.cel.helper import HelperError, QuestionError
+from drakit_explain.cel.helper import HelperError, LateError, QuestionError
 from drakit_explain.cel.library import Library
 from drakit_explain.kinds import CLAIMS, CLASSES, PODS, SLICES
 from drakit_explain.selectors import FeatureGates, Outcome, Reads, SelectorIndex
@@ -32,11 +32,11 @@ class Flaky(Library):
     def use(self, gates):
         self.gates.append(gates)
 
-    def reads(self, expressions):
+    def reads(self, expressions, **_):
         self.asked += expressions
         return super().reads(expressions)
 
-    def select(self, expression, devices):
+    def select(self, expression, devices, **_):
         if expression == EXPENSIVE:
             raise QuestionError("two processes died")
         return super().select(expression, devices)
@@ -47,7 +47,7 @@ class Broken(Flaky):
 
     mended = False
 
-    def reads(self, expressions):
+    def reads(self, expressions, **_):
         self.asked += expressions
         if not self.mended:
             raise HelperError("drakit-cel does not work", retry_seconds=4.0)
@@ -108,7 +108,7 @@ async def test_a_selector_that_gets_no_answer_costs_only_the_pods_that_need_it()
 async def test_a_selector_that_gets_no_answer_is_asked_again_after_minutes():
     selectors = Flaky()
     asked = []
-    selectors.select = lambda expression, devices: asked.append(expression) or _refuse()
+    selectors.select = lambda expression, devices, **_: asked.append(expression) or _refuse()
     evaluation = SelectorEvaluation(_world(), selectors)
     await evaluation.use(FeatureGates())
     for seconds in (300.0, 290.0):
@@ -183,10 +183,10 @@ class Slow:
     def use(self, gates):
         pass
 
-    def reads(self, expressions):
+    def reads(self, expressions, **_):
         return [Reads(attributes=frozenset(["other/a"])) for _ in expressions]
 
-    def select(self, expression, devices):
+    def select(self, expression, devices, **_):
         self.asked.append(expression)
         time.sleep(self.milliseconds / 1000)
         return [self.outcome] * len(devices)
@@ -214,7 +214,7 @@ async def test_a_question_is_about_one_selector_and_some_devices():
 class PerDevice(Slow):
     """Every device takes some milliseconds."""
 
-    def select(self, expression, devices):
+    def select(self, expression, devices, **_):
         self.asked += [expression] * len(devices)
         time.sleep(self.milliseconds / 1000 * len(devices))
         return [self.outcome] * len(devices)
@@ -242,6 +242,35 @@ async def test_a_selector_that_takes_long_in_sum_is_too_expensive():
     assert len(slow.asked) < 60
     found = evaluation._world.selectors.evaluated("a", evaluation._world.of(SLICES.type)["", "s0"])
     assert found.unknown == "the selector takes too much time"
+
+
+class Late(Slow):
+    """Never answers in time."""
+
+    def reads(self, expressions, *, seconds):
+        self.asked.append((*expressions, seconds))
+        raise LateError("no answer in time")
+
+
+async def test_who_asks_for_an_answer_that_does_not_come_has_paid_before_others_wait_long():
+    late = Late()
+    evaluation = await evaluation_with(late)
+    for namespace in ("one", "two", "two", "one"):
+        await evaluation.ask(evaluation.missing(["a"])[0], namespace=namespace)
+    assert late.asked == [("a", each) for each in (0.25, 0.25, 0.25, 2.0)]
+    assert evaluation.missing(["a"]) == (None, pytest.approx(300.0, abs=0.1))
+    await asyncio.sleep(301)
+    await evaluation.ask(evaluation.missing(["a"])[0], namespace="one")
+    assert late.asked[-1] == ("a", 0.25)
+
+
+async def test_an_answer_that_was_late_once_is_an_answer():
+    late = Late()
+    evaluation = await evaluation_with(late)
+    await evaluation.ask(evaluation.missing(["a"])[0], namespace="one")
+    evaluation._selectors = slow = Slow()
+    await evaluated(evaluation, ["a"])
+    assert slow.asked == ["a"]
 
 
 async def evaluated(evaluation, expressions):
