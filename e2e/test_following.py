@@ -117,6 +117,7 @@ def test_the_definition_of_policies_is_deleted_and_created_again(release):
             )
 
 
+@pytest.mark.slow
 def test_of_many_objects_that_come_and_go_at_once_nothing_stays(space, release):
     kinds = (CLAIMS, "pods")
     before = {kind: objects(release, kind) for kind in kinds}

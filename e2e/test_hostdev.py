@@ -300,6 +300,7 @@ def test_a_disk_is_refused_with_a_pointer_to_csi_and_the_zram_device_beside_it_i
             assert not {f"mixed-{name}" for name in loops} & set(published(release))
 
 
+@pytest.mark.slow
 def test_fewer_shares_of_a_held_device_wait_for_its_holders_and_restart_no_node_plugin(
     space, release
 ):

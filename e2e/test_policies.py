@@ -291,6 +291,7 @@ def test_a_policy_that_is_created_again_waits_for_new_reports(scene):
         scene.cluster.kubectl("delete", "hdp", "serial")
 
 
+@pytest.mark.slow
 def test_the_status_of_a_policy_is_not_written_again_within_a_minute(scene):
     scene.cluster.apply(json.dumps(policy("serial")))
     for name in (FINE, BROKEN):

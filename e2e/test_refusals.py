@@ -105,6 +105,7 @@ def test_a_permission_is_taken_away_and_given_back(server, tmp_path, account):
         wait_explained(server, "permitted-again")
 
 
+@pytest.mark.slow
 def test_a_token_is_revoked_for_a_while(server, tmp_path, account):
     # By default, a leader ends if it cannot renew its Lease for 10 s.
     election = {"leaseDuration": 120, "renewDeadline": 100}

@@ -164,7 +164,7 @@ def pods_that_wait(space: Space) -> Iterator[None]:
     ("break_it", "mend_it", "longest_seconds"),
     [
         pytest.param(Replica.kill, None, FAILOVER_SECONDS, id="killed"),
-        pytest.param(Replica.stop, None, STOP_SECONDS, id="stopped"),
+        pytest.param(Replica.stop, None, STOP_SECONDS, id="stopped", marks=pytest.mark.slow),
         pytest.param(
             *(Replica.freeze, Replica.thaw, FAILOVER_SECONDS), id="frozen", marks=pytest.mark.slow
         ),

@@ -165,7 +165,7 @@ def _check_version(cluster: Cluster, programs: Programs) -> None:
 
 
 QUICK = (
-    "retries pod scheduling after (creating|updating) device class",
+    "control plane.* retries pod scheduling after (creating|updating) device class",
     "must (retry NodePrepareResources|unprepare resources for force-deleted pod|manage Resource)",
     "must (map configs and devices to the right containers|consume and free up counters)",
     "supports external claim referenced by multiple containers of multiple pods",
