@@ -15,5 +15,6 @@ VERSION: Final = "v1beta1"
 
 API_VERSION: Final = f"{GROUP}/{VERSION}"
 
+DRIVERS: Final = "devicedrivers"
 POLICIES: Final = "hostdevicepolicies"
 REPORTS: Final = "nodedevicereports"

@@ -96,6 +96,7 @@ def test_only_policies_of_enabled_backends_can_be_read(render, enabled):
             {
                 "customresourcedefinitions",
                 "customresourcedefinitions/status",
+                "devicedrivers",
                 "hostdevicepolicies",
                 "nodedevicereports",
             },
