@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from drakit_daemon.kube import (
     AlreadyExistsError,
@@ -33,11 +32,10 @@ from drakit_explain.model import ClassFacts, PolicyFacts
 from drakit_explain.reports import project_policy
 from drakit_explain.world import Name, World
 from drakit_formats import crds
-from drakit_operator.policies.status import Status, desired_class, status_of
+from drakit_operator.policies.status import desired_class, status_of
+from drakit_operator.statuses import Object, changes, turned
 
 logger = logging.getLogger(__name__)
-
-Object = dict[str, Any]
 
 WRITE_SECONDS = 60.0
 """Least time between two writes of a status in which only numbers and messages differ."""
@@ -120,14 +118,14 @@ class PolicyController:
         wanted = status_of(policy, self._world, class_problem=problem)
         seconds = (self._clock() - now) * SHARE * len(self._world.of(PolicyFacts))
         pace.find_at = now + min(seconds, WRITE_SECONDS)
-        if not (change := self._change(wanted, policy.status)):
+        if not (change := changes(wanted, policy.status, now=self._now())):
             return again
         passed = now - pace.written_at
         writes = max(0.0, pace.writes - passed / WRITE_SECONDS)
         if (
             passed < WRITE_SECONDS
             and not is_new
-            and (writes >= TURNS or not _turns(wanted, policy.status))
+            and (writes >= TURNS or not turned(wanted, policy.status))
         ):
             return min(again or WRITE_SECONDS, WRITE_SECONDS - passed)
         later = None
@@ -159,27 +157,6 @@ class PolicyController:
             return REFUSED_SECONDS
         self._world.apply(project_policy(body))
         return None
-
-    def _change(self, wanted: Status, status: Mapping[str, Any]) -> Object:
-        """Return how the status must change, as a merge patch."""
-        before: dict[str, Object] = {each["type"]: each for each in status.get("conditions") or ()}
-        since = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        conditions: list[Object] = []
-        for each in wanted.conditions:
-            old = before.get(each.type, {})
-            same = old.get("status") == each.status
-            conditions.append(
-                {
-                    "type": each.type,
-                    "status": each.status,
-                    "observedGeneration": wanted.fields["observedGeneration"],
-                    "lastTransitionTime": old.get("lastTransitionTime") if same else since,
-                    "reason": each.reason,
-                    "message": each.message,
-                }
-            )
-        new: Object = {"deviceClass": None, **wanted.fields, "conditions": conditions}
-        return {key: value for key, value in new.items() if status.get(key) != value}
 
     # ------------------------------------------------------------ the DeviceClass
 
@@ -232,12 +209,3 @@ class PolicyController:
             change = {"selectors": spec["selectors"], "extendedResourceName": resource}
             path = resource_path(version, "deviceclasses", name=found.name)
             await self._session.patch(path, {"metadata": {"uid": found.uid}, "spec": change})
-
-
-def _turns(wanted: Status, status: Mapping[str, Any]) -> bool:
-    """Return whether a condition gets another status or reason."""
-    before = {
-        each["type"]: (each.get("status"), each.get("reason"))
-        for each in status.get("conditions") or ()
-    }
-    return any(before.get(each.type) != (each.status, each.reason) for each in wanted.conditions)

@@ -10,9 +10,9 @@ It must not know queues, clocks, Kopf or sessions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from drakit.text import plural
 from drakit_explain.model import ClassFacts, NodeFacts, PolicyFacts, PolicyReport, ReportFacts
@@ -20,6 +20,7 @@ from drakit_explain.wording import cut
 from drakit_explain.world import Name, World
 from drakit_formats.crds import API_VERSION
 from drakit_formats.resource.nodes import selects_labels
+from drakit_operator.statuses import Condition, Object, Status
 
 DRIVER = "hostdev.drakit.dev"
 """The driver of HostDevicePolicies."""
@@ -32,27 +33,6 @@ LISTED = 20
 
 NAMED = 3
 """Nodes, or other objects, that the message of a condition names."""
-
-Object = dict[str, Any]
-
-
-class Condition(NamedTuple):
-    """A condition without times."""
-
-    type: str
-    status: Literal["True", "False", "Unknown"]
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Status:
-    """The status of a policy, without times."""
-
-    conditions: tuple[Condition, ...]
-    fields: Mapping[str, Any]
-    """The other fields of the status, as the API has them."""
-
 
 # ------------------------------------------------------------ the DeviceClass
 
@@ -125,7 +105,9 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
     conflicts = [
         {"node": node, "device": device, "policy": other} for node, device, other in matched_twice
     ]
+    has_class = policy.create_class and not class_problem
     fields: Object = {
+        "deviceClass": policy.class_name if has_class else None,
         "observedGeneration": policy.generation,
         "desiredNodes": len(answers),
         "appliedNodes": applied,
@@ -134,8 +116,6 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
         "conflicts": conflicts[:LISTED],
         "problems": problems[:LISTED],
     }
-    if policy.create_class and not class_problem:
-        fields["deviceClass"] = policy.class_name
     return Status(
         conditions=(
             _accepted(answers, policy, class_problem),
