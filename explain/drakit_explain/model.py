@@ -555,6 +555,9 @@ class PolicyFacts(Identified):
     """How many shares of each device it offers as entries (API: ``sharing.users`` in mode
     ``Users``); 0 in other modes."""
 
+    restricted: bool = False
+    """Only some namespaces can use its DeviceClass (API: ``allowedNamespaces``)."""
+
     evicts: bool = False
     """Kubernetes evicts the pods of a device that is gone (API: ``onVanish: Evict``)."""
 

@@ -241,6 +241,21 @@ def _exceeded(quota: QuotaFacts, template: TemplateFacts) -> str:
     return ""
 
 
+def quota_of(device_class: ClassFacts, devices: int) -> dict[str, str]:
+    """Return the limits of a ResourceQuota that allows some devices of a class, whether pods
+    request them with claims or as extended resources."""
+    name = device_class.name
+    limits = [f"{name}{_QUOTA_OF_CLASS}", f"requests.{_OF_CLASS}{name}"]
+    if device_class.extended_resource:
+        limits.append(f"requests.{device_class.extended_resource}")
+    return dict.fromkeys(limits, str(devices))
+
+
+def counted_devices(device_class: str, requests: Sequence[Request]) -> int:
+    """Return how many devices of a class a claim counts in a quota."""
+    return _usage(requests).get(f"{device_class}{_QUOTA_OF_CLASS}", 0)
+
+
 def _usage(requests: Sequence[Request]) -> dict[str, int]:
     """Return what a claim counts in quotas: for alternatives, the largest one of each class."""
     usage = {_QUOTA_OF_CLAIMS: 1}

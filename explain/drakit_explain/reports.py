@@ -65,6 +65,7 @@ def project_policy(body: Object) -> PolicyFacts:
         class_name=text(device_class, "name") or f"{name}.drakit.dev",
         extended_resource=text(device_class, "extendedResourceName"),
         shares=int(sharing.get("users") or 0) if sharing.get("mode") == "Users" else 0,
+        restricted=bool(child(body, "spec").get("allowedNamespaces")),
         evicts=child(body, "spec").get("onVanish") == "Evict",
         node_selector=child(body, "spec").get("nodeSelector"),
         status=child(body, "status"),
@@ -218,6 +219,14 @@ def dropped_fields(drivers: Collection[str], features: Collection[str], world: W
             if report.driver in drivers and each.feature in features:
                 return f"driver {report.driver} on node {report.node}: {each.message}"
     return ""
+
+
+def policy_selector(policy: str) -> str:
+    """Return the expression that selects the devices of a HostDevicePolicy."""
+    return (
+        f'device.driver == "{HOSTDEV}" && "policy" in device.attributes["{HOSTDEV}"] && '
+        f'device.attributes["{HOSTDEV}"].policy == "{policy}"'
+    )
 
 
 # ---------------------------------------------------------------- shares of a policy

@@ -262,7 +262,10 @@ class _Leader:
         self._allocator = Allocator()
         self._queue = new_queue(retry_limit_seconds=RETRY_LIMIT_SECONDS)
         self._policies = PolicyController(
-            session, self._store.world, class_version=lambda: self.sources.version_of(CLASSES)
+            session,
+            self._store.world,
+            class_version=lambda: self.sources.version_of(CLASSES),
+            restricts_namespaces=config.restrict_namespaces,
         )
         self.reconciler = Reconciler(
             store=self._store,

@@ -81,6 +81,11 @@ class Config(Settings):
     host_device_policies: bool = True
     """Whether the operator reconciles HostDevicePolicies. The chart sets ``hostdev.enabled``."""
 
+    restrict_namespaces: bool = False
+    """Whether an admission policy enforces ``allowedNamespaces`` of HostDevicePolicies. If not, the
+    operator creates no DeviceClass for such a policy. The chart sets
+    ``hostdev.restrictNamespaces``."""
+
     resync_period: Seconds = 300.0
     """The interval at which the operator checks its permissions, the versions of the API and the
     feature gates, and evaluates all waiting pods again."""

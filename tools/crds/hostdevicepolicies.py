@@ -21,6 +21,25 @@ from tools.crds.schema import Rules, structural
 
 FILE = Path(__file__).resolve().parents[2] / "charts/drakit/crds/hostdevicepolicies.yaml"
 
+
+def _of_selector(path: str, objects: str) -> Rules:
+    return {
+        path: (
+            (
+                "has(self.matchLabels) || has(self.matchExpressions)",
+                f"write labels of {objects} below matchLabels, or requirements below "
+                f"matchExpressions; to select all {objects}, omit {path.partition('.')[0]}",
+            ),
+        ),
+        f"{path}.matchExpressions[]": (
+            (
+                "(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",
+                "operators In and NotIn need values, and the others have none",
+            ),
+        ),
+    }
+
+
 RULES: Rules = {
     "": (
         (
@@ -39,17 +58,12 @@ RULES: Rules = {
             "last component",
         ),
     ),
-    "nodeSelector": (
+    **_of_selector("nodeSelector", "nodes"),
+    **_of_selector("allowedNamespaces.selector", "namespaces"),
+    "allowedNamespaces": (
         (
-            "has(self.matchLabels) || has(self.matchExpressions)",
-            "write labels of nodes below matchLabels, or requirements below matchExpressions; to "
-            "select all nodes, omit nodeSelector",
-        ),
-    ),
-    "nodeSelector.matchExpressions[]": (
-        (
-            "(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",
-            "operators In and NotIn need values, and the others have none",
+            "has(self.names) && size(self.names) > 0 || has(self.selector)",
+            "must have names or a selector; to allow all namespaces, omit allowedNamespaces",
         ),
     ),
     "match[].subsystem": (
@@ -104,18 +118,8 @@ def _without_rules(schema: dict[str, Any]) -> None:
             _without_rules(schema[name])
 
 
-def definition() -> dict[str, Any]:
-    """Return the committed CustomResourceDefinition with the model's schema of ``spec``."""
-    spec = structural(HostDevicePolicySpec, RULES)
-    matcher = spec["properties"]["match"]["items"]["properties"]
-    excluded = matcher["exclude"]["items"]
-    excluded["minProperties"] = 1
-    for name in ("usb", "pci", "parent"):
-        matcher[name]["minProperties"] = excluded["properties"][name]["minProperties"] = 1
-    # In a list of lists, the API server's cost estimate of rules could exceed its limit.
-    _without_rules(excluded)
-    # Unknown fields are kept, and refused: without them, a selector would select more nodes.
-    selector = spec["properties"]["nodeSelector"]
+def _close_selector(selector: dict[str, Any]) -> None:
+    """Let unknown fields be kept, and refused: without them, a selector would select more."""
     selector |= {"x-kubernetes-preserve-unknown-fields": True, "x-kubernetes-map-type": "atomic"}
     known = ["matchLabels", "matchExpressions"]
     selector["anyOf"] = [
@@ -126,6 +130,20 @@ def definition() -> dict[str, Any]:
     ]
     selector["properties"]["matchLabels"]["minProperties"] = 1
     selector["properties"]["matchExpressions"]["minItems"] = 1
+
+
+def definition() -> dict[str, Any]:
+    """Return the committed CustomResourceDefinition with the model's schema of ``spec``."""
+    spec = structural(HostDevicePolicySpec, RULES)
+    matcher = spec["properties"]["match"]["items"]["properties"]
+    excluded = matcher["exclude"]["items"]
+    excluded["minProperties"] = 1
+    for name in ("usb", "pci", "parent"):
+        matcher[name]["minProperties"] = excluded["properties"][name]["minProperties"] = 1
+    # In a list of lists, the API server's cost estimate of rules could exceed its limit.
+    _without_rules(excluded)
+    _close_selector(spec["properties"]["nodeSelector"])
+    _close_selector(spec["properties"]["allowedNamespaces"]["properties"]["selector"])
     mounts = spec["properties"]["container"]["properties"]["mounts"]
     mounts |= {
         "x-kubernetes-list-type": "map",

@@ -418,7 +418,7 @@ drivers:
 {{- define "drakit.operator.config" -}}
 {{- $election := dict "leaseName" (include "drakit.operator" .) }}
 {{- $listen := include "drakit.listen" . | fromYaml }}
-{{- $defaults := dict "election" $election "events" .Values.events "hostDevicePolicies" .Values.hostdev.enabled }}
+{{- $defaults := dict "election" $election "events" .Values.events "hostDevicePolicies" .Values.hostdev.enabled "restrictNamespaces" (and .Values.hostdev.enabled .Values.hostdev.restrictNamespaces) }}
 {{- toYaml (merge (dict "logging" .Values.logging) $listen .Values.operator.config $defaults) }}
 {{- end }}
 

@@ -145,9 +145,32 @@ def _add_listings(commands: _Group) -> None:
         default=[],
         help="exit with 1 if a claim is in this state; you can repeat the option",
     )
-    for name, each in (("devices", devices), ("claims", claims), ("doctor", doctor)):
+    quota = commands.add_parser(
+        "quota",
+        help="print a ResourceQuota for the devices of a DeviceClass",
+        description="Prints the manifest of a ResourceQuota that limits the devices of a "
+        "DeviceClass in a namespace, whether pods request them with claims or as extended "
+        "resources. Warns if the claims in the namespace already request more devices. Creates "
+        "nothing: pass the manifest to kubectl apply.",
+    )
+    quota.add_argument("device_class", metavar="CLASS", help="the name of the DeviceClass")
+    add_option(
+        quota,
+        "--devices NUMBER",
+        "the number of devices that the namespace can request",
+        type=_number,
+        required=True,
+    )
+    listings = (("devices", devices), ("claims", claims), ("quota", quota), ("doctor", doctor))
+    for name, each in listings:
         each.set_defaults(command=name)
         _add_shared(each)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of devices")
+    return int(text)
 
 
 def _add_version(commands: _Group) -> None:

@@ -24,14 +24,25 @@ from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     DeviceID,
+    NamespaceFacts,
     NodeFacts,
+    PolicyFacts,
     PoolID,
     ReportFacts,
     Request,
     TemplateFacts,
+    exact_of,
 )
 from drakit_explain.pending_claims import class_of_resource, missing_classes
-from drakit_explain.reports import STOPPED, UNHEALTHY, policy_of_class, words_of
+from drakit_explain.projection import ADMIN_ACCESS
+from drakit_explain.reports import (
+    HOSTDEV,
+    STOPPED,
+    UNHEALTHY,
+    policy_of_class,
+    policy_selector,
+    words_of,
+)
 from drakit_explain.shortage import advice_on_failure, with_device
 from drakit_explain.unmatched import uncounted, why_unmatched
 
@@ -84,6 +95,8 @@ def check_cluster(found: Gathered, rows: Iterable[PoolRow]) -> list[Finding]:
         *_nodes(pools, found),
         *_missing_classes(found),
         *_classes(found),
+        *_around_policies(found),
+        *_admin_access(found),
     ]
 
 
@@ -319,6 +332,55 @@ def _classes(found: Gathered) -> Iterator[Finding]:
                 what=f"DeviceClass {each.name} selects none of the "
                 f"{plural(analysis.published, 'published device')}{f': {why}' if why else ''}",
                 fix=fix,
+            )
+
+
+def _around_policies(found: Gathered) -> Iterator[Finding]:
+    """Find classes with which all namespaces can claim devices that a policy has for some."""
+    world = found.world
+    policies = [each for each in world.of(PolicyFacts).values() if each.restricted]
+    if not policies or found.lacks(CLASSES, SLICES):
+        return
+    restricted = {each.class_name for each in policies}
+    evaluate_selectors(found, (policy_selector(each.name) for each in policies))
+    slices = [each for each in world.slices() if each.driver == HOSTDEV]
+    for name in sorted({each.name for each in world.of(ClassFacts).values()} - restricted):
+        for policy in sorted(policies, key=lambda each: each.name):
+            request = Request(name="", device_class=name, selectors=(policy_selector(policy.name),))
+            if not world.concerns(request, HOSTDEV):
+                continue
+            try:
+                count = sum(world.selected(request, of).matches.bit_count() for of in slices)
+            except NotEvaluatedError:
+                continue  # the check of the class reports it
+            if count:
+                yield note(
+                    object=f"DeviceClass {name}",
+                    what=f"DeviceClass {name} selects {plural(count, 'device')} of "
+                    f"HostDevicePolicy {policy.name}, so claims for it get around the policy's "
+                    "allowedNamespaces",
+                    fix=f"kubectl edit deviceclass {name}: exclude the devices with the selector "
+                    f'!(device.attributes["{HOSTDEV}"].?policy.orValue("") == "{policy.name}"), or '
+                    "delete the class",
+                )
+
+
+def _admin_access(found: Gathered) -> Iterator[Finding]:
+    """Find claims and templates with admin access in namespaces that do not allow it."""
+    world = found.world
+    allowed = {each.name: each.admin_access for each in world.of(NamespaceFacts).values()}
+    for each in (*world.of(ClaimFacts).values(), *world.of(TemplateFacts).values()):
+        asks = any(exact.admin_access for exact in exact_of(each.requests))
+        if asks and allowed.get(each.namespace) is False:
+            kind, of = each.reference.kind, f"namespace {each.namespace}"
+            yield note(
+                object=f"{kind} {each.namespace}/{each.name}",
+                what=f"{kind} {each.namespace}/{each.name} has admin access to devices, and {of} "
+                f"does not have the label {ADMIN_ACCESS}: the label was removed after the "
+                f"{'claim' if isinstance(each, ClaimFacts) else 'template'} was created",
+                fix=f"kubectl -n {each.namespace} delete {kind.lower()} {each.name}; or, if all "
+                f"users of {of} may use all devices: kubectl label namespace {each.namespace} "
+                f"{ADMIN_ACCESS}=true",
             )
 
 

@@ -10,10 +10,12 @@ import argparse
 import asyncio
 import gc
 import logging
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from drakit.text import plural
 from drakit_cli.answers import CommandError
 from drakit_cli.connection import fetch
 from drakit_cli.kubectl import devices, doctor, explain_command
@@ -29,10 +31,20 @@ from drakit_cli.kubectl.versions import all_versions, own_versions
 from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
 from drakit_explain import cel
 from drakit_explain.broken import node_of_claim
-from drakit_explain.kinds import CLAIMS, NODES, REPORTS, RULES, SLICES, TEMPLATES
+from drakit_explain.kinds import (
+    CLAIMS,
+    CLASSES,
+    NAMESPACES,
+    NODES,
+    REPORTS,
+    RULES,
+    SLICES,
+    TEMPLATES,
+)
 from drakit_explain.model import ClaimFacts
+from drakit_explain.pending_claims import counted_devices, quota_of
 
-_OF_DOCTOR = (TEMPLATES, *OF_EXPLAIN)
+_OF_DOCTOR = (TEMPLATES, NAMESPACES, *OF_EXPLAIN)
 
 _CLAIM = ("NAMESPACE", "NAME", "STATE", "NODE", "DEVICES", "PODS", "CLASSES")
 
@@ -177,6 +189,37 @@ def _claim_cells(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _quota(options: argparse.Namespace, output: Output) -> int:
+    async def ask(session: Session, namespace: str) -> tuple[str, Gathered]:
+        kinds = (CLASSES, CLAIMS)
+        return namespace, await gather(session, kinds, namespace=namespace, local=(CLAIMS,))
+
+    namespace, found = fetch(options, ask)
+    if found.lacks_all(CLASSES):
+        raise UnreachableError(next(gap.what for gap in found.gaps if gap.kind == CLASSES.plural))
+    device_class = found.world.device_class(options.device_class)
+    if device_class is None:
+        raise MissingError(f'no DeviceClass has the name "{options.device_class}"')
+    claims = (each for each in found.world.of(ClaimFacts).values() if each.namespace == namespace)
+    requested = sum(counted_devices(device_class.name, each.requests) for each in claims)
+    if requested > options.devices:
+        print(
+            f"warning: the claims in namespace {namespace} already request "
+            f"{plural(requested, 'device')} of the class; they keep them, but no claim can be "
+            "added",
+            file=sys.stderr,
+        )
+    output.manifest(
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": device_class.name, "namespace": namespace},
+            "spec": {"hard": quota_of(device_class, options.devices)},
+        }
+    )
+    return 0
+
+
 def _doctor(options: argparse.Namespace, output: Output) -> int:
     async def ask(session: Session, namespace: str) -> doctor.Examined:
         found = await gather(session, _OF_DOCTOR, namespace=namespace)
@@ -224,6 +267,7 @@ _COMMANDS = {
     "explain": explain_command.run,
     "devices": _devices,
     "claims": _claims,
+    "quota": _quota,
     "doctor": _doctor,
     "version": _version,
 }

@@ -73,11 +73,14 @@ class Output:
 
     def data(self, kind: str, body: Mapping[str, Any]) -> None:
         """Print an answer for programs, with the version and the kind of its form."""
-        body = {"apiVersion": API_VERSION, "kind": kind, **body}
+        self.manifest({"apiVersion": API_VERSION, "kind": kind, **body})
+
+    def manifest(self, body: Mapping[str, Any]) -> None:
+        """Print an object of the API as JSON, or as YAML."""
         if self.format == "json":
             self._print(json.dumps(body, indent=2, ensure_ascii=True))
         else:
-            self._print(yaml.safe_dump(body, sort_keys=False, allow_unicode=False).rstrip())
+            self._print(yaml.safe_dump(dict(body), sort_keys=False, allow_unicode=False).rstrip())
 
     def line(self, text: str = "", *, colour: str = "", indent: int = 0) -> None:
         """Print one line of text."""

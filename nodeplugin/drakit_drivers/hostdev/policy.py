@@ -48,19 +48,20 @@ LabelKey = Annotated[
 ]
 LabelValue = Annotated[str, Field(pattern=_LABEL_VALUE)]
 AttributeName = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=32)]
+NamespaceName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 PolicyName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40)]
 """The value of the device attribute ``policy``, and the prefix of device names. The limit
 of 40 characters leaves room for the device."""
 
 
-class NodeRequirement(DevicePolicy):
-    """A requirement for one label of a node."""
+class LabelRequirement(DevicePolicy):
+    """A requirement for one label."""
 
     key: LabelKey
     """The key of the label."""
 
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    """As in Kubernetes: ``NotIn`` also selects nodes without the label."""
+    """As in Kubernetes: ``NotIn`` also selects objects without the label."""
 
     values: tuple[LabelValue, ...] = Field(default=(), max_length=64)
     """Only for ``In`` and ``NotIn``."""
@@ -72,7 +73,7 @@ class NodeRequirement(DevicePolicy):
         return self
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Return whether a node with these labels meets the requirement."""
+        """Return whether an object with these labels meets the requirement."""
         value = labels.get(self.key)
         match self.operator:
             case "In":
@@ -85,13 +86,13 @@ class NodeRequirement(DevicePolicy):
                 return value is None
 
 
-class NodeSelector(DevicePolicy):
-    """A LabelSelector. A node must meet all requirements."""
+class LabelSelector(DevicePolicy):
+    """A LabelSelector. An object must meet all requirements."""
 
     match_labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
-    """Labels that a node must have."""
+    """Labels that an object must have."""
 
-    match_expressions: tuple[NodeRequirement, ...] = Field(default=(), max_length=32)
+    match_expressions: tuple[LabelRequirement, ...] = Field(default=(), max_length=32)
     """Requirements for labels."""
 
     @model_validator(mode="before")
@@ -100,19 +101,19 @@ class NodeSelector(DevicePolicy):
         if isinstance(value, Mapping):
             names = {str(name) for name in cast("Mapping[object, object]", value)}
             if other := sorted(names - {"matchLabels", "matchExpressions"}):
-                raise ValueError(f"{other[0]}: write labels of nodes below matchLabels")
+                raise ValueError(f"{other[0]}: write labels below matchLabels")
         return cast("object", value)
 
     @model_validator(mode="after")
     def _is_not_empty(self) -> Self:
         if not self.match_labels and not self.match_expressions:
             raise ValueError(
-                "must have matchLabels or matchExpressions; to select all nodes, omit it"
+                "must have matchLabels or matchExpressions; to select everything, omit it"
             )
         return self
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        """Return whether it selects a node with these labels."""
+        """Return whether it selects an object with these labels."""
         return self.match_labels.items() <= labels.items() and all(
             each.holds(labels) for each in self.match_expressions
         )
@@ -213,6 +214,23 @@ class DeviceClass(DevicePolicy):
         return name
 
 
+class AllowedNamespaces(DevicePolicy):
+    """The namespaces whose claims can use the DeviceClass: those with one of the names, and those
+    that the selector selects."""
+
+    names: tuple[NamespaceName, ...] = Field(default=(), max_length=64)
+    """Names of namespaces."""
+
+    selector: LabelSelector | None = None
+    """Labels of namespaces."""
+
+    @model_validator(mode="after")
+    def _is_not_empty(self) -> Self:
+        if not self.names and self.selector is None:
+            raise ValueError("must have names or a selector; to allow all namespaces, omit it")
+        return self
+
+
 class Allow(DevicePolicy):
     """Exceptions to the safety rules of the driver."""
 
@@ -231,7 +249,7 @@ class Allow(DevicePolicy):
 class HostDevicePolicySpec(DevicePolicy):
     """Selects devices of nodes, and defines how pods share and use them."""
 
-    node_selector: NodeSelector | None = None
+    node_selector: LabelSelector | None = None
     """The nodes to which the policy applies, by their labels. If unset, the policy applies to all
     nodes."""
 
@@ -271,6 +289,10 @@ class HostDevicePolicySpec(DevicePolicy):
 
     device_class: DeviceClass = DeviceClass()
     """The DeviceClass that selects the devices of the policy."""
+
+    allowed_namespaces: AllowedNamespaces | None = None
+    """The namespaces whose claims can use the DeviceClass of the policy. If unset, all namespaces
+    can. Requires the chart's value ``hostdev.restrictNamespaces``."""
 
     allow: Allow = Allow()
     """Exceptions to the safety rules of the driver."""

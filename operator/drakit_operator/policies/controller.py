@@ -76,15 +76,18 @@ class PolicyController:
         world: World,
         *,
         class_version: Callable[[], str],
+        restricts_namespaces: bool,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         :param class_version: returns the served ``apiVersion`` of DeviceClasses.
+        :param restricts_namespaces: whether the cluster enforces the namespaces of policies.
         """
         self._session = session
         self._world = world
         self._class_version = class_version
+        self._restricts_namespaces = restricts_namespaces
         self._now = now
         self._clock = clock
         self._paces: dict[str, _Pace] = {}
@@ -162,6 +165,11 @@ class PolicyController:
 
     async def _maintain_class(self, policy: PolicyFacts) -> str:
         """Create, update or delete the DeviceClass of a policy; return the problem, if any."""
+        if policy.restricted and policy.create_class and not self._restricts_namespaces:
+            return (
+                f"nothing enforces allowedNamespaces, so DeviceClass {policy.class_name} is not "
+                "created; set the chart's value hostdev.restrictNamespaces"
+            )
         version = self._class_version()
         wanted = desired_class(policy, api_version=version)
         found = self._world.device_class(policy.class_name)

@@ -16,14 +16,13 @@ from typing import Literal
 
 from drakit.text import plural
 from drakit_explain.model import ClassFacts, NodeFacts, PolicyFacts, PolicyReport, ReportFacts
+from drakit_explain.reports import HOSTDEV as DRIVER
+from drakit_explain.reports import policy_selector
 from drakit_explain.wording import cut
 from drakit_explain.world import Name, World
 from drakit_formats.crds import API_VERSION
 from drakit_formats.resource.nodes import selects_labels
 from drakit_operator.statuses import Condition, Object, Status
-
-DRIVER = "hostdev.drakit.dev"
-"""The driver of HostDevicePolicies."""
 
 POLICY_LABEL = "drakit.dev/policy"
 MANAGER = "drakit-operator"
@@ -45,12 +44,7 @@ def desired_class(policy: PolicyFacts, *, api_version: str) -> Object | None:
     """
     if not policy.create_class or policy.deleting:
         return None
-    expression = (
-        f'device.driver == "{DRIVER}" && '
-        f'"policy" in device.attributes["{DRIVER}"] && '
-        f'device.attributes["{DRIVER}"].policy == "{policy.name}"'
-    )
-    spec: Object = {"selectors": [{"cel": {"expression": expression}}]}
+    spec: Object = {"selectors": [{"cel": {"expression": policy_selector(policy.name)}}]}
     if policy.extended_resource:
         spec["extendedResourceName"] = policy.extended_resource
     return {

@@ -35,17 +35,35 @@ class AdmissionPolicy:
     def __init__(self, objects: list[dict[str, Any]], name: str, *, node: str = "node-1") -> None:
         self._spec = the(objects, "ValidatingAdmissionPolicy", name)["spec"]
         self._user = {"extra": {"authentication.kubernetes.io/node-name": [node]}}
-        names = ("object", "oldObject", "request", "variables")
+        names = ("object", "oldObject", "request", "variables", "params", "namespaceObject")
         self._environment = cel.NewEnv(
             variables=dict.fromkeys(names, cel.Type.DYN),
             extensions=[ext_optional.ExtOptional(), ext_strings.ExtStrings()],
         )
 
-    def refusal(self, old: dict[str, Any] | None, new: dict[str, Any] | None) -> tuple[str, str]:
-        """Return the reason and the sentence of the first refusal; empty if there is none."""
+    def refusal(
+        self,
+        old: dict[str, Any] | None,
+        new: dict[str, Any] | None,
+        *,
+        params: dict[str, Any] | None = None,
+        namespace: dict[str, Any] | None = None,
+    ) -> tuple[str, str]:
+        """
+        Return the reason and the sentence of the first refusal; empty if there is none.
+
+        :param params: one parameter; the conditions of the policy on it are evaluated.
+        """
         operation = "CREATE" if old is None else "DELETE" if new is None else "UPDATE"
         request = {"operation": operation, "userInfo": self._user}
+        if namespace is not None:
+            request["namespace"] = namespace["metadata"]["name"]
         data = {"object": new, "oldObject": old, "request": request, "variables": {}}
+        data |= {"params": params, "namespaceObject": namespace}
+        if params is not None and not all(
+            self._evaluate(each["expression"], data) for each in self._spec["matchConditions"]
+        ):
+            return "", ""
         for each in self._spec["validations"]:
             if not self._evaluate(each["expression"], data):
                 if text := each.get("messageExpression"):

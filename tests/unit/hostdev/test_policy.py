@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from drakit import Version
-from drakit_drivers.hostdev.policy import Attribute, HostDevicePolicySpec, NodeSelector
+from drakit_drivers.hostdev.policy import Attribute, HostDevicePolicySpec, LabelSelector
 from drakit_formats.resource.nodes import selects_labels
 
 SERIAL = {"subsystem": "tty", "usb": {"vendorID": "1a86", "productID": "7523"}}
@@ -170,11 +170,11 @@ def test_a_bad_matcher_is_refused_with_field_and_reason(match, where, reason):
         ),
         pytest.param(
             {"nodeSelector": {"zone": "a"}},
-            "nodeSelector", "zone: write labels of nodes below matchLabels", id="labels-alone",
+            "nodeSelector", "zone: write labels below matchLabels", id="labels-alone",
         ),
         pytest.param(
             {"nodeSelector": {"matchLabels": {"room": "lab"}, "zone": "a"}},
-            "nodeSelector", "zone: write labels of nodes below matchLabels", id="labels-beside",
+            "nodeSelector", "zone: write labels below matchLabels", id="labels-beside",
         ),
         pytest.param({"nodeSelector": {}}, "nodeSelector", "omit it", id="empty-selector"),
         pytest.param(
@@ -314,7 +314,7 @@ HAS_NO_ROOM = {"key": "room", "operator": "DoesNotExist"}
 def test_a_node_selector_has_the_operators_of_kubernetes(requirement, nodes):
     rooms = {"lab": {"room": "lab"}, "hall": {"room": "hall"}, "none": {"other": "lab"}}
     raw = {"matchExpressions": [requirement]}
-    selector = NodeSelector.model_validate(raw)
+    selector = LabelSelector.model_validate(raw)
     assert {name for name, labels in rooms.items() if selector.selects(labels)} == nodes
     # The operator reads the selector of the object.
     assert {name for name, labels in rooms.items() if selects_labels(raw, labels)} == nodes
@@ -322,7 +322,7 @@ def test_a_node_selector_has_the_operators_of_kubernetes(requirement, nodes):
 
 def test_a_node_must_meet_all_requirements_of_a_node_selector():
     raw = {"matchLabels": {"zone": "a"}, "matchExpressions": [IN_LAB, {**HAS_ROOM, "key": "usb"}]}
-    selector = NodeSelector.model_validate(raw)
+    selector = LabelSelector.model_validate(raw)
     node = {"zone": "a", "room": "lab", "usb": ""}
     assert selector.selects(node)
     assert selects_labels(raw, node)

@@ -644,6 +644,75 @@ async def test_without_the_permission_for_slices_no_device_is_gone(site, run):
     assert (code, body["drivers"]) == (0, [])
 
 
+HOSTDEV = "hostdev.drakit.dev"
+OF_POLICY = (
+    f'device.driver == "{HOSTDEV}" && "policy" in device.attributes["{HOSTDEV}"] && '
+    f'device.attributes["{HOSTDEV}"].policy == "serial"'
+)
+WITHOUT = f'!(device.attributes["{HOSTDEV}"].?policy.orValue("") == "serial")'
+
+
+@pytest.mark.parametrize(
+    ("expression", "count"),
+    [
+        pytest.param(f'device.driver == "{HOSTDEV}"', 2, id="class-of-the-driver"),
+        pytest.param("true", 2, id="class-of-everything"),
+        pytest.param(f"{OF_POLICY} && device.attributes['{HOSTDEV}'].port == 1", 1, id="narrower"),
+        pytest.param(f'device.driver == "{HOSTDEV}" && {WITHOUT}', 0, id="as-the-remedy-says"),
+        pytest.param(f'device.driver == "{DRIVER}"', 0, id="other-driver"),
+    ],
+)
+@pytest.mark.parametrize("restricted", [True, False])
+async def test_a_class_that_gets_around_the_namespaces_of_a_policy_is_found(
+    healthy, run, expression, count, restricted
+):
+    devices = [
+        {"name": name, "attributes": {"policy": {"string": policy}, "port": {"int": port}}}
+        for name, policy, port in (("a", "serial", 1), ("b", "serial", 2), ("c", "other", 1))
+    ]
+    healthy.slice("h1", driver=HOSTDEV, devices=devices)
+    healthy.device_class("serial.drakit.dev", OF_POLICY)
+    healthy.policy("serial", "serial.drakit.dev", observedGeneration=1)
+    if restricted:
+        spec = {"allowedNamespaces": {"names": ["lab"]}}
+        healthy.change(f"/apis/{crds.API_VERSION}/hostdevicepolicies/serial", {"spec": spec})
+    healthy.device_class("around", expression)
+    _, body = await run.json("doctor")
+    found = [each for each in body["findings"] if "allowedNamespaces" in each["finding"]]
+    assert bool(found) is bool(count and restricted)
+    for each in found:
+        assert (each["severity"], each["object"]) == ("note", "DeviceClass around")
+        assert f"selects {count} device" in each["finding"]
+        assert f"the selector {WITHOUT}" in each["fix"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "admin_access", "found"),
+    [
+        pytest.param({}, True, True, id="no-label"),
+        pytest.param({"resource.kubernetes.io/admin-access": "false"}, True, True, id="false"),
+        pytest.param({"resource.kubernetes.io/admin-access": "true"}, True, False, id="allowed"),
+        pytest.param({}, False, False, id="no-admin-access"),
+    ],
+)
+async def test_admin_access_in_a_namespace_without_the_label_is_named(
+    healthy, run, labels, admin_access, found
+):
+    healthy.store("/api/v1/namespaces/lab", {"metadata": {"labels": labels}})
+    exact = {"deviceClassName": "gpu", "adminAccess": admin_access}
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": exact}]}}
+    healthy.resource("resourceclaims", "watch", {"spec": spec}, namespace="lab")
+    body = {"spec": {"spec": spec}}
+    healthy.resource("resourceclaimtemplates", "watch", body, namespace="lab")
+    _, answer = await run.json("doctor")
+    notes = [each for each in answer["findings"] if "has admin access" in each["finding"]]
+    kinds = [each["object"] for each in notes]
+    assert kinds == ["ResourceClaim lab/watch", "ResourceClaimTemplate lab/watch"] * found
+    for each in notes:
+        command = "kubectl label namespace lab resource.kubernetes.io/admin-access=true"
+        assert each["fix"].endswith(command)
+
+
 async def test_a_class_whose_devices_do_not_count_leads_to_the_pools(healthy, run):
     healthy.slice("left", "a", node="n9", driver="left.example.com")
     healthy.device_class("left", 'device.driver == "left.example.com"')

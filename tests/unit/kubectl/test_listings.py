@@ -1,10 +1,12 @@
-"""``kubectl drakit devices`` and ``claims``."""
+"""``kubectl drakit devices``, ``claims`` and ``quota``."""
 
 from __future__ import annotations
 
+import copy
 import re
 
 import pytest
+import yaml
 
 API = "/apis/resource.k8s.io/v1"
 
@@ -372,3 +374,51 @@ async def test_claims_in_a_state_can_be_a_failure(site, run, states, code):
 
 async def test_no_claims(site, run):
     assert (await run("claims"))[:2] == (0, "No claims in namespace lab.\n")
+
+
+QUOTA = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "gpu", "namespace": "lab"},
+    "spec": {
+        "hard": {
+            "gpu.deviceclass.resource.k8s.io/devices": "2",
+            "requests.deviceclass.resource.kubernetes.io/gpu": "2",
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("extended", ["", "example.com/gpu"])
+async def test_a_quota_counts_claims_and_extended_resources(site, run, extended):
+    site.device_class("gpu")
+    expected = copy.deepcopy(QUOTA)
+    if extended:
+        path = "/apis/resource.k8s.io/v1/deviceclasses/gpu"
+        site.change(path, {"spec": {"extendedResourceName": extended}})
+        expected["spec"]["hard"][f"requests.{extended}"] = "2"
+    code, out, error = await run("quota", "gpu", "--devices=2")
+    assert (code, yaml.safe_load(out), error) == (0, expected, "")
+    assert await run.json("quota", "gpu", "--devices=2") == (0, expected)
+    assert site.writes() == []
+
+
+async def test_a_quota_below_what_claims_request_is_a_warning(site, run):
+    site.device_class("gpu")
+    for name in ("a", "b"):
+        site.claim(name)
+    site.claim("c", device_class="other")
+    site.claim("d", namespace="office")
+    assert (await run("quota", "gpu", "--devices=2"))[2] == ""
+    code, out, error = await run("quota", "gpu", "--devices=1")
+    assert (code, yaml.safe_load(out)["kind"]) == (0, "ResourceQuota")
+    assert error.startswith("warning: the claims in namespace lab already request 2 devices of the")
+
+
+async def test_a_quota_needs_an_existing_class_and_a_number(site, run):
+    site.device_class("gpu")
+    code, out, error = await run("quota", "gpus", "--devices=1")
+    assert (code, out, error) == (5, "", 'error: no DeviceClass has the name "gpus"\n')
+    for devices in ("-1", "two"):
+        with pytest.raises(SystemExit, match="2"):
+            await run("quota", "gpu", f"--devices={devices}")

@@ -61,6 +61,7 @@ class Served:
             session,
             self.store.world,
             class_version=lambda: "resource.k8s.io/v1",
+            restricts_namespaces=False,
             now=lambda: datetime(2026, 1, 1, tzinfo=UTC),
         )
         self.handlers = Handlers(

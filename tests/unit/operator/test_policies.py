@@ -407,7 +407,9 @@ async def test_a_burst_of_changes_is_one_reconciliation_and_a_failure_is_repeate
 class Cluster:
     """A controller, the API server that it writes to, and its store."""
 
-    def __init__(self, server: FakeApiServer, session: Session) -> None:
+    def __init__(
+        self, server: FakeApiServer, session: Session, *, restricts_namespaces: bool = True
+    ) -> None:
         self.server = server
         self.session = session
         self.world = store_of(node("a"), node("b")).world
@@ -416,6 +418,7 @@ class Cluster:
             session,
             self.world,
             class_version=lambda: "resource.k8s.io/v1",
+            restricts_namespaces=restricts_namespaces,
             now=lambda: THEN + timedelta(seconds=self.at),
             clock=lambda: self.at,
         )
@@ -489,6 +492,18 @@ async def test_a_policy_gets_a_class_that_selects_its_devices_and_goes_with_it(c
     (owner,) = body["metadata"]["ownerReferences"]
     uid = cluster.server.object(PATH)["metadata"]["uid"]
     assert (owner["kind"], owner["uid"]) == ("HostDevicePolicy", uid)
+
+
+async def test_a_class_whose_namespaces_nothing_enforces_is_not_created(cluster, server):
+    unenforced = Cluster(server, cluster.session, restricts_namespaces=False)
+    policy = await cluster.session.patch(PATH, {"spec": {"allowedNamespaces": {"names": ["lab"]}}})
+    await unenforced.refresh(project_policy(policy))
+    assert await unenforced.classes() == set()
+    accepted = unenforced.condition("Accepted")
+    assert (accepted["status"], accepted["reason"]) == ("False", "DeviceClassConflict")
+    assert "set the chart's value hostdev.restrictNamespaces" in accepted["message"]
+    await cluster.refresh(project_policy(await cluster.session.get(PATH)))
+    assert await cluster.classes() == {"serial.drakit.dev"}
 
 
 async def test_what_has_no_difference_needs_no_request(cluster):
