@@ -16,6 +16,7 @@ from typing import Any
 from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
+    DriverFacts,
     NamespaceFacts,
     NodeFacts,
     PodFacts,
@@ -38,7 +39,7 @@ from drakit_explain.projection import (
     project_taint_rule,
     project_template,
 )
-from drakit_explain.reports import project_policy, project_report
+from drakit_explain.reports import project_driver, project_policy, project_report
 from drakit_explain.world import Fact
 from drakit_formats import crds
 from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object
@@ -164,6 +165,15 @@ POLICIES = Kind(
     project=lambda body, _: project_policy(body),
     versions=(crds.VERSION,),
     effect="",
+)
+DRIVERS = Kind(
+    group=crds.GROUP,
+    plural=crds.DRIVERS,
+    word="DeviceDrivers",
+    type=DriverFacts,
+    project=lambda body, _: project_driver(body),
+    versions=(crds.VERSION,),
+    effect="the nodes on which drivers must run are unknown",
 )
 NAMESPACES = Kind(
     group="",

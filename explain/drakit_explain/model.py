@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from drakit_explain.devices import NO_DEVICES, Amount, CounterSetFacts, Devices, Place, TaintFacts
+from drakit_formats import crds
 from drakit_formats.resource.nodes import NodeSelector
 from drakit_formats.resource.objects import Object
 
@@ -203,6 +204,9 @@ class TaintRuleFacts(Identified):
     pool: str = ""
     device: str = ""
     """Each of the three is a condition, unless it is empty."""
+
+    owner: str = ""
+    """The UID of the object that controls it, such as a DeviceDriver."""
 
     selective: bool = True
     """It has a selector (API: ``deviceSelector``): a rule without one selects no device."""
@@ -572,6 +576,29 @@ class PolicyFacts(Identified):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DriverFacts(Identified):
+    """A DeviceDriver, without the schemas of its parameters."""
+
+    kind = "DeviceDriver"
+    api_version = crds.API_VERSION
+    generation: int = 0
+    version: str = ""
+    """That of the driver, as its owner wrote it."""
+
+    node_selector: Object | None = None
+    """A LabelSelector, raw."""
+
+    taint_after_seconds: int | None = None
+    """How long its plugin must be unavailable before its devices are tainted; None for never."""
+
+    is_generated: bool = False
+    """The operator created it, and nobody has written a specification."""
+
+    status: Object = field(default_factory=dict[str, Any])
+    """Raw."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceConflict:
     """A device that another policy matches, too."""
 
@@ -651,6 +678,9 @@ class ReportFacts(Identified):
 
     progress: str = ""
     """Why claims do not progress: calls that the driver has not answered, or stuck claims."""
+
+    stuck: int = 0
+    """Claims that have been preparing or unpreparing for more than a minute."""
 
     unhealthy: tuple[DeviceWords, ...] = ()
     """The first of the unhealthy devices."""

@@ -12,7 +12,7 @@ or Events.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
 
@@ -84,27 +84,33 @@ def slice_problems(of: SliceFacts, world: World) -> list[Reason]:
 
 
 def pool_conditions(world: World) -> Mapping[PoolCondition, int]:
-    """Count the pools by condition; pools of one name on two nodes are two."""
+    """Count the pools by condition."""
     found = Counter(dict.fromkeys(PoolCondition, 0))
+    found.update(condition for _, _, condition in conditions_of_pools(world))
+    return found
+
+
+def conditions_of_pools(world: World) -> Iterator[tuple[PoolID, str, PoolCondition]]:
+    """Return each pool with its condition, and with its node if it is that of one node. Pools of
+    one name on two nodes are two."""
     views = world.views()
     rivals: dict[PoolID, Collection[str]] = {}  # once for each pool: all nodes may have one name
-    for name in world.nodes_with_slices():
+    for name in list(world.nodes_with_slices()):
         view = views.get(name)
         for identity in _pools_of(name, world):
             if view is None:
-                found[PoolCondition.NODE_MISSING] += 1
+                yield identity, name, PoolCondition.NODE_MISSING
                 continue
             if identity not in rivals:
                 rivals[identity] = _rivals(identity, world)
-            found[_condition(identity, view, world, rivals[identity])[0]] += 1
+            yield identity, name, _condition(identity, view, world, rivals[identity])[0]
     shared = {
         pool.identity: _STATES[pool.state]
         for view in views.values()
         for pool in world.pools_of_node(view)
         if pool.identity not in rivals
     }
-    found.update(shared.values())
-    return found
+    yield from ((identity, "", condition) for identity, condition in shared.items())
 
 
 _STATES = {

@@ -133,6 +133,7 @@ def project_taint_rule(body: Object) -> TaintRuleFacts:
         driver=text(selector, "driver"),
         pool=text(selector, "pool"),
         device=text(selector, "device"),
+        owner=text(_controller(metadata), "uid"),
         selective=spec.get("deviceSelector") is not None,
         unsupported=bool(selector.get("deviceClassName") or selector.get("selectors")),
     )

@@ -1,6 +1,6 @@
 """
-What drakit's own resources say about devices: NodeDeviceReports and HostDevicePolicies, from raw
-objects to facts, and the facts that explanations quote.
+What drakit's own resources say about devices: NodeDeviceReports, HostDevicePolicies and
+DeviceDrivers, from raw objects to facts, and the facts that explanations quote.
 
 Only the node plugin of a node knows the words of a driver, and whether the kubelet has registered
 it. Without a report, nothing is certain about either.
@@ -19,6 +19,7 @@ from drakit_explain.model import (
     DeviceConflict,
     DeviceID,
     DeviceWords,
+    DriverFacts,
     DroppedField,
     PolicyFacts,
     PolicyReport,
@@ -41,6 +42,9 @@ GONE = "drakit.dev/gone"
 
 MAX_UNHEALTHY = 20
 """Unhealthy devices of a report: the limit of its definition."""
+
+MANAGED_BY, OPERATOR = "app.kubernetes.io/managed-by", "drakit-operator"
+"""The label of objects that the operator creates, and its value."""
 
 OUTDATED = "Outdated"
 """The reason of the conditions in a report whose node plugin is gone. The operator sets it."""
@@ -70,6 +74,22 @@ def project_policy(body: Object) -> PolicyFacts:
         node_selector=child(body, "spec").get("nodeSelector"),
         status=child(body, "status"),
         version=text(metadata, "resourceVersion"),
+    )
+
+
+def project_driver(body: Object) -> DriverFacts:
+    """Read a DeviceDriver."""
+    metadata, spec = child(body, "metadata"), child(body, "spec")
+    seconds = spec.get("taintAfterSeconds")
+    return DriverFacts(
+        name=text(metadata, "name"),
+        uid=text(metadata, "uid"),
+        generation=int(metadata.get("generation") or 0),
+        version=text(spec, "version"),
+        node_selector=spec.get("nodeSelector"),
+        taint_after_seconds=None if seconds is None else int(seconds),
+        is_generated=not spec and text(metadata, "labels", MANAGED_BY) == OPERATOR,
+        status=child(body, "status"),
     )
 
 
@@ -103,6 +123,7 @@ def project_report(body: Object) -> ReportFacts:
         registration=_registration(conditions.get("Registered")),
         stopped=next(stopped, ""),
         progress=words(progress, "message") if text(progress, "status") == "False" else "",
+        stuck=int(child(status, "claims").get("stuck") or 0),
         unhealthy=tuple(
             DeviceWords(
                 intern(text(each, "pool")),

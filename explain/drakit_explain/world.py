@@ -20,6 +20,7 @@ from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     DeviceID,
+    DriverFacts,
     NamespaceFacts,
     NodeFacts,
     PodFacts,
@@ -48,6 +49,7 @@ Fact = (
     | QuotaFacts
     | PolicyFacts
     | ReportFacts
+    | DriverFacts
 )
 AnyFact = TypeVar("AnyFact", bound=Fact)
 

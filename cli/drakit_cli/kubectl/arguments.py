@@ -98,6 +98,17 @@ def _add_listings(commands: _Group) -> None:
         "For one device, shows its attributes, its capacity, its taints with who added them, and "
         "the claims and pods that use it.",
     )
+    drivers = commands.add_parser(
+        "drivers",
+        help="show the drivers, and what is wrong with them",
+        description="Shows each driver of the cluster, whether it is made with drakit or not: the "
+        "nodes on which its plugin must run, is registered and publishes, its pools and devices, "
+        "and its problems with the commands that help.",
+    )
+    drivers.add_argument("name", nargs="?", metavar="NAME", help="only the driver of this name")
+    drivers.add_argument(
+        "--fail-on", choices=("problem",), help="exit with 1 if a driver has a problem"
+    )
     claims = commands.add_parser(
         "claims",
         help="show claims with their devices and pods",
@@ -161,8 +172,10 @@ def _add_listings(commands: _Group) -> None:
         type=_number,
         required=True,
     )
-    listings = (("devices", devices), ("claims", claims), ("quota", quota), ("doctor", doctor))
-    for name, each in listings:
+    for name, each in (
+        *(("devices", devices), ("drivers", drivers), ("claims", claims)),
+        *(("quota", quota), ("doctor", doctor)),
+    ):
         each.set_defaults(command=name)
         _add_shared(each)
 

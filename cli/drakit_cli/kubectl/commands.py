@@ -22,9 +22,11 @@ from drakit_cli.kubectl import devices, doctor, explain_command
 from drakit_cli.kubectl.capabilities import with_capabilities
 from drakit_cli.kubectl.components import find_components
 from drakit_cli.kubectl.device import Device, describe, slice_of
-from drakit_cli.kubectl.gather import Gathered, MissingError, UnreachableError, gather
+from drakit_cli.kubectl.drivers import find_drivers
+from drakit_cli.kubectl.gather import Gap, Gathered, MissingError, UnreachableError, gather
 from drakit_cli.kubectl.output import Output
 from drakit_cli.kubectl.permissions import find_denied, find_lacking
+from drakit_cli.kubectl.pods import list_pods
 from drakit_cli.kubectl.questions import OF_EXPLAIN
 from drakit_cli.kubectl.releases import Releases, find_releases
 from drakit_cli.kubectl.versions import all_versions, own_versions
@@ -34,6 +36,7 @@ from drakit_explain.broken import node_of_claim
 from drakit_explain.kinds import (
     CLAIMS,
     CLASSES,
+    DRIVERS,
     NAMESPACES,
     NODES,
     REPORTS,
@@ -107,6 +110,27 @@ def _devices(options: argparse.Namespace, output: Output) -> int:
     else:
         devices.show(rows, found, output, wide=output.wide or are_devices)
     return 1 if devices.fails(rows, options.fail_on) else 0
+
+
+def _drivers(options: argparse.Namespace, output: Output) -> int:
+    async def ask(session: Session, namespace: str) -> Gathered:
+        kinds = (SLICES, CLAIMS, NODES, RULES, REPORTS, DRIVERS)
+        found = await gather(session, kinds, namespace=namespace)
+        try:
+            pods = await list_pods(session, None, {"fieldSelector": "status.phase=Pending"})
+        except UnreachableError as error:
+            effect = "pods that wait for a driver are not counted"
+            found.gaps.append(Gap(kind="pods", what=str(error), effect=effect))
+        else:
+            for each in pods:
+                found.world.apply(each.facts)
+        return found
+
+    drivers = find_drivers(fetch(options, ask), options.name)
+    if options.name and not drivers.rows:
+        raise MissingError(f'no driver has the name "{options.name}"')
+    output.write("DriverList", drivers)
+    return 1 if options.fail_on and drivers.fails else 0
 
 
 def _claims(options: argparse.Namespace, output: Output) -> int:
@@ -266,6 +290,7 @@ def _version(options: argparse.Namespace, output: Output) -> int:
 _COMMANDS = {
     "explain": explain_command.run,
     "devices": _devices,
+    "drivers": _drivers,
     "claims": _claims,
     "quota": _quota,
     "doctor": _doctor,

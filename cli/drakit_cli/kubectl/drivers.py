@@ -1,0 +1,130 @@
+"""
+``kubectl drakit drivers``: each driver with its nodes, pools, devices and problems, computed from
+what the user may list. It does not need the operator; with it, a problem has a time.
+
+Does not depend on sessions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drakit_cli.kubectl.gather import Gathered
+from drakit_cli.kubectl.output import Output
+from drakit_explain.counts import STATES, Numbers, count
+from drakit_explain.drivers import DriverRow, driver_rows
+from drakit_explain.model import DriverFacts
+from drakit_explain.world import Name
+from drakit_formats.resource.objects import children, text
+
+_HEAD = (
+    *("DRIVER", "VERSION", "NODES", "REGISTERED", "PUBLISHING", "POOLS", "INCOMPLETE"),
+    *("FREE", "ALLOCATED", "TAINTED", "STATE", "SINCE"),
+)
+
+SHOWN = 3
+"""Problems of a driver in a list of all drivers; a driver that is named has all of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drivers:
+    """The drivers of a cluster."""
+
+    rows: tuple[DriverRow, ...]
+    devices: Mapping[str, Counter[str]]
+    """The numbers of devices by state, of the drivers with the most devices."""
+
+    found: Gathered
+    all_problems: bool = False
+
+    @property
+    def fails(self) -> bool:
+        return any(each.problems for each in self.rows)
+
+    def body(self) -> dict[str, Any]:
+        """Write them for programs."""
+        return {
+            "drivers": [self._body(each) for each in self.rows],
+            "notEvaluated": [str(gap) for gap in self.found.gaps],
+        }
+
+    def show(self, output: Output) -> None:
+        """Print them."""
+        if not self.rows:
+            output.line("The cluster has no driver.")
+        else:
+            output.table(_HEAD, [self._cells(each) for each in self.rows])
+        for row in self.rows:
+            most = len(row.problems) if self.all_problems or output.wide else SHOWN
+            lines = [each.message for each in row.problems[:most]]
+            if len(row.problems) > most:
+                rest = len(row.problems) - most
+                lines.append(f"and {rest} more: run 'kubectl drakit drivers {row.name}'")
+            output.lines(f"Problems of {row.name}", lines)
+        output.lines("Not evaluated", (str(gap) for gap in self.found.gaps))
+
+    def _facts(self, row: DriverRow) -> DriverFacts | None:
+        return self.found.world.of(DriverFacts).get(Name("", row.name))
+
+    def _since(self, row: DriverRow) -> str:
+        """Return since when the operator reports a problem."""
+        facts = self._facts(row)
+        conditions = children(facts.status, "conditions") if facts is not None else ()
+        for each in conditions if row.problems else ():
+            if text(each, "type") == "Ready" and text(each, "status") == "False":
+                return text(each, "lastTransitionTime")
+        return ""
+
+    def _body(self, row: DriverRow) -> dict[str, Any]:
+        facts, devices = self._facts(row), self.devices.get(row.name)
+        return {
+            "name": row.name,
+            "version": facts.version if facts is not None else "",
+            "state": _state(row),
+            "since": self._since(row),
+            "nodes": {
+                "desired": len(row.desired),
+                "registered": None if row.unknown else len(row.registered),
+                "publishing": len(row.publishing),
+            },
+            "pools": {"total": row.pools, "incomplete": row.incomplete, "empty": row.empty},
+            "devices": None if devices is None else dict(devices),
+            "claims": {"failing": row.stuck, "unreleased": row.unreleased},
+            "problems": [
+                {key: value for key, value in each._asdict().items() if value}
+                for each in row.problems
+            ],
+        }
+
+    def _cells(self, row: DriverRow) -> list[str]:
+        facts, devices = self._facts(row), self.devices.get(row.name, Counter())
+        registered = "unknown" if row.unknown else str(len(row.registered))
+        return [
+            *(row.name, facts.version if facts is not None else ""),
+            *(str(len(row.desired)), registered, str(len(row.publishing))),
+            *(str(row.pools), str(row.incomplete)),
+            *(str(devices[each]) if devices else "" for each in STATES[:3]),
+            *(_state(row), self._since(row)),
+        ]
+
+
+def _state(row: DriverRow) -> str:
+    """Return the reason of the most serious problem."""
+    return row.problems[0].reason if row.problems else "ready"
+
+
+def find_drivers(found: Gathered, name: str | None) -> Drivers:
+    """Return the drivers, or the one of a name; none if there is no such driver."""
+    rows: dict[str, DriverRow] = {}
+    for _ in driver_rows(found.world, rows):
+        pass
+    numbers = Numbers()
+    for _ in count(found.world, numbers):
+        pass
+    chosen: Sequence[DriverRow] = [row for of, row in rows.items() if name in (None, of)]
+    return Drivers(
+        rows=tuple(chosen), devices=numbers.drivers, found=found, all_problems=name is not None
+    )
