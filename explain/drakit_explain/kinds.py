@@ -17,6 +17,7 @@ from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     DriverFacts,
+    MaintenanceFacts,
     NamespaceFacts,
     NodeFacts,
     PodFacts,
@@ -39,7 +40,12 @@ from drakit_explain.projection import (
     project_taint_rule,
     project_template,
 )
-from drakit_explain.reports import project_driver, project_policy, project_report
+from drakit_explain.reports import (
+    project_driver,
+    project_maintenance,
+    project_policy,
+    project_report,
+)
 from drakit_explain.world import Fact
 from drakit_formats import crds
 from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object
@@ -175,6 +181,15 @@ DRIVERS = Kind(
     versions=(crds.VERSION,),
     effect="the nodes on which drivers must run are unknown",
 )
+MAINTENANCES = Kind(
+    group=crds.GROUP,
+    plural=crds.MAINTENANCES,
+    word="DeviceMaintenances",
+    type=MaintenanceFacts,
+    project=lambda body, _: project_maintenance(body),
+    versions=(crds.VERSION,),
+    effect="",
+)
 NAMESPACES = Kind(
     group="",
     plural="namespaces",
@@ -197,6 +212,6 @@ QUOTAS = Kind(
 
 KINDS = (
     *(PODS, CLAIMS, TEMPLATES, CLASSES, SLICES, NODES, RULES, REPORTS, POLICIES),
-    *(NAMESPACES, QUOTAS),
+    *(MAINTENANCES, NAMESPACES, QUOTAS),
 )
 """The kinds that the operator follows."""

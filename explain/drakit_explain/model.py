@@ -575,6 +575,50 @@ class PolicyFacts(Identified):
     """API: ``resourceVersion``."""
 
 
+class DeviceSelection(NamedTuple):
+    """The names that devices must have; an empty one is no condition."""
+
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    node: str = ""
+    device_class: str = ""
+
+    def __str__(self) -> str:
+        words = ("driver", "pool", "device", "node", "class")
+        return ", ".join(f"{word} {name}" for word, name in zip(words, self, strict=True) if name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaintenanceFacts(Identified):
+    """A DeviceMaintenance: devices that are out of service for a while."""
+
+    kind = "DeviceMaintenance"
+    api_version = crds.API_VERSION
+    generation: int
+    deleting: bool = False
+    selection: DeviceSelection
+    mode: str = ""
+    reason: str = ""
+    start: float = 0.0
+    """When it begins, in seconds since 1970."""
+
+    end: float = float("inf")
+    """When it ends without being deleted."""
+
+    limit_seconds: float = float("inf")
+    """How long pods are evicted."""
+
+    devices: tuple[DeviceID, ...] = ()
+    """The devices that were selected when it was accepted (API: ``status.devices``)."""
+
+    status: Object = field(default_factory=dict[str, Any])
+    """Raw."""
+
+    version: str = ""
+    """API: ``resourceVersion``."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriverFacts(Identified):
     """A DeviceDriver, without the schemas of its parameters."""

@@ -1,6 +1,7 @@
 """
 What drakit's own resources say about devices: NodeDeviceReports, HostDevicePolicies and
-DeviceDrivers, from raw objects to facts, and the facts that explanations quote.
+DeviceDrivers and DeviceMaintenances, from raw objects to facts, and the facts that explanations
+quote.
 
 Only the node plugin of a node knows the words of a driver, and whether the kubelet has registered
 it. Without a report, nothing is certain about either.
@@ -18,9 +19,11 @@ from sys import intern
 from drakit_explain.model import (
     DeviceConflict,
     DeviceID,
+    DeviceSelection,
     DeviceWords,
     DriverFacts,
     DroppedField,
+    MaintenanceFacts,
     PolicyFacts,
     PolicyReport,
     ReportFacts,
@@ -45,6 +48,9 @@ MAX_UNHEALTHY = 20
 
 MANAGED_BY, OPERATOR = "app.kubernetes.io/managed-by", "drakit-operator"
 """The label of objects that the operator creates, and its value."""
+
+MAINTENANCE = "drakit.dev/maintenance"
+"""The taint of devices in maintenance, by a DeviceTaintRule or by the node plugin."""
 
 OUTDATED = "Outdated"
 """The reason of the conditions in a report whose node plugin is gone. The operator sets it."""
@@ -90,6 +96,33 @@ def project_driver(body: Object) -> DriverFacts:
         taint_after_seconds=None if seconds is None else int(seconds),
         is_generated=not spec and text(metadata, "labels", MANAGED_BY) == OPERATOR,
         status=child(body, "status"),
+    )
+
+
+def project_maintenance(body: Object) -> MaintenanceFacts:
+    """Read a DeviceMaintenance."""
+    metadata, spec, status = child(body, "metadata"), child(body, "spec"), child(body, "status")
+    wanted, window = child(spec, "devices"), child(spec, "window")
+    limit = spec.get("timeLimitSeconds")
+    return MaintenanceFacts(
+        name=text(metadata, "name"),
+        uid=text(metadata, "uid"),
+        generation=int(metadata.get("generation") or 0),
+        deleting=bool(text(metadata, "deletionTimestamp")),
+        selection=DeviceSelection(
+            *(text(wanted, key) for key in ("driver", "pool", "device", "node", "class"))
+        ),
+        mode=text(spec, "mode"),
+        reason=words(spec, "reason"),
+        start=_seconds(text(window, "start")),
+        end=_seconds(text(window, "end")) or float("inf"),
+        limit_seconds=float("inf") if limit is None else float(limit),
+        devices=tuple(
+            DeviceID(*(intern(text(each, key)) for key in ("driver", "pool", "device")))
+            for each in children(status, "devices")
+        ),
+        status=status,
+        version=text(metadata, "resourceVersion"),
     )
 
 
@@ -203,7 +236,7 @@ def words_of(device: DeviceID, world: World) -> str | None:
     None if the report of its node does not have it, or not yet; the empty string if there is no
     report to wait for.
     """
-    report = _report_of_device(device, world)
+    report = report_of_device(device, world)
     if report is None:
         return ""
     return next(
@@ -225,7 +258,8 @@ def quoted(devices: Iterable[DeviceID], world: World) -> list[str]:
     return [f"{', '.join(those)}: {said}" for said, those in names.items()]
 
 
-def _report_of_device(device: DeviceID, world: World) -> ReportFacts | None:
+def report_of_device(device: DeviceID, world: World) -> ReportFacts | None:
+    """Return the report of the node that publishes a device, if its driver is one of drakit's."""
     for each in world.slices_of_pool(device.of_pool):
         if each.place is not None and each.place.node:
             return report_of(device.driver, each.place.node, world)
@@ -267,7 +301,7 @@ def share_not_offered(device: DeviceID, policy: object, world: World) -> str:
     """
     if device.driver != HOSTDEV or not isinstance(policy, str):
         return ""
-    found, report = world.of(PolicyFacts).get(Name("", policy)), _report_of_device(device, world)
+    found, report = world.of(PolicyFacts).get(Name("", policy)), report_of_device(device, world)
     number = _SHARE.search(device.device)
     if found is None or report is None or number is None or not found.shares:
         return ""

@@ -21,6 +21,7 @@ from drakit_explain.model import (
     ClassFacts,
     DeviceID,
     DriverFacts,
+    MaintenanceFacts,
     NamespaceFacts,
     NodeFacts,
     PodFacts,
@@ -50,6 +51,7 @@ Fact = (
     | PolicyFacts
     | ReportFacts
     | DriverFacts
+    | MaintenanceFacts
 )
 AnyFact = TypeVar("AnyFact", bound=Fact)
 

@@ -29,6 +29,7 @@ from drakit_daemon.probes import StatusServers
 from drakit_nodeplugin.config import ConfigError, NodePluginConfig
 from drakit_nodeplugin.host.driver import HostedDriver, freeze_objects
 from drakit_nodeplugin.host.drivers import HostedDrivers
+from drakit_nodeplugin.host.maintenance import MaintenanceWatch
 from drakit_nodeplugin.host.node import Environment, NodeEvents, PluginNode, read_boot_id
 from drakit_nodeplugin.host.restarts import ProcessNote
 from drakit_nodeplugin.metrics import Metrics
@@ -71,6 +72,7 @@ async def serve(config: NodePluginConfig, launch: Launch) -> None:
         session=session,
         podresources=PodResources(config.podresources, own_pod=launch.pod),
         metrics=Metrics(),
+        maintenance=MaintenanceWatch(session, enabled=config.device_maintenance),
     )
     note = ProcessNote(home / "process.json", instance_uid=launch.instance_uid, boot_id=boot_id)
     events = NodeEvents(node.name, session)
@@ -115,6 +117,7 @@ async def _serve(
             "file poller": environment.file_poller.run,
             "CDI file poller": environment.cdi_poller.run,
             "Events of the process": events.run,
+            "devices in maintenance": environment.maintenance.run,
             **drivers.parts(),
         }
         await tasks.run_until(stopping, parts)

@@ -234,6 +234,11 @@ class NodePluginConfig(Settings):
     claim_status: ClaimStatus = ClaimStatus()
     devices: Devices = Devices()
 
+    device_maintenance: bool = False
+    """Whether the plugin reads DeviceMaintenances, and taints the devices of its drivers that are
+    in maintenance. It does so only in a cluster that does not serve DeviceTaintRules. The chart
+    sets ``maintenance.enabled``."""
+
     pod_resources_socket: AbsolutePath | None = None
     """The socket of the kubelet's podresources API. The default is
     ``<kubeletRoot>/pod-resources/kubelet.sock``."""

@@ -17,6 +17,7 @@ from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     DeviceID,
+    MaintenanceFacts,
     NamespaceFacts,
     NodeFacts,
     PodFacts,
@@ -29,10 +30,11 @@ from drakit_explain.model import (
     TemplateFacts,
 )
 from drakit_explain.poolchecks import node_of_slice
+from drakit_explain.reports import MAINTENANCE as TAINT
 from drakit_explain.world import AnyFact, Change, Fact, Name, World
 
 POD, CLAIM, TEMPLATE, CLASS, NODE, SLICE = "pod", "claim", "template", "class", "node", "slice"
-POLICY, REPORT = "policy", "report"
+POLICY, REPORT, MAINTENANCE = "policy", "report", "maintenance"
 """The concerns: kinds of objects, by their names in the queue and in metrics."""
 
 
@@ -73,6 +75,9 @@ class _Affected:
         self._tainted: set[tuple[str, str]] = set()
         """Drivers and pools of rules that taint devices; an empty name is any."""
 
+        self._devices: set[DeviceID] = set()
+        """Devices that changed, or changed hands, and concern their maintenances."""
+
         self._pools: set[PoolID] = set()
         """Pools that came or went: others of their name may be on other nodes."""
 
@@ -97,6 +102,12 @@ class _Affected:
                     and (node_of_claim(claim) in self._nodes or self._is_tainted(claim))
                 ),
             )
+        if self._devices:
+            maintenances = world.of(MaintenanceFacts).items()
+            concerned = (
+                of for of, one in maintenances if not self._devices.isdisjoint(one.devices)
+            )
+            self._add(MAINTENANCE, concerned)
         for each in (each for pool in self._pools for each in world.slices_of_pool(pool)):
             self._add_node(each)
 
@@ -127,6 +138,8 @@ class _Affected:
         old, new = _both(change, ClaimFacts)
         if _held(old) != _held(new):  # devices became free or taken, or changed hands
             self._all_that_wait = True
+            for each in filter(None, (old, new)):
+                self._devices.update(each.devices, (share.device for share in each.shares))
         else:
             self._add(POD, self.world.pods_of_claim(change.name))
 
@@ -164,7 +177,8 @@ class _Affected:
             before, after = (_devices(old), _devices(new))
             for name in before.keys() | after.keys():
                 if before.get(name) != after.get(name):
-                    self._add_holders(DeviceID(of.driver, of.pool, name))
+                    self._devices.add(device := DeviceID(of.driver, of.pool, name))
+                    self._add_holders(device)
 
     def node(self, change: Change) -> None:
         self._all_that_wait = True
@@ -183,6 +197,8 @@ class _Affected:
         for each in _both(change, TaintRuleFacts):
             if each is not None and each.adds_taints:
                 self._tainted.add((each.driver, each.pool))
+            if each is not None and each.taint.key == TAINT:
+                self._add(MAINTENANCE, [Name("", each.taint.value)])
 
     def _add_node(self, of: SliceFacts) -> None:
         if node := node_of_slice(of):
@@ -217,6 +233,11 @@ class _Affected:
         if _spec_of(old) != _spec_of(new):  # its status is what the operator wrote
             self._add(POLICY, self._with_resource_of(change) - {change.name})
 
+    def maintenance(self, change: Change) -> None:
+        """Kopf calls its handlers for all other changes."""
+        if change.new is None:
+            self._add(MAINTENANCE, [change.name])
+
     def _with_resource_of(self, change: Change) -> set[Name]:
         """Return the policies with the extended resource that a policy or class has, or had."""
         both = (*_both(change, PolicyFacts), *_both(change, ClassFacts))
@@ -235,6 +256,7 @@ _FOLLOW: Mapping[type[Fact | None], Callable[[_Affected, Change], None]] = {
     TaintRuleFacts: _Affected.rule,
     ReportFacts: _Affected.report,
     PolicyFacts: _Affected.policy,
+    MaintenanceFacts: _Affected.maintenance,
     NamespaceFacts: _Affected.place,
     QuotaFacts: _Affected.place,
 }

@@ -27,23 +27,25 @@ from pathlib import Path
 from drakit_daemon import tasks
 from drakit_daemon.kube import ApiError, Session, connect
 from drakit_daemon.kube.discovery import minor_release
+from drakit_daemon.kube.events import EventRecorder
 from drakit_daemon.logs import ProblemLog
 from drakit_daemon.metrics import text_of
 from drakit_daemon.probes import StatusServers
 from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.gates import GatesUnknownError, allocator_gates, gates_of, read_all_gates
-from drakit_explain.kinds import CLASSES, KINDS, POLICIES
+from drakit_explain.kinds import CLASSES, KINDS, MAINTENANCES, POLICIES, RULES, Kind
 from drakit_explain.selectors import Selectors
-from drakit_operator.affected import POLICY, REPORT
+from drakit_operator.affected import MAINTENANCE, POLICY, REPORT
 from drakit_operator.allocating import AllocatorQuestions
-from drakit_operator.announcing import Announcer, EventWriter
+from drakit_operator.announcing import CONTROLLER, Announcer, EventWriter
 from drakit_operator.config import Config
-from drakit_operator.handlers import Handlers
+from drakit_operator.handlers import Controller, Handlers
 from drakit_operator.leadership import Leadership
+from drakit_operator.maintenance import MaintenanceController
 from drakit_operator.metrics import Metrics
 from drakit_operator.outdated_reports import OutdatedReports
 from drakit_operator.policies.controller import PolicyController
-from drakit_operator.reconciler import Reconciler, new_queue
+from drakit_operator.reconciler import Reconciler, Refresh, new_queue
 from drakit_operator.sources import LoadWatch, Sources
 from drakit_operator.store import Store
 
@@ -171,6 +173,7 @@ class App:
             writer=EventWriter(
                 session, instance=self._name, may_write=lambda: self._leadership.is_leader
             ),
+            name=self._name,
             metrics=self._metrics,
             selectors=self._selectors,
             on_kopf_started=self._handle_signals,
@@ -238,6 +241,7 @@ class _Leader:
         session: Session,
         connect: Callable[[], Awaitable[Session]],
         writer: EventWriter,
+        name: str,
         metrics: Metrics,
         selectors: Selectors,
         on_kopf_started: Callable[[], None],
@@ -267,6 +271,22 @@ class _Leader:
             class_version=lambda: self.sources.version_of(CLASSES),
             restricts_namespaces=config.restrict_namespaces,
         )
+        self._maintenances = MaintenanceController(
+            session,
+            self._store.world,
+            rules_version=lambda: (
+                "" if self.sources.is_absent(RULES) else self.sources.version_of(RULES)
+            ),
+            recorder=EventRecorder(session, controller=CONTROLLER, instance=name),
+        )
+        self._concerns: dict[Kind, tuple[str, Controller]] = {
+            POLICIES: (POLICY, self._policies),
+            MAINTENANCES: (MAINTENANCE, self._maintenances),
+        }
+        unwanted = {
+            *(() if config.host_device_policies else (POLICIES,)),
+            *(() if config.device_maintenance else (MAINTENANCES,)),
+        }
         self.reconciler = Reconciler(
             store=self._store,
             queue=self._queue,
@@ -277,15 +297,18 @@ class _Leader:
             allocator=AllocatorQuestions(self._allocator, metrics),
             name_all_holders=config.events.name_holders == "all",
             refresh={
-                POLICY: self._policies.refresh,
-                REPORT: OutdatedReports(session, self._store.world).refresh,
+                POLICY: Refresh(call=self._policies.refresh),
+                REPORT: Refresh(call=OutdatedReports(session, self._store.world).refresh),
+                MAINTENANCE: Refresh(
+                    call=self._maintenances.refresh, expressions=self._maintenances.expressions
+                ),
             },
             is_current=lambda: self.sources.is_current,
         )
         self.sources = Sources(
             session,
             self._store,
-            [kind for kind in KINDS if config.host_device_policies or kind is not POLICIES],
+            [kind for kind in KINDS if kind not in unwanted],
             metrics=metrics,
             take=self.reconciler.changed,
             recheck_seconds=config.resync_period,
@@ -338,11 +361,18 @@ class _Leader:
             handlers = Handlers(
                 session,
                 self.sources,
-                self._policies,
-                check_policy=self.reconciler.check_policy,
+                {
+                    kind: controller
+                    for kind, (_, controller) in self._concerns.items()
+                    if kind in self.sources.kinds
+                },
+                check=self._check,
                 on_started=self._on_kopf_started,
             )
             await handlers.run()
+
+    def _check(self, kind: Kind, name: str, seconds: float) -> None:
+        self.reconciler.check(self._concerns[kind][0], name, seconds)
 
     async def _follow_cluster(self) -> None:
         """Read the release and the feature gates again and again, and check the pods that wait: an

@@ -85,6 +85,9 @@ class Config(Settings):
     """Whether an admission policy enforces ``allowedNamespaces`` of HostDevicePolicies. If not, the
     operator creates no DeviceClass for such a policy. The chart sets
     ``hostdev.restrictNamespaces``."""
+    device_maintenance: bool = False
+    """Whether the operator reconciles DeviceMaintenances: it taints devices, and evicts the pods
+    that use them. The chart sets ``maintenance.enabled``."""
 
     resync_period: Seconds = 300.0
     """The interval at which the operator checks its permissions, the versions of the API and the

@@ -1,10 +1,10 @@
 """
-The handlers of Kopf: one for the events of each kind, and those that reconcile HostDevicePolicies.
+The handlers of Kopf: one for the events of each kind, and those that reconcile drakit's kinds.
 
 Kopf runs on the leader, in the main loop. A handler of events puts one fact into the store, and the
 queue decides what follows for other objects; Kopf has no such thing. Handlers of kinds of drakit
 reconcile one object, with a status of Kopf's in ``status.kopf``. Nothing has a finalizer: the
-garbage collector deletes what a policy owns.
+garbage collector deletes what a policy or maintenance owns.
 
 It must not know what is reconciled, or how the cluster is followed.
 """
@@ -12,15 +12,14 @@ It must not know what is reconciled, or how the cluster is followed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, Protocol
 
 from drakit_daemon.kube import ApiError, Session
-from drakit_explain.kinds import KINDS, POLICIES, UNREADABLE
+from drakit_explain.kinds import KINDS, UNREADABLE, Kind
 from drakit_formats import crds
 from drakit_formats.resource.objects import GROUP
 from drakit_operator.kopf_import import Resource, kopf, spawn
-from drakit_operator.policies.controller import PolicyController
 from drakit_operator.sources import Event, Sources
 
 STOP_SECONDS = 2.0
@@ -51,6 +50,21 @@ RESOURCES = {
 """The kinds by the words of Kopf; the version is that of the handlers, not of the cluster."""
 
 
+class Controller(Protocol):
+    """Reconciles the objects of a kind of drakit."""
+
+    async def refresh(
+        self, name: str, *, write: Callable[[dict[str, Any]], None] | None = None
+    ) -> float | None:
+        """
+        Reconcile an object; return in how many seconds to do it again.
+
+        :param write: takes what must change in the status.
+        :raises ApiError: the API server does not answer.
+        """
+        ...
+
+
 class Handlers:
     """Serves all kinds with Kopf while this replica leads."""
 
@@ -58,20 +72,21 @@ class Handlers:
         self,
         session: Session,
         sources: Sources,
-        policies: PolicyController,
+        controllers: Mapping[Kind, Controller],
         *,
-        check_policy: Callable[[str, float], None],
+        check: Callable[[Kind, str, float], None],
         on_started: Callable[[], None],
     ) -> None:
         """
         :param session: of Kopf alone, because Kopf closes its HTTP client. The caller closes it.
-        :param check_policy: reconciles a policy again, in some seconds.
+        :param controllers: by kind, those whose objects are reconciled.
+        :param check: reconciles an object again, in some seconds.
         :param on_started: called when Kopf has started, and has replaced the handlers of signals.
         """
         self._session = session
         self._sources = sources
-        self._policies = policies
-        self._check_policy = check_policy
+        self._controllers = controllers
+        self._check = check
         self._on_started = on_started
         self.resources = [of for of, kind in RESOURCES.items() if kind in sources.kinds]
 
@@ -107,10 +122,10 @@ class Handlers:
         kopf.on.event(GROUP, "deviceclasses", registry=registry)(self._seen)
         kopf.on.event(GROUP, "devicetaintrules", registry=registry)(self._seen)
         kopf.on.event(crds.GROUP, "nodedevicereports", registry=registry)(self._seen)
-        if POLICIES in self._sources.kinds:
-            kopf.on.event(crds.GROUP, "hostdevicepolicies", registry=registry)(self._seen)
+        for kind in self._controllers:
+            kopf.on.event(kind.group, kind.plural, registry=registry)(self._seen)
             for on in (kopf.on.create, kopf.on.update, kopf.on.resume):
-                on(crds.GROUP, "hostdevicepolicies", registry=registry)(self._reconcile_policy)
+                on(kind.group, kind.plural, registry=registry)(self._reconcile)
         return registry
 
     async def _configure(self, settings: kopf.OperatorSettings, **_: Any) -> None:
@@ -136,20 +151,21 @@ class Handlers:
         """Put the fact of an object into the store, or take it out."""
         self._sources.handle(RESOURCES[resource], event)
 
-    async def _reconcile_policy(
-        self, *, name: str, body: kopf.Body, patch: kopf.Patch, **_: Any
+    async def _reconcile(
+        self, *, name: str, body: kopf.Body, patch: kopf.Patch, resource: Resource, **_: Any
     ) -> None:
-        """Maintain the DeviceClass and the status of a policy whose spec is new."""
+        """Reconcile an object whose spec is new."""
+        kind = RESOURCES[resource]
         try:
-            POLICIES.project(body, crds.VERSION)
+            kind.project(body, crds.VERSION)
         except UNREADABLE as error:
             raise kopf.PermanentError(f"its content has an unknown shape: {error!r}") from error
         again = None
         if self._sources.is_current:
             try:
-                again = await self._policies.refresh(name, write=patch.status.update)
+                again = await self._controllers[kind].refresh(name, write=patch.status.update)
             except ApiError as error:
                 raise kopf.TemporaryError(str(error), delay=RETRY_SECONDS) from error
         # If not everything is listed yet, the queue waits for it; for a temporary error, Kopf would
-        # write the status of each policy twice at each start. And Kopf's write may be refused.
-        self._check_policy(name, again or RETRY_SECONDS)
+        # write the status of each object twice at each start. And Kopf's write may be refused.
+        self._check(kind, name, RETRY_SECONDS if again is None else again)

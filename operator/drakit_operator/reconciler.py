@@ -2,7 +2,8 @@
 From changes of the store to keys in the fair queue, from keys to problems, from problems to Events.
 
 The concerns decide which objects a change affects, and find their problems; the announcer decides
-when to announce them. HostDevicePolicies are in the same queue, but have a status, not Events.
+when to announce them. HostDevicePolicies and DeviceMaintenances are in the same queue, but have a
+status, not problems.
 A namespace pays for the work on its objects, and each kind of cluster-wide objects for that on its
 own. The queue (:mod:`drakit_daemon.kube.queue`) has three lanes: claims, which are checked at once;
 questions to the evaluator of selectors; all other checks, one at a time. If a check lacks answers
@@ -35,7 +36,18 @@ from drakit_explain.poolchecks import node_problems, pool_conditions, slice_prob
 from drakit_explain.selectors import FeatureGates, Selectors
 from drakit_explain.templates import class_problems, template_problems
 from drakit_explain.world import Change, Name
-from drakit_operator.affected import CLAIM, CLASS, NODE, POD, POLICY, SLICE, TEMPLATE, Key, affected
+from drakit_operator.affected import (
+    CLAIM,
+    CLASS,
+    MAINTENANCE,
+    NODE,
+    POD,
+    POLICY,
+    SLICE,
+    TEMPLATE,
+    Key,
+    affected,
+)
 from drakit_operator.allocating import AllocatorQuestions
 from drakit_operator.announcing import Announcer, NotWrittenError
 from drakit_operator.metrics import Metrics
@@ -100,6 +112,18 @@ class Concern:
     """Does the long part of the check, and yields in between."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refresh:
+    """How objects of one kind are reconciled that have a status instead of problems."""
+
+    call: Callable[[str], Awaitable[float | None]]
+    """Reconciles the object of a name, and returns in how many seconds to do it again; it may raise
+    ApiError."""
+
+    expressions: Callable[[str], Sequence[str]] = lambda _: ()
+    """The selectors that must be evaluated first."""
+
+
 Problems = Mapping[str, Sequence[Reason]]
 """Reasons by the UID of their object."""
 
@@ -150,13 +174,12 @@ class Reconciler:
         selectors: Selectors,
         allocator: AllocatorQuestions,
         name_all_holders: bool = False,
-        refresh: Mapping[str, Callable[[str], Awaitable[float | None]]],
+        refresh: Mapping[str, Refresh],
         is_current: Callable[[], bool],
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """
-        :param refresh: by concern, what reconciles the HostDevicePolicy or report of a name, and
-            returns in how many seconds to do it again; it may raise ApiError.
+        :param refresh: by concern, what reconciles objects that have a status instead of problems.
         :param is_current: returns whether the store has all objects. While it does not, no problem
             is certain.
         :param clock: measures checks, in seconds.
@@ -186,13 +209,13 @@ class Reconciler:
         for change in changes:
             self._follow_ages(change)
         # Not at once: changes come in bursts, and the scheduler may be about to act.
-        pauses = {URGENT: 0.0, POLICY: POLICY_SECONDS}
+        pauses = {URGENT: 0.0, POLICY: POLICY_SECONDS, MAINTENANCE: 0.0}
         for key in affected(changes, self._store.world):
             self._queue.add_after(key, pauses.get(key.concern, self._debounce_seconds))
 
-    def check_policy(self, name: str, seconds: float) -> None:
-        """Queue a policy."""
-        self._queue.add_after(Key(POLICY, Name("", name)), seconds)
+    def check(self, concern: str, name: str, seconds: float) -> None:
+        """Queue an object that has a status."""
+        self._queue.add_after(Key(concern, Name("", name)), seconds)
 
     async def use(self, gates: FeatureGates | None) -> None:
         """Evaluate selectors with these feature gates; after a change, check what has selectors."""
@@ -288,8 +311,11 @@ class Reconciler:
             if not self._is_current():
                 again = OUTDATED_SECONDS
             elif (refresh := self._refresh.get(key.concern)) is not None:
-                await turn.aclose()
-                again = await refresh(key.name.name)
+                if self._evaluation.missing(self._expressions(key))[0] is not None:
+                    self._queue.move(key, SELECTORS)
+                else:
+                    await turn.aclose()
+                    again = await refresh.call(key.name.name)
             else:
                 again, is_checked = await self._check(key, turn)
         except Exception as error:
@@ -364,6 +390,8 @@ class Reconciler:
 
     def _expressions(self, key: Key) -> Sequence[str]:
         """Return the selectors that must be evaluated before an object is checked."""
+        if (refresh := self._refresh.get(key.concern)) is not None:
+            return refresh.expressions(key.name.name)
         concern = self._concerns[key.concern]
         fact = self._store.find(concern.kind, key.name)
         return concern.expressions(fact) if concern.expressions and fact is not None else ()

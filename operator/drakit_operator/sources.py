@@ -24,7 +24,7 @@ from typing import Any
 from drakit_daemon.kube import ApiError, ForbiddenError, NotFoundError, Session
 from drakit_daemon.kube.listing import SkippedLog
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
-from drakit_explain.kinds import POLICIES, UNREADABLE, Kind
+from drakit_explain.kinds import MAINTENANCES, POLICIES, UNREADABLE, Kind
 from drakit_explain.loads import Load, Loads, load_of_pod
 from drakit_explain.world import Change, Fact, Name, name_of_fact
 from drakit_formats.resource.objects import Object
@@ -51,7 +51,7 @@ AT_ONCE = 500
 IN_FLIGHT = 100
 """Events of a kind on their way to handlers: further ones wait in the connection."""
 
-WHOLE = frozenset({POLICIES})
+WHOLE = frozenset({POLICIES, MAINTENANCES})
 """Kinds of which handlers get the whole object, because they reconcile it."""
 
 ABSENT_SECONDS = 5.0
@@ -140,7 +140,7 @@ class Sources:
     def _followed(self) -> Iterator[tuple[Kind, Reflector[Fact]]]:
         """Return the reflectors of all kinds that are not left out."""
         for kind, reflector in self._reflectors.items():
-            if not isinstance(self._known.get(kind), Absence):
+            if not self.is_absent(kind):
                 yield kind, reflector
 
     def version_of(self, kind: Kind) -> str:
@@ -148,6 +148,10 @@ class Sources:
         known = self._known.get(kind)
         version = known.version if isinstance(known, Served) else kind.versions[0]
         return f"{kind.group}/{version}" if kind.group else version
+
+    def is_absent(self, kind: Kind) -> bool:
+        """Return whether the cluster does not have a kind, or the operator may not list it."""
+        return isinstance(self._known.get(kind), Absence)
 
     # ---- the handlers
 
@@ -270,7 +274,7 @@ class Sources:
         kind = served.kind
         self._metrics.kind_listed.labels(str(kind)).set(1)
         self._errors.pop(kind, None)
-        if isinstance(self._known.get(kind), Absence):
+        if self.is_absent(kind):
             logger.info("kind is watched again", extra={"kind": str(kind)})
         self._settle(kind, served)
 

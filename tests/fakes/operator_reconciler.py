@@ -12,7 +12,7 @@ from drakit_operator.announcing import Announcer
 from drakit_operator.config import Events
 from drakit_operator.kinds import name_of
 from drakit_operator.metrics import Metrics
-from drakit_operator.reconciler import Reconciler, new_queue
+from drakit_operator.reconciler import Reconciler, Refresh, new_queue
 from drakit_operator.store import Store
 from tests.fakes.world import allocator_of
 
@@ -41,7 +41,10 @@ class Bench:
             debounce_seconds=1.0,
             selectors=selectors or Library(),
             allocator=AllocatorQuestions(allocator_of(None), self.metrics),
-            refresh={"policy": self.refresh, "report": self.refresh_report},
+            refresh={
+                "policy": Refresh(call=self.refresh),
+                "report": Refresh(call=self.refresh_report),
+            },
             is_current=lambda: self.current,
             **options,
         )

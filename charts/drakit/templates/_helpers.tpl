@@ -375,6 +375,9 @@ claimStatus: {{ toJson . }}
 {{- with .Values.nodeplugin.devices }}
 devices: {{ toJson . }}
 {{- end }}
+{{- if .Values.maintenance.enabled }}
+deviceMaintenance: true
+{{- end }}
 {{- if .Values.nodeplugin.kubeletStateDirectory }}
 kubeletStateFile: /host/kubelet/dra_manager_state
 {{- end }}
@@ -418,7 +421,7 @@ drivers:
 {{- define "drakit.operator.config" -}}
 {{- $election := dict "leaseName" (include "drakit.operator" .) }}
 {{- $listen := include "drakit.listen" . | fromYaml }}
-{{- $defaults := dict "election" $election "events" .Values.events "hostDevicePolicies" .Values.hostdev.enabled "restrictNamespaces" (and .Values.hostdev.enabled .Values.hostdev.restrictNamespaces) }}
+{{- $defaults := dict "election" $election "events" .Values.events "hostDevicePolicies" .Values.hostdev.enabled "restrictNamespaces" (and .Values.hostdev.enabled .Values.hostdev.restrictNamespaces) "deviceMaintenance" .Values.maintenance.enabled }}
 {{- toYaml (merge (dict "logging" .Values.logging) $listen .Values.operator.config $defaults) }}
 {{- end }}
 

@@ -76,7 +76,7 @@ class Rule:
     words: str
     """The verbs; those without which the component does not work end with an exclamation mark."""
 
-    only: Literal["", "hostdev", "claimStatus"] = ""
+    only: Literal["", "hostdev", "claimStatus", "maintenance"] = ""
     """The part of a release without which it has no such rule."""
 
     each_driver: bool = False
@@ -113,6 +113,10 @@ RULES: Mapping[str, Sequence[Rule]] = {
         Rule("hostdevicepolicies/status.drakit.dev", "patch", "hostdev"),
         Rule("nodedevicereports/status.drakit.dev", "patch"),
         Rule("deviceclasses.resource.k8s.io", "create patch delete", "hostdev"),
+        Rule("devicemaintenances.drakit.dev", "get list watch", "maintenance"),
+        Rule("devicemaintenances/status.drakit.dev", "patch", "maintenance"),
+        Rule("devicetaintrules.resource.k8s.io", "create delete", "maintenance"),
+        Rule("pods/eviction", "create", "maintenance"),
         Rule("events.events.k8s.io", "get create! patch"),
         Rule("/metrics", "get"),
     ),
@@ -128,6 +132,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
         Rule("nodes", "get!"),
         Rule("events.events.k8s.io", "get create! patch"),
         Rule("hostdevicepolicies.drakit.dev", "get list! watch!", "hostdev"),
+        Rule("devicemaintenances.drakit.dev", "get list watch", "maintenance"),
         Rule("nodedevicereports.drakit.dev", "get create patch delete"),
         Rule("nodedevicereports/status.drakit.dev", "patch"),
     ),
@@ -188,6 +193,7 @@ def _needed(release: Release, workload: Workload) -> Iterator[Permission]:
         "": True,
         "hostdev": "hostdev.drakit.dev" in release.values.claimed,
         "claimStatus": release.values.claim_status,
+        "maintenance": release.values.maintenance,
     }
     for rule in RULES.get(workload.component, ()):
         if has[rule.only]:

@@ -51,6 +51,9 @@ class Values:
     claim_status: bool = False
     """Whether the node plugin writes the status of claims."""
 
+    maintenance: bool = False
+    """Whether the release acts on DeviceMaintenances."""
+
     @property
     def claimed(self) -> Mapping[str, str]:
         """All names of drivers that are claimed on a node, each with its value."""
@@ -65,6 +68,7 @@ def nodeplugin_values(content: Object) -> Values:
     plugins = child(content, "devicePlugins")
     sections = {key: child(content, key) for key in ("backends", "devicePlugins")}
     return Values(
+        maintenance=content.get("deviceMaintenance") is True,
         claim_status=child(content, "claimStatus").get("enabled") is True,
         drivers=dict(pair for each in entries if (pair := _driver(each))[0]),
         plugin_driver=text(plugins, "driverName") if plugins.get("enabled") else "",

@@ -410,6 +410,14 @@ class DeviceManager:
                 state.refresh_holds(pool)
         self._notify()
 
+    def set_maintenance(self, devices: frozenset[tuple[str, str]] | None) -> None:
+        """Set the devices in maintenance, by pool and name; None while that is unknown."""
+        if devices != self._state.maintenance:
+            self._state.maintenance = devices
+            for state in self._endpoints.values():
+                state.refresh()
+            self._notify()
+
     def adopt(self, published: Mapping[tuple[str, str], PublishedTaints]) -> None:
         """
         Take over the taints from before a restart. Unhealthy devices recover as if there was no

@@ -42,6 +42,7 @@ from drakit_nodeplugin.devices.model import (
 from drakit_nodeplugin.devices.taints import (
     DOMAIN,
     GONE,
+    MAINTENANCE,
     NOT_PUBLISHED,
     UNHEALTHY,
     UNKNOWN,
@@ -99,6 +100,8 @@ class DriverState:
         self.held: Mapping[str, Collection[HeldDevice]] = {}
         """The holds of claims, in pools where a claim is still being unprepared. The same object
         while nothing changes."""
+        self.maintenance: frozenset[tuple[str, str]] | None = frozenset()
+        """The devices in maintenance, by pool and name; None if that is unknown since the start."""
         self.published_changed = False
         """Whether the publication has changed since the last notification."""
         self.health_changed = False
@@ -641,9 +644,18 @@ class PoolState:
                 gone = "NoExecute" if name in self._evicted else "NoSchedule"
             is_listed = is_listed or entry.device is not None
             own = () if entry.device is None else entry.device.taints
-            if not (own or entry.taints or condition.tainted or unpreparing or stopped or gone):
+            maintenance = self._in_maintenance(name, entry, published)
+            reasons = (own, entry.taints, condition.tainted, unpreparing, maintenance)
+            if not (any(reasons) or stopped or gone):
                 continue  # nearly all devices are unchanged
-            wanted = taints(own, condition, stopped=stopped, unpreparing=unpreparing, gone=gone)
+            wanted = taints(
+                own,
+                condition,
+                stopped=stopped,
+                unpreparing=unpreparing,
+                maintenance=maintenance,
+                gone=gone,
+            )
             new = stamped(wanted, entry.taints, now=wall, published=published)
             if new is not entry.taints:
                 entries[name] = replace(entry, taints=new)
@@ -652,6 +664,14 @@ class PoolState:
             # Whether its driver's own taints still exist is unknown before it is listed.
             own = {key: at for key, at in published.items() if not key[0].startswith(DOMAIN)}
             self._published[name] = own
+
+    def _in_maintenance(self, name: str, entry: DesiredDevice, published: PublishedTaints) -> bool:
+        """Return whether a device is in maintenance; while that is unknown, whether it was."""
+        if (known := self._driver.maintenance) is not None:
+            return (self.name, name) in known
+        return (MAINTENANCE, "NoSchedule") in published or any(
+            each.key == MAINTENANCE for each in entry.taints
+        )
 
 
 def _stored_body(device: Device) -> dict[str, Any]:

@@ -6,7 +6,8 @@ Decides the taints of a device: from reported health, with hysteresis, to the ta
 * Running work is evicted only if it stays broken for a while.
 * A taint keeps the time when it was added, also across restarts.
 
-A driver may set 12 taints and the API allows 16: the node plugin adds at most four. The state of a
+A driver may set 12 taints and the API allows 16: the node plugin adds at most four, the last of
+which has one of three reasons. The state of a
 pool's devices is kept in :mod:`.pool_state`.
 
 It must not know the API's JSON, clocks, endpoints, or the source of health reports.
@@ -37,6 +38,9 @@ UNPREPARING = DOMAIN + "unpreparing"
 
 GONE = DOMAIN + "gone"
 """The endpoint does not list the device any more, but a claim holds it."""
+
+MAINTENANCE = DOMAIN + "maintenance"
+"""An administrator has taken the device out of service, and the cluster has no DeviceTaintRules."""
 
 NOT_PUBLISHED: PublishedTaints = MappingProxyType({})
 """No taints from before a restart."""
@@ -187,6 +191,7 @@ def taints(
     *,
     stopped: bool,
     unpreparing: bool,
+    maintenance: bool = False,
     gone: TaintEffect | None = None,
 ) -> tuple[Taint, ...]:
     """Return all taints that a device must have, always in the same order; `own` are those of its
@@ -200,7 +205,9 @@ def taints(
         reasons.append(Taint(key=UNHEALTHY, effect="NoExecute"))
     if gone is not None:
         reasons.append(Taint(key=GONE, effect=gone))
-    elif unpreparing:  # with both, there could be more taints than the API allows
+    elif maintenance:  # with more than one, there could be more taints than the API allows
+        reasons.append(Taint(key=MAINTENANCE, effect="NoSchedule"))
+    elif unpreparing:
         reasons.append(Taint(key=UNPREPARING, effect="NoSchedule"))
     return tuple(reasons)
 

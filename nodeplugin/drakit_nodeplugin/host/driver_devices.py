@@ -72,6 +72,7 @@ class DriverDevices:
         self._metrics = metrics
         self._registered = registered
         self._policies = policies
+        self._maintenance = environment.maintenance
         self.holds_known = asyncio.Event()
         """Set once the driver may list its devices: what claims hold was read since the start."""
         if policies is None:
@@ -97,6 +98,7 @@ class DriverDevices:
             reports_health=traits.health,
             on_rejected=self._rejected,
         )
+        self.manager.set_maintenance(self._maintenance.devices(driver))
         self.publisher = SlicePublisher(
             manager=self.manager,
             session=environment.session,
@@ -119,6 +121,7 @@ class DriverDevices:
             "slices": self._publish,
             "unpreparing": self._watch_unpreparing,
             "stops": self._report_stops,
+            "devices in maintenance": self._follow_maintenance,
         }
 
     async def measure(self) -> None:
@@ -150,6 +153,12 @@ class DriverDevices:
         await self.publisher.listed.wait()
         await self._registered.wait()
         self.manager.set_sources_ready()
+
+    async def _follow_maintenance(self) -> None:
+        while True:
+            seen = self._maintenance.revision.number
+            self.manager.set_maintenance(self._maintenance.devices(self._driver))
+            await self._maintenance.revision.after(seen)
 
     async def _report_stops(self) -> None:
         """Report stopped endpoints to users; the log already has them."""

@@ -28,6 +28,7 @@ from drakit_formats.resource.objects import child, text
 from drakit_nodeplugin.changes import FilePoller
 from drakit_nodeplugin.config import NodePluginConfig
 from drakit_nodeplugin.endpoints.sources import Diagnostic
+from drakit_nodeplugin.host.maintenance import MaintenanceWatch
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.reasons import NodeReason
 from drakit_nodeplugin.state.device_numbers import HeldNumbers
@@ -212,6 +213,9 @@ class Environment:
     """The only client of the kubelet's podresources API, which limits all clients together."""
 
     metrics: Metrics
+    maintenance: MaintenanceWatch
+    """The devices in maintenance."""
+
     numbers: HeldNumbers = field(default_factory=HeldNumbers)
     """The device numbers that claims of all drivers hold."""
 

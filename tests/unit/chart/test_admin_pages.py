@@ -127,6 +127,7 @@ def test_the_table_of_tokens_names_all_rights(render, component, first):
         {
             "nodeplugin": {"claimStatus": {"enabled": True}},
             "backends": {"enabled": True, "allowed": backends},
+            "maintenance": {"enabled": True},
         }
     )
     rules = the(objects, "ClusterRole", f"drakit-{component}")["rules"]

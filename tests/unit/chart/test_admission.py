@@ -20,6 +20,7 @@ EVENTS = "drakit-nodeplugin-events"
 REPORTS = "drakit-nodeplugin-reports"
 CLAIMS = "drakit-nodeplugin-claims"
 OPERATOR = ("drakit-operator", "drakit-operator-events", "drakit-operator-reports")
+MAINTENANCE = "drakit-operator-maintenance"
 CLAIM_STATUS: dict[str, Any] = {
     "nodeplugin": {"claimStatus": {"enabled": True}},
     "backends": {"enabled": True, "allowed": {"gpu": {"driver": "gpu.test"}}},
@@ -51,11 +52,11 @@ def allowing(*drivers: str) -> dict[str, Any]:
     ("kind", "component", "name"),
     [
         *(("DaemonSet", "nodeplugin", name) for name in (SLICES, EVENTS, REPORTS)),
-        *(("Deployment", "operator", name) for name in OPERATOR),
+        *(("Deployment", "operator", name) for name in (*OPERATOR, MAINTENANCE)),
     ],
 )
 def test_a_policy_binds_the_account_of_a_component_and_fails_closed(render, kind, component, name):
-    objects = render()
+    objects = render({"maintenance": {"enabled": True}})
     spec = policy(objects, name)
     account = pod_spec(objects, kind, f"drakit-{component}")["serviceAccountName"]
     (condition,) = spec["matchConditions"]
@@ -80,8 +81,10 @@ def test_a_policy_binds_the_account_of_a_component_and_fails_closed(render, kind
         ),
         pytest.param(
             "operator",
-            OPERATOR,
+            (*OPERATOR, MAINTENANCE),
             {
+                ("drakit.dev", "devicemaintenances/status"),  # likewise
+                ("", "pods/eviction"),  # any pod can hold a device; budgets limit it
                 ("drakit.dev", "hostdevicepolicies/status"),  # the API server ignores other fields
                 ("coordination.k8s.io", "leases"),  # a name cannot limit `create`
             },
@@ -91,7 +94,7 @@ def test_a_policy_binds_the_account_of_a_component_and_fails_closed(render, kind
 )
 def test_every_right_to_write_has_a_clause(render, component, policies, others):
     """A new right needs a clause in an admission policy, or a reason in this test."""
-    objects = render(CLAIM_STATUS)
+    objects = render({**CLAIM_STATUS, "maintenance": {"enabled": True}})
     roles = [
         body["rules"]
         for body in objects

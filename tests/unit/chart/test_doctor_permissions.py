@@ -11,10 +11,14 @@ from tests.unit.chart.reading import the
 @pytest.mark.parametrize("component", sorted(RULES))
 @pytest.mark.parametrize("hostdev", [True, False])
 @pytest.mark.parametrize("claim_status", [True, False])
-def test_the_doctor_checks_all_that_a_role_allows(render, component, hostdev, claim_status):
+@pytest.mark.parametrize("maintenance", [True, False])
+def test_the_doctor_checks_all_that_a_role_allows(
+    render, component, hostdev, claim_status, maintenance
+):
     objects = render(
         {
             "hostdev": {"enabled": hostdev},
+            "maintenance": {"enabled": maintenance},
             "backends": {"enabled": True, "allowed": {"gpu": {"driver": "gpu.example.com"}}},
             "nodeplugin": {"claimStatus": {"enabled": claim_status}},
         }
@@ -27,7 +31,8 @@ def test_the_doctor_checks_all_that_a_role_allows(render, component, hostdev, cl
         for group in rule.get("apiGroups", [""])
         for of in rule.get("resources") or rule["nonResourceURLs"]
     }
-    enabled = {"", *(["hostdev"] if hostdev else []), *(["claimStatus"] if claim_status else [])}
+    parts = {"": True, "hostdev": hostdev, "claimStatus": claim_status, "maintenance": maintenance}
+    enabled = {part for part, is_on in parts.items() if is_on}
     checked = {
         (each.verb, each.group, each.resource or each.path)
         for rule in RULES[component]

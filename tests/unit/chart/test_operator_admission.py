@@ -8,8 +8,9 @@ import jsonschema
 import pytest
 import yaml
 
-from drakit_explain.model import PolicyFacts
-from drakit_explain.reports import OUTDATED
+from drakit_explain.maintenance import rule_of
+from drakit_explain.model import DeviceID, DeviceSelection, MaintenanceFacts, PolicyFacts
+from drakit_explain.reports import MAINTENANCE, OUTDATED
 from drakit_operator.announcing import CONTROLLER
 from drakit_operator.policies.status import desired_class
 from tests.unit.chart.class_writes import EXTENDED, OTHER_FIELDS, PREFIX, WRITES, Write
@@ -19,6 +20,8 @@ from tests.unit.docs.listings import listing
 NAME = "drakit-operator"
 EVENTS = "drakit-operator-events"
 REPORTS = "drakit-operator-reports"
+RULES = "drakit-operator-maintenance"
+DEVICE = DeviceID("d", "n1", "cam")
 ALLOWING = {"hostdev": {"extendedResourcePrefixes": {PREFIX: True}}}
 SERIAL = {
     "match": [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}],
@@ -63,6 +66,56 @@ def test_events_need_the_operator_as_reporter(render):
         reason, message = policy.refusal(old, new)
         assert reason == "Forbidden"
         assert f"reportingController '{CONTROLLER}'" in message
+
+
+FIX = MaintenanceFacts(
+    name="fix", uid="u", generation=1, selection=DeviceSelection(), devices=(DEVICE,)
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        pytest.param({}, "", id="as-the-operator-writes-it"),
+        *(
+            pytest.param(
+                {"deviceSelector": DEVICE._replace(**{name: ""})._asdict()},
+                "that name driver, pool and device",
+                id=f"no-{name}",
+            )
+            for name in DEVICE._fields
+        ),
+        pytest.param({"deviceSelector": {}}, "that name driver, pool and device", id="empty"),
+        pytest.param({"deviceSelector": None}, "that name driver, pool and device", id="none"),
+        pytest.param({"taint": {"key": "a/b", "effect": "NoSchedule"}}, "only write", id="key"),
+        pytest.param(
+            {"taint": {"key": MAINTENANCE, "effect": "NoExecute"}}, "only write", id="eviction"
+        ),
+        pytest.param({"ownerReferences": None}, "must be the only owner", id="no-owner"),
+        pytest.param(
+            {"ownerReferences": [{"kind": "Pod", "apiVersion": "v1", "controller": True}]},
+            *("must be the only owner",),
+            id="another-owner",
+        ),
+    ],
+)
+def test_the_operator_can_write_rules_for_one_device_each(render, change, sentence):
+    policy = AdmissionPolicy(render({"maintenance": {"enabled": True}}), RULES)
+    rule = rule_of(FIX, DEVICE, api_version="resource.k8s.io/v1")
+    for name, value in change.items():
+        part = rule["metadata"] if name == "ownerReferences" else rule["spec"]
+        part.pop(name) if value is None else part.update({name: value})
+    reason, message = policy.refusal(None, rule)
+    assert sentence in message
+    assert (reason == "Forbidden") is bool(sentence)
+
+
+def test_the_operator_can_delete_its_own_rules_only(render):
+    policy = AdmissionPolicy(render({"maintenance": {"enabled": True}}), RULES)
+    rule = rule_of(FIX, DEVICE, api_version="resource.k8s.io/v1")
+    assert policy.refusal(rule, None) == ("", "")
+    rule["spec"]["taint"]["key"] = "example.com/broken"
+    assert policy.refusal(rule, None)[0] == "Forbidden"
 
 
 FINE = {"type": "Registered", "status": "True", "reason": "Registered"}

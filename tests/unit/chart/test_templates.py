@@ -200,13 +200,22 @@ def test_values_replace_the_defaults_one_by_one(render, tmp_path, values, path, 
     assert {key: getattr(found, key) for key in expected} == expected
 
 
-def test_the_operator_changes_nothing_but_a_closed_list(render):
-    rules = the(render(), "ClusterRole", "drakit-operator")["rules"]
+@pytest.mark.parametrize(
+    ("maintenance", "more"),
+    [
+        (False, []),
+        (True, [["devicemaintenances/status"], ["devicetaintrules"], ["pods/eviction"]]),
+    ],
+)
+def test_the_operator_changes_nothing_but_a_closed_list(render, maintenance, more):
+    objects = render({"maintenance": {"enabled": maintenance}})
+    rules = the(objects, "ClusterRole", "drakit-operator")["rules"]
     writes = [rule["resources"] for rule in rules if set(rule["verbs"]) - READING]
     assert writes == [
         ["nodedevicereports/status"],
         ["hostdevicepolicies/status"],
         ["deviceclasses"],
+        *more,
         ["events"],
     ]
 

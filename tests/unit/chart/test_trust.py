@@ -75,6 +75,24 @@ def test_without_hostdev_nobody_reads_or_changes_its_policies(render):
     assert ("nodedevicereports", "watch") in rights(without, "drakit-operator")
 
 
+def test_without_maintenance_nobody_reads_or_acts_on_it(render):
+    enabled = render({"maintenance": {"enabled": True}})
+    reads = {("devicemaintenances", verb) for verb in ("get", "list", "watch")}
+    for name, writes in (
+        ("drakit-nodeplugin", set()),
+        (
+            "drakit-operator",
+            {
+                ("devicemaintenances/status", "patch"),
+                ("devicetaintrules", "create"),
+                ("devicetaintrules", "delete"),
+                ("pods/eviction", "create"),
+            },
+        ),
+    ):
+        assert rights(enabled, name) - rights(render(), name) == reads | writes
+
+
 @pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
 def test_only_policies_of_enabled_backends_can_be_read(render, enabled):
     lamps = {"group": "lamps.example.com", "version": "v1", "plural": "lamppolicies"}
@@ -97,6 +115,7 @@ def test_only_policies_of_enabled_backends_can_be_read(render, enabled):
                 "customresourcedefinitions",
                 "customresourcedefinitions/status",
                 "devicedrivers",
+                "devicemaintenances",
                 "hostdevicepolicies",
                 "nodedevicereports",
             },

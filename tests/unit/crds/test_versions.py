@@ -21,7 +21,7 @@ def test_a_definition_has_one_version(path: Path):
     (version,) = body["spec"]["versions"]
     assert (version["name"], version["served"], version["storage"]) == (crds.VERSION, True, True)
     assert body["metadata"]["name"] == f"{path.stem}.{crds.GROUP}"
-    assert path.stem in (crds.DRIVERS, crds.POLICIES, crds.REPORTS)
+    assert path.stem in (crds.DRIVERS, crds.MAINTENANCES, crds.POLICIES, crds.REPORTS)
 
 
 def test_the_driver_reads_the_policies_of_the_definition():

@@ -412,6 +412,42 @@ async def test_devices_that_are_being_unprepared_are_tainted_while_they_are(node
         assert shown(manager.publication()) == {NODE: {"a": [], "b": []}}
 
 
+async def test_devices_in_maintenance_are_tainted_and_stay_so_over_a_restart(node: Node):
+    devices = frozenset({(NODE, "a"), ("elsewhere", "b")})
+    async with node.plugin() as manager:
+        manager.set_maintenance(devices)
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == {NODE: {"a": ["maintenance"], "b": []}}
+        assert health_of(manager)["a"] == ("unknown", ""), "its health stays that of its driver"
+        seen = manager.revision.number
+        manager.set_maintenance(frozenset(devices))
+        assert manager.revision.number == seen
+    async with node.plugin() as manager:
+        manager.set_maintenance(None)  # the API server has not answered yet
+        manager.adopt({(NODE, "a"): published("maintenance", at=17)})
+        manager.replaced(DRIVER, inventory("a", "b"))
+        assert shown(manager.publication()) == {NODE: {"a": ["maintenance"], "b": []}}
+        assert since(manager)["a"] == {"maintenance": 17}
+        manager.replaced(DRIVER, inventory("a", "b", "c"))
+        assert shown(manager.publication())[NODE]["a"] == ["maintenance"]
+        manager.set_maintenance(frozenset())
+        assert shown(manager.publication()) == {NODE: {"a": [], "b": [], "c": []}}
+
+
+async def test_no_device_gets_more_taints_than_the_api_allows(node: Node):
+    own = tuple(Taint(key=f"lab.test/{number}", effect="None") for number in range(12))
+    async with node.plugin() as manager:
+        manager.set_maintenance(frozenset({(NODE, "a")}))
+        manager.set_unpreparing(unpreparing("a"))
+        manager.replaced(DRIVER, Inventory(devices=[Device(name="a", taints=own)]))
+        manager.reported(DRIVER, report(a=BROKEN))
+        await pass_time(11)
+        manager.stopped(DRIVER, "crashed")
+        (device,) = manager.publication().pools[NODE].devices
+        assert len(device.taints) == 16
+        assert "maintenance" in taint_words(device.taints)
+
+
 # ------------------------------------------------------------ inventories
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from drakit_nodeplugin.config import NodePluginConfig
+from drakit_nodeplugin.host.maintenance import MaintenanceWatch
 from drakit_nodeplugin.host.node import Environment, PluginNode
 from drakit_nodeplugin.metrics import Metrics
 from drakit_nodeplugin.state.podresources import PodResources
@@ -29,5 +30,6 @@ def environment(directory: Path, *, node: str, **fields: Any) -> Environment:
         "session": asyncio.get_running_loop().create_future(),
         "podresources": PodResources(config.podresources, own_pod=None),
         "metrics": Metrics(),
+        "maintenance": MaintenanceWatch(asyncio.get_running_loop().create_future(), enabled=False),
     }
     return Environment(**values | fields)

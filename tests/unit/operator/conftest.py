@@ -34,6 +34,7 @@ OF_DRA = [
     *(_resource(plural, kind, namespaced=False) for plural, kind in CLUSTERWIDE.items()),
 ]
 OURS = {
+    "devicemaintenances": "DeviceMaintenance",
     "hostdevicepolicies": "HostDevicePolicy",
     "nodedevicereports": "NodeDeviceReport",
 }
@@ -84,6 +85,17 @@ class Cluster(Objects):
                 "kind": "HostDevicePolicy",
                 "metadata": {"uid": name},
                 "spec": {},
+            },
+        )
+
+    def add_maintenance(self, name: str, **devices: str) -> None:
+        self.store(
+            f"/apis/{crds.API_VERSION}/devicemaintenances/{name}",
+            {
+                "apiVersion": crds.API_VERSION,
+                "kind": "DeviceMaintenance",
+                "metadata": {"uid": name},
+                "spec": {"devices": devices, "mode": "Cordon"},
             },
         )
 

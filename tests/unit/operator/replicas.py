@@ -26,6 +26,7 @@ def config(**changes) -> Config:
         "listen": {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"},
         "election": {"retryPeriod": 0.2},
         "events": {"debounce": 0.3},
+        "deviceMaintenance": True,
     }
     return Config.model_validate(settings | changes)
 

@@ -11,10 +11,12 @@ from kopf._cogs.clients import scanning, watching
 from kopf._core.reactor import observation, queueing
 
 from drakit_daemon.kube import connect
-from drakit_explain.kinds import CLAIMS, KINDS, PODS, POLICIES, RULES
+from drakit_daemon.kube.events import EventRecorder
+from drakit_explain.kinds import CLAIMS, KINDS, MAINTENANCES, PODS, POLICIES, RULES
 from drakit_formats import crds
 from drakit_operator import kopf_import, sources
 from drakit_operator.handlers import Handlers
+from drakit_operator.maintenance import MaintenanceController
 from drakit_operator.metrics import Metrics
 from drakit_operator.policies.controller import PolicyController
 from drakit_operator.sources import Sources
@@ -33,6 +35,7 @@ PATHS = {
     "deviceclasses": "/apis/resource.k8s.io/v1/deviceclasses/gpu",
     "devicetaintrules": "/apis/resource.k8s.io/v1beta2/devicetaintrules/r",
     "nodedevicereports": f"/apis/{crds.API_VERSION}/nodedevicereports/n.hostdev.drakit.dev",
+    "devicemaintenances": f"/apis/{crds.API_VERSION}/devicemaintenances/m",
     "hostdevicepolicies": f"/apis/{crds.API_VERSION}/hostdevicepolicies/serial",
 }
 """One object of each kind, by the plural of the kind."""
@@ -64,11 +67,17 @@ class Served:
             restricts_namespaces=False,
             now=lambda: datetime(2026, 1, 1, tzinfo=UTC),
         )
+        maintenances = MaintenanceController(
+            session,
+            self.store.world,
+            rules_version=lambda: "resource.k8s.io/v1beta2",
+            recorder=EventRecorder(session, controller="drakit.dev/operator", instance="test"),
+        )
         self.handlers = Handlers(
             of_kopf,
             self.sources,
-            policies,
-            check_policy=lambda name, seconds: self.checks.append(name),
+            {POLICIES: policies, MAINTENANCES: maintenances},
+            check=lambda kind, name, seconds: self.checks.append(name),
             on_started=lambda: None,
         )
 
@@ -116,6 +125,7 @@ def add_all(cluster):
     cluster.add_rule("r", driver="d")
     cluster.add_report("n", "serial")
     cluster.add_policy("serial")
+    cluster.add_maintenance("m", driver="none")
 
 
 def all_of(number):

@@ -14,10 +14,10 @@ from drakit_explain.kinds import (
     CLAIMS,
     CLASSES,
     KINDS,
+    MAINTENANCES,
     NODES,
     PODS,
     POLICIES,
-    REPORTS,
     RULES,
     SLICES,
 )
@@ -112,7 +112,7 @@ async def test_everything_is_known_then_every_change(cluster, follow, streams):
         assert len(followed.changed()) == followed.store.size(CLAIMS) == 5
         versions = {kind: followed.sources.version_of(kind).rpartition("/")[2] for kind in KINDS}
         assert versions == {
-            kind: {RULES: "v1beta2", REPORTS: crds.VERSION, POLICIES: crds.VERSION}.get(kind, "v1")
+            kind: crds.VERSION if kind.is_ours else {RULES: "v1beta2"}.get(kind, "v1")
             for kind in KINDS
         }
         cluster.claim("new")
@@ -233,6 +233,7 @@ async def test_managed_fields_that_are_nested_too_deep_cost_nothing_in_any_kind(
     cluster.add_rule("r1", driver="d")
     cluster.add_report("n1", "serial")
     cluster.add_policy("serial")
+    cluster.add_maintenance("m", driver="none")
     cluster.store("/api/v1/namespaces/lab", {"spec": {"finalizers": ["kubernetes"]}})
     cluster.store("/api/v1/namespaces/lab/resourcequotas/q", {"spec": {"hard": {"pods": "9"}}})
 
@@ -249,6 +250,7 @@ async def test_managed_fields_that_are_nested_too_deep_cost_nothing_in_any_kind(
             "/apis/resource.k8s.io/v1beta2/devicetaintrules/r1",
             f"/apis/{crds.API_VERSION}/nodedevicereports/n1.hostdev.drakit.dev",
             f"/apis/{crds.API_VERSION}/hostdevicepolicies/serial",
+            f"/apis/{crds.API_VERSION}/devicemaintenances/m",
         ):
             body = cluster.object(path)
             managers = [{"manager": "m", "fieldsV1": {"name": "other", "x": "@deep"}}]
@@ -264,10 +266,11 @@ async def test_managed_fields_that_are_nested_too_deep_cost_nothing_in_any_kind(
     async with follow() as followed:
         after = {kind: dict(followed.store.world.of(kind.type)) for kind in KINDS}
         del after[CLAIMS]["lab", "last"]
-        after[POLICIES] = {
-            name: replace(fact, version=before[POLICIES][name].version)
-            for name, fact in after[POLICIES].items()
-        }
+        for kind in (MAINTENANCES, POLICIES):
+            after[kind] = {
+                name: replace(fact, version=before[kind][name].version)
+                for name, fact in after[kind].items()
+            }
         assert after == before
         assert "skipped_objects_total{" not in followed.numbers
 

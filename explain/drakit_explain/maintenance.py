@@ -1,0 +1,259 @@
+"""
+A DeviceMaintenance in a cluster: the devices that it selects, its DeviceTaintRules, and the claims
+and pods that still use the devices.
+
+The operator acts on the same answers that ``kubectl drakit cordon`` and ``drain`` preview. Pods
+follow from claims, so those that request extended resources are among them. A pod whose claim
+tolerates the taint stays, and so does one with admin access: neither takes the device from others.
+
+Does not depend on sessions, clocks, or the status of a maintenance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from drakit_explain.allocation import tolerates
+from drakit_explain.broken import published_device
+from drakit_explain.devices import TaintFacts, bits
+from drakit_explain.model import (
+    ClaimFacts,
+    Consumer,
+    DeviceID,
+    MaintenanceFacts,
+    Request,
+    SliceFacts,
+    TaintRuleFacts,
+)
+from drakit_explain.pools import newest
+from drakit_explain.reports import GONE, MAINTENANCE, MANAGED_BY, OPERATOR, report_of_device
+from drakit_explain.wording import cut
+from drakit_explain.world import Name, Selection, World
+
+CORDON, DRAIN = "Cordon", "Drain"
+
+MAX_DEVICES = 64
+"""Devices of a maintenance: each is a DeviceTaintRule, which every scheduler decision reads."""
+
+MAX_NAMED = 3
+"""Devices that a sentence names."""
+
+NO_RULES = (
+    "the cluster does not serve DeviceTaintRules: enable the feature gate DRADeviceTaintRules (and "
+    "before Kubernetes 1.37 the API version resource.k8s.io/v1beta2)"
+)
+
+
+class RefusedError(Exception):
+    """A selection is not accepted; the text is a sentence."""
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+# ---------------------------------------------------------------- devices and rules
+
+
+def select(maintenance: MaintenanceFacts, world: World) -> tuple[DeviceID, ...]:
+    """
+    Return the devices that a maintenance selects at the moment.
+
+    :raises RefusedError: there are none, or too many.
+    :raises NotEvaluatedError: a selector of the class has no outcome yet.
+    """
+    wanted, selection = maintenance.selection, None
+    if not any(wanted):
+        raise RefusedError("NoSelection", "spec.devices is empty: it would select all devices")
+    if name := wanted.device_class:
+        if world.device_class(name) is None:
+            raise RefusedError("NoDevices", f"DeviceClass {name} does not exist")
+        selection = Selection(world, Request(name="", device_class=name))
+    found: set[DeviceID] = set()
+    for pool in {each.of_pool for each in world.slices() if each.driver}:
+        if wanted.driver not in ("", pool.driver) or wanted.pool not in ("", pool.pool):
+            continue
+        for each in newest(world.slices_of_pool(pool)):
+            matches = -1 if selection is None else selection.of(each).matches
+            names = (name for name in _on_node(each, wanted.node, matches))
+            found |= {DeviceID(*pool, name) for name in names if wanted.device in ("", name)}
+    if not found:
+        raise RefusedError(
+            "NoDevices",
+            f"no published device has {wanted}: list the devices with 'kubectl drakit devices "
+            "-o wide'",
+        )
+    if len(found) > MAX_DEVICES:
+        raise RefusedError(
+            "TooManyDevices",
+            f"{len(found)} devices have {wanted}, and a DeviceMaintenance can have {MAX_DEVICES}: "
+            "name a pool, node or device, too",
+        )
+    return tuple(sorted(found))
+
+
+def _on_node(of: SliceFacts, node: str, matches: int) -> Iterator[str]:
+    """Return the names of devices in a slice that a node has, among those of a mask."""
+    for index in bits(matches & (1 << len(of.devices)) - 1):
+        place = of.place
+        if node and of.by_device:
+            place = of.devices[index].place
+        if not node or (place is not None and place.node == node):
+            yield of.devices.names[index]
+
+
+def rule_name(maintenance: MaintenanceFacts, device: DeviceID) -> str:
+    """Return the name of the DeviceTaintRule of a device: another one for each maintenance."""
+    identity = "/".join((maintenance.uid, *device))
+    return f"{maintenance.name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+
+
+def rule_of(maintenance: MaintenanceFacts, device: DeviceID, *, api_version: str) -> dict[str, Any]:
+    """Return the DeviceTaintRule of a device, which the garbage collector deletes with its owner.
+    It names driver, pool and device: a rule without one of them would taint others."""
+    if not all(device):
+        raise ValueError(f"{device} is not one device")
+    return {
+        "apiVersion": api_version,
+        "kind": "DeviceTaintRule",
+        "metadata": {
+            "name": rule_name(maintenance, device),
+            "labels": {MANAGED_BY: OPERATOR},
+            "ownerReferences": [
+                {
+                    "apiVersion": maintenance.api_version,
+                    "kind": maintenance.kind,
+                    "name": maintenance.name,
+                    "uid": maintenance.uid,
+                    "controller": True,
+                }
+            ],
+        },
+        "spec": {
+            "deviceSelector": device._asdict(),
+            "taint": {"key": MAINTENANCE, "value": maintenance.name, "effect": "NoSchedule"},
+        },
+    }
+
+
+def rule_facts(maintenance: MaintenanceFacts, device: DeviceID) -> TaintRuleFacts:
+    """Return the DeviceTaintRule of a device as it must be."""
+    return TaintRuleFacts(
+        name=rule_name(maintenance, device),
+        uid="",
+        taint=TaintFacts(key=MAINTENANCE, effect="NoSchedule", value=maintenance.name),
+        driver=device.driver,
+        pool=device.pool,
+        device=device.device,
+        owner=maintenance.uid,
+    )
+
+
+def rules_named(maintenance: str, world: World) -> list[TaintRuleFacts]:
+    """Return the DeviceTaintRules of all maintenances that have, or had, a name."""
+    return [
+        each
+        for each in world.of(TaintRuleFacts).values()
+        if (each.taint.key, each.taint.value) == (MAINTENANCE, maintenance)
+        and each.name.rpartition("-")[0] == maintenance
+    ]
+
+
+def is_tainted(
+    maintenance: MaintenanceFacts, device: DeviceID, world: World, *, by_rules: bool
+) -> bool:
+    """Return whether a device of a maintenance is out of service: no new claim can have it."""
+    if by_rules:
+        rule = world.of(TaintRuleFacts).get(Name("", rule_name(maintenance, device)))
+        return rule is not None and rule.owner == maintenance.uid and rule.selects(device)
+    found = published_device(device, world)
+    return found is None or any(each.key in (MAINTENANCE, GONE) for each in found.taints)
+
+
+def unsupported(devices: Collection[DeviceID], world: World) -> list[DeviceID]:
+    """Return the devices that only a DeviceTaintRule can taint: no node plugin of drakit publishes
+    them."""
+    return [each for each in devices if report_of_device(each, world) is None]
+
+
+def named(devices: Collection[DeviceID]) -> str:
+    """Name a few devices, and count the others."""
+    return cut(["/".join(each) for each in devices], MAX_NAMED)
+
+
+# ---------------------------------------------------------------- claims and pods
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Use:
+    """A claim that holds devices in maintenance, for one of its consumers."""
+
+    claim: ClaimFacts
+    devices: tuple[DeviceID, ...]
+    consumer: Consumer | None
+    """None if nothing uses the claim."""
+
+    @property
+    def pod(self) -> Consumer | None:
+        """The consumer, if it is a pod, which can be evicted."""
+        found = self.consumer
+        return found if found is not None and found.resource == "pods" else None
+
+    @property
+    def what(self) -> str:
+        return f"{named(self.devices)} (claim {self.claim.namespace}/{self.claim.name})"
+
+    def blocker(self, said: str = "") -> dict[str, str]:
+        """
+        Return what must still release the devices, as the status has it.
+
+        :param said: what became of the pod's eviction.
+        """
+        claim = self.claim
+        kind, name, message = "ResourceClaim", claim.name, f"it holds {named(self.devices)}"
+        if self.pod is not None:
+            kind, name, message = "Pod", self.pod.name, said or f"it uses {self.what}"
+        elif self.consumer is not None:
+            message += (
+                f", and is reserved for {self.consumer.resource} {self.consumer.name}: delete that"
+            )
+        elif claim.held_by:
+            message += f", and its deletion waits for finalizer {claim.held_by[0]}"
+        else:
+            message += ", and no pod uses it: Kubernetes releases it, or delete it"
+        return {"kind": kind, "namespace": claim.namespace, "name": name, "message": message}
+
+
+def uses(maintenance: MaintenanceFacts, devices: Collection[DeviceID], world: World) -> list[Use]:
+    """Return what must release devices before they are drained, by namespace and name."""
+    claims: dict[str, ClaimFacts] = {}
+    held: dict[str, list[DeviceID]] = {}
+    for device in devices:
+        holder = world.holder(device)
+        for claim in (*([holder] if holder is not None else ()), *world.sharers(device)):
+            if not _is_tolerated(maintenance, device, claim):
+                claims[claim.uid] = claim
+                held.setdefault(claim.uid, []).append(device)
+    found = [
+        Use(claim=claim, devices=tuple(dict.fromkeys(held[uid])), consumer=consumer)
+        for uid, claim in claims.items()
+        for consumer in claim.consumers or (None,)
+    ]
+    return sorted(found, key=lambda each: (each.claim.namespace, _name(each), each.claim.name))
+
+
+def _name(use: Use) -> str:
+    return use.consumer.name if use.consumer is not None else ""
+
+
+def _is_tolerated(maintenance: MaintenanceFacts, device: DeviceID, claim: ClaimFacts) -> bool:
+    taint = TaintFacts(key=MAINTENANCE, effect="NoSchedule", value=maintenance.name)
+    return any(
+        tolerates(toleration, taint)
+        for result in claim.results
+        if result.device == device
+        for toleration in result.tolerations
+    )
