@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_lint(_group(commands.add_parser("cdi", help="check CDI files")))
     _add_new(commands)
     _add_conformance(commands)
+    _add_schema(commands)
     _add_setup(_group(commands.add_parser("setup", help="install drakit's custom resources")))
     version = commands.add_parser(
         "version",
@@ -135,6 +136,25 @@ def _add_new(group: _Group) -> None:
         "(default: the clone from which this command was installed)",
     )
     new.set_defaults(command="new.new")
+
+
+def _add_schema(group: _Group) -> None:
+    schema = group.add_parser(
+        "schema",
+        help="print the schemas of a Python driver's parameters",
+        description="Prints a DeviceDriver manifest with the JSON schemas of a Python driver's "
+        "opaque parameters, by apiVersion. With the manifest in the cluster, and the chart's value "
+        "operator.admission.enabled, the API server rejects parameters that do not fit.",
+    )
+    schema.add_argument(
+        "driver", metavar="DRIVER", help="module:Class, or the name of an entry point"
+    )
+    add_option(
+        schema,
+        "--driver-config FILE",
+        "configuration of the driver (YAML), if its name depends on it",
+    )
+    schema.set_defaults(command="schema.schema")
 
 
 def _add_setup(group: _Group) -> None:

@@ -82,10 +82,15 @@ def _configure_logging(settings: Logging) -> None:
     # Kopf logs each handled event at INFO.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf.objects").addFilter(_name_object)
+    # The webhook's Kopf runs in a thread, which gets no signals.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 
 
 def _name_object(record: logging.LogRecord) -> bool:
-    """Keep only the object of what Kopf adds to a line: its settings alone are some 2 KiB."""
+    """Keep only the object of what Kopf adds to a line: its settings are some 2 KiB. A refusal
+    is no line, because tenants cause them."""
+    if str(record.msg).startswith("Webhook ") and "failed permanently" in str(record.msg):
+        return False
     facts = vars(record)
     facts.pop("settings", None)
     facts.pop("k8s_skip", None)

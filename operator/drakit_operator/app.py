@@ -33,8 +33,11 @@ from drakit_daemon.metrics import text_of
 from drakit_daemon.probes import StatusServers
 from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.gates import GatesUnknownError, allocator_gates, gates_of, read_all_gates
-from drakit_explain.kinds import CLASSES, KINDS, MAINTENANCES, POLICIES, RULES, Kind
+from drakit_explain.kinds import CLASSES, KINDS, MAINTENANCES, POLICIES, RULES, UNREADABLE, Kind
+from drakit_explain.projection import project_template
 from drakit_explain.selectors import Selectors
+from drakit_formats.resource.objects import Object, text
+from drakit_operator.admission import Admission
 from drakit_operator.affected import MAINTENANCE, POLICY, REPORT
 from drakit_operator.allocating import AllocatorQuestions
 from drakit_operator.announcing import CONTROLLER, Announcer, EventWriter
@@ -120,6 +123,7 @@ class App:
             listen=config.listen, probed=self, metrics=partial(text_of, self._metrics.registry)
         )
         self._health = _Health(at=time.monotonic())
+        self.admission = self._admission() if config.admission.enabled else None
         self._leadership = Leadership(
             self._connect,
             config.election,
@@ -137,6 +141,21 @@ class App:
             await self._run_parts(session)
         logger.info("stopped")
 
+    def _admission(self) -> Admission:
+        policy_type = None
+        if self._config.host_device_policies:
+            # The model of the driver takes 15 MiB.
+            from drakit_drivers.hostdev.policy import HostDevicePolicySpec
+
+            policy_type = HostDevicePolicySpec
+        return Admission(
+            self._config.admission,
+            connect=self._connect,
+            warn=self._warn,
+            policy_type=policy_type,
+            count=lambda result: self._metrics.admission_requests.labels(result).inc(),
+        )
+
     def _handle_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():
             loop = asyncio.get_running_loop()
@@ -145,20 +164,23 @@ class App:
 
     async def _run_parts(self, session: Session) -> None:
         election = asyncio.create_task(self._leadership.run(), name="election")
-        parts = asyncio.create_task(
-            tasks.run({"leader": lambda: self._lead(session), "health": self._follow_health}),
-            name="parts",
-        )
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "leader": lambda: self._lead(session),
+            "health": self._follow_health,
+        }
+        if self.admission is not None:
+            parts["admission"] = self.admission.run
+        working = asyncio.create_task(tasks.run(parts), name="parts")
         stopping = asyncio.create_task(self.stop.wait(), name="stop")
-        running = {election, parts, stopping}
+        running = {election, working, stopping}
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
             # The Lease is released after the leader's work has ended.
-            for task in (stopping, parts, election):
+            for task in (stopping, working, election):
                 task.cancel()
                 await asyncio.wait({task}, timeout=STOP_SECONDS)
-        for task in (parts, election):
+        for task in (working, election):
             if not task.done():
                 logger.error("a component did not stop in time", extra={"part": task.get_name()})
             elif not task.cancelled():
@@ -193,6 +215,19 @@ class App:
             )
             await asyncio.sleep(HEALTH_SECONDS)
 
+    # ------------------------------------------------------------ in the admission's thread
+
+    async def _warn(self, template: Object) -> list[str]:
+        """Return why claims of a template can never be allocated; only the leader knows."""
+        if self._leader is None:
+            return []
+        try:
+            facts = project_template(template, text(template, "apiVersion").rpartition("/")[2])
+        except UNREADABLE:
+            return []
+        found = self._leader.reconciler.never_allocated(facts)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(found, self._loop))
+
     # ------------------------------------------------------------ in the election's thread
 
     @contextlib.asynccontextmanager
@@ -212,6 +247,8 @@ class App:
         limit_seconds = SILENT_LIMIT_SECONDS + self._config.election.retry_period
         if self._leadership.silent_seconds() > limit_seconds:
             return ["the API server does not answer"]
+        if self.admission is not None and not self.admission.port:
+            return ["the admission webhook is not served"]
         return self._with_hang(self._health.readiness_problem)
 
     def _with_hang(self, problem: str | None) -> Sequence[str]:

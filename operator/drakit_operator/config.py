@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from drakit.settings import Listen, Logging, Seconds, Settings, describe, read_file
+from drakit.settings import Address, Listen, Logging, Seconds, Settings, describe, read_file
 from drakit.settings import SettingsError as ConfigError
 
 
@@ -70,6 +70,20 @@ class Events(Settings):
     Events can read the names of claims and pods in other namespaces."""
 
 
+class Admission(Settings):
+    """The admission webhook, which checks objects when they are written."""
+
+    enabled: bool = False
+    """Whether each replica serves it. The chart sets ``operator.admission.enabled``."""
+
+    listen: Address = "[::]:8443"
+    """The address on which a replica serves it, over HTTPS."""
+
+    certificates: Path = Path("/var/run/drakit/admission")
+    """The directory with ``tls.crt`` and ``tls.key``. A replica loads them again when they
+    change."""
+
+
 class Config(Settings):
     """Settings of ``drakit-operator``."""
 
@@ -77,6 +91,7 @@ class Config(Settings):
     logging: Logging = Logging()
     election: Election = Election()
     events: Events = Events()
+    admission: Admission = Admission()
 
     host_device_policies: bool = True
     """Whether the operator reconciles HostDevicePolicies. The chart sets ``hostdev.enabled``."""

@@ -112,6 +112,12 @@ class _Memories(ResourceMemories):
             return ResourceMemory()
         return await super().recall(raw_body, **options)
 
+    async def recall_memo(
+        self, raw_body: Any, *, memobase: Any = None, ephemeral: bool = True
+    ) -> Any:
+        """Remember nothing of an object in an admission request: nobody reports its deletion."""
+        return await super().recall_memo(raw_body, memobase=memobase, ephemeral=True)
+
 
 async def _scan_resources(**_: Any) -> Collection[Resource]:
     return [*_source.get().resources, _NAMESPACES]

@@ -14,13 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from drakit_daemon import tasks
-from drakit_daemon.event_loop import new_event_loop
+from drakit_daemon.event_loop import run_in_thread
 from drakit_daemon.kube import Session
 from drakit_daemon.kube.lease import LeaseElection, LeaseTimings
 from drakit_operator.config import Election
@@ -63,8 +62,6 @@ class Leadership:
         self._identity = identity
         self._beside = beside
         self._election: LeaseElection | None = None
-        self._loop = new_event_loop()
-        self._stop = asyncio.Event()
         self.won = asyncio.Event()
         """Set when this replica leads."""
 
@@ -75,16 +72,8 @@ class Leadership:
 
     async def run(self) -> None:
         """Take part in the election until canceled, and then release the Lease."""
-        owner, done = asyncio.get_running_loop(), Future[None]()
-        ended = asyncio.wrap_future(done)
-        threading.Thread(target=self._main, args=(owner, done), name="lease", daemon=True).start()
-        try:
-            await asyncio.shield(ended)
-        finally:
-            if not ended.done():
-                with suppress(RuntimeError):  # its loop has just been closed
-                    self._loop.call_soon_threadsafe(self._stop.set)
-                await asyncio.wait({ended}, timeout=RELEASE_SECONDS)
+        campaign = partial(self._campaign, asyncio.get_running_loop())
+        await run_in_thread("lease", campaign, stop_seconds=RELEASE_SECONDS)
 
     # ---- in the election's thread
 
@@ -93,16 +82,7 @@ class Leadership:
         answered_at = self._election.answered_at if self._election is not None else float("-inf")
         return asyncio.get_running_loop().time() - answered_at
 
-    def _main(self, owner: asyncio.AbstractEventLoop, done: Future[None]) -> None:
-        try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._campaign(owner))
-        except BaseException as error:
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-
-    async def _campaign(self, owner: asyncio.AbstractEventLoop) -> None:
+    async def _campaign(self, owner: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         settings = self._settings
         async with await self._connect() as session, self._beside():
             election = self._election = LeaseElection(
@@ -123,7 +103,7 @@ class Leadership:
                 _end_process(await election.hold())
 
             leading = asyncio.create_task(lead(), name="lead")
-            stopping = asyncio.create_task(self._stop.wait(), name="stop")
+            stopping = asyncio.create_task(stop.wait(), name="stop")
             try:
                 await asyncio.wait({leading, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if leading.done():

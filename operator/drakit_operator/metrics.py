@@ -47,6 +47,11 @@ class Metrics:
             "Questions to Kubernetes' allocator about claims on a node, by its answer",
             ["result"],
         )
+        self.admission_requests = counter(
+            "drakit_operator_admission_requests",
+            "Requests of the admission webhook, by result; this replica's only",
+            ["result"],
+        )
         self.objects = gauge(
             "drakit_operator_objects",
             "Objects of a kind that the leader knows; of pods only those that wait and use devices",

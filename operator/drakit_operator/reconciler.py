@@ -30,7 +30,7 @@ from drakit_explain.asking import NotAnsweredError, Verdicts
 from drakit_explain.codes import Reason
 from drakit_explain.counts import Numbers, count
 from drakit_explain.kinds import CLAIMS, CLASSES, KINDS, NODES, PODS, SLICES, TEMPLATES, Kind
-from drakit_explain.model import ClaimFacts
+from drakit_explain.model import ClaimFacts, TemplateFacts
 from drakit_explain.pending import Explainer, waits
 from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
 from drakit_explain.selectors import FeatureGates, Selectors
@@ -268,6 +268,20 @@ class Reconciler:
                     for state, number in states.items():
                         gauge.labels(name, state).set(number)
             await asyncio.sleep(COUNT_SECONDS)
+
+    async def never_allocated(self, template: TemplateFacts) -> list[str]:
+        """Return why no claim of a template that does not exist yet could be allocated, as far as
+        that is certain. Takes as long as the allocator does: the caller limits the time."""
+        namespace = template.namespace
+        while self._is_current():
+            try:
+                found = template_problems(template, self._store.world, self.verdicts)
+                return [each.text for each in found]
+            except NotAnsweredError:
+                questions = self.verdicts.take()
+            if await self._allocator.ask(questions, self.verdicts, namespace) is None:
+                break
+        return []
 
     async def work(self, *, urgent: bool = False) -> None:
         """

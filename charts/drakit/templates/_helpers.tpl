@@ -418,10 +418,16 @@ drivers:
 {{- end }}
 {{- end }}
 
+{{/* drakit.admission.secret: the Secret with the certificate of the admission webhook. */}}
+{{- define "drakit.admission.secret" -}}
+{{- $admission := .Values.operator.admission }}
+{{- if eq $admission.certificates "Secret" }}{{ $admission.secretName }}{{ else }}{{ include "drakit.operator" . }}-admission{{ end }}
+{{- end }}
+
 {{- define "drakit.operator.config" -}}
 {{- $election := dict "leaseName" (include "drakit.operator" .) }}
 {{- $listen := include "drakit.listen" . | fromYaml }}
-{{- $defaults := dict "election" $election "events" .Values.events "hostDevicePolicies" .Values.hostdev.enabled "restrictNamespaces" (and .Values.hostdev.enabled .Values.hostdev.restrictNamespaces) "deviceMaintenance" .Values.maintenance.enabled }}
+{{- $defaults := dict "election" $election "events" .Values.events "hostDevicePolicies" .Values.hostdev.enabled "restrictNamespaces" (and .Values.hostdev.enabled .Values.hostdev.restrictNamespaces) "deviceMaintenance" .Values.maintenance.enabled "admission" (dict "enabled" .Values.operator.admission.enabled "listen" ":8443") }}
 {{- toYaml (merge (dict "logging" .Values.logging) $listen .Values.operator.config $defaults) }}
 {{- end }}
 

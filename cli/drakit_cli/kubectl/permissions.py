@@ -112,6 +112,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
         Rule("hostdevicepolicies.drakit.dev", "get list watch", "hostdev"),
         Rule("hostdevicepolicies/status.drakit.dev", "patch", "hostdev"),
         Rule("nodedevicereports/status.drakit.dev", "patch"),
+        Rule("devicedrivers.drakit.dev", "get list watch"),
         Rule("deviceclasses.resource.k8s.io", "create patch delete", "hostdev"),
         Rule("devicemaintenances.drakit.dev", "get list watch", "maintenance"),
         Rule("devicemaintenances/status.drakit.dev", "patch", "maintenance"),

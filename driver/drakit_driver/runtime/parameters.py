@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import GenerateJsonSchema
 
 from drakit.device import AllocatedDevice
 from drakit.driver import DeviceParameters, NoParameters, ParameterVersion
@@ -170,6 +171,52 @@ def _current(
     if not isinstance(converted, kind):
         raise TypeError(f"its conversion returned {kind_of(converted)}")
     return converted
+
+
+# ------------------------------------------------------------ schemas
+
+
+def schemas_of(
+    kind: type[DeviceParameters], versions: Sequence[ParameterVersion]
+) -> dict[str, dict[str, Any]]:
+    """Return the JSON schemas of the parameters as users write them, by ``apiVersion``."""
+    known = [*versions, *([] if any(not each.api_version for each in versions) else [_CURRENT])]
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(each.api_version for each in known):
+        kinds = [each for each in known if each.api_version == name]
+        if len(kinds) == 1:
+            found[name] = _schema(kinds[0], kind, root="#")
+        else:
+            found[name] = {
+                "anyOf": [
+                    _schema(each, kind, root=f"#/anyOf/{number}")
+                    for number, each in enumerate(kinds)
+                ]
+            }
+    return found
+
+
+class _Schema(GenerateJsonSchema):
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False  # a title that repeats the name
+
+
+def _schema(
+    version: ParameterVersion, kind: type[DeviceParameters], *, root: str
+) -> dict[str, Any]:
+    template = f"{root}/$defs/{{model}}"
+    schema = (version.type or kind).model_json_schema(
+        ref_template=template, schema_generator=_Schema
+    )
+    if reference := schema.pop("$ref", ""):  # a type that contains itself
+        schema |= schema["$defs"][reference.rpartition("/")[2]]
+    if version.api_version:
+        keys = dict(zip(_VERSION_KEYS, (version.api_version, version.kind), strict=True))
+        fixed = {key: {"const": value} for key, value in keys.items()}
+        schema["properties"] = {**fixed, **schema.get("properties", {})}
+        required = [key for key, value in keys.items() if value]
+        schema["required"] = [*required, *schema.get("required", ())]
+    return schema
 
 
 # ------------------------------------------------------------ sentences

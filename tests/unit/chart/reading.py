@@ -29,6 +29,12 @@ def written(objects: list[dict[str, Any]], tmp_path, component: str):
     return file
 
 
+def evaluate(expression: str, **variables: Any) -> Any:
+    """The value of an expression with some variables."""
+    environment = cel.NewEnv(variables=dict.fromkeys(variables, cel.Type.DYN))
+    return environment.compile(expression).eval(data=variables).plain_value()
+
+
 class AdmissionPolicy:
     """A ValidatingAdmissionPolicy, evaluated as the API server does."""
 

@@ -28,11 +28,13 @@ from drakit import (
     Inventory,
     Policy,
 )
+from drakit_cli.main import main
 from drakit_cli.new import PLUGIN, project_of, render
 from drakit_driver.runtime.contract import DriverTraits
 from drakit_driver.runtime.loading import LoadedDriver
 from drakit_driver.runtime.snapshot import inventory_of
 from drakit_drivers.hostdev import HostDevicePolicySpec
+from drakit_explain.parameters import schemas_of
 from drakit_formats import crds
 from drakit_formats.cdi.spec import build_spec
 from drakit_formats.resource.device import Feature, without
@@ -104,6 +106,17 @@ async def test_the_driver_of_the_page_works(lamps, tmp_path):
     with pytest.raises(Exception, match="lamp desk was unscrewed"):
         lamps.prepare(claim, desk)
     await lamps.unprepare(claim, desk)
+
+
+def test_the_schema_of_the_page_is_that_of_its_driver(monkeypatch, capsys):
+    module("lamp", listing(PAGE, "lamp.py"), monkeypatch)
+    assert main(["schema", "lamp:Lamps"]) == 0
+    printed = schemas_of(yaml.safe_load(capsys.readouterr().out))
+    shown = schemas_of(values_of("lamps-chart/templates/devicedriver.yaml", PACKAGING))
+    assert printed.driver == shown.driver
+    for parameters in ({}, {"brightness": 80}, {"brightness": 101}, {"bright": 1}):
+        problems = [bool(each.versions[""].problems(parameters)) for each in (printed, shown)]
+        assert problems[0] is problems[1]
 
 
 async def test_the_partitions_of_the_page_are_devices_that_can_be_published(monkeypatch):

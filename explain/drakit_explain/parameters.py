@@ -1,0 +1,98 @@
+"""
+Opaque parameters of claims, templates and DeviceClasses, checked against the schemas of drivers.
+
+A DeviceDriver has a schema for each ``apiVersion`` of the parameters. The configs of a DeviceClass
+and of a claim are merged before the driver reads them, so that each of them alone may lack required
+keys. The driver itself checks the whole when it prepares a claim.
+
+Does not depend on clients, or on who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from drakit_formats.json_schema import MAX_NAMES, JsonSchema, SchemaError, shown
+from drakit_formats.resource.objects import Object, child, children, text
+
+VERSION_KEYS = ("apiVersion", "kind")
+"""The keys that select a schema. They are in each config, because configs of different versions are
+not merged."""
+
+MAX_CONFIGS = 32
+"""Configs of a claim or class: the limit of the API."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriverSchemas:
+    """The schemas of a driver's parameters."""
+
+    driver: str
+    versions: Mapping[str, JsonSchema] = field(default_factory=dict[str, JsonSchema])
+    """By ``apiVersion``; the empty string stands for parameters without apiVersion and kind."""
+
+    problems: tuple[str, ...] = ()
+    """The malformed schemas, which check nothing."""
+
+
+def schemas_of(device_driver: Object) -> DriverSchemas:
+    """Read the schemas of a DeviceDriver."""
+    versions: dict[str, JsonSchema] = {}
+    problems: list[str] = []
+    for version, schema in child(device_driver, "spec", "parameters").items():
+        try:
+            versions[version] = JsonSchema(schema)
+        except SchemaError as error:
+            problems.append(f"spec.parameters[{version!r}]: {error}")
+    name = text(device_driver, "metadata", "name")
+    return DriverSchemas(driver=name, versions=versions, problems=tuple(problems))
+
+
+def parameter_problems(body: Object, schemas: Mapping[str, DriverSchemas]) -> Iterator[str]:
+    """
+    Yield why the opaque parameters in an object do not fit, one sentence for each config.
+
+    :param body: a ResourceClaim, ResourceClaimTemplate or DeviceClass in the version v1, v1beta2 or
+        v1beta1, which have the same configs.
+    :param schemas: by driver; the parameters of other drivers are not checked.
+    """
+    kind, path = text(body, "kind"), ["spec"]
+    if kind == "ResourceClaimTemplate":
+        path.append("spec")
+    if kind != "DeviceClass":
+        path.append("devices")
+    configs = children(child(body, *path), "config")
+    for number, config in enumerate(configs[:MAX_CONFIGS]):
+        driver = text(config, "opaque", "driver")
+        known = schemas.get(driver)
+        if known is None or known.problems or not known.versions:
+            continue
+        if found := _of_config(child(config, "opaque").get("parameters"), known):
+            where = f"{'.'.join(path)}.config[{number}].opaque.parameters"
+            yield f"{where}: the parameters for driver {driver} {found}"
+
+
+def _of_config(parameters: Any, known: DriverSchemas) -> str:
+    version = _version_of(parameters)
+    schema = known.versions.get(version)
+    if schema is None:
+        has = f"apiVersion {shown([version])}" if version else "no apiVersion"
+        return f"have {has}; known: {_listed(list(known.versions))}"
+    problems = schema.problems(parameters, required=VERSION_KEYS)
+    of = f" (apiVersion {version})" if version else ""
+    return f"are invalid{of}: {'; '.join(problems)}" if problems else ""
+
+
+def _version_of(parameters: Any) -> str:
+    if not isinstance(parameters, dict):
+        return ""
+    version: Any = cast("Object", parameters).get(VERSION_KEYS[0], "")
+    return version if isinstance(version, str) else "?"
+
+
+def _listed(versions: Sequence[str]) -> str:
+    names = [shown([each]) if each else "none" for each in versions[:MAX_NAMES]]
+    more = f" and {len(versions) - MAX_NAMES} more" if len(versions) > MAX_NAMES else ""
+    return ", ".join(names) + more

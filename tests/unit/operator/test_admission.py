@@ -1,0 +1,420 @@
+"""The admission webhook: what it refuses, of what it warns, and how it is served."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import ssl
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from drakit.testing.apiserver import FakeApiServer
+from drakit_daemon.kube import connect
+from drakit_drivers.hostdev.policy import HostDevicePolicySpec
+from drakit_formats import crds
+from drakit_operator import admission
+from drakit_operator.admission import Admission
+from drakit_operator.config import Admission as Settings
+from e2e.cluster.local.pki import Authority
+from tests.fakes.tasks import until
+from tests.unit.operator.replicas import probe, replica
+
+pytestmark = pytest.mark.timeout(120)
+
+DRIVER = "lamps.example.com"
+V1 = "lamps.example.com/v1"
+SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {"brightness": {"type": "integer"}, "color": {"type": "string"}},
+}
+PATH = f"/apis/{crds.API_VERSION}/devicedrivers/{DRIVER}"
+NAME = "operator.drakit-system.svc"
+
+
+class Certificates:
+    """The files of a certificate, which the kubelet replaces."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority.create(folder / "pki")
+        self.folder = folder / "certificates"
+        self.folder.mkdir()
+        self._client = ssl.create_default_context(cafile=str(folder / "pki" / "ca.crt"))
+
+    def issue(self, name: str = NAME) -> None:
+        """Replace both files."""
+        self.authority.issue("new", common_name=name, dns=[name])
+        for suffix in ("crt", "key"):
+            new = self.authority.folder / f"new.{suffix}"
+            shutil.copy(new, self.folder / f"tls.{suffix}.new")
+            (self.folder / f"tls.{suffix}.new").rename(self.folder / f"tls.{suffix}")
+
+    @asynccontextmanager
+    async def client(self, port: int, *, keep: bool = True):
+        """Return a function that sends a request, as the API server does."""
+        connector = aiohttp.TCPConnector(force_close=not keep)
+        async with aiohttp.ClientSession(connector=connector) as session:
+
+            async def send(body: Any) -> Any:
+                url = f"https://127.0.0.1:{port}/"
+                options = {"ssl": self._client, "server_hostname": NAME}
+                async with session.post(url, data=json.dumps(body), **options) as answer:
+                    return await answer.json() if answer.status == 200 else answer.status
+
+            yield send
+
+
+@pytest.fixture
+def certificates(tmp_path, monkeypatch) -> Certificates:
+    monkeypatch.setattr(admission, "CERTIFICATE_SECONDS", 0.1)
+    found = Certificates(tmp_path)
+    found.issue()
+    return found
+
+
+@pytest.fixture
+async def server():
+    async with FakeApiServer() as server:
+        server.store(PATH, {"spec": {"parameters": {"": SCHEMA}}})
+        yield server
+
+
+@asynccontextmanager
+async def served(server, certificates, tmp_path, *, warn=None, policies=True):
+    """Serve the webhook; return a function that sends it an object."""
+
+    async def nothing(_: Any) -> list[str]:
+        return []
+
+    kubeconfig = server.write_kubeconfig(tmp_path)
+    webhook = Admission(
+        Settings(listen="127.0.0.1:0", certificates=certificates.folder),
+        connect=lambda: connect(kubeconfig, user_agent="test"),
+        warn=warn or nothing,
+        policy_type=HostDevicePolicySpec if policies else None,
+        count=lambda _: None,
+    )
+    running = asyncio.create_task(webhook.run())
+    try:
+        await until(lambda: running.done() or (webhook.port and webhook._schemas))
+        if running.done():
+            running.result()
+        async with certificates.client(webhook.port) as send:
+            yield webhook, send
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+PLURALS = {
+    "ResourceClaim": "resourceclaims",
+    "ResourceClaimTemplate": "resourceclaimtemplates",
+    "DeviceClass": "deviceclasses",
+    "HostDevicePolicy": crds.POLICIES,
+    "DeviceDriver": crds.DRIVERS,
+}
+
+
+def review(body: dict[str, Any], old: dict[str, Any] | None = None, *, plural: str = "") -> Any:
+    group, _, version = body["apiVersion"].rpartition("/")
+    plural = plural or PLURALS[body["kind"]]
+    resource = {"group": group, "version": version, "resource": plural}
+    request = {"uid": "u", "resource": resource, "object": body, "oldObject": old}
+    request |= {"operation": "UPDATE" if old else "CREATE", "userInfo": {"username": "alice"}}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+def config(parameters: Any) -> list[dict[str, Any]]:
+    return [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
+
+
+def claim(parameters: Any, version: str = "v1") -> dict[str, Any]:
+    return {
+        "apiVersion": f"resource.k8s.io/{version}",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "one", "namespace": "lab", "uid": "u"},
+        "spec": {"devices": {"config": config(parameters)}},
+    }
+
+
+def template(parameters: Any, version: str = "v1") -> dict[str, Any]:
+    body = claim(parameters, version)
+    return body | {"kind": "ResourceClaimTemplate", "spec": {"spec": body["spec"]}}
+
+
+def device_class(parameters: Any, version: str = "v1", **labels: str) -> dict[str, Any]:
+    return {
+        "apiVersion": f"resource.k8s.io/{version}",
+        "kind": "DeviceClass",
+        "metadata": {"name": "lamps", "labels": labels},
+        "spec": {"config": config(parameters)},
+    }
+
+
+def policy(**spec: Any) -> dict[str, Any]:
+    match = [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}]
+    return {
+        "apiVersion": crds.API_VERSION,
+        "kind": "HostDevicePolicy",
+        "metadata": {"name": "serial"},
+        "spec": {"match": match, **spec},
+    }
+
+
+def driver(**parameters: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": crds.API_VERSION,
+        "kind": "DeviceDriver",
+        "metadata": {"name": DRIVER},
+        "spec": {"parameters": parameters},
+    }
+
+
+def message(answer: Any) -> str:
+    assert answer["response"]["uid"] == "u"
+    status = answer["response"].get("status", {"message": "", "code": None})
+    assert answer["response"]["allowed"] is not bool(status["message"])
+    assert status["code"] == (422 if status["message"] else None)
+    return status["message"]
+
+
+GOOD, BAD = {"brightness": 5}, {"brightnes": 5}
+PROBLEM = (
+    f"opaque.parameters: the parameters for driver {DRIVER} are invalid: brightnes: is not a known "
+    "key (similar: brightness); known keys: brightness, color"
+)
+TWICE = device_class(GOOD)
+TWICE["spec"]["config"] *= 2
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
+@pytest.mark.parametrize("make", [claim, template, device_class])
+async def test_parameters_that_do_not_fit_are_refused_in_each_version(
+    server, certificates, tmp_path, make, version
+):
+    async with served(server, certificates, tmp_path) as (_, send):
+        assert message(await send(review(make(GOOD, version)))) == ""
+        assert message(await send(review(make(BAD, version)))).endswith(PROBLEM)
+
+
+@pytest.mark.parametrize(
+    ("body", "old", "sentence"),
+    [
+        pytest.param(device_class(BAD, a="b"), device_class(BAD), "", id="label-of-a-bad-class"),
+        pytest.param(device_class(BAD), TWICE, PROBLEM, id="class-gets-bad"),
+        pytest.param(policy(), None, "", id="policy"),
+        pytest.param(
+            policy(match=[{"subsystem": "mem", "paths": ["/dev/mem"]}]),
+            None,
+            "spec: match[0].paths[0]: /dev/mem is dangerous",
+            id="policy-that-CEL-does-not-understand",
+        ),
+        pytest.param(
+            policy(attributes={"serial": {"string": "a"}}),
+            None,
+            "spec: attributes: serial: this attribute is reserved for the driver",
+            id="reserved-attribute",
+        ),
+        pytest.param(driver(**{"": SCHEMA}), None, "", id="driver"),
+        pytest.param(
+            driver(**{V1: {"type": 5}}),
+            None,
+            f"spec.parameters['{V1}']: type: has the wrong type",
+            id="malformed-schema",
+        ),
+        pytest.param(
+            driver(**{V1: {"type": 5}}), driver(**{V1: {"type": 5}}), "", id="schema-of-before"
+        ),
+    ],
+)
+async def test_objects_are_refused_for_what_is_new_in_them(
+    server, certificates, tmp_path, body, old, sentence
+):
+    async with served(server, certificates, tmp_path) as (_, send):
+        found = message(await send(review(body, old)))
+        assert sentence in found
+        assert bool(found) is bool(sentence)
+
+
+async def test_schemas_are_those_of_the_cluster(server, certificates, tmp_path):
+    async with served(server, certificates, tmp_path) as (_, send):
+
+        async def refused(body: Any) -> bool:
+            return bool(message(await send(review(body))))
+
+        assert await refused(claim(BAD))
+        server.store(PATH, {"spec": {"parameters": {V1: SCHEMA}}})
+        await becomes(True, lambda: refused(claim(GOOD)))
+        server.store(PATH, {"spec": {"parameters": {"": {"type": 5}}}})
+        await becomes(False, lambda: refused(claim(BAD)))
+        server.store(PATH, {"spec": {"parameters": {"": SCHEMA}}})
+        await becomes(True, lambda: refused(claim(BAD)))
+        async with await connect(server.write_kubeconfig(tmp_path), user_agent="test") as session:
+            await session.delete(PATH)
+        await becomes(False, lambda: refused(claim(BAD)))
+
+
+async def becomes(wanted: bool, look: Any) -> None:
+    async with asyncio.timeout(30):
+        while await look() is not wanted:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_template_gets_warnings_and_a_slow_leader_gives_none(
+    server, certificates, tmp_path, monkeypatch
+):
+    asked: list[Any] = []
+
+    async def warn(body: Any) -> list[str]:
+        asked.append(body)
+        if body["metadata"]["name"] == "slow":
+            await asyncio.Event().wait()
+        return ["no node has such a device"]
+
+    monkeypatch.setattr(admission, "TEMPLATE_SECONDS", 0.2)
+    async with served(server, certificates, tmp_path, warn=warn) as (_, send):
+        answer = await send(review(template(GOOD)))
+        assert answer["response"]["allowed"]
+        assert answer["response"]["warnings"] == ["no node has such a device"]
+        slow = template(GOOD)
+        slow["metadata"] = {"name": "slow"}
+        assert "warnings" not in (await send(review(slow)))["response"]
+        # A tenant who writes many of them does not occupy the leader.
+        for _ in range(100):
+            await send(review(template(GOOD)))
+        assert len(asked) < 40
+
+
+async def test_what_is_unknown_or_too_large_is_not_answered_with_a_refusal(
+    server, certificates, tmp_path, monkeypatch
+):
+    async with served(server, certificates, tmp_path, policies=False) as (_, send):
+        assert await send(review(claim(GOOD), plural="others")) == 500
+        assert await send(review(policy(match=[]))) == 500
+        monkeypatch.setattr(admission, "MAX_REQUEST_BYTES", 1000)
+    async with served(server, certificates, tmp_path) as (_, send):
+        assert await send({"x": "y" * 1000}) == 413
+        assert message(await send(review(claim(GOOD)))) == ""
+
+
+async def test_a_defect_refuses_nothing(server, certificates, tmp_path, monkeypatch):
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(admission, "parameter_problems", broken)
+    async with served(server, certificates, tmp_path) as (_, send):
+        assert await send(review(claim(BAD))) == 500
+
+
+async def test_a_new_certificate_is_served_without_a_dropped_request(
+    server, certificates, tmp_path
+):
+    async with served(server, certificates, tmp_path) as (webhook, _):
+        stop, answers = asyncio.Event(), 0
+
+        async def load(*, keep: bool) -> None:
+            nonlocal answers
+            async with certificates.client(webhook.port, keep=keep) as request:
+                while not stop.is_set():
+                    assert message(await request(review(claim(GOOD)))) == ""
+                    answers += 1
+
+        async with asyncio.TaskGroup() as group:
+            for keep in (True, False, False):
+                group.create_task(load(keep=keep))
+            serials = {await serial_of(webhook.port)}
+            for _ in range(3):
+                certificates.issue()
+                await becomes(True, lambda: changed(webhook.port, serials))
+                more = answers + 20
+                await until(lambda more=more: answers > more, seconds=20)
+            stop.set()
+        assert len(serials) == 4
+
+
+async def serial_of(port: int) -> bytes:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return found
+
+
+async def changed(port: int, serials: set[bytes]) -> bool:
+    before = len(serials)
+    serials.add(await serial_of(port))
+    return len(serials) > before
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+async def test_without_a_certificate_nothing_is_served_until_there_is_one(
+    server, certificates, tmp_path, content
+):
+    for name in ("tls.crt", "tls.key"):
+        (certificates.folder / name).unlink()
+        if content:
+            (certificates.folder / name).write_text(content)
+    kubeconfig = server.write_kubeconfig(tmp_path)
+    webhook = Admission(
+        Settings(listen="127.0.0.1:0", certificates=certificates.folder),
+        connect=lambda: connect(kubeconfig, user_agent="test"),
+        warn=None,  # type: ignore[arg-type]
+        policy_type=None,
+        count=lambda _: None,
+    )
+    running = asyncio.create_task(webhook.run())
+    await asyncio.sleep(0.5)
+    assert (webhook.port, running.done()) == (0, False)
+    certificates.issue()
+    await until(lambda: webhook.port)
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def is_ready(app: Any) -> bool:
+    return (await probe(app, "/readyz"))[0] == 200
+
+
+async def test_each_replica_serves_it_and_the_leader_warns(cluster, certificates, tmp_path):
+    cluster.device_class("gpu")
+    settings = {"enabled": True, "listen": "127.0.0.1:0", "certificates": str(certificates.folder)}
+    options = {"admission": settings, "hostDevicePolicies": False}
+    async with (
+        replica(cluster, tmp_path, "one", **options) as one,
+        replica(cluster, tmp_path, "two", **options) as two,
+    ):
+        bodies = {}
+        for app in (one, two):
+            await until(lambda app=app: app.admission.port)
+            await becomes(True, lambda app=app: is_ready(app))
+        body = template(GOOD)
+        request = {"name": "a", "exactly": {"deviceClassName": "none", "count": 1}}
+        body["spec"]["spec"]["devices"]["requests"] = [request]
+
+        async def warned() -> bool:
+            for app in (one, two):
+                async with certificates.client(app.admission.port) as send:
+                    bodies[app] = (await send(review(body)))["response"]
+            return any("warnings" in each for each in bodies.values())
+
+        await becomes(True, warned)
+        (warnings,) = [each["warnings"] for each in bodies.values() if "warnings" in each]
+        assert 'DeviceClass "none"' in warnings[0]
+        assert all(each["allowed"] for each in bodies.values())
+
+
+@pytest.mark.parametrize("count", [400])
+async def test_checks_are_fast(server, certificates, tmp_path, count):
+    """A bound for defects; the benchmark measures."""
+    async with served(server, certificates, tmp_path) as (_, send):
+        began = time.monotonic()
+        for _ in range(count):
+            await send(review(claim(GOOD)))
+        assert time.monotonic() - began < 10
