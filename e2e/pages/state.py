@@ -31,7 +31,7 @@ KINDS = (
 )
 """Kinds that a page may create, and must remove."""
 
-OPTIONAL_KINDS = ("devicetaintrules", "hostdevicepolicies")
+OPTIONAL_KINDS = ("devicemaintenances", "devicetaintrules", "hostdevicepolicies")
 """Kinds that change the devices of later pages. Not every API server serves them."""
 
 DATA = "/var/lib/kubelet/plugins/drakit.dev"

@@ -25,7 +25,8 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="kubectl drakit",
         description="Explains pods that wait for devices, and shows the devices in the cluster. "
-        "Uses your kubeconfig and your permissions, and stores nothing in the cluster.",
+        "Takes devices out of service. Uses your kubeconfig and your permissions. Only cordon, "
+        "drain and uncordon change the cluster.",
         epilog="Exit codes: 0 no problem, 1 a pod is blocked or a problem was found, 2 invalid "
         "arguments or kubeconfig, 3 the API server is unavailable or denies all requests, 4 drakit "
         "cannot decide, 5 the object does not exist.",
@@ -33,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     _add_explain(commands)
     _add_listings(commands)
+    _add_maintenance(commands)
     _add_version(commands)
     completion = commands.add_parser(
         "completion",
@@ -184,6 +186,61 @@ def _number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of devices")
     return int(text)
+
+
+def _add_maintenance(commands: _Group) -> None:
+    kept = "The command creates a DeviceMaintenance, on which drakit's operator acts."
+    for name, text, more in (
+        ("cordon", "keep new pods away from devices", "Pods that use the devices keep them."),
+        (
+            "drain",
+            "keep new pods away from devices, and evict the pods that use them",
+            "The operator evicts the pods that use the devices, as PodDisruptionBudgets allow.",
+        ),
+    ):
+        each = commands.add_parser(
+            name, help=text, description=f"Takes devices out of service. {more} {kept}"
+        )
+        each.add_argument(
+            "device",
+            nargs="?",
+            metavar="DEVICE",
+            help="the device, as DEVICE, POOL/DEVICE or DRIVER/POOL/DEVICE; all names must fit",
+        )
+        add_option(each, "--driver NAME", "only devices of this driver")
+        add_option(each, "--pool NAME", "only devices of this pool")
+        add_option(each, "--node NAME", "only devices of this node")
+        add_option(
+            each, "--class NAME", "only devices that this DeviceClass selects", dest="device_class"
+        )
+        add_option(each, "--reason TEXT", "the reason, which Events repeat")
+        add_option(each, "--name NAME", "the name of the DeviceMaintenance")
+        add_option(each, "--for DURATION", "end it after this time", dest="length", type=duration)
+        if name == "drain":
+            add_option(
+                each, "--time-limit DURATION", "stop evicting pods after this time", type=duration
+            )
+        add_option(each, "--dry-run", "only list devices, pods, budgets and where pods would fit")
+        done = "no claim holds the devices" if name == "drain" else "the devices are tainted"
+        add_option(each, "--wait", f"return when {done}, and print the progress")
+        add_option(
+            each,
+            "--timeout DURATION",
+            "end --wait after this time, such as 30s or 5m (default: never)",
+            type=duration,
+        )
+        each.set_defaults(command=name)
+        _add_shared(each)
+    uncordon = commands.add_parser(
+        "uncordon",
+        help="bring devices back into service",
+        description="Deletes a DeviceMaintenance, so that its devices are back in service.",
+    )
+    uncordon.add_argument(
+        "name", metavar="NAME", help="the DeviceMaintenance, or its only device as for cordon"
+    )
+    uncordon.set_defaults(command="uncordon")
+    _add_shared(uncordon)
 
 
 def _add_version(commands: _Group) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from drakit.text import plural
 from drakit_cli.answers import CommandError
 from drakit_cli.connection import fetch
-from drakit_cli.kubectl import devices, doctor, explain_command
+from drakit_cli.kubectl import devices, doctor, explain_command, maintenance
 from drakit_cli.kubectl.capabilities import with_capabilities
 from drakit_cli.kubectl.components import find_components
 from drakit_cli.kubectl.device import Device, describe, slice_of
@@ -294,5 +294,8 @@ _COMMANDS = {
     "claims": _claims,
     "quota": _quota,
     "doctor": _doctor,
+    "cordon": maintenance.run,
+    "drain": maintenance.run,
+    "uncordon": maintenance.uncordon,
     "version": _version,
 }

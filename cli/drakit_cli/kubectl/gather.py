@@ -319,7 +319,9 @@ class _Reader:
         known = [each for each in RULE_VERSIONS if each in self.found.served]
         try:
             version = await version_of(self._session, GROUP, RULES.plural, known)
-            if version is not None:
+            if version is None:
+                self.found.absent.add(RULES.plural)
+            else:
                 await self._list(RULES, None, version)
         except ApiError as error:
             self._fail(RULES, error)

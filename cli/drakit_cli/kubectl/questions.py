@@ -148,7 +148,7 @@ async def _explain(
     found = await _gather_for(session, facts, namespace=namespace, everywhere=everywhere)
     for pod in facts:
         found.world.apply(pod)
-    found = await _complete(session, found, facts)
+    found = await with_room(session, found, facts)
     found = await with_events(session, found, facts)
     needed = any(searching(each, found.world) is not None for each in facts)
     async with open_allocator(session, found, needed=needed) as ask:
@@ -176,7 +176,7 @@ async def _gather_for(
     return await gather(session, kinds, namespace=namespace, names=names, local=[TEMPLATES, QUOTAS])
 
 
-async def _complete(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
+async def with_room(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
     """Add what depends on the gathered facts: release, feature gates, and the room on nodes."""
     found = await with_release(session, found)
     found = await with_gates(session, found, selectors_of(pods, found))
@@ -195,7 +195,7 @@ async def ask_manifest(session: Session, namespace: str, content: str) -> Report
     for fact in manifest.facts:
         if not (isinstance(fact, ClaimFacts) and found.world.claim(fact.namespace, fact.name)):
             found.world.apply(fact)  # a claim of the cluster keeps its devices
-    found = await _complete(session, found, pods)
+    found = await with_room(session, found, pods)
     existing = [each.facts for each in manifest.pods if each.source.old and each.source.kind is POD]
     found = await with_events(session, found, existing)
     found.gaps.extend(

@@ -75,7 +75,7 @@ async def without_existing(session: Session, pod: PlannedPod, found: Gathered) -
         return replace(pod, pods=max(pod.pods - len(alive), 0))
     if source.kind in (STATEFUL_SET, DAEMON_SET) or _ends_pods_first(source.body):
         for each in alive:
-            _release(each.facts, found.world)
+            release(each.facts, found.world)
     return pod
 
 
@@ -90,7 +90,8 @@ def _ends_pods_first(deployment: Object) -> bool:
     return text(strategy, "type") == "Recreate" or number > 0
 
 
-def _release(pod: PodFacts, world: World) -> None:
+def release(pod: PodFacts, world: World) -> None:
+    """Remove what a pod that is gone takes: its room on the node, and the claims made for it."""
     for each in pod.claims:
         claim = world.claim(pod.namespace, each.generated or "")
         if claim is not None and claim.owner_uid in ("", pod.uid):

@@ -10,7 +10,7 @@ import yaml
 from drakit import Health
 from drakit_driver.runtime.contract import traits_of
 from drakit_nodeplugin.config import DeviceHealthSettings, NodePluginConfig
-from drakit_nodeplugin.devices.taints import GONE, STOPPED, UNHEALTHY, UNPREPARING
+from drakit_nodeplugin.devices.taints import GONE, MAINTENANCE, STOPPED, UNHEALTHY, UNPREPARING
 from tests.fakes.node import StaticNode
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/device-health.md").read_text()
@@ -29,7 +29,7 @@ def test_the_settings_of_the_page_are_the_defaults():
 
 def test_the_page_names_every_taint_and_no_other():
     named = set(re.findall(r"drakit\.dev/[a-z-]+", PAGE))
-    assert named == {GONE, STOPPED, UNHEALTHY, UNPREPARING}
+    assert named == {GONE, MAINTENANCE, STOPPED, UNHEALTHY, UNPREPARING}
 
 
 async def test_the_driver_of_the_page_reports_how_its_device_is():

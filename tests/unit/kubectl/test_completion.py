@@ -37,7 +37,7 @@ def complete(site, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        pytest.param(["d"], ["devices", "drivers", "doctor", ":4"], id="a-command"),
+        pytest.param(["d"], ["devices", "drivers", "doctor", "drain", ":4"], id="a-command"),
         pytest.param(["absent", ""], [":4"], id="no-command"),
         pytest.param(["devices", "-o", ""], ["wide", "json", "yaml", ":4"], id="a-format"),
         pytest.param(["devices", "--na"], ["--namespace", ":4"], id="an-option"),
@@ -99,4 +99,4 @@ def test_bash_completes(tmp_path):
         text=True,
         check=True,
     )
-    assert result.stdout == "devices drivers doctor\n"
+    assert result.stdout == "devices drivers doctor drain\n"
