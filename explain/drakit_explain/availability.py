@@ -287,7 +287,7 @@ class SliceCounting:
     def _sort(self, count: SliceCount, matches: int) -> None:
         reach, world = count.reach, self._world
         of = reach.slice
-        if not reach.plain or world.has_taint_rules:
+        if not reach.plain or world.rules_of_pool(of.of_pool):
             count.found = Availability()
             self._budget.spend(STEPS_PER_DEVICE * matches.bit_count())
             if of.devices.consumes:  # the counters of a pool are read once

@@ -23,7 +23,6 @@ from drakit_explain.model import (
     DeviceID,
     Request,
     SliceFacts,
-    TaintRuleFacts,
 )
 from drakit_explain.pools import NodePool, newest
 from drakit_explain.reports import GONE, HOSTDEV, STOPPED, UNHEALTHY
@@ -157,12 +156,11 @@ def states_in(
                 gone |= 1 << index
             elif taint.key in (UNHEALTHY, STOPPED):
                 unhealthy |= 1 << index
-    for rule in world.of(TaintRuleFacts).values():
-        if rule.selects(DeviceID(of.driver, of.pool, rule.device)):
-            if not rule.device:
-                tainted |= everything
-            elif rule.device in of.devices.names:
-                tainted |= 1 << of.devices.names.index(rule.device)
+    for rule in world.rules_of_pool(of.of_pool):
+        if not rule.device:
+            tainted |= everything
+        elif rule.device in of.devices.names:
+            tainted |= 1 << of.devices.names.index(rule.device)
     allocated = _held(of, world)
     if of.devices.consumes and pool is not None:
         for index, device in enumerate(of.devices):

@@ -129,7 +129,7 @@ class Profiles:
         if self._all_free:
             return
         yield world.allocated_in(of) & relevant
-        if world.has_taint_rules:
+        if world.rules_of_pool(of.of_pool):
             for index in bits(relevant):
                 device = of.devices[index]
                 yield tuple(world.taints(DeviceID(of.driver, of.pool, device.name), device))

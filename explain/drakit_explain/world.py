@@ -121,7 +121,8 @@ class World:
         self._views: dict[str, NodeView] | None = None
         self._reachable: tuple[Reachable, ...] | None = None
         self._uncounted: list[SliceFacts] | None = None
-        self._devices: tuple[int, int] | None = None
+        self._devices: int | None = None
+        self._rules: dict[tuple[str, str], dict[Name, TaintRuleFacts]] = {}
         self._not_ready: list[tuple[str, NodePool]] | None = None
         self._allocated_in: dict[str, int] = {}
         self._holders_in: dict[str, dict[int, Mapping[str, ClaimFacts]]] = {}
@@ -316,13 +317,14 @@ class World:
 
     def counted_one_by_one(self) -> int:
         """Return how many reachable devices have taints, counters, shares or places of their own;
-        with DeviceTaintRules, all count."""
+        of a pool with DeviceTaintRules, all count."""
         if self._devices is None:
-            sizes = [(each.plain, len(each.slice.devices)) for each in self.reachable()]
-            every = sum(size for _, size in sizes)
-            self._devices = every - sum(size for plain, size in sizes if plain), every
-        some, every = self._devices
-        return every if self.has_taint_rules else some
+            self._devices = sum(
+                len(each.slice.devices)
+                for each in self.reachable()
+                if not each.plain or self.rules_of_pool(each.slice.of_pool)
+            )
+        return self._devices
 
     def not_ready(self) -> Sequence[tuple[str, NodePool]]:
         """Return the pools from which nothing is allocated, by node."""
@@ -400,21 +402,23 @@ class World:
         shares = (share for claim in self.sharers(device) for share in claim.shares)
         return consumed_of(device, shares)
 
-    @property
-    def has_taint_rules(self) -> bool:
-        return any(rule.adds_taints for rule in self.of(TaintRuleFacts).values())
+    def rules_of_pool(self, pool: PoolID) -> Sequence[TaintRuleFacts]:
+        """Return the DeviceTaintRules that can taint devices of a pool. A cluster can have
+        thousands of rules, most of which are for one device."""
+        if not self._rules:
+            return ()
+        keys = (pool, (pool.driver, ""), ("", pool.pool), ("", ""))
+        return [rule for key in keys for rule in self._rules.get(key, {}).values()]
 
     def taints(self, device: DeviceID, facts: DeviceFacts) -> Sequence[TaintFacts]:
         """Return a device's taints, those of DeviceTaintRules included."""
-        rules = self.of(TaintRuleFacts)
-        if not rules:
-            return facts.taints
-        added = tuple(rule.taint for rule in rules.values() if rule.selects(device))
+        rules = self.rules_of_pool(device.of_pool) if self._rules else ()
+        added = tuple(rule.taint for rule in rules if rule.selects(device))
         return (*facts.taints, *added) if added else facts.taints
 
     def taint_rules(self, device: DeviceID, taints: Collection[TaintFacts]) -> Iterator[str]:
         """Name the DeviceTaintRules that add one of these taints to a device."""
-        rules = self.of(TaintRuleFacts).values()
+        rules = self.rules_of_pool(device.of_pool)
         return (each.name for each in rules if each.taint in taints and each.selects(device))
 
     # ---- selectors
@@ -506,6 +510,8 @@ class World:
             self._holders.update(dict.fromkeys(fact.devices, name))
             for share in fact.shares:
                 self._sharers.setdefault(share.device, set()).add(name)
+        elif isinstance(fact, TaintRuleFacts) and fact.adds_taints:
+            self._rules.setdefault((fact.driver, fact.pool), {})[name] = fact
         elif isinstance(fact, SliceFacts):
             self._slices_by_place.setdefault(_place_of(fact), {})[fact.name] = fact
             self._slices_by_pool.setdefault(fact.of_pool, {})[fact.name] = fact
@@ -520,6 +526,8 @@ class World:
                     del self._holders[device]
             for device in {share.device for share in fact.shares}:
                 _discard(self._sharers, device, name)
+        elif isinstance(fact, TaintRuleFacts) and fact.adds_taints:
+            _drop(self._rules, (fact.driver, fact.pool), name)
         elif isinstance(fact, SliceFacts):
             _drop(self._slices_by_place, _place_of(fact), fact.name)
             _drop(self._slices_by_pool, fact.of_pool, fact.name)
@@ -540,6 +548,7 @@ class World:
             case ClassFacts() | TaintRuleFacts():
                 self.revision += 1
                 self.rules_revision = self.revision
+                self._devices = None
             case _:
                 pass
 
@@ -581,9 +590,10 @@ class World:
 
 
 Key = TypeVar("Key")
+Of = TypeVar("Of")
 
 
-def _drop(table: dict[Key, dict[str, SliceFacts]], key: Key, name: str) -> None:
+def _drop(table: dict[Key, dict[Of, Any]], key: Key, name: Of) -> None:
     table[key].pop(name, None)
     if not table[key]:
         del table[key]

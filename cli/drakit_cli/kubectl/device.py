@@ -22,7 +22,7 @@ from drakit_cli.kubectl.devices import (
 )
 from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import Output
-from drakit_explain.model import ClaimFacts, DeviceID, TaintRuleFacts
+from drakit_explain.model import ClaimFacts, DeviceID
 from drakit_explain.pools import newest
 from drakit_explain.reports import words_of
 from drakit_formats.resource.objects import Object, child, children, text
@@ -151,7 +151,7 @@ def _own_taints(entry: Object, identity: DeviceID) -> Iterator[dict[str, str]]:
 
 
 def _rule_taints(identity: DeviceID, found: Gathered) -> Iterator[dict[str, str]]:
-    for each in found.world.of(TaintRuleFacts).values():
+    for each in found.world.rules_of_pool(identity.of_pool):
         if each.selects(identity):
             taint = each.taint
             body = {"key": taint.key, "value": taint.value, "effect": taint.effect}

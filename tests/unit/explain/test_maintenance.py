@@ -32,12 +32,13 @@ from drakit_explain.model import (
     Result,
     Share,
     SliceFacts,
+    TaintRuleFacts,
     Toleration,
 )
 from drakit_explain.projection import project_taint_rule
 from drakit_explain.reports import MAINTENANCE, project_maintenance
 from drakit_explain.selectors import bring_up_to_date
-from drakit_explain.world import World
+from drakit_explain.world import Name, World
 from tests.fakes.world import device, holding, on, slice_on, world_of
 
 SMALL = ClassFacts(name="small", uid="small", selectors=('device.attributes["d"].size == "s"',))
@@ -160,6 +161,30 @@ def test_a_rule_selects_one_device_and_is_owned_by_its_maintenance():
     assert rules_named("fi", world) == []
     again = replace(of, uid="another")
     assert not is_tainted(again, CAM_S, world, by_rules=True), "a new object has rules of its own"
+
+
+@pytest.mark.parametrize(
+    ("selector", "pools"),
+    [
+        pytest.param({"driver": "d", "pool": "n1", "device": "cam-s"}, {"n1"}, id="one-device"),
+        pytest.param({"driver": "d", "pool": "n1"}, {"n1"}, id="pool"),
+        pytest.param({"driver": "d"}, {"n1", "n2"}, id="driver"),
+        pytest.param({"pool": "n2"}, {"n2"}, id="pool-of-any-driver"),
+        pytest.param({"device": "cam-s"}, {"n1", "n2", "net"}, id="device-of-any-pool"),
+        pytest.param({}, {"n1", "n2", "net"}, id="everything"),
+    ],
+)
+def test_only_pools_that_a_rule_can_taint_have_it(selector, pools):
+    world = two_nodes()
+    taint = TaintFacts(key="a/b", effect="NoSchedule")
+    world.apply(TaintRuleFacts(name="r", uid="r", taint=taint, **selector))
+    known = {each.of_pool for each in world.slices()}
+    assert {each.pool for each in known if world.rules_of_pool(each)} == pools
+    tainted = [each for each in (CAM_S, CAM_L, CAM_S2) if world.taints(each, device(each.device))]
+    assert all(each.pool in pools for each in tainted)
+    assert (CAM_L in tainted) is ("device" not in selector and "n1" in pools)
+    world.remove(TaintRuleFacts, Name("", "r"))
+    assert not any(world.rules_of_pool(each) for each in known)
 
 
 @pytest.mark.parametrize(
