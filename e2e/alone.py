@@ -38,7 +38,7 @@ def control_plane(suffix: str, *, gates: Mapping[str, bool] = DEFAULT_GATES) -> 
     for plural in (crds.DRIVERS, crds.POLICIES, crds.REPORTS):
         condition = ("wait", "--for=condition=Established", f"crd/{plural}.{crds.GROUP}")
         chosen.kubectl(*condition, "--timeout=30s")
-    wait_for("the kinds", lambda: chosen.kubectl("get", "hdp,ndr", check=False).returncode == 0)
+    wait_for("the kinds", lambda: chosen.kubectl("get", "ddr,hdp,ndr", check=False).returncode == 0)
     yield chosen
     chosen.stop()
     assert chosen.leftovers() == []

@@ -159,7 +159,7 @@ class _Drivers:
 
     def _pools(self) -> Iterator[None]:
         pools: dict[PoolID, None] = {}
-        for each in self._world.slices():
+        for each in list(self._world.slices()):
             yield
             if (row := self.rows.get(each.driver)) is None:
                 continue

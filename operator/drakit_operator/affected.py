@@ -9,6 +9,7 @@ It must not know queues, or what a check finds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from drakit_explain.broken import node_of_claim
@@ -17,6 +18,7 @@ from drakit_explain.model import (
     ClaimFacts,
     ClassFacts,
     DeviceID,
+    DriverFacts,
     MaintenanceFacts,
     NamespaceFacts,
     NodeFacts,
@@ -34,7 +36,7 @@ from drakit_explain.reports import MAINTENANCE as TAINT
 from drakit_explain.world import AnyFact, Change, Fact, Name, World
 
 POD, CLAIM, TEMPLATE, CLASS, NODE, SLICE = "pod", "claim", "template", "class", "node", "slice"
-POLICY, REPORT, MAINTENANCE = "policy", "report", "maintenance"
+POLICY, REPORT, MAINTENANCE, DRIVER = "policy", "report", "maintenance", "driver"
 """The concerns: kinds of objects, by their names in the queue and in metrics."""
 
 
@@ -43,6 +45,10 @@ class Key(NamedTuple):
 
     concern: str
     name: Name
+
+
+ALL_DRIVERS = Key(DRIVER, Name("", ""))
+"""All drivers are reconciled together."""
 
 
 def affected(changes: Iterable[Change], world: World) -> Iterable[Key]:
@@ -83,6 +89,9 @@ class _Affected:
 
     def _add(self, concern: str, names: Iterable[Name]) -> None:
         self.keys.update((Key(concern, name), None) for name in names)
+
+    def _add_drivers(self) -> None:
+        self.keys[ALL_DRIVERS] = None
 
     def sweep(self) -> None:
         """Add the objects that follow from the whole batch."""
@@ -125,6 +134,8 @@ class _Affected:
     def pod(self, change: Change) -> None:
         self._add(POD, [change.name])
         old, new = _both(change, PodFacts)
+        if any(each is not None and each.node for each in (old, new)):
+            self._add_drivers()
         if old is not None and new is None:
             for each in old.claims:  # another pod represents a claim by name now
                 if each.claim is not None:
@@ -136,6 +147,8 @@ class _Affected:
     def claim(self, change: Change) -> None:
         self._add(CLAIM, [change.name])
         old, new = _both(change, ClaimFacts)
+        if _use(old) != _use(new):
+            self._add_drivers()
         if _held(old) != _held(new):  # devices became free or taken, or changed hands
             self._all_that_wait = True
             for each in filter(None, (old, new)):
@@ -164,6 +177,7 @@ class _Affected:
 
     def slice(self, change: Change) -> None:
         self._all_that_wait = True
+        self._add_drivers()
         old, new = _both(change, SliceFacts)
         if old is None and new is not None:
             self._add(SLICE, [change.name])
@@ -191,9 +205,11 @@ class _Affected:
         old, new = _both(change, NodeFacts)
         if _of_policies(old) != _of_policies(new):
             self._add(POLICY, self.world.of(PolicyFacts))  # each has a selector
+            self._add_drivers()
 
     def rule(self, change: Change) -> None:
         self._all_that_wait = True
+        self._add_drivers()
         for each in _both(change, TaintRuleFacts):
             if each is not None and each.adds_taints:
                 self._tainted.add((each.driver, each.pool))
@@ -214,6 +230,8 @@ class _Affected:
     def report(self, change: Change) -> None:
         self._add(REPORT, [change.name])
         old, new = _both(change, ReportFacts)
+        if _without_time(old) != _without_time(new):
+            self._add_drivers()
         if _quoted(old) != _quoted(new):
             self._all_that_wait = True
         for one, other in ((old, new), (new, old)):
@@ -238,6 +256,9 @@ class _Affected:
         if change.new is None:
             self._add(MAINTENANCE, [change.name])
 
+    def driver(self, _: Change) -> None:
+        self._add_drivers()
+
     def _with_resource_of(self, change: Change) -> set[Name]:
         """Return the policies with the extended resource that a policy or class has, or had."""
         both = (*_both(change, PolicyFacts), *_both(change, ClassFacts))
@@ -257,6 +278,7 @@ _FOLLOW: Mapping[type[Fact | None], Callable[[_Affected, Change], None]] = {
     ReportFacts: _Affected.report,
     PolicyFacts: _Affected.policy,
     MaintenanceFacts: _Affected.maintenance,
+    DriverFacts: _Affected.driver,
     NamespaceFacts: _Affected.place,
     QuotaFacts: _Affected.place,
 }
@@ -275,6 +297,16 @@ def _both(change: Change, of: type[AnyFact]) -> tuple[AnyFact | None, AnyFact | 
 def _lacks_claim(pod: PodFacts | None) -> bool:
     """Return whether a claim of a pod must still be created."""
     return pod is not None and any(each.template and not each.generated for each in pod.claims)
+
+
+def _use(claim: ClaimFacts | None) -> object:
+    """Return what the state of drivers follows from in a claim."""
+    return claim and (claim.results, bool(claim.consumers), claim.held_by, claim.nodes)
+
+
+def _without_time(report: ReportFacts | None) -> ReportFacts | None:
+    """Return a report without the time at which the node plugin wrote it."""
+    return report and replace(report, updated=0.0)
 
 
 def _held(claim: ClaimFacts | None) -> object:

@@ -33,15 +33,25 @@ from drakit_daemon.metrics import text_of
 from drakit_daemon.probes import StatusServers
 from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.gates import GatesUnknownError, allocator_gates, gates_of, read_all_gates
-from drakit_explain.kinds import CLASSES, KINDS, MAINTENANCES, POLICIES, RULES, UNREADABLE, Kind
+from drakit_explain.kinds import (
+    CLASSES,
+    DRIVERS,
+    KINDS,
+    MAINTENANCES,
+    POLICIES,
+    RULES,
+    UNREADABLE,
+    Kind,
+)
 from drakit_explain.projection import project_template
 from drakit_explain.selectors import Selectors
 from drakit_formats.resource.objects import Object, text
 from drakit_operator.admission import Admission
-from drakit_operator.affected import MAINTENANCE, POLICY, REPORT
+from drakit_operator.affected import DRIVER, MAINTENANCE, POLICY, REPORT
 from drakit_operator.allocating import AllocatorQuestions
 from drakit_operator.announcing import CONTROLLER, Announcer, EventWriter
 from drakit_operator.config import Config
+from drakit_operator.drivers import DriverController
 from drakit_operator.handlers import Controller, Handlers
 from drakit_operator.leadership import Leadership
 from drakit_operator.maintenance import MaintenanceController
@@ -308,13 +318,22 @@ class _Leader:
             class_version=lambda: self.sources.version_of(CLASSES),
             restricts_namespaces=config.restrict_namespaces,
         )
+        recorder = EventRecorder(session, controller=CONTROLLER, instance=name)
         self._maintenances = MaintenanceController(
             session,
             self._store.world,
             rules_version=lambda: (
                 "" if self.sources.is_absent(RULES) else self.sources.version_of(RULES)
             ),
-            recorder=EventRecorder(session, controller=CONTROLLER, instance=name),
+            recorder=recorder,
+        )
+        self._drivers = DriverController(
+            session,
+            self._store.world,
+            recorder=recorder,
+            metrics=metrics,
+            devices=lambda: self.reconciler.driver_devices,
+            is_served=lambda: not self.sources.is_absent(DRIVERS),
         )
         self._concerns: dict[Kind, tuple[str, Controller]] = {
             POLICIES: (POLICY, self._policies),
@@ -339,6 +358,7 @@ class _Leader:
                 MAINTENANCE: Refresh(
                     call=self._maintenances.refresh, expressions=self._maintenances.expressions
                 ),
+                DRIVER: Refresh(call=self._drivers.refresh),
             },
             is_current=lambda: self.sources.is_current,
         )
@@ -383,7 +403,7 @@ class _Leader:
 
     def readiness_problem(self) -> str | None:
         """Return what keeps the leader from its work."""
-        return self.sources.problem() or self._policies.problem()
+        return self.sources.problem() or self._policies.problem() or self._drivers.problem()
 
     async def _once_listed(self, work: Callable[[], Awaitable[None]]) -> None:
         await self.sources.complete.wait()

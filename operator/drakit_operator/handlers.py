@@ -122,6 +122,7 @@ class Handlers:
         kopf.on.event(GROUP, "deviceclasses", registry=registry)(self._seen)
         kopf.on.event(GROUP, "devicetaintrules", registry=registry)(self._seen)
         kopf.on.event(crds.GROUP, "nodedevicereports", registry=registry)(self._seen)
+        kopf.on.event(crds.GROUP, "devicedrivers", registry=registry)(self._seen)
         for kind in self._controllers:
             kopf.on.event(kind.group, kind.plural, registry=registry)(self._seen)
             for on in (kopf.on.create, kopf.on.update, kopf.on.resume):

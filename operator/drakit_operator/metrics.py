@@ -14,6 +14,9 @@ SUPPRESSED = ("shared", "flapping", "namespace_deleted")
 """Why an Event is not written: another one about a shared cause has the reason, the object returned
 to an earlier reason too soon, or nobody could read it."""
 
+NODE_STATES = ("desired", "registered", "publishing")
+"""The sets of a driver's nodes that are counted."""
+
 
 class Metrics:
     """One instance a process or test: the registry is private."""
@@ -81,6 +84,18 @@ class Metrics:
             "Devices of a HostDevicePolicy by state. Only the leader reports them, for the 100 "
             "policies with the most devices; `(others)` is the sum of the others",
             ["policy", "state"],
+        )
+        self.driver_nodes = gauge(
+            "drakit_operator_driver_nodes",
+            "Nodes of a driver: those on which its plugin must run, is registered, or publishes "
+            "ResourceSlices. Only the leader reports them, for 100 drivers",
+            ["driver", "state"],
+        )
+        self.driver_problems = gauge(
+            "drakit_operator_driver_problems",
+            "Problems of a driver at the moment, by the condition of its DeviceDriver. Only the "
+            "leader reports them, for 100 drivers",
+            ["driver", "condition"],
         )
         self.kind_listed = gauge(
             "drakit_operator_kind_listed",

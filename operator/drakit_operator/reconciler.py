@@ -2,8 +2,8 @@
 From changes of the store to keys in the fair queue, from keys to problems, from problems to Events.
 
 The concerns decide which objects a change affects, and find their problems; the announcer decides
-when to announce them. HostDevicePolicies and DeviceMaintenances are in the same queue, but have a
-status, not problems.
+when to announce them. HostDevicePolicies, DeviceMaintenances and DeviceDrivers are in the same
+queue, but have a status, not problems.
 A namespace pays for the work on its objects, and each kind of cluster-wide objects for that on its
 own. The queue (:mod:`drakit_daemon.kube.queue`) has three lanes: claims, which are checked at once;
 questions to the evaluator of selectors; all other checks, one at a time. If a check lacks answers
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -37,8 +38,10 @@ from drakit_explain.selectors import FeatureGates, Selectors
 from drakit_explain.templates import class_problems, template_problems
 from drakit_explain.world import Change, Name
 from drakit_operator.affected import (
+    ALL_DRIVERS,
     CLAIM,
     CLASS,
+    DRIVER,
     MAINTENANCE,
     NODE,
     POD,
@@ -73,8 +76,8 @@ COUNT_SECONDS = 30.0
 """Pause between two counts of all devices: in a large cluster, one costs most of a second."""
 
 POLICY_SECONDS = 1.0
-"""Pause between a change and the write to a policy that follows from it: changes come in bursts (a
-node reports, a slice changes, a pod starts)."""
+"""Pause between a change and the write to a policy or driver that follows from it: changes come in
+bursts (a node reports, a slice changes, a pod starts)."""
 
 
 CHECKS, URGENT_CHECKS, SELECTORS = "checks", "urgent", "selectors"
@@ -198,6 +201,9 @@ class Reconciler:
         self._check_seconds = 0.0
         """What the last part of a check took that is not urgent."""
 
+        self.driver_devices: Mapping[str, Counter[str]] = {}
+        """Devices by state, of each driver that was counted."""
+
         self._store = store
         self._queue = queue
         self._announcer = announcer
@@ -209,7 +215,8 @@ class Reconciler:
         for change in changes:
             self._follow_ages(change)
         # Not at once: changes come in bursts, and the scheduler may be about to act.
-        pauses = {URGENT: 0.0, POLICY: POLICY_SECONDS, MAINTENANCE: 0.0}
+        pauses = {URGENT: 0.0, MAINTENANCE: 0.0}
+        pauses |= {POLICY: POLICY_SECONDS, DRIVER: POLICY_SECONDS}
         for key in affected(changes, self._store.world):
             self._queue.add_after(key, pauses.get(key.concern, self._debounce_seconds))
 
@@ -267,6 +274,9 @@ class Reconciler:
                 for name, states in found.items():
                     for state, number in states.items():
                         gauge.labels(name, state).set(number)
+            if self.driver_devices != numbers.drivers:
+                self.driver_devices = numbers.drivers
+                self._queue.add(ALL_DRIVERS)
             await asyncio.sleep(COUNT_SECONDS)
 
     async def never_allocated(self, template: TemplateFacts) -> list[str]:

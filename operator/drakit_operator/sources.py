@@ -143,15 +143,15 @@ class Sources:
             if not self.is_absent(kind):
                 yield kind, reflector
 
+    def is_absent(self, kind: Kind) -> bool:
+        """Return whether the cluster does not have a kind, or the operator may not list it."""
+        return isinstance(self._known.get(kind), Absence)
+
     def version_of(self, kind: Kind) -> str:
         """Return the ``apiVersion`` in which a kind is served; the preferred one if unknown."""
         known = self._known.get(kind)
         version = known.version if isinstance(known, Served) else kind.versions[0]
         return f"{kind.group}/{version}" if kind.group else version
-
-    def is_absent(self, kind: Kind) -> bool:
-        """Return whether the cluster does not have a kind, or the operator may not list it."""
-        return isinstance(self._known.get(kind), Absence)
 
     # ---- the handlers
 

@@ -33,6 +33,7 @@ class Bench:
         self.current = True
         self.refreshed = []
         self.refreshed_reports = []
+        self.refreshed_drivers = []
         self.reconciler = Reconciler(
             store=self.store,
             queue=self.queue,
@@ -44,6 +45,7 @@ class Bench:
             refresh={
                 "policy": Refresh(call=self.refresh),
                 "report": Refresh(call=self.refresh_report),
+                "driver": Refresh(call=self.refresh_drivers),
             },
             is_current=lambda: self.current,
             **options,
@@ -57,6 +59,9 @@ class Bench:
 
     async def refresh_report(self, name):
         self.refreshed_reports.append(name)
+
+    async def refresh_drivers(self, name):
+        self.refreshed_drivers.append(asyncio.get_running_loop().time())
 
     async def record(self, announcement):
         if self.failures:

@@ -15,7 +15,7 @@ from pathlib import Path
 from drakit_explain.cel.allocator import Allocator
 from drakit_explain.cel.helper import Helper
 from drakit_explain.evidence import NO_EVENTS, Events
-from drakit_explain.kinds import KINDS, PODS, POLICIES, RULES, Kind
+from drakit_explain.kinds import DRIVERS, KINDS, MAINTENANCES, PODS, POLICIES, RULES, Kind
 from drakit_explain.loads import Loads, load_of_pod
 from drakit_explain.pending import Explainer, Explanation
 from drakit_explain.selectors import bring_up_to_date
@@ -26,7 +26,7 @@ Command = Callable[[str, str], tuple[int, Body]]
 """Runs ``kubectl drakit explain`` for a namespace and a target; returns the exit code and the
 answer for programs."""
 
-_KINDS = [each for each in KINDS if each is not POLICIES]
+_KINDS = [each for each in KINDS if each not in (DRIVERS, MAINTENANCES, POLICIES)]
 
 
 class Explaining:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from drakit_daemon.metrics import Counter, Gauge, Histogram
 from drakit_explain import kinds
+from drakit_explain.drivers import CONDITIONS
 from drakit_explain.pending import Explainer
 from drakit_explain.poolchecks import PoolCondition
 from drakit_explain.verdicts import VerdictOutcome
@@ -24,8 +25,8 @@ from drakit_nodeplugin.devices.counts import DEVICE_STATES
 from drakit_nodeplugin.metrics import Metrics as NodePluginMetrics
 from drakit_nodeplugin.slices.api import Verb
 from drakit_nodeplugin.state.records import STATES
-from drakit_operator.affected import POLICY, REPORT
-from drakit_operator.metrics import SUPPRESSED
+from drakit_operator.affected import DRIVER, POLICY, REPORT
+from drakit_operator.metrics import NODE_STATES, SUPPRESSED
 from drakit_operator.metrics import Metrics as OperatorMetrics
 from drakit_operator.reconciler import concerns_of
 from drakit_operator.store import Store
@@ -89,6 +90,7 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
         *concerns_of(STORE, Explainer(STORE.world)),
         POLICY,
         REPORT,
+        DRIVER,
     ),
     ("drakit_operator_reconcile_duration_seconds", "result"): ("success", "error"),
     ("drakit_operator_events_suppressed_total", "cause"): SUPPRESSED,
@@ -101,6 +103,10 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_operator_class_devices", "state"): DEVICE_STATES,
     ("drakit_operator_policy_devices", "policy"): [],
     ("drakit_operator_policy_devices", "state"): DEVICE_STATES,
+    ("drakit_operator_driver_nodes", "driver"): [],
+    ("drakit_operator_driver_nodes", "state"): NODE_STATES,
+    ("drakit_operator_driver_problems", "driver"): [],
+    ("drakit_operator_driver_problems", "condition"): CONDITIONS,
     ("drakit_operator_kind_listed", "kind"): [],
     ("drakit_operator_objects", "kind"): [],
     ("drakit_devices", "pool"): [],
@@ -120,6 +126,8 @@ LABELS: Mapping[tuple[str, str], str] = {
     ("drakit_operator_devices", "driver"): "the name of a driver",
     ("drakit_operator_class_devices", "device_class"): "the name of a DeviceClass",
     ("drakit_operator_policy_devices", "policy"): "the name of a HostDevicePolicy",
+    ("drakit_operator_driver_nodes", "driver"): "the name of a driver",
+    ("drakit_operator_driver_problems", "driver"): "the name of a driver",
     ("drakit_operator_kind_listed", "kind"): f"resource and group, such as `{kinds.CLAIMS}`",
     ("drakit_operator_objects", "kind"): f"resource and group, such as `{kinds.CLAIMS}`",
     (

@@ -19,7 +19,12 @@ SLICES = "drakit-nodeplugin"
 EVENTS = "drakit-nodeplugin-events"
 REPORTS = "drakit-nodeplugin-reports"
 CLAIMS = "drakit-nodeplugin-claims"
-OPERATOR = ("drakit-operator", "drakit-operator-events", "drakit-operator-reports")
+OPERATOR = (
+    "drakit-operator",
+    "drakit-operator-events",
+    "drakit-operator-reports",
+    "drakit-operator-drivers",
+)
 MAINTENANCE = "drakit-operator-maintenance"
 CLAIM_STATUS: dict[str, Any] = {
     "nodeplugin": {"claimStatus": {"enabled": True}},
@@ -83,9 +88,11 @@ def test_a_policy_binds_the_account_of_a_component_and_fails_closed(render, kind
             "operator",
             (*OPERATOR, MAINTENANCE),
             {
-                ("drakit.dev", "devicemaintenances/status"),  # likewise
+                # The API server ignores other fields.
+                ("drakit.dev", "devicedrivers/status"),
+                ("drakit.dev", "hostdevicepolicies/status"),
+                ("drakit.dev", "devicemaintenances/status"),
                 ("", "pods/eviction"),  # any pod can hold a device; budgets limit it
-                ("drakit.dev", "hostdevicepolicies/status"),  # the API server ignores other fields
                 ("coordination.k8s.io", "leases"),  # a name cannot limit `create`
             },
             id="operator",

@@ -20,6 +20,7 @@ from tests.unit.docs.listings import listing
 NAME = "drakit-operator"
 EVENTS = "drakit-operator-events"
 REPORTS = "drakit-operator-reports"
+DRIVERS = "drakit-operator-drivers"
 RULES = "drakit-operator-maintenance"
 DEVICE = DeviceID("d", "n1", "cam")
 ALLOWING = {"hostdev": {"extendedResourcePrefixes": {PREFIX: True}}}
@@ -152,6 +153,30 @@ def test_conditions_of_a_report_can_only_be_marked_as_outdated(render, old, new,
     assert sentence in message
     assert (reason == "Forbidden") is bool(sentence)
     assert policy.refusal(None, before)[0] == "Forbidden"
+
+
+OWN = {"metadata": {"labels": {"app.kubernetes.io/managed-by": "drakit-operator"}}}
+
+
+@pytest.mark.parametrize(
+    ("driver", "is_allowed"),
+    [
+        pytest.param(OWN, True, id="created-by-the-operator"),
+        pytest.param({**OWN, "spec": {}}, True, id="an-empty-specification"),
+        pytest.param({**OWN, "spec": {"version": "1"}}, False, id="specified-by-an-admin"),
+        pytest.param({"metadata": {}}, False, id="without-labels"),
+        pytest.param({"metadata": {"labels": {"app": "x"}}}, False, id="of-a-chart"),
+        pytest.param(
+            {"metadata": {**OWN["metadata"], "finalizers": ["x/y"]}}, False, id="with-a-finalizer"
+        ),
+    ],
+)
+def test_the_operator_creates_and_deletes_drivers_that_nobody_specifies(render, driver, is_allowed):
+    policy = AdmissionPolicy(render(), DRIVERS)
+    for old, new in ((None, driver), (driver, None)):
+        reason, message = policy.refusal(old, new)
+        assert (reason == "") == is_allowed
+        assert is_allowed or "only DeviceDrivers without a specification" in message
 
 
 @pytest.mark.parametrize(

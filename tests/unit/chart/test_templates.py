@@ -213,6 +213,8 @@ def test_the_operator_changes_nothing_but_a_closed_list(render, maintenance, mor
     writes = [rule["resources"] for rule in rules if set(rule["verbs"]) - READING]
     assert writes == [
         ["nodedevicereports/status"],
+        ["devicedrivers"],
+        ["devicedrivers/status"],
         ["hostdevicepolicies/status"],
         ["deviceclasses"],
         *more,

@@ -34,12 +34,14 @@ OF_DRA = [
     *(_resource(plural, kind, namespaced=False) for plural, kind in CLUSTERWIDE.items()),
 ]
 OURS = {
+    "devicedrivers": "DeviceDriver",
     "devicemaintenances": "DeviceMaintenance",
     "hostdevicepolicies": "HostDevicePolicy",
     "nodedevicereports": "NodeDeviceReport",
 }
 OF_DRAKIT = [
     *(_resource(plural, kind, namespaced=False) for plural, kind in OURS.items()),
+    _resource("devicedrivers/status", "DeviceDriver", namespaced=False),
     _resource("hostdevicepolicies/status", "HostDevicePolicy", namespaced=False),
 ]
 RULES = _resource("devicetaintrules", "DeviceTaintRule", namespaced=False)
@@ -97,6 +99,12 @@ class Cluster(Objects):
                 "metadata": {"uid": name},
                 "spec": {"devices": devices, "mode": "Cordon"},
             },
+        )
+
+    def add_driver(self, name: str, **spec: object) -> None:
+        self.store(
+            f"/apis/{crds.API_VERSION}/devicedrivers/{name}",
+            {"apiVersion": crds.API_VERSION, "kind": "DeviceDriver", "spec": spec},
         )
 
     def add_report(self, node: str, *policies: str, generation: int = 1) -> None:

@@ -37,6 +37,7 @@ PATHS = {
     "nodedevicereports": f"/apis/{crds.API_VERSION}/nodedevicereports/n.hostdev.drakit.dev",
     "devicemaintenances": f"/apis/{crds.API_VERSION}/devicemaintenances/m",
     "hostdevicepolicies": f"/apis/{crds.API_VERSION}/hostdevicepolicies/serial",
+    "devicedrivers": f"/apis/{crds.API_VERSION}/devicedrivers/d",
 }
 """One object of each kind, by the plural of the kind."""
 
@@ -126,6 +127,7 @@ def add_all(cluster):
     cluster.add_report("n", "serial")
     cluster.add_policy("serial")
     cluster.add_maintenance("m", driver="none")
+    cluster.add_driver("d")
 
 
 def all_of(number):
@@ -202,8 +204,8 @@ async def test_what_handlers_do_not_take_waits_in_the_connection(cluster, serve,
 
 @pytest.mark.parametrize("status", [401, 403, 404, 500])
 async def test_no_answer_of_the_api_server_ends_kopf(cluster, serve, status):
-    add_all(cluster)
     async with serve() as served:
+        add_all(cluster)
         await until(lambda: served.sizes() == all_of(1) | {"deviceclasses": 2})
         for plural in PATHS:
             for method in ("GET", "WATCH"):

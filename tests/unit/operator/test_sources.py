@@ -234,6 +234,7 @@ async def test_managed_fields_that_are_nested_too_deep_cost_nothing_in_any_kind(
     cluster.add_report("n1", "serial")
     cluster.add_policy("serial")
     cluster.add_maintenance("m", driver="none")
+    cluster.add_driver("d")
     cluster.store("/api/v1/namespaces/lab", {"spec": {"finalizers": ["kubernetes"]}})
     cluster.store("/api/v1/namespaces/lab/resourcequotas/q", {"spec": {"hard": {"pods": "9"}}})
 
@@ -251,6 +252,7 @@ async def test_managed_fields_that_are_nested_too_deep_cost_nothing_in_any_kind(
             f"/apis/{crds.API_VERSION}/nodedevicereports/n1.hostdev.drakit.dev",
             f"/apis/{crds.API_VERSION}/hostdevicepolicies/serial",
             f"/apis/{crds.API_VERSION}/devicemaintenances/m",
+            f"/apis/{crds.API_VERSION}/devicedrivers/d",
         ):
             body = cluster.object(path)
             managers = [{"manager": "m", "fieldsV1": {"name": "other", "x": "@deep"}}]

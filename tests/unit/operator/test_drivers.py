@@ -1,0 +1,355 @@
+"""DeviceDrivers: created for each driver, with a status that follows the cluster, and Events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import yaml
+
+from drakit_daemon.kube import ApiError, connect
+from drakit_daemon.kube.events import EventRecorder
+from drakit_explain.drivers import CONDITIONS
+from drakit_explain.kinds import DRIVERS
+from drakit_explain.reports import project_driver
+from drakit_explain.world import Name
+from drakit_formats import crds
+from drakit_operator.drivers import (
+    LASTING_SECONDS,
+    LISTED,
+    PASS_SECONDS,
+    REFUSED_SECONDS,
+    UNSEEN_SECONDS,
+    DriverController,
+)
+from drakit_operator.metrics import Metrics
+from drakit_operator.store import Store
+from tests.fakes.world import device, node, slice_on
+from tests.unit.crds.test_versions import ROOT
+from tests.unit.explain.test_drivers import held, report
+
+PATH = f"/apis/{crds.API_VERSION}/devicedrivers/d"
+THEN = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
+N1, S1 = node("n1"), slice_on("n1", device("a"))
+BROKEN = replace(S1, pool_slices=2)
+
+
+class Site:
+    """A cluster whose facts a test sets, and the controller on a clock of its own."""
+
+    def __init__(self, server, session):
+        self.server, self.session = server, session
+        self.at = 0.0
+        self.served = True
+        self.devices = {}
+        self.metrics = Metrics()
+        self.store = Store()
+        self.start()
+
+    def start(self):
+        """Start the controller of a new leader."""
+        self.controller = DriverController(
+            self.session,
+            self.store.world,
+            recorder=EventRecorder(
+                self.session, controller="drakit.dev/operator", instance="operator-0"
+            ),
+            metrics=self.metrics,
+            devices=lambda: self.devices,
+            is_served=lambda: self.served,
+            now=lambda: THEN + timedelta(seconds=self.at),
+            clock=lambda: self.at,
+        )
+
+    def see(self, *facts):
+        for each in facts:
+            self.store.world.apply(each)
+
+    def lose(self, *facts):
+        for each in facts:
+            self.store.world.remove(type(each), Name(each.in_namespace, each.name))
+
+    def specify(self, **spec):
+        """Write the DeviceDriver as a chart does."""
+        self.server.store(PATH, {"spec": spec, "metadata": {"uid": "d", "generation": 1}})
+        self.watch()
+
+    def watch(self):
+        """Read the DeviceDriver into the store, or see that it is gone."""
+        body = self.server.object(PATH)
+        facts = [project_driver(body)] if body else []
+        for _ in self.store.replace(DRIVERS, facts):
+            pass
+
+    async def refresh(self, *, seconds=PASS_SECONDS):
+        self.at += seconds
+        return await self.controller.refresh("")
+
+    async def settle(self):
+        """Pass until nothing is due, as the queue does."""
+        while (again := await self.refresh()) is not None and again < UNSEEN_SECONDS / 2:
+            self.at += again - PASS_SECONDS
+
+    @property
+    def status(self):
+        return self.server.object(PATH)["status"]
+
+    def conditions(self):
+        return {
+            each["type"]: (each["status"], each["reason"]) for each in self.status["conditions"]
+        }
+
+    def writes(self):
+        return [each for each in self.server.writes() if "/events" not in each[1]]
+
+    def events(self):
+        events = self.server.objects("/apis/events.k8s.io/v1/events")
+        return [(each["type"], each["reason"]) for each in events]
+
+
+@pytest.fixture
+async def site(cluster, tmp_path):
+    cluster.watch_lists = True
+    async with await connect(cluster.write_kubeconfig(tmp_path), user_agent="t") as session:
+        yield Site(cluster, session)
+
+
+GOOD = {
+    "Ready": ("True", "Ready"),
+    "Installed": ("True", "Installed"),
+    "Registered": ("True", "Registered"),
+    "Publishing": ("True", "Published"),
+    "ClaimsProgressing": ("True", "Progressing"),
+    "ClaimsReleased": ("True", "Released"),
+}
+
+
+async def test_a_driver_gets_an_object_and_a_status_and_no_write_at_rest(site):
+    site.see(N1, S1)
+    site.devices = {"d": Counter(free=1, allocated=0)}
+    assert await site.refresh() == PASS_SECONDS
+    assert await site.refresh() is None
+    body = site.server.object(PATH)
+    assert body["metadata"]["labels"] == {"app.kubernetes.io/managed-by": "drakit-operator"}
+    assert site.conditions() == GOOD
+    assert site.status["nodes"] == {"desired": 1, "registered": 1, "publishing": 1}
+    assert site.status["pools"] == {"total": 1, "incomplete": 0, "empty": 0}
+    assert site.status["devices"] == {"free": 1, "allocated": 0}
+    assert len(site.writes()) == 2
+    for _ in range(3):
+        await site.refresh()
+    assert (len(site.writes()), site.events()) == (2, [])
+
+
+async def test_the_status_has_the_fields_of_the_definition(site):
+    site.see(N1, BROKEN, held("mine", consumers=0))
+    site.devices = {"d": Counter(dict.fromkeys(("free", "allocated", "tainted"), 1), gone=0)}
+    await site.settle()
+    text = (ROOT / "charts/drakit/crds/devicedrivers.yaml").read_text(encoding="utf-8")
+    (version,) = yaml.safe_load(text)["spec"]["versions"]
+    fields = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    assert site.status.keys() == fields.keys()
+    for name, of in site.status.items():
+        inner = fields[name].get("properties") or fields[name].get("items", {}).get("properties")
+        for each in of if isinstance(of, list) else [of]:
+            if inner is not None:
+                assert each.keys() <= inner.keys(), name
+    assert {each["type"] for each in site.status["conditions"]} == {"Ready", *CONDITIONS}
+
+
+async def test_a_problem_must_last_and_an_event_reports_each_turn(site):
+    site.see(N1, S1)
+    await site.settle()
+    site.see(BROKEN)
+    assert await site.refresh() == LASTING_SECONDS
+    assert site.conditions() == GOOD
+    assert site.status["pools"]["incomplete"] == 1, "numbers are those of the moment"
+    assert site.events() == []
+    assert await site.refresh(seconds=LASTING_SECONDS) is None
+    bad = ("False", "PoolIncomplete")
+    assert site.conditions() == GOOD | {"Publishing": bad, "Ready": bad}
+    assert site.events() == [("Warning", "PoolIncomplete")]
+    (message,) = {
+        each["message"] for each in site.status["conditions"] if each["status"] == "False"
+    }
+    assert message == "pool n1 is incomplete; run 'kubectl drakit explain node/n1'"
+    assert site.status["problems"] == [{"node": "n1", "message": message}]
+    turned = {each["type"]: each["lastTransitionTime"] for each in site.status["conditions"]}
+    assert turned["Ready"] == turned["Publishing"] > turned["Registered"]
+    site.see(S1)
+    await site.refresh()
+    assert site.conditions() == GOOD
+    assert sorted(site.events()) == [("Normal", "Published"), ("Warning", "PoolIncomplete")]
+
+
+async def test_a_problem_that_comes_and_goes_is_not_reported(site):
+    site.see(N1, S1)
+    await site.settle()
+    writes = len(site.writes())
+    for _ in range(10):
+        site.see(replace(S1, generation=2), replace(S1, name="old", uid="old"))
+        await site.refresh(seconds=LASTING_SECONDS - 1)
+        site.lose(replace(S1, name="old"))
+        await site.refresh()
+    assert (len(site.writes()), site.events()) == (writes, [])
+
+
+async def test_a_new_leader_goes_on_where_the_last_one_ended(site):
+    site.see(N1, BROKEN)
+    await site.settle()
+    before = site.status
+    assert site.conditions()["Ready"] == ("False", "PoolIncomplete")
+    site.start()
+    assert await site.refresh() is None
+    assert site.status == before
+    site.start()
+    site.see(S1)
+    await site.refresh()
+    assert site.conditions() == GOOD
+
+
+async def test_a_driver_that_starts_with_a_problem_is_not_ready_before_it_has_lasted(site):
+    site.see(N1, BROKEN)
+    await site.refresh()
+    await site.refresh()
+    assert site.conditions()["Publishing"] == ("Unknown", "Settling")
+    assert site.conditions()["Ready"] == ("Unknown", "Settling")
+
+
+async def test_without_evidence_of_registrations_a_driver_can_be_ready(site):
+    shared = replace(S1.place, node="", every=True)
+    site.specify(version="1.0", nodeSelector={"matchLabels": {}})
+    site.see(N1, replace(S1, place=shared))
+    await site.settle()
+    assert site.conditions() == GOOD | {"Registered": ("Unknown", "NoEvidence")}
+
+
+async def test_numbers_change_without_events_and_at_most_once_in_five_seconds(site):
+    site.see(N1, S1)
+    await site.settle()
+    writes = len(site.writes())
+    for number in range(20):
+        site.see(replace(S1, name=f"s{number}", pool=f"p{number}", uid=f"{number}"))
+        await site.refresh(seconds=1.0)
+    assert len(site.writes()) - writes == 4
+    assert site.events() == []
+
+
+async def test_many_problems_are_bounded(site):
+    for number in range(LISTED + 5):
+        site.see(node(f"x{number}"), replace(slice_on(f"x{number}", device("a")), pool_slices=2))
+    await site.settle()
+    assert len(site.status["problems"]) == LISTED
+    publishing = next(each for each in site.status["conditions"] if each["type"] == "Publishing")
+    assert publishing["message"].endswith(f"; and {LISTED + 4} more")
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_kept"),
+    [
+        pytest.param(None, False, id="created-by-the-operator"),
+        pytest.param({"version": "1.0"}, True, id="created-by-a-chart"),
+    ],
+)
+async def test_the_object_of_a_driver_that_is_gone(site, spec, is_kept):
+    if spec is not None:
+        site.specify(**spec)
+    site.see(N1, S1)
+    await site.settle()
+    site.lose(S1)
+    await site.refresh()
+    site.watch()
+    await site.refresh(seconds=UNSEEN_SECONDS - 2 * PASS_SECONDS)
+    assert site.server.object(PATH)
+    assert site.conditions()["Installed"] == ("False", "NotFound")
+    await site.refresh(seconds=2 * PASS_SECONDS)
+    assert bool(site.server.object(PATH)) == is_kept
+    site.watch()
+    writes = len(site.writes())
+    assert await site.refresh() is None
+    assert len(site.writes()) == writes
+
+
+async def test_a_driver_that_returns_in_time_keeps_its_object(site):
+    site.see(N1, S1)
+    await site.settle()
+    for _ in range(3):
+        site.lose(S1)
+        await site.refresh()
+        await site.refresh(seconds=UNSEEN_SECONDS - PASS_SECONDS)
+        site.see(S1)
+        await site.refresh()
+    assert site.server.object(PATH)
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "reason", "again"),
+    [
+        pytest.param("POST", 403, "Forbidden", REFUSED_SECONDS, id="create-is-forbidden"),
+        pytest.param("POST", 422, "Invalid", REFUSED_SECONDS, id="create-is-invalid"),
+        pytest.param("POST", 409, "AlreadyExists", PASS_SECONDS, id="another-one-created-it"),
+        pytest.param("POST", 503, "", None, id="create-gets-no-answer"),
+        pytest.param("PATCH", 403, "Forbidden", REFUSED_SECONDS, id="a-status-is-forbidden"),
+        pytest.param("PATCH", 422, "Invalid", REFUSED_SECONDS, id="a-status-is-invalid"),
+        pytest.param("PATCH", 409, "Conflict", PASS_SECONDS, id="a-conflict"),
+        pytest.param("PATCH", 404, "NotFound", PASS_SECONDS, id="it-was-deleted-meanwhile"),
+        pytest.param("PATCH", 429, "", None, id="too-many-requests"),
+    ],
+)
+async def test_a_refused_write_waits_and_ends_nothing(site, method, status, reason, again):
+    site.see(N1, S1)
+    if method == "PATCH":
+        site.specify(version="1.0")
+    path = PATH.rpartition("/")[0] if method == "POST" else f"{PATH}/status"
+    site.server.fail(method, path, status=status, reason=reason, times=99)
+    for _ in range(3):
+        if again is None:
+            with pytest.raises(ApiError):
+                await site.refresh()
+        else:
+            assert await site.refresh(seconds=again) == again
+            assert (site.controller.problem() is None) == (again == PASS_SECONDS)
+    site.server.heal()
+    await site.refresh(seconds=REFUSED_SECONDS)
+    await site.refresh()
+    assert site.conditions() == GOOD
+    assert site.controller.problem() is None
+
+
+async def test_a_driver_whose_writes_are_refused_does_not_stop_the_others(site):
+    site.see(N1, S1, replace(S1, driver="e", name="e"))
+    site.specify(version="1.0")
+    site.server.fail("PATCH", f"{PATH}/status", status=403, reason="Forbidden", times=99)
+    for _ in range(3):
+        await site.refresh()
+    other = PATH.removesuffix("/d") + "/e"
+    assert {each["type"] for each in site.server.object(other)["status"]["conditions"]}
+    tried = [each for each in site.server.requests if each == ("PATCH", f"{PATH}/status")]
+    assert len(tried) == 1, "a refusal pauses the writes of its driver"
+
+
+async def test_without_the_definition_nothing_is_written(site):
+    site.served = False
+    site.see(N1, S1)
+    assert await site.refresh() is not None
+    assert site.writes() == []
+
+
+async def test_metrics_have_nodes_and_problems(site):
+    site.see(N1, replace(node("n2"), ready=False), S1, report(published=1), BROKEN)
+    site.see(slice_on("n2", device("a")))
+    await site.refresh()
+    value = site.metrics.registry.get_sample_value
+    nodes = {
+        state: value("drakit_operator_driver_nodes", {"driver": "d", "state": state})
+        for state in ("desired", "registered", "publishing")
+    }
+    assert nodes == {"desired": 2, "registered": 1, "publishing": 2}
+    labels = {"driver": "d", "condition": "Registered"}
+    assert value("drakit_operator_driver_problems", labels) == 1
+    site.lose(S1, slice_on("n2"), report())
+    site.lose(node("n1"), node("n2"))
+    await site.refresh()
+    assert value("drakit_operator_driver_problems", labels) in (0, None)
