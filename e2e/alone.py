@@ -35,7 +35,7 @@ def control_plane(suffix: str, *, gates: Mapping[str, bool] = DEFAULT_GATES) -> 
     chosen = choose_cluster(f"{name}-{suffix}")
     chosen.start(Options(nodes=0, gates=gates))
     chosen.kubectl("apply", "-f", str(REPOSITORY / "charts/drakit/crds"))
-    for plural in (crds.DRIVERS, crds.POLICIES, crds.REPORTS):
+    for plural in (crds.DRIVERS, crds.MAINTENANCES, crds.POLICIES, crds.REPORTS):
         condition = ("wait", "--for=condition=Established", f"crd/{plural}.{crds.GROUP}")
         chosen.kubectl(*condition, "--timeout=30s")
     wait_for("the kinds", lambda: chosen.kubectl("get", "ddr,hdp,ndr", check=False).returncode == 0)

@@ -103,7 +103,12 @@ def release_values(cluster: Cluster, zram: Zram) -> dict:
         "rescanInterval": "3s",
     }
     events = {"patience": "5s", "repeatPause": "10s"}
-    return {"hostdev": hostdev, "operator": {"replicas": 2, "config": {"events": events}}}
+    maintenance = {"enabled": True}
+    return {
+        "hostdev": hostdev,
+        "maintenance": maintenance,
+        "operator": {"replicas": 2, "config": {"events": events}},
+    }
 
 
 @pytest.fixture(scope="session")

@@ -225,6 +225,9 @@ def test_the_operator_writes_only_what_its_closed_list_names(space, release):
     allowed = {(verb, "events", None) for verb in ("create", "patch")}
     allowed |= {(verb, "leases", None) for verb in ("create", "update")}
     allowed |= {(verb, "deviceclasses", None) for verb in ("create", "patch", "delete")}
-    allowed |= {("patch", each, "status") for each in ("hostdevicepolicies", "nodedevicereports")}
+    ours = ("devicemaintenances", "hostdevicepolicies", "nodedevicereports")
+    allowed |= {("patch", each, "status") for each in ours}
+    allowed |= {(verb, "devicetaintrules", None) for verb in ("create", "delete")}
+    allowed.add(("create", "pods", "eviction"))
     allowed.add(("create", "selfsubjectaccessreviews", None))  # a question: nothing is stored
     assert written <= allowed

@@ -41,6 +41,9 @@ MAX_DEVICES = 64
 MAX_NAMED = 3
 """Devices that a sentence names."""
 
+MAX_MESSAGE = 1024
+"""Characters of a message about a blocker: the limit of the definition."""
+
 NO_RULES = (
     "the cluster does not serve DeviceTaintRules: enable the feature gate DRADeviceTaintRules (and "
     "before Kubernetes 1.37 the API version resource.k8s.io/v1beta2)"
@@ -224,6 +227,7 @@ class Use:
             message += f", and its deletion waits for finalizer {claim.held_by[0]}"
         else:
             message += ", and no pod uses it: Kubernetes releases it, or delete it"
+        message = message[:MAX_MESSAGE]
         return {"kind": kind, "namespace": claim.namespace, "name": name, "message": message}
 
 

@@ -60,7 +60,8 @@ from drakit_operator.statuses import Condition, Object, Status, changes, turned
 logger = logging.getLogger(__name__)
 
 WRITE_SECONDS = 5.0
-"""Least time between two writes of a status."""
+"""Least time between two writes of a status, and between two creations of rules: another client may
+delete them again and again."""
 
 POLL_SECONDS = 5.0
 """Pause between two rounds of evictions."""
@@ -101,6 +102,9 @@ class _Memory:
     """What is remembered of a maintenance; nothing depends on it after a restart."""
 
     written_at: float = float("-inf")
+    rules_at: float = float("-inf")
+    """When rules were created."""
+
     evictions: dict[str, _Eviction] = field(default_factory=dict[str, _Eviction])
     """By the UIDs of pods that still use devices."""
 
@@ -235,7 +239,7 @@ class MaintenanceController:
             phase = "Scheduled"
         problem = ""
         if phase == "Active" and version:
-            problem = await self._add_rules(found, version)
+            problem = await self._add_rules(found, version, memory)
         elif phase != "Active":
             problem = await self._remove(self._rules_of(found))
         state = _State(phase=phase, by_rules=bool(version), problem=problem)
@@ -252,6 +256,7 @@ class MaintenanceController:
                 if is_tainted(found, each, self._world, by_rules=bool(version))
             )
             missing = [each for each in found.devices if each not in tainted]
+            again += [WRITE_SECONDS] if missing and not problem else []
             state = replace(
                 state,
                 tainted=tainted,
@@ -277,7 +282,7 @@ class MaintenanceController:
         known = (rules.get(Name("", rule_name(found, each))) for each in found.devices)
         return [each for each in known if each is not None and each.owner == found.uid]
 
-    async def _add_rules(self, found: MaintenanceFacts, version: str) -> str:
+    async def _add_rules(self, found: MaintenanceFacts, version: str, memory: _Memory) -> str:
         """Create the rules that are missing; return the problem, if any."""
         rules = self._world.of(TaintRuleFacts)
         missing: list[DeviceID] = []
@@ -291,8 +296,9 @@ class MaintenanceController:
                     f"DeviceTaintRule {rule.name} was changed by another client: delete it, and "
                     "the operator creates it again"
                 )
-        if not missing:
+        if not missing or self._clock() < memory.rules_at + WRITE_SECONDS:
             return ""
+        memory.rules_at = self._clock()
         path = resource_path(crds.API_VERSION, crds.MAINTENANCES, name=found.name)
         try:
             # A rule must not outlive a maintenance that is gone; so the store is not enough.

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from cel_expr_python import cel
 
-from drakit_explain.maintenance import MAX_DEVICES
+from drakit_explain.maintenance import MAX_DEVICES, MAX_MESSAGE
 from drakit_operator.maintenance import LISTED
 
 FILE = Path("charts/drakit/crds/devicemaintenances.yaml")
@@ -103,4 +103,6 @@ def test_the_status_has_room_for_what_the_operator_writes():
     status = schema()["properties"]["status"]["properties"]
     assert status["devices"]["maxItems"] == MAX_DEVICES
     assert status["blockers"]["maxItems"] == LISTED
+    message = status["blockers"]["items"]["properties"]["message"]
+    assert message["maxLength"] == MAX_MESSAGE
     assert status["kopf"]["x-kubernetes-preserve-unknown-fields"]

@@ -12,6 +12,7 @@ from drakit_explain.cel.library import Library
 from drakit_explain.devices import DeviceFacts, TaintFacts
 from drakit_explain.maintenance import (
     MAX_DEVICES,
+    MAX_MESSAGE,
     RefusedError,
     is_tainted,
     rule_facts,
@@ -294,6 +295,7 @@ def test_a_blocker_says_what_to_do(changes, kind, words):
     world = world_of(slice_on("n1", device("cam-s")), replace(holding("c", "cam-s"), **changes))
     (found,) = uses(maintenance(devices=(CAM_S,)), (CAM_S,), world)
     blocker = found.blocker()
+    assert len(found.blocker("x" * 5000)["message"]) <= MAX_MESSAGE
     assert blocker["kind"] == kind
     assert words in blocker["message"]
 

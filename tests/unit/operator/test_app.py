@@ -284,6 +284,24 @@ async def test_policies_are_left_alone_where_hostdev_is_not_enabled(cluster, tmp
     assert not [path for _, path in cluster.requests if "hostdevicepolicies" in path]
 
 
+async def test_a_maintenance_taints_the_devices_of_a_class_and_its_status_says_so(
+    cluster, tmp_path
+):
+    path = f"/apis/{crds.API_VERSION}/devicemaintenances/fix"
+    rules = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
+    cluster.device_class("gpu")
+    cluster.slice("s", "g0", "g1")
+    async with replica(cluster, tmp_path, "one"):
+        await until(cluster.is_watched)
+        cluster.add_maintenance("fix", **{"class": "gpu"})
+        await until(lambda: len(cluster.objects(rules)) == 2)
+        devices = {each["spec"]["deviceSelector"]["device"] for each in cluster.objects(rules)}
+        assert devices == {"g0", "g1"}
+        await until(lambda: '"Tainted", "status": "True"' in json.dumps(cluster.object(path)))
+        cluster.remove(path)
+        await until(lambda: cluster.objects(rules) == [])
+
+
 async def test_a_role_that_forbids_classes_makes_the_leader_unready(cluster, tmp_path):
     words = 'User "one" cannot create resource "deviceclasses" in API group "resource.k8s.io"'
     classes = "/apis/resource.k8s.io/v1/deviceclasses"

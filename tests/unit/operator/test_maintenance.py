@@ -500,6 +500,18 @@ async def test_a_rule_that_another_client_changes_is_reported_and_not_fought_ove
     assert cluster.conditions()["Tainted"] == ("True", "Tainted")
 
 
+async def test_rules_that_another_client_deletes_are_created_again_but_not_in_a_hot_loop(cluster):
+    await cluster.create()
+    await cluster.settle()
+    cluster.server.requests.clear()
+    for _ in range(60):
+        for rule in cluster.rules():
+            cluster.server.remove(f"{RULES}/{rule['metadata']['name']}")
+        await cluster.refresh(seconds=0.5)
+    created = [each for each in cluster.writes() if each == f"POST {RULES}"]
+    assert 2 <= len(created) <= 60 * 0.5 / WRITE_SECONDS + 1
+
+
 async def test_no_status_is_written_twice_within_five_seconds_or_at_rest(cluster):
     await cluster.create(mode="Drain")
     for index in range(40):
