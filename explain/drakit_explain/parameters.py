@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from drakit_formats.json_schema import MAX_NAMES, JsonSchema, SchemaError, shown
+from drakit_formats.json_schema import MAX_NAMES, SCHEMA, JsonSchema, shown
 from drakit_formats.resource.objects import Object, child, children, text
 
 VERSION_KEYS = ("apiVersion", "kind")
@@ -42,10 +42,8 @@ def schemas_of(device_driver: Object) -> DriverSchemas:
     versions: dict[str, JsonSchema] = {}
     problems: list[str] = []
     for version, schema in child(device_driver, "spec", "parameters").items():
-        try:
-            versions[version] = JsonSchema(schema)
-        except SchemaError as error:
-            problems.append(f"spec.parameters[{version!r}]: {error}")
+        versions[version] = JsonSchema(schema)
+        problems += [f"spec.parameters[{version!r}]: {each}" for each in SCHEMA.problems(schema)]
     name = text(device_driver, "metadata", "name")
     return DriverSchemas(driver=name, versions=versions, problems=tuple(problems))
 

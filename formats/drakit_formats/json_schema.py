@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
+from functools import lru_cache
 from itertools import islice
 from typing import Any, TypeAlias, cast
 
@@ -34,9 +34,6 @@ MAX_PROBLEMS = 5
 
 MAX_NAMES = 10
 """Keys and values of a schema that a message names."""
-
-MAX_HINTS = 100
-"""Known keys with which an unknown one is compared."""
 
 MAX_PART = 64
 """Characters of a key, a value or a pattern in a message."""
@@ -71,10 +68,6 @@ _SIZES: Mapping[str, tuple[type, str, str]] = {
 }
 
 
-class SchemaError(ValueError):
-    """A schema is malformed. The text names the place, and is a sentence without a subject."""
-
-
 class _SpentError(Exception):
     """A check has no steps left."""
 
@@ -83,10 +76,7 @@ class JsonSchema:
     """A schema."""
 
     def __init__(self, schema: Object) -> None:
-        """:raises SchemaError: it is malformed."""
         self._schema = schema
-        self._patterns: dict[str, SchemaValidator | None] = {}
-        self._prepare(schema, "", 0)
 
     def problems(self, value: object, *, required: Collection[str] | None = None) -> list[str]:
         """
@@ -95,7 +85,7 @@ class JsonSchema:
         :param required: the only keys at the top level that can be missing by mistake. The others
             may be in another value, with which this one is merged.
         """
-        check = _Check(self._schema, self._patterns, required)
+        check = _Check(self._schema, required)
         found: list[str] = []
         with suppress(_SpentError):
             found.extend(islice(check.value(self._schema, value, ()), MAX_PROBLEMS + 1))
@@ -103,57 +93,43 @@ class JsonSchema:
             found[MAX_PROBLEMS:] = ["and more"]
         return [*found, *check.known_keys()]
 
-    def _prepare(self, schema: Any, where: str, depth: int) -> None:
-        """Compile the patterns of a schema and of those in it."""
-        if depth > MAX_DEPTH:
-            raise SchemaError(f"{where.rstrip('.')}: is nested too deep")
-        if isinstance(schema, bool):
-            return
-        if not isinstance(schema, dict):
-            raise SchemaError(f"{where.rstrip('.') or 'the schema'}: must be an object")
-        body = cast("Object", schema)
-        for key, kind in _KINDS.items():
-            if key in body and not isinstance(body[key], kind):
-                raise SchemaError(f"{where}{key}: has the wrong type")
-        for key in ("required", "type"):
-            if isinstance(names := body.get(key), list) and not all(
-                isinstance(each, str) for each in cast("list[Any]", names)
-            ):
-                raise SchemaError(f"{where}{key}: must be a list of strings")
-        if "$ref" in body:
-            try:
-                _resolved(self._schema, body["$ref"])
-            except (LookupError, TypeError, ValueError):
-                raise SchemaError(f"{where}$ref: refers to a schema that does not exist") from None
-        for pattern in (*filter(None, [body.get("pattern")]), *body.get("patternProperties", ())):
-            self._patterns[pattern] = _compiled(pattern)
-        for key in _NAMED:
-            for name, each in body.get(key, {}).items():
-                self._prepare(each, f"{where}{key}.{name}.", depth + 1)
-        for key in _LISTED:
-            for number, each in enumerate(body.get(key, ())):
-                self._prepare(each, f"{where}{key}[{number}].", depth + 1)
-        for key in _SINGLE:
-            if key in body:
-                self._prepare(body[key], f"{where}{key}.", depth + 1)
+
+_ANY: Object = {"$ref": "#/$defs/schema"}
+_TEXTS: Object = {"type": "array", "items": {"type": "string"}}
+
+SCHEMA = JsonSchema(
+    {
+        **_ANY,
+        "$defs": {
+            "schema": {
+                "type": ["object", "boolean"],
+                "properties": {
+                    **{
+                        key: {"type": "object", "additionalProperties": _ANY}
+                        for key in ("$defs", "definitions", "properties", "patternProperties")
+                    },
+                    **{
+                        key: {"type": "array", "items": _ANY}
+                        for key in ("prefixItems", "anyOf", "oneOf", "allOf")
+                    },
+                    "items": _ANY,
+                    "additionalProperties": _ANY,
+                    "propertyNames": _ANY,
+                    **{key: {"type": "number"} for key in _BOUNDS},
+                    **{key: {"type": "integer"} for key in _SIZES},
+                    **{key: {"type": "string"} for key in ("$ref", "pattern")},
+                    "enum": {"type": "array"},
+                    "required": _TEXTS,
+                    "type": {"anyOf": [{"type": "string"}, _TEXTS]},
+                },
+            }
+        },
+    }
+)
+"""The schema of schemas: what a check must be able to rely on."""
 
 
-_NAMED = ("$defs", "definitions", "properties", "patternProperties")
-_LISTED = ("prefixItems", "anyOf", "oneOf", "allOf")
-_SINGLE = ("items", "additionalProperties", "propertyNames")
-_KINDS: Mapping[str, Any] = {  # for isinstance
-    **dict.fromkeys(_NAMED, dict),
-    **dict.fromkeys(_LISTED, list),
-    **dict.fromkeys(_BOUNDS, int | float),
-    **dict.fromkeys(_SIZES, int),
-    "$ref": str,
-    "enum": list,
-    "pattern": str,
-    "required": list,
-    "type": (str, list),
-}
-
-
+@lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> SchemaValidator | None:
     """Return what matches strings in linear time; None if the pattern needs backtracking."""
     try:
@@ -162,15 +138,22 @@ def _compiled(pattern: str) -> SchemaValidator | None:
         return None
 
 
+def _matches(pattern: str, value: str) -> bool:
+    compiled = _compiled(pattern)
+    return compiled is None or compiled.isinstance_python(value)
+
+
 def _resolved(root: Object, reference: str) -> Any:
-    """Return the schema to which a reference points. Raises LookupError, TypeError, ValueError."""
+    """Return the schema to which a reference points; one that accepts everything if there is
+    none."""
     start, *parts = reference.split("/")
-    if start != "#":
-        raise KeyError(reference)
-    found: Any = root
+    found: Any = root if start == "#" else True
     for part in parts:
         name = part.replace("~1", "/").replace("~0", "~")
-        found = found[int(name) if isinstance(found, list) else name]
+        try:
+            found = found[int(name) if isinstance(found, list) else name]
+        except (LookupError, TypeError, ValueError):
+            return True
     return found
 
 
@@ -181,18 +164,11 @@ def _is_number(value: object) -> bool:
 class _Check:
     """One check of a value."""
 
-    def __init__(
-        self,
-        root: Object,
-        patterns: Mapping[str, SchemaValidator | None],
-        required: Collection[str] | None,
-    ) -> None:
+    def __init__(self, root: Object, required: Collection[str] | None) -> None:
         self._root = root
-        self._patterns = patterns
         self._required = required
         self._steps = 0
         self._depth = 0
-        self._hints = 0
         self._known: dict[Path, list[str]] = {}
         """The keys of the objects with unknown keys, by their paths."""
 
@@ -257,12 +233,8 @@ class _Check:
                 if size < limit if key.startswith("min") else size > limit:
                     yield f"must have {words} {limit} {parts}"
         pattern = schema.get("pattern") if isinstance(value, str) else None
-        if pattern is not None and not self._matches(pattern, value):
+        if pattern is not None and not _matches(pattern, value):
             yield f"must match {_cut(pattern)}"
-
-    def _matches(self, pattern: str, value: str) -> bool:
-        compiled = self._patterns.get(pattern)
-        return compiled is None or compiled.isinstance_python(value)
 
     def _object(self, schema: Object, value: Object, path: Path) -> Iterator[str]:
         properties: Object = schema.get("properties", {})
@@ -275,32 +247,21 @@ class _Check:
         for key, each in value.items():
             below = (*path, key)
             known = [properties[key]] if key in properties else []
-            known += [body for name, body in patterns.items() if self._matches(name, key)]
+            known += [body for name, body in patterns.items() if _matches(name, key)]
             if "propertyNames" in schema:
                 yield from self.value(schema["propertyNames"], key, below)
             if not known and rest is False:
                 self._known[path] = [*properties, *patterns]
-                yield _sentence(below, f"is not a known key{self._hint(key, properties)}")
+                yield _sentence(below, "is not a known key")
                 continue
             for body in known or [rest]:
                 yield from self.value(body, each, below)
-
-    def _hint(self, key: str, known: Collection[str]) -> str:
-        """Return the known key that resembles an unknown one. Comparing takes long."""
-        self._hints += 1
-        if self._hints > MAX_NAMES:
-            return ""
-        close = get_close_matches(key[:MAX_PART], islice(known, MAX_HINTS), n=1)
-        return f" (similar: {_cut(close[0])})" if close else ""
 
     def _list(self, schema: Object, value: list[Any], path: Path) -> Iterator[str]:
         first: Sequence[Any] = schema.get("prefixItems", ())
         for number, each in enumerate(value):
             body = first[number] if number < len(first) else schema.get("items", True)
             yield from self.value(body, each, (*path, number))
-        distinct = schema.get("uniqueItems") is True
-        if distinct and len({json.dumps(each, sort_keys=True) for each in value}) < len(value):
-            yield _sentence(path, "must not have equal entries")
 
     def _any(self, schemas: Sequence[Any], value: Any, path: Path) -> Iterator[str]:
         """Report the problems of the alternative that was meant, if none fits."""

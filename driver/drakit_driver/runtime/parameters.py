@@ -22,6 +22,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from drakit.device import AllocatedDevice
 from drakit.driver import DeviceParameters, NoParameters, ParameterVersion
 from drakit_driver.runtime.failures import BadParametersError, kind_of, text_of, traceback_of
+from drakit_formats.json_schema import MAX_PART, shown
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +31,6 @@ MAX_PROBLEMS = 5
 
 MAX_KEYS = 10
 """Known keys that are named."""
-
-MAX_PART = 64
-"""Characters of a key in a text: users write keys of any length."""
 
 
 def merged(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -147,7 +145,7 @@ def _version_of(
     if not any(key in config for key in _VERSION_KEYS):
         return _CURRENT
     given = " ".join(
-        _path([each]) if isinstance(each, str) else "?" for each in (api_version, kind)
+        shown([each]) if isinstance(each, str) else "?" for each in (api_version, kind)
     )
     known = [f"{each.api_version} {each.kind}" for each in versions if each.api_version]
     more = f" and {len(known) - MAX_KEYS} more" if len(known) > MAX_KEYS else ""
@@ -251,7 +249,7 @@ def _problems(error: ValidationError, kind: type[DeviceParameters]) -> str:
         reason = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
         if problem["type"] == "extra_forbidden":
             reason = f"is not a known key{_hint(problem['loc'])}"
-        path = _path(problem["loc"])
+        path = shown(problem["loc"])
         named.append(f"{path}: {reason}" if path else reason)
     if len(problems) > MAX_PROBLEMS:
         named.append("and more")
@@ -264,7 +262,7 @@ def _problems(error: ValidationError, kind: type[DeviceParameters]) -> str:
 def _known_keys(kind: type[DeviceParameters]) -> str:
     """Name the keys of a type, as users write them."""
     keys = [
-        _path([alias if isinstance(alias := field.validation_alias, str) else name])
+        shown([alias if isinstance(alias := field.validation_alias, str) else name])
         for name, field in kind.model_fields.items()
     ]
     more = f" and {len(keys) - MAX_KEYS} more" if len(keys) > MAX_KEYS else ""
@@ -282,16 +280,3 @@ def _hint(parts: Sequence[int | str]) -> str:
         return ""
     written = to_camel(key)
     return f" (keys are written as in {written})" if "_" in key and written != key else ""
-
-
-def _path(parts: Sequence[int | str]) -> str:
-    path = ""
-    for part in parts:
-        if isinstance(part, int):
-            path += f"[{part}]"
-            continue
-        name = part if part and part.isprintable() else ascii(part)
-        if len(name) > MAX_PART:
-            name = f"{name[:MAX_PART]}..."
-        path += f".{name}" if path else name
-    return path

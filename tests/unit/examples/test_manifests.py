@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 import yaml
 
 from drakit.layout import backends_directory
+from drakit_cli.main import main
 from drakit_driver.__main__ import parser
 from drakit_explain.cel.library import Library
+from drakit_formats import crds
 from tests.unit.chart.conftest import Helm, helm
 from tests.unit.docs.listings import ROOT
 
@@ -49,6 +52,20 @@ def entry_of(example: Path) -> tuple[str, dict[str, Any]]:
     values = yaml.safe_load((example / "values.yaml").read_text())
     ((name, entry),) = values["backends"]["allowed"].items()
     return name, entry
+
+
+def test_the_chart_has_the_schemas_of_the_driver(example, helm, monkeypatch, capsys):
+    release, reference = EXAMPLES[example.name]
+    monkeypatch.syspath_prepend(example)
+    monkeypatch.delitem(sys.modules, reference.partition(":")[0], raising=False)
+    assert main(["schema", reference]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    served = ("--api-versions", f"{crds.API_VERSION}/DeviceDriver")
+    done = helm("template", release, str(example / "chart"), *served, values={})
+    bodies = yaml.safe_load_all(done.stdout)
+    assert [body for body in bodies if body["kind"] == "DeviceDriver"] == [printed]
+    # A cluster without drakit's definitions.
+    assert rendered(helm, example, "DeviceDriver") == []
 
 
 def test_the_values_allow_the_driver(example):
