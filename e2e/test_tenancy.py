@@ -180,4 +180,4 @@ def test_a_class_exists_only_if_its_restriction_is_enforced(restricted, tmp_path
             if each["type"] == "Accepted"
         ]
         assert "hostdev.restrictNamespaces" in accepted["message"]
-        assert restricted.get("deviceclasses")["items"] == []
+        wait_for("no class", lambda: not restricted.get("deviceclasses")["items"])

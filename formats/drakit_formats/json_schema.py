@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from itertools import islice
 from typing import Any, TypeAlias, cast
 
@@ -25,6 +24,10 @@ from drakit_formats.resource.objects import Object
 
 MAX_STEPS = 20_000
 """Steps of a check: a value of 10 KiB, which the API server accepts, has at most 5,000 parts."""
+
+CHEAP = 16
+"""Comparisons with an allowed value, or with a known key, that count as one step; and the steps of
+a pattern that is used for the first time."""
 
 MAX_DEPTH = 64
 """Nested schemas; a schema can refer to itself."""
@@ -77,6 +80,7 @@ class JsonSchema:
 
     def __init__(self, schema: Object) -> None:
         self._schema = schema
+        self._patterns: dict[str, SchemaValidator | None] = {}
 
     def problems(self, value: object, *, required: Collection[str] | None = None) -> list[str]:
         """
@@ -85,7 +89,7 @@ class JsonSchema:
         :param required: the only keys at the top level that can be missing by mistake. The others
             may be in another value, with which this one is merged.
         """
-        check = _Check(self._schema, required)
+        check = _Check(self._schema, self._patterns, required)
         found: list[str] = []
         with suppress(_SpentError):
             found.extend(islice(check.value(self._schema, value, ()), MAX_PROBLEMS + 1))
@@ -129,18 +133,12 @@ SCHEMA = JsonSchema(
 """The schema of schemas: what a check must be able to rely on."""
 
 
-@lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> SchemaValidator | None:
     """Return what matches strings in linear time; None if the pattern needs backtracking."""
     try:
         return SchemaValidator(core_schema.str_schema(pattern=pattern, strict=True))
     except CoreSchemaError:
         return None
-
-
-def _matches(pattern: str, value: str) -> bool:
-    compiled = _compiled(pattern)
-    return compiled is None or compiled.isinstance_python(value)
 
 
 def _resolved(root: Object, reference: str) -> Any:
@@ -164,8 +162,14 @@ def _is_number(value: object) -> bool:
 class _Check:
     """One check of a value."""
 
-    def __init__(self, root: Object, required: Collection[str] | None) -> None:
+    def __init__(
+        self,
+        root: Object,
+        patterns: dict[str, SchemaValidator | None],
+        required: Collection[str] | None,
+    ) -> None:
         self._root = root
+        self._patterns = patterns
         self._required = required
         self._steps = 0
         self._depth = 0
@@ -179,8 +183,8 @@ class _Check:
             yield f"known keys{of}: {_listed(keys) or 'none'}"
 
     def value(self, schema: Any, value: Any, path: Path) -> Iterator[str]:
-        self._steps += 1
-        if self._steps > MAX_STEPS or self._depth > MAX_DEPTH:
+        self._spend(1)
+        if self._depth > MAX_DEPTH:
             raise _SpentError
         if schema is False:
             yield _sentence(path, "is not allowed")
@@ -191,6 +195,11 @@ class _Check:
             yield from self._of(cast("Object", schema), value, path)
         finally:
             self._depth -= 1
+
+    def _spend(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > MAX_STEPS:
+            raise _SpentError
 
     def _of(self, schema: Object, value: Any, path: Path) -> Iterator[str]:
         if "$ref" in schema:
@@ -220,8 +229,9 @@ class _Check:
             yield f"must be {' or '.join(word for word, _ in known)}"
             return
         allowed = [schema["const"]] if "const" in schema else schema.get("enum")
+        self._spend(len(allowed or ()) // CHEAP)
         if allowed is not None and not any(_equal(value, each) for each in allowed):
-            yield f"must be {'one of ' * (len(allowed) > 1)}{_listed(map(_literal, allowed))}"
+            yield f"must be {'one of ' * (len(allowed) > 1)}{_listed(allowed)}"
             return
         if _is_number(value):
             for key, (words, holds) in _BOUNDS.items():
@@ -233,8 +243,15 @@ class _Check:
                 if size < limit if key.startswith("min") else size > limit:
                     yield f"must have {words} {limit} {parts}"
         pattern = schema.get("pattern") if isinstance(value, str) else None
-        if pattern is not None and not _matches(pattern, value):
+        if pattern is not None and not self._matches(pattern, value):
             yield f"must match {_cut(pattern)}"
+
+    def _matches(self, pattern: str, value: str) -> bool:
+        if pattern not in self._patterns:
+            self._spend(CHEAP)
+            self._patterns[pattern] = _compiled(pattern)
+        compiled = self._patterns[pattern]
+        return compiled is None or compiled.isinstance_python(value)
 
     def _object(self, schema: Object, value: Object, path: Path) -> Iterator[str]:
         properties: Object = schema.get("properties", {})
@@ -245,9 +262,10 @@ class _Check:
                 yield _sentence((*path, key), "is required")
         rest: Any = schema.get("additionalProperties", True)
         for key, each in value.items():
+            self._spend(len(patterns) + len(properties) // CHEAP)
             below = (*path, key)
             known = [properties[key]] if key in properties else []
-            known += [body for name, body in patterns.items() if _matches(name, key)]
+            known += [body for name, body in patterns.items() if self._matches(name, key)]
             if "propertyNames" in schema:
                 yield from self.value(schema["propertyNames"], key, below)
             if not known and rest is False:
@@ -283,9 +301,7 @@ class _Check:
     def _is_meant(self, schema: Any, value: Any) -> bool:
         """Return whether a value has the type, and the fixed fields, of an alternative."""
         while isinstance(schema, dict) and "$ref" in schema:
-            self._steps += 1
-            if self._steps > MAX_STEPS:
-                raise _SpentError
+            self._spend(1)
             schema = _resolved(self._root, cast("Object", schema)["$ref"])
         if not isinstance(schema, dict):
             return False
@@ -322,10 +338,9 @@ def shown(path: Sequence[Part]) -> str:
     return text
 
 
-def _listed(names: Any) -> str:
-    each = list(names)
-    more = f" and {len(each) - MAX_NAMES} more" if len(each) > MAX_NAMES else ""
-    return ", ".join(_cut(name) for name in each[:MAX_NAMES]) + more
+def _listed(names: Sequence[Any]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(_cut(_literal(each)) for each in names[:MAX_NAMES]) + more
 
 
 def _literal(value: object) -> str:

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
@@ -252,17 +251,21 @@ class Admission:
             self.port = 0
             await runner.cleanup()
 
-    async def _load_certificate(self, context: ssl.SSLContext, loaded: object) -> object:
+    async def _load_certificate(
+        self, context: ssl.SSLContext, loaded: _Certificate | None
+    ) -> _Certificate | None:
         """
-        Load the certificate, unless it is loaded; return what distinguishes it, or None.
+        Load the certificate, unless it is loaded; return it, or None if it cannot be used.
 
         New connections use it at once, and those that are open keep the earlier one.
         """
         folder = self._settings.certificates
         try:
-            found = await asyncio.to_thread(_state, folder)
+            found = await asyncio.to_thread(_find_certificate, folder)
             if found != loaded:
-                context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+                # The first one tries: a certificate without its key would break the served one.
+                for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+                    each.load_cert_chain(*found.paths)
         except (OSError, ssl.SSLError) as error:
             self._certificates.report(f"{folder}: {error}")
             return None
@@ -311,7 +314,16 @@ def _refusal(text: str) -> kopf.AdmissionError:
     return kopf.AdmissionError(text, code=INVALID)
 
 
-def _state(folder: Path) -> object:
-    """Return what changes with the files. Blocks."""
-    stats = [os.stat(folder / name) for name in ("tls.crt", "tls.key")]
-    return [(each.st_ino, each.st_mtime_ns, each.st_size) for each in stats]
+class _Certificate(NamedTuple):
+    """The files of a certificate and its key, and what changes with them."""
+
+    paths: tuple[Path, Path]
+    stamps: tuple[tuple[int, int], ...]
+
+
+def _find_certificate(folder: Path) -> _Certificate:
+    """Find the files. The kubelet replaces their directory, so both must be from one. Blocks."""
+    certificate = (folder / "tls.crt").resolve(strict=True)
+    paths = certificate, certificate.with_name("tls.key")
+    stats = [path.stat() for path in paths]
+    return _Certificate(paths, tuple((each.st_ino, each.st_mtime_ns) for each in stats))

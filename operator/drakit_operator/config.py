@@ -97,9 +97,8 @@ class Config(Settings):
     """Whether the operator reconciles HostDevicePolicies. The chart sets ``hostdev.enabled``."""
 
     restrict_namespaces: bool = False
-    """Whether an admission policy enforces ``allowedNamespaces`` of HostDevicePolicies. If not, the
-    operator creates no DeviceClass for such a policy. The chart sets
-    ``hostdev.restrictNamespaces``."""
+    """Whether an admission policy enforces ``allowedNamespaces`` of HostDevicePolicies. If not,
+    such a policy has no DeviceClass. The chart sets ``hostdev.restrictNamespaces``."""
     device_maintenance: bool = False
     """Whether the operator reconciles DeviceMaintenances: it taints devices, and evicts the pods
     that use them. The chart sets ``maintenance.enabled``."""

@@ -421,7 +421,9 @@ drivers:
 {{/* drakit.admission.secret: the Secret with the certificate of the admission webhook. */}}
 {{- define "drakit.admission.secret" -}}
 {{- $admission := .Values.operator.admission }}
-{{- if eq $admission.certificates "Secret" }}{{ $admission.secretName }}{{ else }}{{ include "drakit.operator" . }}-admission{{ end }}
+{{- if eq $admission.certificates "Secret" }}{{ $admission.secretName }}
+{{- else }}{{ include "drakit.operator" . }}-admission{{ if eq $admission.certificates "CertManager" }}-tls{{ end }}
+{{- end }}
 {{- end }}
 
 {{- define "drakit.operator.config" -}}

@@ -165,13 +165,14 @@ class PolicyController:
 
     async def _maintain_class(self, policy: PolicyFacts) -> str:
         """Create, update or delete the DeviceClass of a policy; return the problem, if any."""
+        unenforced = ""
         if policy.restricted and policy.create_class and not self._restricts_namespaces:
-            return (
-                f"nothing enforces allowedNamespaces, so DeviceClass {policy.class_name} is not "
-                "created; set the chart's value hostdev.restrictNamespaces"
+            unenforced = (
+                f"nothing enforces allowedNamespaces, so there is no DeviceClass "
+                f"{policy.class_name}; set the chart's value hostdev.restrictNamespaces"
             )
         version = self._class_version()
-        wanted = desired_class(policy, api_version=version)
+        wanted = None if unenforced else desired_class(policy, api_version=version)
         found = self._world.device_class(policy.class_name)
         try:
             # A list: the world changes while the API server answers.
@@ -182,7 +183,7 @@ class PolicyController:
                     with suppress(NotFoundError):
                         await self._session.delete(path, uid=each.uid)
             if wanted is None:
-                return ""
+                return unenforced
             if found is None:
                 await self._create_class(policy, wanted, version)
             elif found.owner != policy.uid:

@@ -19,6 +19,9 @@ from tests.unit.chart.reading import evaluate, pod_spec, the, written
 
 NAME = "drakit-operator"
 SECRET = "drakit-operator-admission"
+ISSUED_SECRET = "drakit-operator-admission-tls"
+"""Another one, because Helm and cert-manager do not take over objects of each other."""
+
 HOST = "drakit-operator.drakit-system.svc"
 OURS = {"certificates": "Secret", "secretName": "our-tls", "caBundle": "PEM"}
 ISSUED = {"certificates": "CertManager", "issuerRef": {"name": "ca", "kind": "ClusterIssuer"}}
@@ -98,7 +101,7 @@ def test_the_release_makes_a_certificate_that_the_api_server_accepts(render):
     ("values", "secret"),
     [
         pytest.param(on(), SECRET, id="release"),
-        pytest.param(on(**ISSUED), SECRET, id="cert-manager"),
+        pytest.param(on(**ISSUED), ISSUED_SECRET, id="cert-manager"),
         pytest.param(on(**OURS), "our-tls", id="secret"),
     ],
 )
@@ -114,12 +117,12 @@ def test_pods_get_only_the_certificate_and_start_without_it(render, values, secr
 
 def test_cert_manager_issues_the_certificate_and_sets_the_authority(render):
     objects = render(on(**ISSUED))
-    spec = the(objects, "Certificate", SECRET)["spec"]
-    assert (spec["secretName"], spec["dnsNames"]) == (SECRET, [HOST])
+    spec = the(objects, "Certificate", ISSUED_SECRET)["spec"]
+    assert (spec["secretName"], spec["dnsNames"]) == (ISSUED_SECRET, [HOST])
     assert spec["issuerRef"] == ISSUED["issuerRef"]
     metadata = the(objects, "ValidatingWebhookConfiguration", NAME)["metadata"]
     injected = metadata["annotations"]["cert-manager.io/inject-ca-from"]
-    assert injected == f"drakit-system/{SECRET}"
+    assert injected == f"drakit-system/{ISSUED_SECRET}"
     assert not [each for each in webhooks(objects) if "caBundle" in each["clientConfig"]]
 
 

@@ -13,6 +13,7 @@ from drakit_driver.runtime import contract, thread
 from drakit_driver.runtime import policies as policy_feed
 from drakit_drivers.hostdev import container, policy, policy_devices
 from drakit_explain import budget, projection, selectors
+from drakit_formats import json_schema
 from drakit_formats.resource import limits, metadata
 from drakit_nodeplugin import allowed, config, metrics
 from drakit_nodeplugin.claims import allocation
@@ -21,7 +22,7 @@ from drakit_nodeplugin.endpoints.backend import convert, directory
 from drakit_nodeplugin.endpoints.deviceplugin import messages, plugin_registration
 from drakit_nodeplugin.host import policies, report
 from drakit_nodeplugin.kubelet import health, server
-from drakit_operator import announcing, budgets, selecting
+from drakit_operator import admission, announcing, budgets, selecting
 from tests.unit.docs.listings import ROOT
 
 PAGE = (ROOT / "docs/reference/limits.md").read_text()
@@ -183,3 +184,13 @@ def test_the_operators_page_has_the_limits_of_explanations():
 def test_the_operators_page_has_the_time_of_an_expensive_selector():
     text = " ".join((ROOT / "docs/reference/operator.md").read_text().split())
     assert f"again after {selecting.EXPENSIVE_SECONDS / 60:.0f} minutes" in text
+
+
+def test_the_operators_page_has_the_limits_of_the_webhook():
+    text = (ROOT / "docs/reference/operator.md").read_text()
+    section = text.partition("## Admission webhook")[2].partition("\n## ")[0]
+    assert [int(each.replace(",", "")) for each in re.findall(r"[\d,]*\d", section)] == [
+        admission.MAX_REQUEST_BYTES // 2**20,
+        json_schema.MAX_STEPS,
+        admission.TEMPLATES_A_SECOND,
+    ]

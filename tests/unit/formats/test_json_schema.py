@@ -181,6 +181,16 @@ DOUBLING = {"$defs": {"A": {"anyOf": [{"items": {"$ref": "#/$defs/A"}, "maxItems
             id="many-hints",
         ),
         pytest.param({"items": {"type": "integer"}}, [1] * 100_000, id="many-values"),
+        pytest.param({"items": {"enum": [*range(100_000)]}}, [-1] * 5000, id="many-choices"),
+        pytest.param(
+            {"anyOf": [{"items": {"enum": [*range(100_000)]}}, {}]}, [99_999] * 5000,
+            id="many-choices-that-fit",
+        ),
+        pytest.param(
+            {"patternProperties": {f"^{number}$": {} for number in range(2000)}},
+            {str(number): 1 for number in range(5000)},
+            id="many-patterns",
+        ),
         pytest.param({"if": {}, "then": False, "not": {}}, {}, id="unsupported-keywords"),
     ],
 )  # fmt: skip

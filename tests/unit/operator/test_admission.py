@@ -47,10 +47,10 @@ class Certificates:
         self.folder.mkdir()
         self._client = ssl.create_default_context(cafile=str(folder / "pki" / "ca.crt"))
 
-    def issue(self, name: str = NAME) -> None:
-        """Replace both files."""
-        self.authority.issue("new", common_name=name, dns=[name])
-        for suffix in ("crt", "key"):
+    def issue(self, *suffixes: str) -> None:
+        """Replace both files, or one of them."""
+        self.authority.issue("new", common_name=NAME, dns=[NAME])
+        for suffix in suffixes or ("crt", "key"):
             new = self.authority.folder / f"new.{suffix}"
             shutil.copy(new, self.folder / f"tls.{suffix}.new")
             (self.folder / f"tls.{suffix}.new").rename(self.folder / f"tls.{suffix}")
@@ -351,6 +351,37 @@ async def changed(port: int, serials: set[bytes]) -> bool:
     before = len(serials)
     serials.add(await serial_of(port))
     return len(serials) > before
+
+
+async def test_a_certificate_without_its_key_leaves_the_served_one(server, certificates, tmp_path):
+    async with served(server, certificates, tmp_path) as (webhook, _):
+        before = await serial_of(webhook.port)
+        certificates.issue("crt")
+        await asyncio.sleep(0.5)
+        assert await serial_of(webhook.port) == before
+        certificates.issue()
+        await becomes(True, lambda: changed(webhook.port, {before}))
+
+
+async def test_files_of_the_kubelet_are_from_one_directory(server, certificates, tmp_path):
+    """The kubelet has links to a directory, which it replaces as a whole."""
+
+    def place(name: str) -> None:
+        target = certificates.folder / name
+        target.mkdir()
+        for file in ("tls.crt", "tls.key"):
+            (certificates.folder / file).rename(target / file)
+        (certificates.folder / "new").symlink_to(name)
+        (certificates.folder / "new").rename(certificates.folder / "..data")
+        for file in ("tls.crt", "tls.key"):
+            (certificates.folder / file).symlink_to(f"..data/{file}")
+
+    place("..1")
+    async with served(server, certificates, tmp_path) as (webhook, _):
+        serials = {await serial_of(webhook.port)}
+        certificates.issue()
+        place("..2")
+        await becomes(True, lambda: changed(webhook.port, serials))
 
 
 @pytest.mark.parametrize("content", [None, "no certificate"])

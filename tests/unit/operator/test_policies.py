@@ -494,7 +494,7 @@ async def test_a_policy_gets_a_class_that_selects_its_devices_and_goes_with_it(c
     assert (owner["kind"], owner["uid"]) == ("HostDevicePolicy", uid)
 
 
-async def test_a_class_whose_namespaces_nothing_enforces_is_not_created(cluster, server):
+async def test_a_class_whose_namespaces_nothing_enforces_does_not_exist(cluster, server):
     unenforced = Cluster(server, cluster.session, restricts_namespaces=False)
     policy = await cluster.session.patch(PATH, {"spec": {"allowedNamespaces": {"names": ["lab"]}}})
     await unenforced.refresh(project_policy(policy))
@@ -504,6 +504,9 @@ async def test_a_class_whose_namespaces_nothing_enforces_is_not_created(cluster,
     assert "set the chart's value hostdev.restrictNamespaces" in accepted["message"]
     await cluster.refresh(project_policy(await cluster.session.get(PATH)))
     assert await cluster.classes() == {"serial.drakit.dev"}
+    # The chart's value is removed: without the class, nobody gets around the restriction.
+    await unenforced.refresh()
+    assert await unenforced.classes() == set()
 
 
 async def test_what_has_no_difference_needs_no_request(cluster):
