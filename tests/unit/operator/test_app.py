@@ -285,8 +285,9 @@ async def test_policies_are_left_alone_where_hostdev_is_not_enabled(cluster, tmp
 
 
 async def test_a_maintenance_taints_the_devices_of_a_class_and_its_status_says_so(
-    cluster, tmp_path
+    cluster, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr("drakit_operator.maintenance.WRITE_SECONDS", 0.5)
     path = f"/apis/{crds.API_VERSION}/devicemaintenances/fix"
     rules = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
     cluster.device_class("gpu")
