@@ -23,6 +23,7 @@ from e2e.kit import wait_for
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.timeout(600),
     pytest.mark.feature("operator"),
     pytest.mark.needs(Capability.CONTROL_PLANE_ALONE),
 ]
@@ -39,6 +40,7 @@ class Scene:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.not_ready: set[str] = set()
         for node in ("n1", "n2"):
             metadata = {"name": node, "labels": LABELS}
             self.apply({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
@@ -50,9 +52,10 @@ class Scene:
     def beat(self) -> None:
         """Write the heartbeats of the nodes: a kubelet that is silent for 40 s counts as dead."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": now}
-        patch = json.dumps({"status": {"conditions": [ready]}})
         for node in ("n1", "n2"):
+            status = "False" if node in self.not_ready else "True"
+            ready = {"type": "Ready", "status": status, "lastHeartbeatTime": now}
+            patch = json.dumps({"status": {"conditions": [ready]}})
             options = ("--subresource=status", "--type=merge", "-p", patch)
             self.cluster.kubectl("patch", "node", node, *options)
 
@@ -82,12 +85,19 @@ class Scene:
         conditions = self.body().get("status", {}).get("conditions", [])
         return next((each for each in conditions if each["type"] == wanted), {})
 
-    def wait(self, what: str, look: Callable[[], object]) -> None:
+    def rules(self) -> list[str]:
+        """Return the names of the devices that DeviceTaintRules taint."""
+        items = self.cluster.get("devicetaintrules")["items"]
+        return sorted(each["spec"]["deviceSelector"]["device"] for each in items)
+
+    def wait(
+        self, what: str, look: Callable[[], object], *, seconds: int = LASTING_SECONDS
+    ) -> None:
         def beat_and_look() -> object:
             self.beat()
             return look()
 
-        wait_for(what, beat_and_look, seconds=LASTING_SECONDS, period=2)
+        wait_for(what, beat_and_look, seconds=seconds, period=2)
 
     def wait_for_ready(self, status: str, reason: str) -> None:
         def look() -> bool:
@@ -160,6 +170,36 @@ def test_an_incomplete_pool_and_what_remains_of_a_driver(scene, tmp_path):
         assert "kubectl delete devicedriver" in scene.condition("Installed")["message"]
     # The operator is gone, and nothing keeps the object.
     scene.cluster.kubectl("delete", "ddr", DRIVER, "--timeout=5s")
+
+
+def test_devices_are_tainted_until_the_plugin_is_back_or_the_object_is_gone(scene, tmp_path):
+    served = scene.cluster.kubectl("get", "devicetaintrules", check=False).returncode == 0
+    scene.publish("n1")
+    scene.publish("n2")
+    scene.apply(
+        {
+            "apiVersion": crds.API_VERSION,
+            "kind": "DeviceDriver",
+            "metadata": {"name": DRIVER},
+            "spec": {"taintAfterSeconds": 60},
+        }
+    )
+    with operator(scene.cluster, tmp_path, driverTaints=True):
+        if not served:
+            scene.wait("the condition", lambda: scene.condition("Tainted").get("reason"))
+            assert scene.condition("Tainted")["reason"] == "Unsupported"
+            return
+        for _ in range(2):
+            scene.not_ready.add("n1")
+            scene.wait("the taints", lambda: scene.rules() == ["gpu-0", "gpu-1"], seconds=120)
+            scene.wait("the condition", lambda: scene.condition("Tainted")["status"] == "True")
+            scene.not_ready.clear()
+            scene.wait("no taints", lambda: scene.rules() == [])
+        scene.not_ready.add("n1")
+        scene.wait("the taints", lambda: scene.rules() == ["gpu-0", "gpu-1"], seconds=120)
+    # An operator that never comes back: the rules go with their owner.
+    scene.cluster.kubectl("delete", "ddr", DRIVER, "--timeout=5s")
+    wait_for("no taints", lambda: scene.rules() == [], seconds=60)
 
 
 def test_the_api_server_refuses_a_specification_that_nobody_can_follow(server):

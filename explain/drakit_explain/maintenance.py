@@ -23,13 +23,21 @@ from drakit_explain.model import (
     ClaimFacts,
     Consumer,
     DeviceID,
+    DriverFacts,
     MaintenanceFacts,
     Request,
     SliceFacts,
     TaintRuleFacts,
 )
 from drakit_explain.pools import newest
-from drakit_explain.reports import GONE, MAINTENANCE, MANAGED_BY, OPERATOR, report_of_device
+from drakit_explain.reports import (
+    GONE,
+    MAINTENANCE,
+    MANAGED_BY,
+    OPERATOR,
+    UNAVAILABLE,
+    report_of_device,
+)
 from drakit_explain.wording import cut
 from drakit_explain.world import Name, Selection, World
 
@@ -108,36 +116,39 @@ def _on_node(of: SliceFacts, node: str, matches: int) -> Iterator[str]:
             yield of.devices.names[index]
 
 
-def rule_name(maintenance: MaintenanceFacts, device: DeviceID) -> str:
-    """Return the name of the DeviceTaintRule of a device: another one for each maintenance."""
-    identity = "/".join((maintenance.uid, *device))
-    return f"{maintenance.name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+def rule_name(owner: MaintenanceFacts | DriverFacts, device: DeviceID) -> str:
+    """Return the name of the DeviceTaintRule of a device: another one for each owner."""
+    identity = "/".join((owner.uid, *device))
+    return f"{owner.name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
 
-def rule_of(maintenance: MaintenanceFacts, device: DeviceID, *, api_version: str) -> dict[str, Any]:
+def rule_of(
+    owner: MaintenanceFacts | DriverFacts, device: DeviceID, *, api_version: str
+) -> dict[str, Any]:
     """Return the DeviceTaintRule of a device, which the garbage collector deletes with its owner.
     It names driver, pool and device: a rule without one of them would taint others."""
+    key = MAINTENANCE if isinstance(owner, MaintenanceFacts) else UNAVAILABLE
     if not all(device):
         raise ValueError(f"{device} is not one device")
     return {
         "apiVersion": api_version,
         "kind": "DeviceTaintRule",
         "metadata": {
-            "name": rule_name(maintenance, device),
+            "name": rule_name(owner, device),
             "labels": {MANAGED_BY: OPERATOR},
             "ownerReferences": [
                 {
-                    "apiVersion": maintenance.api_version,
-                    "kind": maintenance.kind,
-                    "name": maintenance.name,
-                    "uid": maintenance.uid,
+                    "apiVersion": owner.api_version,
+                    "kind": owner.kind,
+                    "name": owner.name,
+                    "uid": owner.uid,
                     "controller": True,
                 }
             ],
         },
         "spec": {
             "deviceSelector": device._asdict(),
-            "taint": {"key": MAINTENANCE, "value": maintenance.name, "effect": "NoSchedule"},
+            "taint": {"key": key, "value": owner.name, "effect": "NoSchedule"},
         },
     }
 

@@ -52,6 +52,9 @@ MANAGED_BY, OPERATOR = "app.kubernetes.io/managed-by", "drakit-operator"
 MAINTENANCE = "drakit.dev/maintenance"
 """The taint of devices in maintenance, by a DeviceTaintRule or by the node plugin."""
 
+UNAVAILABLE = "drakit.dev/plugin-unavailable"
+"""The taint of devices whose plugin is unavailable, by a DeviceTaintRule of a DeviceDriver."""
+
 OUTDATED = "Outdated"
 """The reason of the conditions in a report whose node plugin is gone. The operator sets it."""
 

@@ -16,7 +16,7 @@ from heapq import nsmallest
 from drakit_explain.availability import NAMED_HOLDERS, Availability, Obstacle
 from drakit_explain.model import ClaimFacts
 from drakit_explain.nodes import NodeProblem, Unusable, is_condition
-from drakit_explain.reports import UNHEALTHY
+from drakit_explain.reports import UNAVAILABLE, UNHEALTHY
 
 NAMED_WORDS = 3
 """Keys of taints, or capacities, named for one reason."""
@@ -33,6 +33,10 @@ _ADVICE = {
     UNHEALTHY: (
         "the taint drakit.dev/unhealthy is removed after 30 s (by default) of good health: check "
         "the device"
+    ),
+    UNAVAILABLE: (
+        f"the taint {UNAVAILABLE} is removed when the plugin of the driver is registered on that "
+        "node again: 'kubectl drakit drivers' shows why it is not"
     ),
     "drakit.dev/unpreparing": (
         "the taint drakit.dev/unpreparing is removed when an earlier claim is unprepared on that "

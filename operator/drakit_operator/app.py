@@ -322,9 +322,7 @@ class _Leader:
         self._maintenances = MaintenanceController(
             session,
             self._store.world,
-            rules_version=lambda: (
-                "" if self.sources.is_absent(RULES) else self.sources.version_of(RULES)
-            ),
+            rules_version=self._rules_version,
             recorder=recorder,
         )
         self._drivers = DriverController(
@@ -334,6 +332,7 @@ class _Leader:
             metrics=metrics,
             devices=lambda: self.reconciler.driver_devices,
             is_served=lambda: not self.sources.is_absent(DRIVERS),
+            rules_version=self._rules_version if config.driver_taints else None,
         )
         self._concerns: dict[Kind, tuple[str, Controller]] = {
             POLICIES: (POLICY, self._policies),
@@ -372,6 +371,10 @@ class _Leader:
         )
         self._loads = LoadWatch(session)
         self._store.world.loads = self._loads.loads
+
+    def _rules_version(self) -> str:
+        """Return the ``apiVersion`` of DeviceTaintRules; empty if the cluster has none."""
+        return "" if self.sources.is_absent(RULES) else self.sources.version_of(RULES)
 
     async def run(self) -> None:
         """Watch and reconcile until canceled; raises what ended a part."""

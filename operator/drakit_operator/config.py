@@ -99,9 +99,15 @@ class Config(Settings):
     restrict_namespaces: bool = False
     """Whether an admission policy enforces ``allowedNamespaces`` of HostDevicePolicies. If not,
     such a policy has no DeviceClass. The chart sets ``hostdev.restrictNamespaces``."""
+
     device_maintenance: bool = False
     """Whether the operator reconciles DeviceMaintenances: it taints devices, and evicts the pods
     that use them. The chart sets ``maintenance.enabled``."""
+
+    driver_taints: bool = False
+    """Whether the operator taints the devices of a driver whose DeviceDriver sets
+    ``taintAfterSeconds``, while its plugin is unavailable. The chart sets
+    ``operator.driverTaints.enabled``."""
 
     resync_period: Seconds = 300.0
     """The interval at which the operator checks its permissions, the versions of the API and the

@@ -10,7 +10,8 @@ end of pods have them for a moment. The status that the object has is not judged
 leader continues where the last one ended.
 
 An object that the operator created, and that nobody has specified, is deleted when the cluster has
-nothing else of the driver. Does not depend on Kopf or queues.
+nothing else of the driver. The garbage collector deletes the DeviceTaintRules of an object with it.
+Does not depend on Kopf or queues.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ from drakit_explain.drivers import (
     Problem,
     driver_rows,
 )
-from drakit_explain.model import DriverFacts
+from drakit_explain.maintenance import rule_name, rule_of
+from drakit_explain.model import DeviceID, DriverFacts, TaintRuleFacts
+from drakit_explain.pools import newest
 from drakit_explain.reports import MANAGED_BY, OPERATOR, project_driver
 from drakit_explain.world import Name, World
 from drakit_formats import crds
@@ -71,6 +74,9 @@ REFUSED_SECONDS = 30.0
 ABSENT_SECONDS = 60.0
 """Pause while the cluster does not serve DeviceDrivers."""
 
+MAX_TAINTED = 64
+"""Devices of a driver that are tainted at a time; each needs a DeviceTaintRule."""
+
 LISTED = 20
 """Nodes with a problem that the status lists."""
 
@@ -85,6 +91,9 @@ _GOOD = {
     RELEASED: ("Released", "pods use all claims that hold devices"),
 }
 """The reason and the message of each condition without a problem."""
+
+TAINTED = "Tainted"
+"""The condition of drivers that ask for taints. It is True while there are any."""
 
 _SETTLING = ("Settling", f"a problem is reported when it has lasted for {LASTING_SECONDS:g} s")
 _NO_EVIDENCE = (
@@ -105,12 +114,15 @@ class DriverController:
         metrics: Metrics,
         devices: Callable[[], Mapping[str, Counter[str]]],
         is_served: Callable[[], bool],
+        rules_version: Callable[[], str] | None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         :param devices: returns the numbers of devices by state, of the drivers that are counted.
         :param is_served: returns whether the cluster has DeviceDrivers.
+        :param rules_version: returns the ``apiVersion`` of DeviceTaintRules, empty if the cluster
+            has none; None if the operator must not write them.
         """
         self._session = session
         self._world = world
@@ -118,11 +130,15 @@ class DriverController:
         self._metrics = metrics
         self._devices = devices
         self._is_served = is_served
+        self._rules_version = rules_version
         self._now = now
         self._clock = clock
         self._next = float("-inf")
         self._since: dict[tuple[str, ...], float] = {}
         """Since when each problem lasts."""
+
+        self._away: dict[tuple[str, str], float] = {}
+        """Since when the plugin of a driver is unavailable on a node."""
 
         self._unseen: dict[str, float] = {}
         """Since when the cluster has nothing of a driver."""
@@ -148,6 +164,8 @@ class DriverController:
         now, pauses, failed = self._clock(), list[float](), list[ApiError]()
         before, self._since = self._since, {}
         self._unseen = {name: at for name, at in self._unseen.items() if name in rows}
+        away = ((row.name, node) for row in rows.values() for node in row.away)
+        self._away = {each: self._away.get(each, now) for each in away}
         self._refused = {
             name: each for name, each in self._refused.items() if name in rows and each[0] > now
         }
@@ -202,7 +220,8 @@ class DriverController:
                 await self._create(row.name)
                 pauses.append(PASS_SECONDS)
             return pauses
-        wanted = status_of(row, facts, lasting, devices=self._devices().get(row.name))
+        taints = await self._taint(row, facts, pauses, now)
+        wanted = status_of(row, facts, lasting, taints, devices=self._devices().get(row.name))
         if change := changes(wanted, facts.status, now=self._now()):
             await self._write(facts, wanted, change)
         return pauses
@@ -225,6 +244,78 @@ class DriverController:
                 pauses.append(since + LASTING_SECONDS - now)
         return lasting, pauses
 
+    async def _taint(
+        self, row: DriverRow, facts: DriverFacts, pauses: list[float], now: float
+    ) -> list[Condition]:
+        """Taint the devices of a driver on nodes where its plugin is unavailable, and remove the
+        taints where it is available again. Return the condition, and add when more is due."""
+        rules = self._world.of(TaintRuleFacts)
+        mine = [each for each in rules.values() if each.owner == facts.uid]
+        after = facts.taint_after_seconds
+        if after is None and not mine:
+            return []
+        if self._rules_version is None:
+            text = (
+                "the operator may not taint devices: set operator.driverTaints.enabled in the chart"
+            )
+            return [Condition(TAINTED, "False", "Disabled", text)]
+        if not (version := self._rules_version()):
+            text = (
+                "the cluster has no DeviceTaintRules: enable the feature gate DRADeviceTaintRules"
+            )
+            return [Condition(TAINTED, "False", "Unsupported", text)]
+        tainted = {DeviceID(each.driver, each.pool, each.device): each for each in mine}
+        wanted: list[DeviceID] = []
+        for node in sorted(row.away):
+            if after is None:
+                break
+            devices = self._devices_on(node, row.name)
+            rest = self._away[row.name, node] + after - now
+            if rest <= 0 or any(each in tainted for each in devices):  # or an earlier leader waited
+                wanted += devices
+            else:
+                pauses.append(rest)
+        omitted = len(wanted[MAX_TAINTED:])
+        path = resource_path(version, "devicetaintrules")
+        try:
+            for device in wanted[:MAX_TAINTED]:
+                if rule_name(facts, device) not in (rule.name for rule in mine):
+                    await self._session.create(path, rule_of(facts, device, api_version=version))
+            for device, rule in tainted.items():
+                if device not in wanted[:MAX_TAINTED]:
+                    await self._session.delete(f"{path}/{rule.name}", uid=rule.uid)
+        except (AlreadyExistsError, ConflictError, NotFoundError):
+            pauses.append(PASS_SECONDS)
+        except ApiError as error:
+            if not error.is_refusal:
+                raise
+            pauses.append(REFUSED_SECONDS)
+            text = f"a DeviceTaintRule cannot be written: {error.message}"
+            return [Condition(TAINTED, "False", "Refused", text[:_MESSAGE])]
+        if not wanted:
+            return [Condition(TAINTED, "False", "NotTainted", "the operator taints no devices")]
+        more = (
+            f"; {omitted} more are not tainted, because {MAX_TAINTED} are the most"
+            if omitted
+            else ""
+        )
+        text = (
+            f"{len(wanted) - omitted} devices have a taint that keeps new pods away, until the "
+            f"plugin is available again on their nodes{more}"
+        )
+        return [Condition(TAINTED, "True", "PluginUnavailable", text)]
+
+    def _devices_on(self, node: str, driver: str) -> list[DeviceID]:
+        """Return the published devices of a driver on a node."""
+        slices = [each for each in self._world.slices_of_node(node) if each.driver == driver]
+        pools = sorted({each.of_pool for each in slices})
+        return [
+            DeviceID(*pool, name)
+            for pool in pools
+            for each in newest([each for each in slices if each.of_pool == pool])
+            for name in each.devices.names
+        ]
+
     async def _create(self, name: str) -> None:
         metadata = {"name": name, "labels": {MANAGED_BY: OPERATOR}}
         body = {"apiVersion": crds.API_VERSION, "kind": DriverFacts.kind, "metadata": metadata}
@@ -237,8 +328,9 @@ class DriverController:
         self._world.apply(project_driver(body))
         known = _statuses(facts)
         for each in turned(wanted, facts.status):
-            is_problem = each.status == "False"
-            if each.type == "Ready" or not (is_problem or known.get(each.type) == "False"):
+            bad = "True" if each.type == TAINTED else "False"
+            is_problem = each.status == bad
+            if each.type == "Ready" or not (is_problem or known.get(each.type) == bad):
                 continue
             kind: Literal["Normal", "Warning"] = "Warning" if is_problem else "Normal"
             await self._recorder.record(
@@ -276,6 +368,7 @@ def status_of(
     row: DriverRow,
     facts: DriverFacts,
     problems: Iterable[Problem],
+    taints: Iterable[Condition] = (),
     *,
     devices: Mapping[str, int] | None,
 ) -> Status:
@@ -283,6 +376,7 @@ def status_of(
     Return the status of a driver.
 
     :param problems: those of the row that have lasted.
+    :param taints: the condition of its taints, if it asks for them.
     :param devices: its devices by state; None if they are not counted.
     """
     lasting, known = list(problems), _statuses(facts)
@@ -318,4 +412,4 @@ def status_of(
     }
     if devices is not None:
         fields["devices"] = dict(devices)
-    return Status(conditions=(ready, *conditions), fields=fields)
+    return Status(conditions=(ready, *conditions, *taints), fields=fields)

@@ -429,7 +429,7 @@ drivers:
 {{- define "drakit.operator.config" -}}
 {{- $election := dict "leaseName" (include "drakit.operator" .) }}
 {{- $listen := include "drakit.listen" . | fromYaml }}
-{{- $defaults := dict "election" $election "events" .Values.events "hostDevicePolicies" .Values.hostdev.enabled "restrictNamespaces" (and .Values.hostdev.enabled .Values.hostdev.restrictNamespaces) "deviceMaintenance" .Values.maintenance.enabled "admission" (dict "enabled" .Values.operator.admission.enabled "listen" ":8443") }}
+{{- $defaults := dict "election" $election "events" .Values.events "hostDevicePolicies" .Values.hostdev.enabled "restrictNamespaces" (and .Values.hostdev.enabled .Values.hostdev.restrictNamespaces) "deviceMaintenance" .Values.maintenance.enabled "driverTaints" .Values.operator.driverTaints.enabled "admission" (dict "enabled" .Values.operator.admission.enabled "listen" ":8443") }}
 {{- toYaml (merge (dict "logging" .Values.logging) $listen .Values.operator.config $defaults) }}
 {{- end }}
 

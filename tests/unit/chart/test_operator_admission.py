@@ -9,7 +9,13 @@ import pytest
 import yaml
 
 from drakit_explain.maintenance import rule_of
-from drakit_explain.model import DeviceID, DeviceSelection, MaintenanceFacts, PolicyFacts
+from drakit_explain.model import (
+    DeviceID,
+    DeviceSelection,
+    DriverFacts,
+    MaintenanceFacts,
+    PolicyFacts,
+)
 from drakit_explain.reports import MAINTENANCE, OUTDATED
 from drakit_operator.announcing import CONTROLLER
 from drakit_operator.policies.status import desired_class
@@ -23,6 +29,8 @@ REPORTS = "drakit-operator-reports"
 DRIVERS = "drakit-operator-drivers"
 RULES = "drakit-operator-maintenance"
 DEVICE = DeviceID("d", "n1", "cam")
+OWNER = DriverFacts(name="d", uid="d")
+TAINTS = {"operator": {"driverTaints": {"enabled": True}}}
 ALLOWING = {"hostdev": {"extendedResourcePrefixes": {PREFIX: True}}}
 SERIAL = {
     "match": [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}],
@@ -109,6 +117,26 @@ def test_the_operator_can_write_rules_for_one_device_each(render, change, senten
     reason, message = policy.refusal(None, rule)
     assert sentence in message
     assert (reason == "Forbidden") is bool(sentence)
+
+
+@pytest.mark.parametrize(
+    ("values", "owner", "is_allowed"),
+    [
+        pytest.param({"maintenance": {"enabled": True}}, FIX, True, id="maintenance"),
+        pytest.param({"maintenance": {"enabled": True}}, OWNER, False, id="only-maintenance"),
+        pytest.param(TAINTS, OWNER, True, id="drivers"),
+        pytest.param(TAINTS, FIX, False, id="only-drivers"),
+        pytest.param({"maintenance": {"enabled": True}} | TAINTS, OWNER, True, id="both"),
+    ],
+)
+def test_each_switch_allows_the_rules_of_one_kind(render, values, owner, is_allowed):
+    policy = AdmissionPolicy(render(values), RULES)
+    rule = rule_of(owner, DEVICE, api_version="resource.k8s.io/v1")
+    assert (policy.refusal(None, rule)[0] == "") == is_allowed
+    assert (policy.refusal(rule, None)[0] == "") == is_allowed
+    for each in rule["metadata"]["ownerReferences"]:
+        each["kind"] = "DeviceDriver" if owner is FIX else "DeviceMaintenance"
+    assert policy.refusal(None, rule)[0] == "Forbidden"
 
 
 def test_the_operator_can_delete_its_own_rules_only(render):

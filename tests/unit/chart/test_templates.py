@@ -204,7 +204,7 @@ def test_values_replace_the_defaults_one_by_one(render, tmp_path, values, path, 
     ("maintenance", "more"),
     [
         (False, []),
-        (True, [["devicemaintenances/status"], ["devicetaintrules"], ["pods/eviction"]]),
+        (True, [["devicemaintenances/status"], ["pods/eviction"], ["devicetaintrules"]]),
     ],
 )
 def test_the_operator_changes_nothing_but_a_closed_list(render, maintenance, more):

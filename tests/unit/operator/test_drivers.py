@@ -11,14 +11,17 @@ import yaml
 
 from drakit_daemon.kube import ApiError, connect
 from drakit_daemon.kube.events import EventRecorder
+from drakit_explain import kinds
 from drakit_explain.drivers import CONDITIONS
 from drakit_explain.kinds import DRIVERS
+from drakit_explain.projection import project_taint_rule
 from drakit_explain.reports import project_driver
 from drakit_explain.world import Name
 from drakit_formats import crds
 from drakit_operator.drivers import (
     LASTING_SECONDS,
     LISTED,
+    MAX_TAINTED,
     PASS_SECONDS,
     REFUSED_SECONDS,
     UNSEEN_SECONDS,
@@ -32,6 +35,7 @@ from tests.unit.explain.test_drivers import held, report
 
 PATH = f"/apis/{crds.API_VERSION}/devicedrivers/d"
 THEN = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
+RULES = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
 N1, S1 = node("n1"), slice_on("n1", device("a"))
 BROKEN = replace(S1, pool_slices=2)
 
@@ -43,6 +47,7 @@ class Site:
         self.server, self.session = server, session
         self.at = 0.0
         self.served = True
+        self.rules = "resource.k8s.io/v1beta2"
         self.devices = {}
         self.metrics = Metrics()
         self.store = Store()
@@ -59,6 +64,7 @@ class Site:
             metrics=self.metrics,
             devices=lambda: self.devices,
             is_served=lambda: self.served,
+            rules_version=None if self.rules is None else lambda: self.rules,
             now=lambda: THEN + timedelta(seconds=self.at),
             clock=lambda: self.at,
         )
@@ -82,6 +88,13 @@ class Site:
         facts = [project_driver(body)] if body else []
         for _ in self.store.replace(DRIVERS, facts):
             pass
+
+    def watch_rules(self):
+        """Read the DeviceTaintRules into the store."""
+        found = [project_taint_rule(each) for each in self.server.objects(RULES)]
+        for _ in self.store.replace(kinds.RULES, found):
+            pass
+        return sorted(each.device for each in found)
 
     async def refresh(self, *, seconds=PASS_SECONDS):
         self.at += seconds
@@ -335,6 +348,101 @@ async def test_without_the_definition_nothing_is_written(site):
     site.see(N1, S1)
     assert await site.refresh() is not None
     assert site.writes() == []
+
+
+AWAY = replace(N1, ready=False)
+
+
+async def test_devices_are_tainted_while_the_plugin_is_away_for_long(site):
+    site.specify(taintAfterSeconds=60)
+    site.see(N1, node("n2"), slice_on("n1", device("a"), device("b")), slice_on("n2", device("c")))
+    await site.settle()
+    assert site.conditions()["Tainted"] == ("False", "NotTainted")
+    site.see(AWAY)
+    await site.refresh()
+    assert await site.refresh(seconds=55) == PASS_SECONDS
+    assert site.watch_rules() == []
+    await site.refresh()
+    assert site.watch_rules() == ["a", "b"]
+    rule = min(site.server.objects(RULES), key=lambda of: of["spec"]["deviceSelector"]["device"])
+    assert rule["spec"]["deviceSelector"] == {"driver": "d", "pool": "n1", "device": "a"}
+    assert rule["spec"]["taint"]["effect"] == "NoSchedule"
+    (owner,) = rule["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("DeviceDriver", "d", True)
+    assert site.conditions()["Tainted"] == ("True", "PluginUnavailable")
+    writes = len(site.writes())
+    await site.refresh()
+    assert len(site.writes()) == writes
+
+    # The next leader does not wait again.
+    site.start()
+    await site.refresh()
+    assert (site.watch_rules(), len(site.writes())) == (["a", "b"], writes)
+
+    site.see(N1)
+    await site.refresh()
+    assert site.watch_rules() == []
+    assert site.conditions()["Tainted"] == ("False", "NotTainted")
+    reasons = [reason for _, reason in site.events()]
+    assert {"PluginUnavailable", "NotTainted"} <= set(reasons)
+
+
+async def test_a_plugin_that_returns_in_time_causes_no_taint(site):
+    site.specify(taintAfterSeconds=60)
+    site.see(N1, S1)
+    for _ in range(5):
+        site.see(AWAY)
+        await site.refresh()
+        await site.refresh(seconds=50)
+        site.see(N1)
+        await site.refresh()
+    assert site.watch_rules() == []
+
+
+async def test_without_the_option_its_rules_are_deleted(site):
+    site.specify(taintAfterSeconds=60)
+    site.see(AWAY, S1)
+    await site.refresh()
+    await site.refresh(seconds=61)
+    assert site.watch_rules() == ["a"]
+    site.specify(version="1.0")
+    await site.refresh()
+    assert site.watch_rules() == []
+    await site.refresh()
+    assert "Tainted" not in site.conditions()
+
+
+async def test_the_number_of_tainted_devices_is_bounded(site):
+    site.specify(taintAfterSeconds=60)
+    site.see(AWAY, slice_on("n1", *(device(f"g{n:03}") for n in range(MAX_TAINTED + 3))))
+    await site.refresh()
+    await site.refresh(seconds=61)
+    assert len(site.watch_rules()) == MAX_TAINTED
+    tainted = next(each for each in site.status["conditions"] if each["type"] == "Tainted")
+    assert "3 more are not tainted, because 64 are the most" in tainted["message"]
+    await site.refresh()
+    assert len(site.watch_rules()) == MAX_TAINTED
+
+
+@pytest.mark.parametrize(
+    ("rules", "status", "reason"),
+    [
+        pytest.param(None, 0, "Disabled", id="the-chart-does-not-allow-it"),
+        pytest.param("", 0, "Unsupported", id="the-cluster-has-no-rules"),
+        pytest.param("resource.k8s.io/v1beta2", 403, "Refused", id="the-api-server-refuses"),
+    ],
+)
+async def test_taints_that_cannot_be_written_are_a_condition(site, rules, status, reason):
+    site.rules = rules
+    site.start()
+    site.specify(taintAfterSeconds=60)
+    site.see(AWAY, S1)
+    if status:
+        site.server.fail("POST", RULES, status=status, reason="Forbidden", times=99)
+    await site.refresh()
+    await site.refresh(seconds=61)
+    assert site.conditions()["Tainted"] == ("False", reason)
+    assert site.conditions()["Registered"] == ("False", "NodeNotReady"), "the rest goes on"
 
 
 async def test_metrics_have_nodes_and_problems(site):
