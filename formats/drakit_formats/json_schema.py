@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from pydantic_core import SchemaError as CoreSchemaError
 from pydantic_core import SchemaValidator, core_schema
@@ -27,7 +28,10 @@ MAX_STEPS = 20_000
 
 CHEAP = 16
 """Comparisons with an allowed value, or with a known key, that count as one step; and the steps of
-a pattern that is used for the first time."""
+a comparison with a pattern, which may have to be compiled."""
+
+MAX_PATTERNS = 1024
+"""Compiled patterns that are kept."""
 
 MAX_DEPTH = 64
 """Nested schemas; a schema can refer to itself."""
@@ -66,13 +70,42 @@ _SIZES: Mapping[str, tuple[type, str, str]] = {
     "maxLength": (str, "at most", "characters"),
     "minItems": (list, "at least", "entries"),
     "maxItems": (list, "at most", "entries"),
-    "minProperties": (dict, "at least", "keys"),
     "maxProperties": (dict, "at most", "keys"),
 }
+
+_ANY: Object = {"$ref": "#"}
+_TEXTS: Object = {"type": "array", "items": {"type": "string"}}
+_KEYWORDS: Mapping[str, Object] = {
+    **{
+        key: {"type": "object", "additionalProperties": _ANY}
+        for key in ("$defs", "properties", "patternProperties")
+    },
+    **{key: {"type": "array", "items": _ANY} for key in ("prefixItems", "anyOf", "oneOf", "allOf")},
+    **dict.fromkeys(("items", "additionalProperties"), _ANY),
+    **{key: {"type": "number"} for key in _BOUNDS},
+    **{key: {"type": "integer"} for key in _SIZES},
+    **{key: {"type": "string"} for key in ("$ref", "pattern")},
+    "enum": {"type": "array"},
+    "required": _TEXTS,
+    "type": {"anyOf": [{"type": "string"}, _TEXTS]},
+}
+"""The supported keywords, and what a check must be able to rely on."""
 
 
 class _SpentError(Exception):
     """A check has no steps left."""
+
+
+class _Problem(NamedTuple):
+    """A part of a value that does not fit."""
+
+    path: Path
+    text: str
+    known: Sequence[str] | None = None
+    """The known keys, if the part is an unknown one."""
+
+    keyword: str = ""
+    """``type`` or ``const``, if the value has another one."""
 
 
 class JsonSchema:
@@ -80,7 +113,6 @@ class JsonSchema:
 
     def __init__(self, schema: Object) -> None:
         self._schema = schema
-        self._patterns: dict[str, SchemaValidator | None] = {}
 
     def problems(self, value: object, *, required: Collection[str] | None = None) -> list[str]:
         """
@@ -89,50 +121,27 @@ class JsonSchema:
         :param required: the only keys at the top level that can be missing by mistake. The others
             may be in another value, with which this one is merged.
         """
-        check = _Check(self._schema, self._patterns, required)
-        found: list[str] = []
+        found: list[_Problem] = []
         with suppress(_SpentError):
-            found.extend(islice(check.value(self._schema, value, ()), MAX_PROBLEMS + 1))
-        if len(found) > MAX_PROBLEMS:
-            found[MAX_PROBLEMS:] = ["and more"]
-        return [*found, *check.known_keys()]
+            problems = _Check(self._schema, required).value(self._schema, value)
+            found.extend(islice(problems, MAX_PROBLEMS + 1))
+        named = found[:MAX_PROBLEMS]
+        known = {each.path[:-1]: each.known for each in named if each.known is not None}
+        return [
+            *(_sentence(each.path, each.text) for each in named),
+            *(["and more"] if len(found) > len(named) else ()),
+            *(
+                f"known keys{f' of {shown(path)}' if path else ''}: {_listed(keys) or 'none'}"
+                for path, keys in known.items()
+            ),
+        ]
 
 
-_ANY: Object = {"$ref": "#/$defs/schema"}
-_TEXTS: Object = {"type": "array", "items": {"type": "string"}}
-
-SCHEMA = JsonSchema(
-    {
-        **_ANY,
-        "$defs": {
-            "schema": {
-                "type": ["object", "boolean"],
-                "properties": {
-                    **{
-                        key: {"type": "object", "additionalProperties": _ANY}
-                        for key in ("$defs", "definitions", "properties", "patternProperties")
-                    },
-                    **{
-                        key: {"type": "array", "items": _ANY}
-                        for key in ("prefixItems", "anyOf", "oneOf", "allOf")
-                    },
-                    "items": _ANY,
-                    "additionalProperties": _ANY,
-                    "propertyNames": _ANY,
-                    **{key: {"type": "number"} for key in _BOUNDS},
-                    **{key: {"type": "integer"} for key in _SIZES},
-                    **{key: {"type": "string"} for key in ("$ref", "pattern")},
-                    "enum": {"type": "array"},
-                    "required": _TEXTS,
-                    "type": {"anyOf": [{"type": "string"}, _TEXTS]},
-                },
-            }
-        },
-    }
-)
-"""The schema of schemas: what a check must be able to rely on."""
+SCHEMA = JsonSchema({"type": ["object", "boolean"], "properties": _KEYWORDS})
+"""The schema of schemas."""
 
 
+@lru_cache(MAX_PATTERNS)
 def _compiled(pattern: str) -> SchemaValidator | None:
     """Return what matches strings in linear time; None if the pattern needs backtracking."""
     try:
@@ -141,181 +150,137 @@ def _compiled(pattern: str) -> SchemaValidator | None:
         return None
 
 
-def _resolved(root: Object, reference: str) -> Any:
-    """Return the schema to which a reference points; one that accepts everything if there is
-    none."""
-    start, *parts = reference.split("/")
-    found: Any = root if start == "#" else True
-    for part in parts:
-        name = part.replace("~1", "/").replace("~0", "~")
-        try:
-            found = found[int(name) if isinstance(found, list) else name]
-        except (LookupError, TypeError, ValueError):
-            return True
-    return found
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _equal(one: object, other: object) -> bool:
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 class _Check:
     """One check of a value."""
 
-    def __init__(
-        self,
-        root: Object,
-        patterns: dict[str, SchemaValidator | None],
-        required: Collection[str] | None,
-    ) -> None:
+    def __init__(self, root: Object, required: Collection[str] | None) -> None:
         self._root = root
-        self._patterns = patterns
         self._required = required
         self._steps = 0
-        self._depth = 0
-        self._known: dict[Path, list[str]] = {}
-        """The keys of the objects with unknown keys, by their paths."""
 
-    def known_keys(self) -> Iterator[str]:
-        """Name the known keys of the objects that have unknown ones."""
-        for path, keys in islice(self._known.items(), MAX_PROBLEMS):
-            of = f" of {shown(path)}" if path else ""
-            yield f"known keys{of}: {_listed(keys) or 'none'}"
-
-    def value(self, schema: Any, value: Any, path: Path) -> Iterator[str]:
+    def value(self, schema: Any, value: Any, path: Path = (), depth: int = 0) -> Iterator[_Problem]:
         self._spend(1)
-        if self._depth > MAX_DEPTH:
+        if depth > MAX_DEPTH:
             raise _SpentError
         if schema is False:
-            yield _sentence(path, "is not allowed")
+            yield _Problem(path, "is not allowed")
         if not isinstance(schema, dict):
             return
-        self._depth += 1
-        try:
-            yield from self._of(cast("Object", schema), value, path)
-        finally:
-            self._depth -= 1
+        body = cast("Object", schema)
+        if "$ref" in body:
+            yield from self.value(self._resolved(body["$ref"]), value, path, depth + 1)
+        if plain := list(self._plain(body, value, path)):
+            yield from plain
+            return
+        if isinstance(value, dict):
+            yield from self._object(body, cast("Object", value), path, depth + 1)
+        elif isinstance(value, list):
+            first: Sequence[Any] = body.get("prefixItems", ())
+            for number, part in enumerate(cast("list[Any]", value)):
+                inner = first[number] if number < len(first) else body.get("items", True)
+                yield from self.value(inner, part, (*path, number), depth + 1)
+        for inner in body.get("allOf", ()):
+            yield from self.value(inner, value, path, depth + 1)
+        for key in ("anyOf", "oneOf"):  # an approximation of oneOf that accepts more
+            if key in body:
+                yield from self._any(body[key], value, path, depth + 1)
 
     def _spend(self, steps: int) -> None:
         self._steps += steps
         if self._steps > MAX_STEPS:
             raise _SpentError
 
-    def _of(self, schema: Object, value: Any, path: Path) -> Iterator[str]:
-        if "$ref" in schema:
-            yield from self.value(_resolved(self._root, schema["$ref"]), value, path)
-        wrong = False
-        for problem in self._plain(schema, value):
-            wrong = True
-            yield _sentence(path, problem)
-        if wrong:
-            return
-        if isinstance(value, dict):
-            yield from self._object(schema, cast("Object", value), path)
-        elif isinstance(value, list):
-            yield from self._list(schema, cast("list[Any]", value), path)
-        for each in schema.get("allOf", ()):
-            yield from self.value(each, value, path)
-        for key in ("anyOf", "oneOf"):  # an approximation of oneOf that accepts more
-            if key in schema:
-                yield from self._any(schema[key], value, path)
+    def _resolved(self, reference: str) -> Any:
+        """Return the schema to which a reference points; one that accepts everything if there is
+        none."""
+        start, *parts = reference.split("/")
+        found: Any = self._root if start == "#" else True
+        for part in parts:
+            name = part.replace("~1", "/").replace("~0", "~")
+            try:
+                found = found[int(name) if isinstance(found, list) else name]
+            except (LookupError, TypeError, ValueError):
+                return True
+        return found
 
-    def _plain(self, schema: Object, value: Any) -> Iterator[str]:
+    def _plain(self, schema: Object, value: Any, path: Path) -> Iterator[_Problem]:
         """Check what does not concern the parts of a value."""
         kinds = schema.get("type", ())
-        kinds = [kinds] if isinstance(kinds, str) else list(kinds)
+        kinds = [kinds] if isinstance(kinds, str) else kinds
         known = [_TYPES[kind] for kind in kinds if kind in _TYPES]
         if known and not any(fits(value) for _, fits in known):
-            yield f"must be {' or '.join(word for word, _ in known)}"
+            text = f"must be {' or '.join(word for word, _ in known)}"
+            yield _Problem(path, text, keyword="const" if "const" in schema else "type")
             return
-        allowed = [schema["const"]] if "const" in schema else schema.get("enum")
-        self._spend(len(allowed or ()) // CHEAP)
-        if allowed is not None and not any(_equal(value, each) for each in allowed):
-            yield f"must be {'one of ' * (len(allowed) > 1)}{_listed(allowed)}"
-            return
-        if _is_number(value):
-            for key, (words, holds) in _BOUNDS.items():
-                if key in schema and not holds(value, schema[key]):
-                    yield f"must be {words} {schema[key]}"
+        if "const" in schema and not _equal(value, schema["const"]):
+            yield _Problem(path, f"must be {_listed([schema['const']])}", keyword="const")
+        allowed: list[Any] = schema.get("enum", [])
+        self._spend(len(allowed) // CHEAP)
+        if "enum" in schema and not any(_equal(value, each) for each in allowed):
+            yield _Problem(path, f"must be one of {_listed(allowed)}")
+        for key, (words, holds) in _BOUNDS.items() if _is_number(value) else ():
+            if key in schema and not holds(value, schema[key]):
+                yield _Problem(path, f"must be {words} {schema[key]}")
         for key, (kind, words, parts) in _SIZES.items():
             if key in schema and isinstance(value, kind):
                 size, limit = len(value), schema[key]
                 if size < limit if key.startswith("min") else size > limit:
-                    yield f"must have {words} {limit} {parts}"
+                    yield _Problem(path, f"must have {words} {limit} {parts}")
         pattern = schema.get("pattern") if isinstance(value, str) else None
         if pattern is not None and not self._matches(pattern, value):
-            yield f"must match {_cut(pattern)}"
+            yield _Problem(path, f"must match {_cut(pattern)}")
 
     def _matches(self, pattern: str, value: str) -> bool:
-        if pattern not in self._patterns:
-            self._spend(CHEAP)
-            self._patterns[pattern] = _compiled(pattern)
-        compiled = self._patterns[pattern]
+        self._spend(CHEAP)
+        compiled = _compiled(pattern)
         return compiled is None or compiled.isinstance_python(value)
 
-    def _object(self, schema: Object, value: Object, path: Path) -> Iterator[str]:
+    def _object(self, schema: Object, value: Object, path: Path, depth: int) -> Iterator[_Problem]:
         properties: Object = schema.get("properties", {})
         patterns: Object = schema.get("patternProperties", {})
-        for key in schema.get("required", ()):
-            lenient = not path and self._required is not None and key not in self._required
-            if key not in value and not lenient:
-                yield _sentence((*path, key), "is required")
-        rest: Any = schema.get("additionalProperties", True)
-        for key, each in value.items():
-            self._spend(len(patterns) + len(properties) // CHEAP)
-            below = (*path, key)
-            known = [properties[key]] if key in properties else []
-            known += [body for name, body in patterns.items() if self._matches(name, key)]
-            if "propertyNames" in schema:
-                yield from self.value(schema["propertyNames"], key, below)
-            if not known and rest is False:
-                self._known[path] = [*properties, *patterns]
-                yield _sentence(below, "is not a known key")
+        required = schema.get("required", ())
+        if not path and self._required is not None:
+            required = [key for key in required if key in self._required]
+        for key in required:
+            if key not in value:
+                yield _Problem((*path, key), "is required")
+        for key, part in value.items():
+            self._spend(len(properties) // CHEAP)
+            inner = [properties[key]] if key in properties else []
+            inner += [each for name, each in patterns.items() if self._matches(name, key)]
+            rest: Any = schema.get("additionalProperties", True)
+            if not inner and rest is False:
+                known = [*properties, *patterns]
+                yield _Problem((*path, key), "is not a known key", known=known)
                 continue
-            for body in known or [rest]:
-                yield from self.value(body, each, below)
+            for each in inner or [rest]:
+                yield from self.value(each, part, (*path, key), depth)
 
-    def _list(self, schema: Object, value: list[Any], path: Path) -> Iterator[str]:
-        first: Sequence[Any] = schema.get("prefixItems", ())
-        for number, each in enumerate(value):
-            body = first[number] if number < len(first) else schema.get("items", True)
-            yield from self.value(body, each, (*path, number))
-
-    def _any(self, schemas: Sequence[Any], value: Any, path: Path) -> Iterator[str]:
-        """Report the problems of the alternative that was meant, if none fits."""
-        found: list[tuple[Any, list[str]]] = []
+    def _any(
+        self, schemas: Sequence[Any], value: Any, path: Path, depth: int
+    ) -> Iterator[_Problem]:
+        """If no alternative fits, report the problems of the one that was meant: the only one with
+        the type of the value, and with most of its constants."""
+        found: list[tuple[bool, int, list[_Problem]]] = []
         for each in schemas:
-            known = dict(self._known)
-            problems = list(islice(self.value(each, value, path), MAX_PROBLEMS))
+            problems = list(islice(self.value(each, value, path, depth), MAX_PROBLEMS))
             if not problems:
-                self._known = known
                 return
-            found.append((each, problems))
-            self._known = known
-        meant = [one for one in found if self._is_meant(one[0], value)]
-        if len(meant) == 1:
-            yield from self.value(meant[0][0], value, path)
-        else:
-            yield _sentence(path, "fits none of the allowed forms")
-
-    def _is_meant(self, schema: Any, value: Any) -> bool:
-        """Return whether a value has the type, and the fixed fields, of an alternative."""
-        while isinstance(schema, dict) and "$ref" in schema:
-            self._spend(1)
-            schema = _resolved(self._root, cast("Object", schema)["$ref"])
-        if not isinstance(schema, dict):
-            return False
-        body = cast("Object", schema)
-        if any(True for _ in self._plain({"type": body.get("type", [])}, value)):
-            return False
-        fixed: dict[str, Any] = {
-            name: each["const"]
-            for name, each in body.get("properties", {}).items()
-            if isinstance(each, dict) and "const" in each
-        }
-        return not isinstance(value, dict) or all(
-            _equal(cast("Object", value).get(name), each) for name, each in fixed.items()
-        )
+            differs = any(one.path == path and one.keyword == "type" for one in problems)
+            found.append((differs, sum(one.keyword == "const" for one in problems), problems))
+        found.sort(key=lambda each: each[:2])
+        if len(found) > 1 and found[0][:2] == found[1][:2]:
+            yield _Problem(path, "fits none of the allowed forms")
+        elif found:
+            yield from found[0][2]
 
 
 # ---------------------------------------------------------------- messages
@@ -332,9 +297,8 @@ def shown(path: Sequence[Part]) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
-            text += (
-                f"{'.' * bool(text)}{_cut(part if part and part.isprintable() else ascii(part))}"
-            )
+            name = part if part and part.isprintable() else ascii(part)
+            text += f"{'.' if text else ''}{_cut(name)}"
     return text
 
 
@@ -349,7 +313,3 @@ def _literal(value: object) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_PART else f"{text[:MAX_PART]}..."
-
-
-def _equal(one: object, other: object) -> bool:
-    return one == other and isinstance(one, bool) == isinstance(other, bool)

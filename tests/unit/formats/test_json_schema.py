@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from drakit_formats.json_schema import SCHEMA, JsonSchema
 
-LAMP = {
+LAMP: Any = {
     "type": "object",
     "additionalProperties": False,
     "required": ["brightness"],
@@ -24,6 +24,7 @@ LAMP = {
         "timer": {"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "null"}]},
         "mode": {"anyOf": [{"$ref": "#/$defs/Blink"}, {"$ref": "#/$defs/Fade"}]},
         "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+        "alarm": {"anyOf": [{"$ref": "#/$defs/Blink"}, {"type": "null"}]},
     },
     "$defs": {
         "Zone": {
@@ -43,7 +44,7 @@ LAMP = {
         },
     },
 }
-KEYS = "known keys: brightness, color, name, zones, timer, mode, labels"
+KEYS = "known keys: brightness, color, name, zones, timer, mode, labels, alarm"
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,16 @@ KEYS = "known keys: brightness, color, name, zones, timer, mode, labels"
             id="key-of-another-alternative",
         ),
         pytest.param(
+            {"brightness": 5, "mode": {"kind": "spin"}},
+            ["mode: fits none of the allowed forms"],
+            id="kind-of-no-alternative",
+        ),
+        pytest.param(
+            {"brightness": 5, "alarm": {"kind": "spin"}},
+            ["alarm.kind: must be blink"],
+            id="the-only-alternative-of-the-type",
+        ),
+        pytest.param(
             {"brightness": 5, "labels": {"a": 1}}, ["labels.a: must be a string"], id="map"
         ),
         pytest.param(
@@ -118,6 +129,7 @@ def test_a_part_of_the_parameters_may_lack_keys_that_another_part_has():
     schema = JsonSchema({**LAMP, "required": ["brightness", "kind"]})
     assert schema.problems({}, required=()) == []
     assert schema.problems({}, required=("kind",)) == ["kind: is required"]
+    assert JsonSchema({"minProperties": 1}).problems({}, required=()) == []
     nested = JsonSchema({"properties": {"inner": {"required": ["a"]}}})
     assert nested.problems({"inner": {}}, required=()) == ["inner.a: is required"]
 
