@@ -205,7 +205,7 @@ def test_a_pod_of_a_deployment_follows_its_device_to_another_node(space, release
                     assert [each["code"] for each in body["reasons"]] == ["DeviceGone"]
                     assert body["remedy"] == (
                         f"device {moved} on node {second} matches and is free: delete the pod, and "
-                        f"the pod that replaces it gets that device; with onVanish: Evict in "
+                        f"a pod that replaces it gets that device; with onVanish: Evict in "
                         f"HostDevicePolicy {HERE}, Kubernetes deletes such a pod"
                     )
                     assert node_of_pod() == first

@@ -375,7 +375,7 @@ def replaced_device(
             selection = Selection(world, exact)
             old = _selected_device(device, selection, world)
             if old is not None and (name := _free(device.driver, exact, selection, node, world)):
-                then = "delete the pod, and the pod that replaces it gets that device"
+                then = "delete the pod, and a pod that replaces it gets that device"
                 policy = old.attribute("policy", HOSTDEV) if device.driver == HOSTDEV else None
                 facts = world.of(PolicyFacts).get(Name("", str(policy)))
                 if facts is not None and not facts.evicts:

@@ -423,7 +423,7 @@ def moved(*facts, vanish="Taint", pod=RUNNING):
 
 
 FREE = (
-    "device zigbee-2 on node n2 matches and is free: delete the pod, and the pod that replaces it "
+    "device zigbee-2 on node n2 matches and is free: delete the pod, and a pod that replaces it "
     "gets that device"
 )
 SETTING = "; with onVanish: Evict in HostDevicePolicy zigbee, Kubernetes deletes such a pod"

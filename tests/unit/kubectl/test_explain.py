@@ -903,6 +903,6 @@ async def test_a_pod_whose_device_is_gone_is_told_which_one_is_free_on_another_n
     assert (code, body["verdict"]) == (1, "broken")
     assert [each["code"] for each in body["reasons"]] == ["DeviceGone"]
     assert body["remedy"] == (
-        "device gpu-1 on node n2 matches and is free: delete the pod, and the pod that replaces it "
+        "device gpu-1 on node n2 matches and is free: delete the pod, and a pod that replaces it "
         "gets that device"
     )
