@@ -12,13 +12,14 @@ Does not depend on sessions, clocks, or the status of a maintenance.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drakit_explain.allocation import tolerates
 from drakit_explain.broken import published_device
-from drakit_explain.devices import TaintFacts, bits
+from drakit_explain.devices import bits
 from drakit_explain.model import (
     ClaimFacts,
     Consumer,
@@ -30,6 +31,7 @@ from drakit_explain.model import (
     TaintRuleFacts,
 )
 from drakit_explain.pools import newest
+from drakit_explain.projection import project_taint_rule
 from drakit_explain.reports import (
     GONE,
     MAINTENANCE,
@@ -154,25 +156,19 @@ def rule_of(
 
 
 def rule_facts(maintenance: MaintenanceFacts, device: DeviceID) -> TaintRuleFacts:
-    """Return the DeviceTaintRule of a device as it must be."""
-    return TaintRuleFacts(
-        name=rule_name(maintenance, device),
-        uid="",
-        taint=TaintFacts(key=MAINTENANCE, effect="NoSchedule", value=maintenance.name),
-        driver=device.driver,
-        pool=device.pool,
-        device=device.device,
-        owner=maintenance.uid,
-    )
+    """Return the DeviceTaintRule of a device as it must be, without a UID."""
+    body = rule_of(maintenance, device, api_version="")
+    return project_taint_rule(body | {"metadata": body["metadata"] | {"uid": ""}})
 
 
 def rules_named(maintenance: str, world: World) -> list[TaintRuleFacts]:
     """Return the DeviceTaintRules of all maintenances that have, or had, a name."""
+    name = re.compile(rf"{re.escape(maintenance)}-[0-9a-f]{{16}}")
     return [
         each
         for each in world.of(TaintRuleFacts).values()
         if (each.taint.key, each.taint.value) == (MAINTENANCE, maintenance)
-        and each.name.rpartition("-")[0] == maintenance
+        and name.fullmatch(each.name)
     ]
 
 
@@ -182,7 +178,7 @@ def is_tainted(
     """Return whether a device of a maintenance is out of service: no new claim can have it."""
     if by_rules:
         rule = world.of(TaintRuleFacts).get(Name("", rule_name(maintenance, device)))
-        return rule is not None and rule.owner == maintenance.uid and rule.selects(device)
+        return rule is not None and replace(rule, uid="") == rule_facts(maintenance, device)
     found = published_device(device, world)
     return found is None or any(each.key in (MAINTENANCE, GONE) for each in found.taints)
 
@@ -265,7 +261,7 @@ def _name(use: Use) -> str:
 
 
 def _is_tolerated(maintenance: MaintenanceFacts, device: DeviceID, claim: ClaimFacts) -> bool:
-    taint = TaintFacts(key=MAINTENANCE, effect="NoSchedule", value=maintenance.name)
+    taint = rule_facts(maintenance, device).taint
     return any(
         tolerates(toleration, taint)
         for result in claim.results

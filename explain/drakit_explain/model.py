@@ -612,6 +612,9 @@ class MaintenanceFacts(Identified):
     devices: tuple[DeviceID, ...] = ()
     """The devices that were selected when it was accepted (API: ``status.devices``)."""
 
+    drain_start: float = 0.0
+    """When the evictions began, in seconds since 1970; 0 before that."""
+
     status: Object = field(default_factory=dict[str, Any])
     """Raw."""
 

@@ -1,7 +1,6 @@
 """
-What drakit's own resources say about devices: NodeDeviceReports, HostDevicePolicies and
-DeviceDrivers and DeviceMaintenances, from raw objects to facts, and the facts that explanations
-quote.
+What drakit's own resources say about devices: NodeDeviceReports, HostDevicePolicies, DeviceDrivers
+and DeviceMaintenances, from raw objects to facts, and the facts that explanations quote.
 
 Only the node plugin of a node knows the words of a driver, and whether the kubelet has registered
 it. Without a report, nothing is certain about either.
@@ -118,12 +117,13 @@ def project_maintenance(body: Object) -> MaintenanceFacts:
         mode=text(spec, "mode"),
         reason=words(spec, "reason"),
         start=_seconds(text(window, "start")),
-        end=_seconds(text(window, "end")) or float("inf"),
+        end=_seconds(text(window, "end")) if window.get("end") else float("inf"),
         limit_seconds=float("inf") if limit is None else float(limit),
         devices=tuple(
             DeviceID(*(intern(text(each, key)) for key in ("driver", "pool", "device")))
             for each in children(status, "devices")
         ),
+        drain_start=_seconds(text(status, "drainStartTime")),
         status=status,
         version=text(metadata, "resourceVersion"),
     )
@@ -187,7 +187,8 @@ def _rejected(body: Object) -> str:
 
 
 def _seconds(time: str) -> float:
-    return datetime.fromisoformat(time).timestamp() if time else 0.0
+    # The API server also accepts lower-case letters.
+    return datetime.fromisoformat(time.upper()).timestamp() if time else 0.0
 
 
 def _registration(condition: Object | None) -> str:

@@ -252,8 +252,9 @@ class _Affected:
             self._add(POLICY, self._with_resource_of(change) - {change.name})
 
     def maintenance(self, change: Change) -> None:
-        """Kopf calls its handlers for all other changes."""
-        if change.new is None:
+        """Kopf calls its handlers for other changes, but not while a finalizer keeps the object."""
+        _, new = _both(change, MaintenanceFacts)
+        if new is None or new.deleting:
             self._add(MAINTENANCE, [change.name])
 
     def driver(self, _: Change) -> None:

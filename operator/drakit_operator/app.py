@@ -324,6 +324,7 @@ class _Leader:
             self._store.world,
             rules_version=self._rules_version,
             recorder=recorder,
+            enabled=config.device_maintenance,
         )
         self._drivers = DriverController(
             session,
@@ -406,7 +407,8 @@ class _Leader:
 
     def readiness_problem(self) -> str | None:
         """Return what keeps the leader from its work."""
-        return self.sources.problem() or self._policies.problem() or self._drivers.problem()
+        controllers = (self.sources, self._policies, self._maintenances, self._drivers)
+        return next(filter(None, (each.problem() for each in controllers)), None)
 
     async def _once_listed(self, work: Callable[[], Awaitable[None]]) -> None:
         await self.sources.complete.wait()

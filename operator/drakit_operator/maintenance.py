@@ -13,9 +13,8 @@ is an error of the caller. Does not depend on Kopf or queues.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -34,9 +33,11 @@ from drakit_daemon.kube import (
 )
 from drakit_daemon.kube.events import EventRecorder
 from drakit_explain.allocation import NotEvaluatedError
+from drakit_explain.kinds import MAINTENANCES
 from drakit_explain.maintenance import (
     CORDON,
     DRAIN,
+    MAX_MESSAGE,
     NO_RULES,
     RefusedError,
     Use,
@@ -50,14 +51,25 @@ from drakit_explain.maintenance import (
     unsupported,
     uses,
 )
-from drakit_explain.model import ClassFacts, DeviceID, MaintenanceFacts, TaintRuleFacts
-from drakit_explain.reports import project_maintenance
+from drakit_explain.model import (
+    ClassFacts,
+    DeviceID,
+    MaintenanceFacts,
+    ObjectReference,
+    TaintRuleFacts,
+)
 from drakit_explain.world import Name, World
 from drakit_formats import crds
-from drakit_formats.resource.objects import child, children, text
-from drakit_operator.statuses import Condition, Object, Status, changes, turned
-
-logger = logging.getLogger(__name__)
+from drakit_formats.resource.objects import child, children, words
+from drakit_operator.statuses import (
+    REFUSED_SECONDS,
+    Condition,
+    Object,
+    Status,
+    StatusWriter,
+    changes,
+    turned,
+)
 
 WRITE_SECONDS = 5.0
 """Least time between two writes of a status, and between two creations of rules: another client may
@@ -65,9 +77,6 @@ delete them again and again."""
 
 POLL_SECONDS = 5.0
 """Pause between two rounds of evictions."""
-
-REFUSED_SECONDS = 30.0
-"""Pause after a refusal: a webhook, quota or role may allow the write later."""
 
 CLOCK_SECONDS = 60.0
 """Longest wait for the beginning or the end of a window: clocks step."""
@@ -79,12 +88,19 @@ EVICT_SECONDS = (5.0, 60.0)
 """First and longest pause before the eviction of a pod is tried again. A budget may allow it later,
 and a pod whose eviction was accepted may take its grace period to end."""
 
+DECIDED_SECONDS = 0.5
+"""Pause between the write of the selected devices and the next step: the store then has them."""
+
 LISTED = 20
 """Blockers that the status lists: enough to find the cause."""
 
-
 NOT_EVALUATED = "NotEvaluated"
 """The reason while the selectors of a class have no outcome."""
+
+NOT_LISTED = (
+    "the operator has no permission to list and watch DeviceTaintRules: add it to the operator's "
+    "ClusterRole"
+)
 
 
 @dataclass(slots=True)
@@ -105,27 +121,35 @@ class _Memory:
     rules_at: float = float("-inf")
     """When rules were created."""
 
+    refusal: str = ""
+    """Why the API server did not create them."""
+
     evictions: dict[str, _Eviction] = field(default_factory=dict[str, _Eviction])
     """By the UIDs of pods that still use devices."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class _State:
     """What was found and done in one call."""
 
-    phase: Literal["Scheduled", "Active", "Ended"]
+    phase: Literal["Scheduled", "Active", "Ended"] = "Active"
     by_rules: bool
-    tainted: tuple[DeviceID, ...] = ()
+    problem: str
+    """Why rules cannot be read or written."""
+
+    tainted: int = 0
     unsupported: Sequence[DeviceID] = ()
     uses: Sequence[Use] = ()
-    problem: str = ""
-    """What the API server refuses about rules."""
-
-    drain_start: str = ""
-    """When the evictions began; empty without one."""
+    drain_start: float = 0.0
+    """When the evictions began; 0 without one."""
 
     over: bool = False
     """The time limit of the evictions is over."""
+
+    @property
+    def pods(self) -> set[str]:
+        """The UIDs of the pods that use devices."""
+        return {each.pod.uid for each in self.uses if each.pod is not None}
 
 
 class MaintenanceController:
@@ -138,20 +162,28 @@ class MaintenanceController:
         *,
         rules_version: Callable[[], str],
         recorder: EventRecorder,
+        enabled: bool = True,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         :param rules_version: returns the served ``apiVersion`` of DeviceTaintRules; empty if the
             cluster does not serve them.
+        :param enabled: whether the world has maintenances; otherwise, rules are left alone.
         """
         self._session = session
+        self._enabled = enabled
         self._world = world
         self._rules_version = rules_version
         self._recorder = recorder
         self._now = now
         self._clock = clock
         self._memories: dict[str, _Memory] = {}
+        self._statuses = StatusWriter(session, world, MAINTENANCES)
+
+    def problem(self) -> str | None:
+        """Return why a status cannot be written."""
+        return next(iter(self._statuses.refused.values()), None)
 
     def expressions(self, name: str) -> Sequence[str]:
         """Return the selectors that the selection of a maintenance needs."""
@@ -170,14 +202,15 @@ class MaintenanceController:
         :param write: takes what must change in the status, if the caller writes it.
         :raises ApiError: the API server does not answer.
         """
-        if MaintenanceFacts in self._world.hidden:
+        if not self._enabled or MaintenanceFacts in self._world.hidden:
             return None  # it may exist
         found = self._world.of(MaintenanceFacts).get(Name("", name))
+        self._statuses.refused.pop(name, None)
         if found is None or found.deleting:
             self._memories.pop(name, None)
-            # The garbage collector does the same, unless the owner was deleted without its rules.
-            problem = await self._remove(rules_named(name, self._world))
+            problem = await self._remove_orphans(name, None)
             return REFUSED_SECONDS if problem else None
+        await self._remove_orphans(name, found)
         memory = self._memories.setdefault(name, _Memory())
         status, again = await self._reconcile(found, memory)
         if write is not None and status.conditions[0].reason == NOT_EVALUATED:
@@ -187,29 +220,30 @@ class MaintenanceController:
         if (passed := self._clock() - memory.written_at) < WRITE_SECONDS:
             return min(again or WRITE_SECONDS, WRITE_SECONDS - passed)
         memory.written_at = self._clock()
-        if write is not None:
-            write(change)
-        elif not await self._write(found, change):
-            return REFUSED_SECONDS
-        for each in turned(status, found.status):
-            await self._announce(found, each)
-        # What follows from a decision is done when it is stored.
-        return 0.5 if not _is_decided(found) else again
+        later = await self._statuses.write(found, change, via=write)
+        if later is None:
+            for each in turned(status, found.status):
+                await self._announce(found, each)
+        return later or again
 
     async def _reconcile(
         self, found: MaintenanceFacts, memory: _Memory
     ) -> tuple[Status, float | None]:
+        fields: dict[str, Any] = {"observedGeneration": found.generation}
         if not _is_decided(found):
             accepted, devices = self._decide(found)
-            again = None if accepted.status == "False" else POLL_SECONDS
-            fields = _fields(found, devices=devices) if devices else _fields(found)
+            if devices:  # what follows is done when they are stored
+                fields["devices"] = [each._asdict() for each in devices]
+                fields["deviceCount"] = len(devices)
+                return Status(conditions=(accepted,), fields=fields), DECIDED_SECONDS
+            again = POLL_SECONDS if accepted.reason == NOT_EVALUATED else None
             return Status(conditions=(accepted,), fields=fields), again
         old = _condition(found, "Accepted")
         accepted = Condition("Accepted", old["status"], old["reason"], old["message"])
         if not found.devices or found.mode not in (CORDON, DRAIN):
-            return Status(conditions=(accepted,), fields=_fields(found)), None
+            return Status(conditions=(accepted,), fields=fields), None
         state, again = await self._act(found, memory)
-        return _status(found, accepted, state, memory), again
+        return _status(found, accepted, state, memory.evictions), again
 
     def _decide(self, found: MaintenanceFacts) -> tuple[Condition, tuple[DeviceID, ...]]:
         """Decide which devices are in maintenance."""
@@ -231,56 +265,51 @@ class MaintenanceController:
     async def _act(self, found: MaintenanceFacts, memory: _Memory) -> tuple[_State, float | None]:
         """Do what is due; return what was found, and in how many seconds to do it again."""
         now, version = self._now().timestamp(), self._rules_version()
-        ended = _condition(found, "Ended").get("status") == "True"
-        phase: Literal["Scheduled", "Active", "Ended"] = "Active"
-        if ended or now >= found.end:  # once it has ended, a clock that steps does not begin it
-            phase = "Ended"
+        problem = NOT_LISTED if TaintRuleFacts in self._world.hidden else ""
+        state = _State(by_rules=bool(version or problem), problem=problem)
+        boundary = found.end
+        # Once it has ended, a clock that steps does not begin it.
+        if now >= found.end or _condition(found, "Ended").get("status") == "True":
+            state.phase, boundary = "Ended", float("inf")
         elif now < found.start:
-            phase = "Scheduled"
-        problem = ""
-        if phase == "Active" and version:
-            problem = await self._add_rules(found, version, memory)
-        elif phase != "Active":
-            problem = await self._remove(self._rules_of(found))
-        state = _State(phase=phase, by_rules=bool(version), problem=problem)
-        if phase == "Ended":
-            tainted = tuple(found.devices[: len(self._rules_of(found))])
-            return replace(state, tainted=tainted), REFUSED_SECONDS if problem else None
-        boundary = found.start if phase == "Scheduled" else found.end
-        again = [min(boundary - now, CLOCK_SECONDS)] if boundary != float("inf") else []
-        again += [REFUSED_SECONDS] if problem else []
-        if phase == "Active":
-            tainted = tuple(
-                each
-                for each in found.devices
-                if is_tainted(found, each, self._world, by_rules=bool(version))
-            )
-            missing = [each for each in found.devices if each not in tainted]
-            again += [WRITE_SECONDS] if missing and not problem else []
-            state = replace(
-                state,
-                tainted=tainted,
-                unsupported=() if version else unsupported(missing, self._world),
-                uses=uses(found, found.devices, self._world),
-            )
-            if found.mode == DRAIN and tainted:
-                start = text(found.status, "drainStartTime") or _time(self._now())
-                over = now >= datetime.fromisoformat(start).timestamp() + found.limit_seconds
-                state = replace(state, drain_start=start, over=over)
-                due = [each for each in state.uses if set(each.devices) <= set(tainted)]
-                if due and not over:
-                    await self._evict(found, due, memory)
-                    again.append(POLL_SECONDS)
-        users = {each.pod.uid for each in state.uses if each.pod is not None}
-        for uid in memory.evictions.keys() - users:
+            state.phase, boundary = "Scheduled", found.start
+        pauses = [min(boundary - now, CLOCK_SECONDS)] if boundary != float("inf") else []
+        if state.phase == "Active":
+            pauses += await self._act_now(found, state, version, memory, now)
+        else:
+            rules = rules_named(found.name, self._world)
+            state.tainted = len(rules)  # until the store knows that they are gone
+            state.problem = state.problem or await self._remove(rules)
+        for uid in memory.evictions.keys() - state.pods:
             del memory.evictions[uid]
-        return state, min(again, default=None)
+        pauses += [REFUSED_SECONDS] if state.problem else []
+        return state, min(pauses, default=None)
 
-    def _rules_of(self, found: MaintenanceFacts) -> list[TaintRuleFacts]:
-        """Return the rules that a maintenance has."""
-        rules = self._world.of(TaintRuleFacts)
-        known = (rules.get(Name("", rule_name(found, each))) for each in found.devices)
-        return [each for each in known if each is not None and each.owner == found.uid]
+    async def _act_now(
+        self, found: MaintenanceFacts, state: _State, version: str, memory: _Memory, now: float
+    ) -> list[float]:
+        """Taint and drain the devices of an active maintenance; return when more is due."""
+        pauses: list[float] = []
+        if version:
+            state.problem = await self._add_rules(found, version, memory)
+        by_rules, devices = state.by_rules, found.devices
+        tainted = {
+            each for each in devices if is_tainted(found, each, self._world, by_rules=by_rules)
+        }
+        missing = [each for each in devices if each not in tainted]
+        state.tainted = len(tainted)
+        state.unsupported = () if by_rules else unsupported(missing, self._world)
+        state.uses = uses(found, devices, self._world)
+        if missing and not state.problem:
+            pauses.append(WRITE_SECONDS)
+        if found.mode == DRAIN and tainted:
+            state.drain_start = found.drain_start or now
+            state.over = now >= state.drain_start + found.limit_seconds
+            due = [each for each in state.uses if tainted.issuperset(each.devices)]
+            if due and not state.over:
+                await self._evict(found, due, memory)
+                pauses.append(POLL_SECONDS)
+        return pauses
 
     async def _add_rules(self, found: MaintenanceFacts, version: str, memory: _Memory) -> str:
         """Create the rules that are missing; return the problem, if any."""
@@ -296,9 +325,10 @@ class MaintenanceController:
                     f"DeviceTaintRule {rule.name} was changed by another client: delete it, and "
                     "the operator creates it again"
                 )
-        if not missing or self._clock() < memory.rules_at + WRITE_SECONDS:
-            return ""
-        memory.rules_at = self._clock()
+        pause = REFUSED_SECONDS if memory.refusal else WRITE_SECONDS
+        if not missing or self._clock() < memory.rules_at + pause:
+            return memory.refusal if missing else ""
+        memory.rules_at, memory.refusal = self._clock(), ""
         path = resource_path(crds.API_VERSION, crds.MAINTENANCES, name=found.name)
         try:
             # A rule must not outlive a maintenance that is gone; so the store is not enough.
@@ -314,10 +344,19 @@ class MaintenanceController:
         except ApiError as error:
             if not _is_refused(error):
                 raise
-            return f"a DeviceTaintRule cannot be created: {error.message}"
-        return ""
+            memory.refusal = f"a DeviceTaintRule cannot be created: {error.message}"
+        return memory.refusal
 
-    async def _remove(self, rules: Sequence[TaintRuleFacts]) -> str:
+    async def _remove_orphans(self, name: str, found: MaintenanceFacts | None) -> str:
+        """Delete the rules of earlier maintenances of a name; return the problem, if any. The
+        garbage collector does the same, unless their owner was deleted without them."""
+        rules = rules_named(name, self._world)
+        if found is not None:
+            own = {rule_name(found, each) for each in found.devices}
+            rules = [each for each in rules if each.name not in own and each.owner != found.uid]
+        return await self._remove(rules)
+
+    async def _remove(self, rules: Iterable[TaintRuleFacts]) -> str:
         """Delete rules; return the problem, if any."""
         for each in rules:
             path = resource_path(self._rules_version(), "devicetaintrules", name=each.name)
@@ -339,7 +378,13 @@ class MaintenanceController:
             eviction = memory.evictions.setdefault(pod.uid, _Eviction())
             if eviction.again_at > now or not left:
                 continue
+            known = self._world.of(MaintenanceFacts).get(Name("", found.name))
+            if known is None or known.deleting or known.generation != found.generation:
+                return  # it has ended, or changed, since the last request
             left -= 1
+            # Before the request: another call for this maintenance must not repeat it meanwhile.
+            eviction.again_at = now + eviction.pause_seconds
+            eviction.pause_seconds = min(eviction.pause_seconds * 2, EVICT_SECONDS[1])
             place = {"namespace": use.claim.namespace, "name": pod.name}
             body = {
                 "apiVersion": "policy/v1",
@@ -348,75 +393,54 @@ class MaintenanceController:
                 "deleteOptions": {"preconditions": {"uid": pod.uid}},
             }
             path = resource_path("v1", "pods", **place, subresource="eviction")
-            eviction.refused = False
             try:
                 await self._session.create(path, body)
             except (NotFoundError, ConflictError):
-                eviction.said = "it is gone, and Kubernetes is about to release its claim"
-                eviction.pause_seconds = EVICT_SECONDS[1]
+                said, refused = "it is gone, and Kubernetes is about to release its claim", False
             except ApiError as error:
                 # With two budgets for one pod, the API server answers 500.
                 if isinstance(error, UnavailableError) and error.status != 500:
                     raise
-                eviction.said, eviction.refused = _refusal(error), True
+                said, refused = _refusal(error), True
             else:
-                eviction.said = f"it is being evicted, because it uses {use.what}"
-                eviction.pause_seconds = EVICT_SECONDS[1]
-                await self._announce_eviction(found, use, pod.name, pod.uid)
-            eviction.again_at = now + eviction.pause_seconds
-            eviction.pause_seconds = min(eviction.pause_seconds * 2, EVICT_SECONDS[1])
+                said, refused = f"it is being evicted, because it uses {use.what}", False
+                await self._record(
+                    found,
+                    ObjectReference(**place, kind="Pod", uid=pod.uid, api_version="v1"),
+                    reason="EvictedForMaintenance",
+                    note=f"DeviceMaintenance {found.name} evicts the pod, because it uses "
+                    f"{use.what}",
+                )
+            eviction.said, eviction.refused = said, refused
+            if not refused:
+                eviction.again_at = now + EVICT_SECONDS[1]
 
-    # ------------------------------------------------------------ what users read
-
-    async def _write(self, found: MaintenanceFacts, change: Object) -> bool:
-        """Write a status; return False if the API server refuses it."""
-        path = resource_path(crds.API_VERSION, crds.MAINTENANCES, name=found.name)
-        seen = {"uid": found.uid, "resourceVersion": found.version}
-        try:
-            body = await self._session.patch(f"{path}/status", {"metadata": seen, "status": change})
-        except (NotFoundError, ConflictError):
-            return True  # the store is behind: the watch reports it
-        except ApiError as error:
-            if not error.is_refusal:
-                raise
-            extra = {"maintenance": found.name, "error": str(error)}
-            logger.warning("the status of a maintenance is refused", extra=extra)
-            return False
-        self._world.apply(project_maintenance(body))
-        return True
+    # ------------------------------------------------------------ Events
 
     async def _announce(self, found: MaintenanceFacts, turned_to: Condition) -> None:
         """Write the Event of a condition that people wait for."""
-        bad = turned_to.reason in ("Blocked", "Refused", "TimeLimit", "Unsupported") or (
-            turned_to.type == "Accepted" and turned_to.status == "False"
-        )
-        if not bad and (turned_to.status != "True" or turned_to.type == "Accepted"):
-            return
-        reason = f"Not{turned_to.type}" if bad else turned_to.type
+        kind, status, reason, message = turned_to
+        bad = reason in ("Blocked", "Refused", "TimeLimit", "Unsupported")
+        bad = bad or (kind == "Accepted" and status == "False")
+        if bad or (status == "True" and kind != "Accepted"):
+            reason = f"Not{kind}" if bad else kind
+            await self._record(found, found.reference, reason=reason, note=message, bad=bad)
+
+    async def _record(
+        self,
+        found: MaintenanceFacts,
+        regarding: ObjectReference,
+        *,
+        reason: str,
+        note: str,
+        bad: bool = False,
+    ) -> None:
         await self._recorder.record(
-            found.reference.body(),
+            regarding.body(),
             type="Warning" if bad else "Normal",
             reason=reason,
             action=found.mode,
-            note=_with_reason(turned_to.message, found),
-        )
-
-    async def _announce_eviction(
-        self, found: MaintenanceFacts, use: Use, pod: str, uid: str
-    ) -> None:
-        note = f"DeviceMaintenance {found.name} evicts the pod, because it uses {use.what}"
-        await self._recorder.record(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "namespace": use.claim.namespace,
-                "name": pod,
-                "uid": uid,
-            },
-            type="Normal",
-            reason="EvictedForMaintenance",
-            action=DRAIN,
-            note=_with_reason(note, found),
+            note=f"{note}. Reason: {found.reason}" if found.reason else note,
         )
 
 
@@ -432,89 +456,89 @@ def _is_decided(found: MaintenanceFacts) -> bool:
     return _condition(found, "Accepted").get("status") in ("True", "False")
 
 
-def _fields(
-    found: MaintenanceFacts, *, devices: Sequence[DeviceID] | None = None
-) -> dict[str, Any]:
-    fields: dict[str, Any] = {"observedGeneration": found.generation}
-    if devices:
-        fields["devices"] = [each._asdict() for each in devices]
-        fields["deviceCount"] = len(devices)
-    return fields
-
-
-def _status(found: MaintenanceFacts, accepted: Condition, state: _State, memory: _Memory) -> Status:
+def _status(
+    found: MaintenanceFacts, accepted: Condition, state: _State, evictions: Mapping[str, _Eviction]
+) -> Status:
     """Return the status of an accepted maintenance."""
-    said = memory.evictions
     blockers: list[tuple[bool, dict[str, str]]] = []
     for each in state.uses:
-        eviction = said.get(each.pod.uid, _Eviction()) if each.pod else _Eviction()
+        eviction = evictions.get(each.pod.uid, _Eviction()) if each.pod else _Eviction()
         blockers.append((not eviction.refused, each.blocker(eviction.said)))
     # Those that something holds up come first.
     blockers.sort(key=lambda each: each[0])
-    fields = _fields(found) | {
+    start = datetime.fromtimestamp(state.drain_start, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    fields = {
+        "observedGeneration": found.generation,
         "phase": state.phase,
         "taintedBy": "DeviceTaintRule" if state.by_rules else "NodePlugin",
-        "taintedDevices": len(state.tainted),
-        "pods": len({each.pod.uid for each in state.uses if each.pod is not None}),
+        "taintedDevices": state.tainted,
+        "pods": len(state.pods),
         "blockers": [each for _, each in blockers[:LISTED]],
-        "drainStartTime": state.drain_start or None,
+        "drainStartTime": start if state.drain_start else None,
     }
-    conditions = (accepted, _tainted(found, state), _drained(found, state, said), _ended(state))
+    drained = _drained(found, state, evictions)
+    conditions = (accepted, _tainted(found, state), drained, _ended(state))
     return Status(conditions=conditions, fields=fields)
 
 
 def _tainted(found: MaintenanceFacts, state: _State) -> Condition:
-    done, every = len(state.tainted), plural(len(found.devices), "device")
-    message = f"{done} of {every} {'is' if done == 1 else 'are'} tainted"
+    number, every = state.tainted, plural(len(found.devices), "device")
+    message = f"{number} of {every} {'is' if number == 1 else 'are'} tainted"
     if state.problem:
         return Condition("Tainted", "False", "Refused", state.problem)
     if state.phase != "Active":
-        if done:
+        if number:
             return Condition("Tainted", "True", "Removing", message)
         return Condition("Tainted", "False", state.phase, "no device is tainted")
     if state.unsupported:
-        number = plural(len(state.unsupported), "device")
-        message = f"{number} of other drivers, {named(state.unsupported)}: {NO_RULES}"
+        foreign = plural(len(state.unsupported), "device")
+        message = f"{foreign} of other drivers, {named(state.unsupported)}: {NO_RULES}"
         return Condition("Tainted", "False", "Unsupported", message)
-    if done < len(found.devices):
+    if number < len(found.devices):
         who = "the API server" if state.by_rules else "the node plugin"
         return Condition("Tainted", "False", "Progressing", f"{message}: waiting for {who}")
     return Condition("Tainted", "True", "Tainted", f"{message}: new pods do not get them")
 
 
-def _drained(found: MaintenanceFacts, state: _State, evictions: dict[str, _Eviction]) -> Condition:
+def _drained(
+    found: MaintenanceFacts, state: _State, evictions: Mapping[str, _Eviction]
+) -> Condition:
     if state.phase != "Active":
         message = "the maintenance is not active, and evicts no pods"
         return Condition("Drained", "False", state.phase, message)
-    done = len(state.tainted) == len(found.devices)
-    if not state.uses and done:
-        return Condition("Drained", "True", "Drained", "no claim holds the devices")
-    pods = plural(len({each.pod.uid for each in state.uses if each.pod is not None}), "pod")
-    claims = plural(len({each.claim.uid for each in state.uses}), "claim")
-    message = f"{claims} of {pods} hold devices"
+    done = state.tainted == len(found.devices)
+    if not state.uses:
+        if done:
+            return Condition("Drained", "True", "Drained", "no claim holds the devices")
+        message = "no claim holds the devices, but new pods can still get some of them"
+        return Condition("Drained", "False", "NotTainted", message)
+    users = [plural(len({each.claim.uid for each in state.uses}), "claim")]
+    users += [plural(len(state.pods), "pod")] if state.pods else []
+    refused = [each.said for each in evictions.values() if each.refused]
+    if not state.pods:
+        refused = [state.uses[0].blocker()["message"]]
     if found.mode == CORDON:
-        return Condition("Drained", "False", "InUse", f"{message}; mode Cordon evicts no pods")
-    if state.over:
-        message = f"{message}; timeLimitSeconds is over, and pods are no longer evicted"
-        return Condition("Drained", "False", "TimeLimit", message)
-    if not done:
-        return Condition("Drained", "False", "NotTainted", f"{message}; evictions wait for taints")
-    refused = next((each for each in evictions.values() if each.refused), None)
-    stuck = all(each.pod is None for each in state.uses)
-    if refused is not None:
-        return Condition("Drained", "False", "Blocked", f"{message}; {refused.said}")
-    if stuck:
-        blocked = state.uses[0].blocker()["message"]
-        return Condition("Drained", "False", "Blocked", f"{message}; {blocked}")
-    return Condition("Drained", "False", "Evicting", f"{message}; they are being evicted")
+        reason, why = "InUse", "mode Cordon evicts no pods"
+    elif state.over:
+        reason, why = "TimeLimit", "timeLimitSeconds is over, and pods are no longer evicted"
+    elif not done:
+        reason, why = "NotTainted", "evictions wait for taints"
+    elif refused:
+        reason, why = "Blocked", refused[0]
+    else:
+        reason, why = "Evicting", "the pods are being evicted"
+    message = f"the devices are in use by {' and '.join(users)}; {why}"
+    return Condition("Drained", "False", reason, message)
 
 
 def _ended(state: _State) -> Condition:
     if state.phase == "Ended" and not state.tainted and not state.problem:
         return Condition("Ended", "True", "WindowOver", "the window is over; no device is tainted")
-    message = "to end it, delete the DeviceMaintenance"
-    if state.phase == "Scheduled":
-        message = "the window has not begun"
+    message = {
+        "Scheduled": "the window has not begun",
+        "Active": "to end it, delete the DeviceMaintenance",
+        "Ended": "the window is over, and the taints are being removed",
+    }[state.phase]
     return Condition("Ended", "False", state.phase, message)
 
 
@@ -524,16 +548,10 @@ def _is_refused(error: ApiError) -> bool:
 
 def _refusal(error: ApiError) -> str:
     """Return why a pod cannot be evicted: the budget that forbids it, by name."""
-    causes: list[Object] = error.details.get("causes") or []
-    budgets = [text(each, "message") for each in causes if each.get("reason") == "DisruptionBudget"]
-    said = "; ".join(filter(None, budgets)) or error.message
+    causes = children(error.details, "causes")
+    budgets = [
+        words(each, "message") for each in causes if each.get("reason") == "DisruptionBudget"
+    ]
+    said = "; ".join(filter(None, budgets))[:MAX_MESSAGE] or error.message
     busy = isinstance(error, TooManyRequestsError) and not budgets
     return f"the API server {'delays' if busy else 'refuses'} its eviction: {said}"
-
-
-def _with_reason(note: str, found: MaintenanceFacts) -> str:
-    return f"{note}. Reason: {found.reason}" if found.reason else note
-
-
-def _time(at: datetime) -> str:
-    return at.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,17 +1,33 @@
 """
-The status of an object that the operator reconciles: conditions, and how a status must change.
+The status of an object that the operator reconciles: conditions, how a status must change, and how
+it is written.
 
-Does not depend on kinds, sessions, or when a status is written.
+Does not depend on what a status means, or on when it is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
+from drakit_daemon.kube import ApiError, ConflictError, NotFoundError, Session, resource_path
+from drakit_explain.kinds import Kind
+from drakit_explain.model import MaintenanceFacts, PolicyFacts
+from drakit_explain.world import World
+from drakit_formats import crds
+
+logger = logging.getLogger(__name__)
+
 Object = dict[str, Any]
+
+REFUSED_SECONDS = 30.0
+"""Pause after a refusal: a webhook, quota or role may allow the write later."""
+
+OUTDATED_SECONDS = 2.0
+"""Pause after a write of an object that has changed: the store soon knows it."""
 
 
 class Condition(NamedTuple):
@@ -64,3 +80,51 @@ def turned(wanted: Status, status: Mapping[str, Any]) -> list[Condition]:
     return [
         each for each in wanted.conditions if before.get(each.type) != (each.status, each.reason)
     ]
+
+
+class StatusWriter:
+    """Writes the statuses of the objects of one kind."""
+
+    def __init__(self, session: Session, world: World, kind: Kind) -> None:
+        self._session = session
+        self._world = world
+        self._kind = kind
+        self.refused: dict[str, str] = {}
+        """By object, what a role forbids or the API server refuses, and no status can report."""
+
+    async def write(
+        self,
+        facts: PolicyFacts | MaintenanceFacts,
+        change: Object,
+        *,
+        via: Callable[[Object], None] | None,
+    ) -> float | None:
+        """
+        Write what must change in a status; return None, or in how many seconds to try again.
+
+        :param via: takes the change, if the caller writes it.
+        :raises ApiError: the API server does not answer.
+        """
+        if via is not None:
+            via(change)
+            return None
+        path = resource_path(
+            crds.API_VERSION, self._kind.plural, name=facts.name, subresource="status"
+        )
+        # The store may be behind, and another object may have the name now.
+        seen = {"uid": facts.uid, "resourceVersion": facts.version}
+        try:
+            body = await self._session.patch(path, {"metadata": seen, "status": change})
+        except NotFoundError:
+            return None
+        except ConflictError:
+            return OUTDATED_SECONDS
+        except ApiError as error:
+            if not error.is_refusal:
+                raise
+            self.refused[facts.name] = str(error)
+            extra = {"object": f"{facts.kind} {facts.name}", "error": str(error)}
+            logger.warning("a status is refused", extra=extra)
+            return REFUSED_SECONDS
+        self._world.apply(self._kind.project(body, crds.VERSION))
+        return None

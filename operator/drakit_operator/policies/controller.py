@@ -12,7 +12,6 @@ is an error of the caller. Does not depend on Kopf or queues.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,14 +27,12 @@ from drakit_daemon.kube import (
     Session,
     resource_path,
 )
+from drakit_explain.kinds import POLICIES
 from drakit_explain.model import ClassFacts, PolicyFacts
-from drakit_explain.reports import project_policy
 from drakit_explain.world import Name, World
 from drakit_formats import crds
 from drakit_operator.policies.status import desired_class, status_of
-from drakit_operator.statuses import Object, changes, turned
-
-logger = logging.getLogger(__name__)
+from drakit_operator.statuses import REFUSED_SECONDS, Object, StatusWriter, changes, turned
 
 WRITE_SECONDS = 60.0
 """Least time between two writes of a status in which only numbers and messages differ."""
@@ -47,12 +44,6 @@ node whose problem comes and goes must not cause a write each second."""
 SHARE = 20
 """The statuses of all policies take at most a part of the main loop's time: for 5,000 reports, one
 takes some 20 ms."""
-
-REFUSED_SECONDS = 30.0
-"""Pause after a refusal: a webhook, quota or role may allow the write later."""
-
-OUTDATED_SECONDS = 2.0
-"""Pause after a write of a policy that has changed: the store soon knows it."""
 
 
 @dataclass(slots=True)
@@ -91,12 +82,11 @@ class PolicyController:
         self._now = now
         self._clock = clock
         self._paces: dict[str, _Pace] = {}
-        self._denied: dict[str, str] = {}
-        """By policy, what a role forbids or the API server refuses, and no status can report."""
+        self._statuses = StatusWriter(session, world, POLICIES)
 
     def problem(self) -> str | None:
         """Return why statuses or classes cannot be written, whatever the policies contain."""
-        return next(iter(self._denied.values()), None)
+        return next(iter(self._statuses.refused.values()), None)
 
     async def refresh(
         self, name: str, *, write: Callable[[Object], None] | None = None
@@ -108,7 +98,7 @@ class PolicyController:
         :raises ApiError: the API server does not answer.
         """
         policy = self._world.of(PolicyFacts).get(Name("", name))
-        self._denied.pop(name, None)
+        self._statuses.refused.pop(name, None)
         if policy is None or policy.deleting:
             self._paces.pop(name, None)
             return None  # the garbage collector deletes its DeviceClass
@@ -131,35 +121,10 @@ class PolicyController:
             and (writes >= TURNS or not turned(wanted, policy.status))
         ):
             return min(again or WRITE_SECONDS, WRITE_SECONDS - passed)
-        later = None
-        if write is None:
-            later = await self._write(policy, change)
-        else:
-            write(change)
+        later = await self._statuses.write(policy, change, via=write)
         if later is None:
             pace.writes, pace.written_at = writes + 1, now
         return later or again
-
-    async def _write(self, policy: PolicyFacts, change: Object) -> float | None:
-        """Write a status; return None, or in how many seconds to try again."""
-        path = resource_path(crds.API_VERSION, crds.POLICIES, name=policy.name)
-        # A newer spec, or a new policy of this name, is reconciled by itself.
-        seen = {"uid": policy.uid, "resourceVersion": policy.version}
-        try:
-            body = await self._session.patch(f"{path}/status", {"metadata": seen, "status": change})
-        except NotFoundError:
-            return None
-        except ConflictError:
-            return OUTDATED_SECONDS
-        except ApiError as error:
-            if not error.is_refusal:
-                raise
-            self._denied[policy.name] = str(error)
-            extra = {"policy": policy.name, "error": str(error)}
-            logger.warning("the status of a policy is refused", extra=extra)
-            return REFUSED_SECONDS
-        self._world.apply(project_policy(body))
-        return None
 
     # ------------------------------------------------------------ the DeviceClass
 
@@ -199,7 +164,7 @@ class PolicyController:
             if not error.is_refusal:
                 raise
             if isinstance(error, ForbiddenError) and error.verb:
-                self._denied[policy.name] = str(error)
+                self._statuses.refused[policy.name] = str(error)
             return f"DeviceClass {policy.class_name} cannot be written: {error.message}"
         return ""
 

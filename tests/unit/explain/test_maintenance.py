@@ -321,5 +321,8 @@ def test_a_maintenance_is_read_from_json():
     assert (found.end - found.start, found.limit_seconds) == (3600, 600)
     assert found.devices == (CAM_S,)
     assert "\n" not in found.reason
+    body["spec"]["window"] = {"start": "2026-01-01t00:00:00z", "end": "1970-01-01T00:00:00Z"}
+    odd = project_maintenance(body)
+    assert (odd.start, odd.end) == (found.start, 0.0)
     bare = project_maintenance({"metadata": {"name": "m"}, "spec": {"mode": "Cordon"}})
     assert (bare.start, bare.end, bare.limit_seconds) == (0.0, float("inf"), float("inf"))

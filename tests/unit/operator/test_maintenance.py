@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -38,10 +38,10 @@ from drakit_operator.maintenance import (
     EVICTIONS,
     LISTED,
     POLL_SECONDS,
-    REFUSED_SECONDS,
     WRITE_SECONDS,
     MaintenanceController,
 )
+from drakit_operator.statuses import OUTDATED_SECONDS, REFUSED_SECONDS
 from tests.fakes.world import device, holding, slice_on, world_of
 
 PATH = f"/apis/{crds.API_VERSION}/devicemaintenances/fix"
@@ -58,6 +58,7 @@ class Server(FakeApiServer):
     """An API server with evictions, which a budget may refuse."""
 
     budgets: tuple[str, ...] = ()
+    on_eviction: Callable[[], object] = staticmethod(lambda: None)
     evicted: list[str]
     refused: dict[str, tuple[int, dict[str, str]]]
     """By pod, the status and the body of the answer."""
@@ -74,6 +75,7 @@ class Server(FakeApiServer):
             return web.json_response(answer, status=status)
         if not self.budgets:
             self.evicted.append(pod)
+            self.on_eviction()
             return web.json_response({"status": "Success"}, status=201)
         causes = [{"reason": "DisruptionBudget", "message": each} for each in self.budgets]
         status = {
@@ -96,6 +98,7 @@ class Cluster:
         self.at = 0.0
         self.wall = 0.0
         self.rules_version = "resource.k8s.io/v1beta2"
+        self.enabled = True
         self.restart()
 
     def restart(self) -> None:
@@ -105,6 +108,7 @@ class Cluster:
             self.world,
             rules_version=lambda: self.rules_version,
             recorder=EventRecorder(self.session, controller=CONTROLLER, instance="one"),
+            enabled=self.enabled,
             now=lambda: THEN + timedelta(seconds=self.at + self.wall),
             clock=lambda: self.at,
         )
@@ -236,24 +240,44 @@ async def test_a_refused_selection_stays_refused_and_taints_nothing(cluster, dev
     assert cluster.events() == {("Warning", "NotAccepted", "fix")}
 
 
-async def test_a_deleted_maintenance_leaves_no_rule_even_if_it_was_orphaned(cluster):
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "created-again"])
+async def test_a_deleted_maintenance_leaves_no_rule_even_if_it_was_orphaned(cluster, again):
     await cluster.create()
     await cluster.settle()
     (rule,) = cluster.rules()
+    orphan = rule["metadata"]["name"]
     del rule["metadata"]["ownerReferences"]
-    cluster.server.store(f"{RULES}/{rule['metadata']['name']}", rule)
-    other = {"metadata": {"uid": "o"}, "spec": {"deviceSelector": {}, "taint": {"key": "a/b"}}}
-    cluster.server.store(f"{RULES}/other", other)
+    cluster.server.store(f"{RULES}/{orphan}", rule)
+    taint = {"key": MAINTENANCE, "value": "fix", "effect": "NoSchedule"}
+    for name in ("other", "fix-by-hand"):
+        body = {"metadata": {"uid": name}, "spec": {"deviceSelector": {}, "taint": taint}}
+        cluster.server.store(f"{RULES}/{name}", body)
     cluster.server.remove(PATH)
+    if again:
+        spec = {"devices": {"device": "gone"}, "mode": "Cordon"}
+        cluster.server.store(PATH, {"metadata": {"uid": "uid-again"}, "spec": spec})
     await cluster.refresh()
-    assert [each["metadata"]["name"] for each in cluster.rules()] == ["other"]
+    assert {each["metadata"]["name"] for each in cluster.rules()} == {"other", "fix-by-hand"}
 
 
-async def test_rules_stay_while_maintenances_may_not_be_listed(cluster):
+async def test_a_finalizer_of_others_does_not_keep_devices_tainted(cluster):
+    await cluster.create()
+    await cluster.settle()
+    body = cluster.server.object(PATH)
+    metadata = body["metadata"] | {"deletionTimestamp": at(0), "finalizers": ["example.com/keep"]}
+    cluster.server.store(PATH, {**body, "metadata": metadata})
+    await cluster.refresh()
+    assert cluster.rules() == []
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["forbidden", "disabled"])
+async def test_rules_stay_while_maintenances_are_not_followed(cluster, enabled):
     await cluster.create()
     await cluster.settle()
     cluster.server.requests.clear()
-    cluster.world.hidden = frozenset({MaintenanceFacts})
+    cluster.enabled = enabled
+    cluster.restart()
+    cluster.world.hidden = frozenset({MaintenanceFacts} if enabled else ())
     cluster.world.remove(MaintenanceFacts, Name("", "fix"))
     assert await cluster.controller.refresh("fix") is None
     assert cluster.writes() == []
@@ -393,6 +417,17 @@ async def test_a_refused_eviction_keeps_the_others_going(cluster, fault, words):
     assert words in blockers["pod-a"]
 
 
+async def test_evictions_stop_when_the_maintenance_is_deleted_meanwhile(cluster):
+    for name, of in (("a", "cam"), ("b", "mic")):
+        cluster.world.apply(holding(name, of))
+    await cluster.create(mode="Drain", devices={"driver": "d"})
+    for _ in range(2):
+        await cluster.refresh()
+    cluster.server.on_eviction = lambda: cluster.world.remove(MaintenanceFacts, Name("", "fix"))
+    await cluster.refresh()
+    assert cluster.server.evicted == ["pod-a"]
+
+
 async def test_the_time_limit_ends_evictions_and_keeps_the_taint(cluster):
     cluster.server.budgets = ("budget",)
     cluster.world.apply(holding("c", "cam"))
@@ -458,6 +493,21 @@ async def test_without_rules_the_node_plugin_taints_and_foreign_drivers_are_unsu
     assert cluster.rules() == []
 
 
+async def test_without_permission_to_list_rules_the_conditions_name_it(cluster):
+    cluster.world.apply(holding("c", "cam"))
+    await cluster.create(mode="Drain", window={"end": at(1000)})
+    cluster.rules_version = ""
+    cluster.world.hidden = frozenset({TaintRuleFacts})
+    await cluster.settle()
+    assert cluster.conditions()["Tainted"] == ("False", "Refused")
+    assert "no permission to list and watch DeviceTaintRules" in cluster.message("Tainted")
+    assert cluster.status["taintedBy"] == "DeviceTaintRule", "the node plugin does not taint, too"
+    assert cluster.server.evicted == []
+    cluster.wall = 1000
+    await cluster.settle()
+    assert cluster.conditions()["Ended"] == ("False", "Ended"), "there may be rules"
+
+
 async def test_rules_replace_the_taints_of_the_node_plugin_when_the_cluster_serves_them(cluster):
     cluster.rules_version = ""
     cluster.world.apply(ReportFacts(name="n1.d", uid="r", node="n1", driver="d"))
@@ -477,22 +527,33 @@ async def test_a_refused_rule_is_a_condition_and_is_tried_again_later(cluster, s
     await cluster.create(mode="Drain")
     await cluster.refresh()
     cluster.server.fail("POST", RULES, status=status, message="a webhook says no", times=1000)
-    await cluster.refresh()
-    assert await cluster.refresh() == REFUSED_SECONDS
-    assert cluster.conditions()["Tainted"] == ("False", "Refused")
+    for _ in range(5):  # whatever else changes
+        assert await cluster.refresh() == REFUSED_SECONDS
+        assert cluster.conditions()["Tainted"] == ("False", "Refused")
     assert "a webhook says no" in cluster.message("Tainted")
+    assert cluster.writes().count(f"POST {RULES}") == 1
     cluster.server.heal()
+    cluster.at += REFUSED_SECONDS
     await cluster.settle()
     assert cluster.conditions()["Tainted"] == ("True", "Tainted")
 
 
-async def test_a_rule_that_another_client_changes_is_reported_and_not_fought_over(cluster):
-    await cluster.create()
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"deviceSelector": {"device": None}}, id="selector"),
+        pytest.param({"taint": {"effect": "None"}}, id="effect"),
+    ],
+)
+async def test_a_rule_that_another_client_changes_is_reported_and_not_fought_over(cluster, change):
+    await cluster.create(mode="Drain")
     await cluster.settle()
     (rule,) = cluster.rules()
     path = f"{RULES}/{rule['metadata']['name']}"
-    await cluster.session.patch(path, {"spec": {"deviceSelector": {"device": None}}})
+    await cluster.session.patch(path, {"spec": change})
+    cluster.world.apply(holding("c", "cam"))
     await cluster.settle()
+    assert cluster.server.evicted == [], "a pod that replaces it could get the device"
     assert cluster.conditions()["Tainted"] == ("False", "Refused")
     assert "changed by another client" in cluster.message("Tainted")
     await cluster.session.delete(path)
@@ -528,12 +589,19 @@ async def test_no_status_is_written_twice_within_five_seconds_or_at_rest(cluster
     assert cluster.writes() == []
 
 
-async def test_a_status_that_the_api_server_refuses_is_written_later(cluster):
+@pytest.mark.parametrize(
+    ("status", "pause", "is_problem"),
+    [(403, REFUSED_SECONDS, True), (422, REFUSED_SECONDS, True), (409, OUTDATED_SECONDS, False)],
+)
+async def test_a_status_that_is_not_written_is_written_later(cluster, status, pause, is_problem):
     await cluster.create()
-    cluster.server.fail("PATCH", PATH, status=422, times=1)
-    assert await cluster.refresh() == REFUSED_SECONDS
+    cluster.server.fail("PATCH", PATH, status=status, times=1)
+    assert await cluster.refresh() == pause
+    assert bool(cluster.controller.problem()) is is_problem
+    assert cluster.events() == set()
     await cluster.settle()
     assert cluster.conditions()["Tainted"] == ("True", "Tainted")
+    assert cluster.controller.problem() is None
 
 
 async def test_a_mode_of_a_later_version_taints_nothing(cluster):
@@ -576,6 +644,7 @@ RULE = TaintRuleFacts(
         pytest.param(RULE, None, True, id="rule-is-gone"),
         pytest.param(FIX, None, True, id="maintenance-is-gone"),
         pytest.param(FIX, replace(FIX, version="2"), False, id="own-status"),
+        pytest.param(FIX, replace(FIX, deleting=True), True, id="maintenance-is-being-deleted"),
     ],
 )
 def test_what_concerns_a_maintenance(old, new, concerned):

@@ -29,13 +29,12 @@ from drakit_formats import crds
 from drakit_operator.affected import affected
 from drakit_operator.policies import controller
 from drakit_operator.policies.controller import (
-    OUTDATED_SECONDS,
     REFUSED_SECONDS,
     TURNS,
     PolicyController,
 )
 from drakit_operator.policies.status import DRIVER, desired_class, status_of
-from drakit_operator.statuses import Status
+from drakit_operator.statuses import OUTDATED_SECONDS, Status
 from drakit_operator.store import Store
 from tests.fakes.operator_reconciler import Bench
 
