@@ -131,7 +131,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Listen; raises OSError if the address cannot be used."""
-        self._listener = await asyncio.to_thread(_open_listener, self.listen)
+        self._listener = await asyncio.to_thread(open_listener, self.listen)
         self._accepting = asyncio.create_task(
             self._accept(self._listener), name=f"HTTP at {self.listen}"
         )
@@ -242,7 +242,7 @@ async def _read_request(client: socket.socket) -> bytes | None:
     return bytes(request)
 
 
-def _open_listener(address: str) -> socket.socket:
+def open_listener(address: str) -> socket.socket:
     """Return a listening socket; no host means all addresses of both families. Blocks."""
     host, port = parse_address(address)
     if host is None and socket.has_dualstack_ipv6():

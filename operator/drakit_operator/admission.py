@@ -6,27 +6,32 @@ answer, and a check of a large cluster in the main loop takes a tenth of a secon
 registers the webhook so that an answer that is missing, late or wrong allows the request. So does
 each doubt here.
 
-Objects come from tenants: a request has a limit in bytes, a check one in steps, and the questions
-about templates, which the leader answers, have a rate. Does not depend on the objects' other
-problems, or on the store.
+Anyone on the pod network can connect, and objects come from tenants: connections have a limit, a
+request has one in bytes, values and seconds, a check one in steps, and the questions about
+templates, which the leader answers, have a rate. Does not depend on the objects' other problems, or
+on the store.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+import orjson
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from drakit.settings import describe, parse_address
+from drakit.settings import describe
 from drakit_daemon import tasks
 from drakit_daemon.event_loop import run_in_thread
+from drakit_daemon.httpserver import open_listener
 from drakit_daemon.kube import Session, resource_path
 from drakit_daemon.kube.reflector import Applied, Deleted, Reflector, Replaced
 from drakit_daemon.logs import ProblemLog
@@ -35,15 +40,24 @@ from drakit_explain.parameters import DriverSchemas, parameter_problems, schemas
 from drakit_formats import crds
 from drakit_formats.resource.objects import GROUP, VERSIONS, Object
 from drakit_operator.config import Admission as Settings
-from drakit_operator.kopf_import import Resource, kopf, spawn
+from drakit_operator.kopf_import import Resource, kopf, run
 
 logger = logging.getLogger(__name__)
 
-MAX_REQUEST_BYTES = 8 << 20
-"""A request has an object before and after a change, each of at most 3 MiB."""
+MAX_CONNECTIONS = 64
+"""Connections, each of which takes up to 200 KiB; an API server needs one or two."""
 
-MAX_REQUESTS = 8
-"""Requests that are read or checked at the same time: their bytes are in memory."""
+MAX_REQUEST_BYTES = 3 << 20
+SMALL_REQUEST_BYTES = 1 << 16
+MAX_LARGE_REQUESTS = 4
+"""Larger requests that are read at the same time. Most are small, and none waits for another one
+whose client is slow."""
+
+MAX_VALUES = 20_000
+"""Values in a request, which take up to 100 times as much memory as in JSON."""
+
+REQUEST_SECONDS = 3.0
+"""Longest time for a TLS handshake, and for a request: the API server does not wait longer."""
 
 MAX_SENTENCES = 3
 """Configs whose problems a refusal reports."""
@@ -54,9 +68,13 @@ CERTIFICATE_SECONDS = 5.0
 TEMPLATE_SECONDS = 1.0
 """Longest wait for what the leader knows about a template; the API server waits 3 s in all."""
 
-TEMPLATES_A_SECOND = 5.0
-TEMPLATES_AT_ONCE = 20.0
-"""The templates about which the leader is asked. It checks each of them anyway, for an Event."""
+TEMPLATES_A_SECOND = 2.0
+TEMPLATES_AT_ONCE = 10.0
+"""The templates about which the leader is asked, in its main loop, in which a check of a large
+cluster takes a tenth of a second. It checks each of them later anyway, for an Event."""
+
+RETRY_SECONDS = 0.5
+"""Pause after a connection that cannot be accepted."""
 
 STOP_SECONDS = 2.0
 """Longest time for the requests that are in progress at a stop."""
@@ -105,6 +123,7 @@ class Admission:
         self._policy_type = policy_type
         self._count = count
         self._schemas: dict[str, DriverSchemas] = {}
+        self._listed = asyncio.Event()
         self._certificates = ProblemLog(
             logger,
             "the certificate of the admission webhook cannot be used; nothing is checked",
@@ -133,29 +152,19 @@ class Admission:
             follow = Reflector(
                 session, resource_path(crds.API_VERSION, crds.DRIVERS), keep=schemas_of
             )
-            parts = {"drivers": lambda: self._follow(follow), "kopf": self._run_kopf}
-            await tasks.run_until(stop, parts)
+            kopf = partial(run, self, self._registry())
+            await tasks.run_until(stop, {"drivers": lambda: self._follow(follow), "kopf": kopf})
 
     async def _follow(self, reflector: Reflector[DriverSchemas]) -> None:
         async for change in reflector.changes():
             match change:
                 case Replaced(items=items):
                     self._schemas = {each.driver: each for each in items}
+                    self._listed.set()
                 case Applied(object=one):
                     self._schemas[one.driver] = one
                 case Deleted(object=one):
                     self._schemas.pop(one.driver, None)
-
-    async def _run_kopf(self) -> None:
-        running = await spawn(self, self._registry())
-        try:
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.wait(running, timeout=STOP_SECONDS)
 
     # ------------------------------------------------------------ the source of Kopf
 
@@ -208,69 +217,77 @@ class Admission:
     async def _listen(self, answer: Callable[..., Awaitable[Any]]) -> AsyncIterator[Any]:
         """Serve the requests of the API server; yields nothing of use, because the chart registers
         the webhook."""
+        await self._listed.wait()  # without schemas, a request would be allowed
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        loaded = await self._load_certificate(context, None)
-        while loaded is None:  # a connection without one would fail anyway
+        while not await self._load_certificate(context):  # noqa: ASYNC110 - nothing notifies
             await asyncio.sleep(CERTIFICATE_SECONDS)
-            loaded = await self._load_certificate(context, None)
-        at_once = asyncio.Semaphore(MAX_REQUESTS)
+        large = asyncio.Semaphore(MAX_LARGE_REQUESTS)
 
         async def serve(request: web.Request) -> web.Response:
-            async with at_once:
-                try:
-                    found = await answer(await request.json())
-                    response = found["response"]
-                    if not response["allowed"] and response["status"]["code"] != INVALID:
-                        raise RuntimeError(response["status"]["message"])  # a defect of ours
-                except web.HTTPException:
-                    raise
-                except Exception as error:  # the API server allows what is not checked
-                    self._count("error")
-                    self._requests.report(repr(error)[:MAX_LOGGED])
-                    raise web.HTTPInternalServerError from None
-                self._requests.report(None)
-                self._count("allowed" if response["allowed"] else "rejected")
-                return web.json_response(found)
+            try:
+                size = request.content_length or MAX_REQUEST_BYTES
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    async with large if size > SMALL_REQUEST_BYTES else nullcontext():
+                        body = await request.read()
+                    if sum(map(body.count, (b"{", b"[", b","))) > MAX_VALUES:
+                        raise ValueError(f"it has more than {MAX_VALUES} values")
+                    found = await answer(orjson.loads(body))
+                response = found["response"]
+                if not response["allowed"] and response["status"]["code"] != INVALID:
+                    raise RuntimeError(response["status"]["message"])  # a defect of ours
+            except Exception as error:  # the API server allows what is not checked
+                self._count("error")
+                self._requests.report(repr(error)[:MAX_LOGGED])
+                raise web.HTTPInternalServerError from None
+            self._requests.report(None)
+            self._count("allowed" if response["allowed"] else "rejected")
+            return web.json_response(found)
 
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
         app.router.add_post("/", serve)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=STOP_SECONDS,
+            auto_decompress=False,
+            read_bufsize=SMALL_REQUEST_BYTES,
+        )
         await runner.setup()
+        assert runner.server is not None
+        listener = await asyncio.to_thread(open_listener, self._settings.listen)
+        accepting = asyncio.create_task(_accept(listener, runner.server, context))
         try:
-            host, port = parse_address(self._settings.listen)
-            site = web.TCPSite(runner, host, port, ssl_context=context)
-            await site.start()
-            self.port = runner.addresses[0][1]
+            self.port = listener.getsockname()[1]
             logger.info("admission webhook served", extra={"port": self.port})
             yield {}
-            while True:
-                await asyncio.sleep(CERTIFICATE_SECONDS)
-                loaded = await self._load_certificate(context, loaded) or loaded
+            while not accepting.done():
+                await asyncio.wait({accepting}, timeout=CERTIFICATE_SECONDS)
+                await self._load_certificate(context)
+            accepting.result()
         finally:
             self.port = 0
+            accepting.cancel()
+            listener.close()
             await runner.cleanup()
 
-    async def _load_certificate(
-        self, context: ssl.SSLContext, loaded: _Certificate | None
-    ) -> _Certificate | None:
+    async def _load_certificate(self, context: ssl.SSLContext) -> bool:
         """
-        Load the certificate, unless it is loaded; return it, or None if it cannot be used.
+        Load the certificate; return whether it can be used.
 
         New connections use it at once, and those that are open keep the earlier one.
         """
         folder = self._settings.certificates
         try:
-            found = await asyncio.to_thread(_find_certificate, folder)
-            if found != loaded:
-                # The first one tries: a certificate without its key would break the served one.
-                for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
-                    each.load_cert_chain(*found.paths)
+            paths = await asyncio.to_thread(_find_certificate, folder)
+            # The first one tries: a certificate without its key would break the served one.
+            for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+                each.load_cert_chain(*paths)
         except (OSError, ssl.SSLError) as error:
             self._certificates.report(f"{folder}: {error}")
-            return None
+            return False
         self._certificates.report(None)
-        return found
+        return True
 
     # ------------------------------------------------------------ the checks
 
@@ -314,16 +331,35 @@ def _refusal(text: str) -> kopf.AdmissionError:
     return kopf.AdmissionError(text, code=INVALID)
 
 
-class _Certificate(NamedTuple):
-    """The files of a certificate and its key, and what changes with them."""
-
-    paths: tuple[Path, Path]
-    stamps: tuple[tuple[int, int], ...]
-
-
-def _find_certificate(folder: Path) -> _Certificate:
+def _find_certificate(folder: Path) -> tuple[Path, Path]:
     """Find the files. The kubelet replaces their directory, so both must be from one. Blocks."""
     certificate = (folder / "tls.crt").resolve(strict=True)
-    paths = certificate, certificate.with_name("tls.key")
-    stats = [path.stat() for path in paths]
-    return _Certificate(paths, tuple((each.st_ino, each.st_mtime_ns) for each in stats))
+    return certificate, certificate.with_name("tls.key")
+
+
+async def _accept(listener: socket.socket, server: web.Server, context: ssl.SSLContext) -> None:
+    """Accept connections until canceled; if there are too many, a new one replaces the oldest."""
+    loop = asyncio.get_running_loop()
+    opening: dict[asyncio.Task[Any], None] = {}
+
+    async def open_connection(client: socket.socket) -> None:
+        with suppress(OSError):  # a handshake that fails concerns only this client
+            await loop.connect_accepted_socket(
+                server, client, ssl=context, ssl_handshake_timeout=REQUEST_SECONDS
+            )
+
+    while True:
+        try:
+            client, _ = await loop.sock_accept(listener)
+        except OSError:  # such as a lack of file descriptors
+            await asyncio.sleep(RETRY_SECONDS)
+            continue
+        if len(opening) + len(server.connections) >= MAX_CONNECTIONS:
+            if opening:
+                next(iter(opening)).cancel()
+            elif (oldest := server.connections[0].transport) is not None:
+                oldest.abort()
+        task = loop.create_task(open_connection(client))
+        opening[task] = None
+        task.add_done_callback(opening.pop)
+        await asyncio.sleep(0)

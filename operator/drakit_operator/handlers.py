@@ -11,7 +11,6 @@ It must not know what is reconciled, or how the cluster is followed.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Protocol
 
@@ -19,14 +18,11 @@ from drakit_daemon.kube import ApiError, Session
 from drakit_explain.kinds import KINDS, UNREADABLE, Kind
 from drakit_formats import crds
 from drakit_formats.resource.objects import GROUP
-from drakit_operator.kopf_import import Resource, kopf, spawn
+from drakit_operator.kopf_import import Resource, kopf, run
 from drakit_operator.sources import Event, Sources
 
-STOP_SECONDS = 2.0
-"""Longest wait for Kopf's end."""
-
 WORKERS_STOP_SECONDS = 1.0
-"""The part of it in which Kopf's workers may end what they do."""
+"""The part of the wait for Kopf's end in which its workers may end what they do."""
 
 IDLE_SECONDS = 0.2
 """Time without events after which Kopf ends the worker of an object; it starts another one for the
@@ -92,16 +88,7 @@ class Handlers:
 
     async def run(self) -> None:
         """Serve all kinds until canceled; raises what ended Kopf."""
-        tasks = await spawn(self, self.registry())
-        self._on_started()
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks, timeout=STOP_SECONDS)
+        await run(self, self.registry(), on_started=self._on_started)
 
     async def events(self, resource: Resource) -> AsyncGenerator[Event]:
         """Yield the events of a kind without end."""

@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Collection, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-__all__ = ("Resource", "Source", "kopf", "spawn")
+__all__ = ("Resource", "Source", "kopf", "run")
+
+STOP_SECONDS = 2.0
+"""Longest wait for Kopf's end."""
 
 NOTIFY_SECONDS = 1.0
 """Pause between two looks of Kopf at what must be watched."""
@@ -71,8 +74,13 @@ class Source(Protocol):
         ...
 
 
-async def spawn(source: Source, registry: kopf.OperatorRegistry) -> Collection[asyncio.Task[Any]]:
-    """Start Kopf with the handlers of a registry; return its tasks, the first of which ends it."""
+async def run(
+    source: Source,
+    registry: kopf.OperatorRegistry,
+    *,
+    on_started: Callable[[], None] = lambda: None,
+) -> None:
+    """Run Kopf with the handlers of a registry until canceled; raises what ended Kopf."""
     # Unused without peering. By default, Kopf asks for the user's name, and images have none.
     identity: Any = "drakit"
     insights = Insights()
@@ -89,7 +97,16 @@ async def spawn(source: Source, registry: kopf.OperatorRegistry) -> Collection[a
         )
     finally:
         _source.reset(token)
-    return [*tasks, asyncio.create_task(_notify(insights), name="discovery of Kopf")]
+    running = [*tasks, asyncio.create_task(_notify(insights), name="discovery of Kopf")]
+    on_started()
+    try:
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=STOP_SECONDS)
 
 
 async def _notify(insights: Insights) -> None:

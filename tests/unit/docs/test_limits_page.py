@@ -191,6 +191,8 @@ def test_the_operators_page_has_the_limits_of_the_webhook():
     section = text.partition("## Admission webhook")[2].partition("\n## ")[0]
     assert [int(each.replace(",", "")) for each in re.findall(r"[\d,]*\d", section)] == [
         admission.MAX_REQUEST_BYTES // 2**20,
+        admission.MAX_VALUES,
         json_schema.MAX_STEPS,
+        admission.MAX_CONNECTIONS,
         admission.TEMPLATES_A_SECOND,
     ]

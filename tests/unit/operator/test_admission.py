@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import shutil
 import ssl
-import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from drakit_drivers.hostdev.policy import HostDevicePolicySpec
 from drakit_formats import crds
 from drakit_operator import admission
 from drakit_operator.admission import Admission
+from drakit_operator.app import App
 from drakit_operator.config import Admission as Settings
 from e2e.cluster.local.pki import Authority
-from tests.fakes.tasks import until
+from tests.fakes.tasks import running, until
 from tests.unit.operator.replicas import probe, replica
 
 pytestmark = pytest.mark.timeout(120)
@@ -64,7 +65,8 @@ class Certificates:
             async def send(body: Any) -> Any:
                 url = f"https://127.0.0.1:{port}/"
                 options = {"ssl": self._client, "server_hostname": NAME}
-                async with session.post(url, data=json.dumps(body), **options) as answer:
+                data = io.BytesIO(json.dumps(body).encode())
+                async with session.post(url, data=data, **options) as answer:
                     return await answer.json() if answer.status == 200 else answer.status
 
             yield send
@@ -85,31 +87,28 @@ async def server():
         yield server
 
 
-@asynccontextmanager
-async def served(server, certificates, tmp_path, *, warn=None, policies=True):
-    """Serve the webhook; return a function that sends it an object."""
-
+def webhook_of(server, certificates, tmp_path, *, warn=None, policies=True) -> Admission:
     async def nothing(_: Any) -> list[str]:
         return []
 
     kubeconfig = server.write_kubeconfig(tmp_path)
-    webhook = Admission(
+    return Admission(
         Settings(listen="127.0.0.1:0", certificates=certificates.folder),
         connect=lambda: connect(kubeconfig, user_agent="test"),
         warn=warn or nothing,
         policy_type=HostDevicePolicySpec if policies else None,
         count=lambda _: None,
     )
-    running = asyncio.create_task(webhook.run())
-    try:
-        await until(lambda: running.done() or (webhook.port and webhook._schemas))
-        if running.done():
-            running.result()
+
+
+@asynccontextmanager
+async def served(server, certificates, tmp_path, **options):
+    """Serve the webhook; return a function that sends it an object."""
+    webhook = webhook_of(server, certificates, tmp_path, **options)
+    async with running(webhook.run()):
+        await until(lambda: webhook.port, seconds=60)
         async with certificates.client(webhook.port) as send:
             yield webhook, send
-    finally:
-        running.cancel()
-        await asyncio.wait({running})
 
 
 PLURALS = {
@@ -291,16 +290,22 @@ async def test_a_template_gets_warnings_and_a_slow_leader_gives_none(
         assert len(asked) < 40
 
 
-async def test_what_is_unknown_or_too_large_is_not_answered_with_a_refusal(
-    server, certificates, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(review(claim(GOOD), plural="others"), id="unknown-kind"),
+        pytest.param(review(policy(match=[])), id="kind-that-is-not-checked"),
+        pytest.param({"x": "y" * admission.MAX_REQUEST_BYTES}, id="bytes"),
+        pytest.param(review(claim([[]] * admission.MAX_VALUES)), id="values"),
+        pytest.param([], id="no-request"),
+    ],
+)
+async def test_what_cannot_be_checked_is_an_error_and_no_refusal(
+    server, certificates, tmp_path, body
 ):
     async with served(server, certificates, tmp_path, policies=False) as (_, send):
-        assert await send(review(claim(GOOD), plural="others")) == 500
-        assert await send(review(policy(match=[]))) == 500
-        monkeypatch.setattr(admission, "MAX_REQUEST_BYTES", 1000)
-    async with served(server, certificates, tmp_path) as (_, send):
-        assert await send({"x": "y" * 1000}) == 413
-        assert message(await send(review(claim(GOOD)))) == ""
+        assert await send(body) == 500
+        assert message(await send(review(claim(BAD)))).endswith(PROBLEM)
 
 
 async def test_a_defect_refuses_nothing(server, certificates, tmp_path, monkeypatch):
@@ -310,6 +315,38 @@ async def test_a_defect_refuses_nothing(server, certificates, tmp_path, monkeypa
     monkeypatch.setattr(admission, "parameter_problems", broken)
     async with served(server, certificates, tmp_path) as (_, send):
         assert await send(review(claim(BAD))) == 500
+
+
+async def test_clients_that_send_nothing_do_not_keep_others_away(
+    server, certificates, tmp_path, monkeypatch
+):
+    """Neither connections without a handshake, nor those without a request, nor slow bodies."""
+    monkeypatch.setattr(admission, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(admission, "REQUEST_SECONDS", 1.0)
+    async with served(server, certificates, tmp_path) as (webhook, _):
+        unchecked = ssl.create_default_context()
+        unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
+        idle = [
+            await asyncio.open_connection("127.0.0.1", webhook.port, **options)
+            for options in [{}] * 40 + [{"ssl": unchecked}] * 20
+        ]
+        for _, writer in idle[-8:]:
+            writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n")
+        async with asyncio.timeout(30), certificates.client(webhook.port) as send:
+            assert message(await send(review(claim(BAD)))).endswith(PROBLEM)
+        assert await idle[0][0].read() == b""
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_nothing_is_served_before_the_schemas_are_known(server, certificates, tmp_path):
+    server.fail("*", PATH.rpartition("/")[0], status=503, times=1000)
+    webhook = webhook_of(server, certificates, tmp_path)
+    async with running(webhook.run()):
+        await asyncio.sleep(0.5)
+        assert webhook.port == 0
+        server.heal()
+        await until(lambda: webhook.port, seconds=60)
 
 
 async def test_a_new_certificate_is_served_without_a_dropped_request(
@@ -392,60 +429,42 @@ async def test_without_a_certificate_nothing_is_served_until_there_is_one(
         (certificates.folder / name).unlink()
         if content:
             (certificates.folder / name).write_text(content)
-    kubeconfig = server.write_kubeconfig(tmp_path)
-    webhook = Admission(
-        Settings(listen="127.0.0.1:0", certificates=certificates.folder),
-        connect=lambda: connect(kubeconfig, user_agent="test"),
-        warn=None,  # type: ignore[arg-type]
-        policy_type=None,
-        count=lambda _: None,
-    )
-    running = asyncio.create_task(webhook.run())
-    await asyncio.sleep(0.5)
-    assert (webhook.port, running.done()) == (0, False)
-    certificates.issue()
-    await until(lambda: webhook.port)
-    running.cancel()
-    await asyncio.wait({running})
+    webhook = webhook_of(server, certificates, tmp_path)
+    async with running(webhook.run()):
+        await asyncio.sleep(0.5)
+        assert webhook.port == 0
+        certificates.issue()
+        await until(lambda: webhook.port, seconds=60)
 
 
-async def is_ready(app: Any) -> bool:
-    return (await probe(app, "/readyz"))[0] == 200
-
-
-async def test_each_replica_serves_it_and_the_leader_warns(cluster, certificates, tmp_path):
+async def test_each_replica_serves_it_and_the_leader_warns(
+    cluster, certificates, tmp_path, monkeypatch
+):
+    # On a busy machine, the leader may take longer.
+    monkeypatch.setattr(admission, "TEMPLATE_SECONDS", 60)
+    monkeypatch.setattr(admission, "REQUEST_SECONDS", 60)
     cluster.device_class("gpu")
     settings = {"enabled": True, "listen": "127.0.0.1:0", "certificates": str(certificates.folder)}
     options = {"admission": settings, "hostDevicePolicies": False}
-    async with (
-        replica(cluster, tmp_path, "one", **options) as one,
-        replica(cluster, tmp_path, "two", **options) as two,
-    ):
-        bodies = {}
-        for app in (one, two):
-            await until(lambda app=app: app.admission.port)
-            await becomes(True, lambda app=app: is_ready(app))
-        body = template(GOOD)
-        request = {"name": "a", "exactly": {"deviceClassName": "none", "count": 1}}
-        body["spec"]["spec"]["devices"]["requests"] = [request]
+    body = template(GOOD)
+    body["spec"]["spec"]["devices"]["requests"] = [
+        {"name": "a", "exactly": {"deviceClassName": "none", "count": 1}}
+    ]
 
-        async def warned() -> bool:
-            for app in (one, two):
-                async with certificates.client(app.admission.port) as send:
-                    bodies[app] = (await send(review(body)))["response"]
-            return any("warnings" in each for each in bodies.values())
+    async def answer(app: App) -> Any:
+        await until(lambda: app.admission and app.admission.port, seconds=60)
+        async with certificates.client(app.admission.port) as send:
+            return (await send(review(body)))["response"]
 
-        await becomes(True, warned)
-        (warnings,) = [each["warnings"] for each in bodies.values() if "warnings" in each]
-        assert 'DeviceClass "none"' in warnings[0]
-        assert all(each["allowed"] for each in bodies.values())
+    async with replica(cluster, tmp_path, "one", **options) as leader:
+        await until(lambda: leader._leader and leader._leader.sources.is_current, seconds=60)
+        async with replica(cluster, tmp_path, "two", **options) as standby:
+            first, second = await answer(leader), await answer(standby)
+            await becomes(True, lambda: is_ready(standby))
+    assert first["allowed"]
+    assert 'DeviceClass "none"' in first["warnings"][0]
+    assert second == {"uid": "u", "allowed": True}
 
 
-@pytest.mark.parametrize("count", [400])
-async def test_checks_are_fast(server, certificates, tmp_path, count):
-    """A bound for defects; the benchmark measures."""
-    async with served(server, certificates, tmp_path) as (_, send):
-        began = time.monotonic()
-        for _ in range(count):
-            await send(review(claim(GOOD)))
-        assert time.monotonic() - began < 10
+async def is_ready(app: App) -> bool:
+    return (await probe(app, "/readyz"))[0] == 200
