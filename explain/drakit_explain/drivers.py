@@ -27,11 +27,9 @@ from drakit_explain.model import (
     PodFacts,
     PoolID,
     ReportFacts,
-    SliceFacts,
     TaintRuleFacts,
 )
 from drakit_explain.poolchecks import PoolCondition, conditions_of_pools, node_of_slice
-from drakit_explain.pools import newest
 from drakit_explain.world import Name, World
 from drakit_formats.resource.nodes import selects_labels
 
@@ -42,11 +40,65 @@ CONDITIONS = (INSTALLED, REGISTERED, PUBLISHING, PROGRESSING, RELEASED)
 """The conditions that a problem can be about, the most serious first."""
 
 MAX_DRIVERS = 100
-"""Drivers with a row, the first by name of those without a DeviceDriver: whoever publishes slices
-chooses their names."""
+"""Drivers with a row, the first by name of those without a DeviceDriver: the publisher of a slice
+chooses the name of its driver."""
+
+MAX_PROBLEMS = 1000
+"""Problems of a driver that are kept for each condition; further ones are only counted. Tenants
+choose the numbers of pods and claims, and a cluster has thousands of nodes."""
 
 AT_ONCE = 1000
 """Objects after which others can run: a few milliseconds."""
+
+_PODS = "run 'kubectl get pods -A -o wide --field-selector spec.nodeName={node}'"
+_REPORT = "run 'kubectl describe nodedevicereport {node}.{driver}'"
+_EXPLAIN = "run 'kubectl drakit {words}'"
+
+_REASONS: Mapping[str, tuple[str, str]] = {
+    "Leftovers": (
+        INSTALLED,
+        "no plugin of the driver is available, but objects of it remain: {words}",
+    ),
+    "NotFound": (
+        INSTALLED,
+        "the cluster has no object of the driver; install it, or run 'kubectl delete devicedriver "
+        "{driver}'",
+    ),
+    "NodeNotReady": (
+        REGISTERED,
+        "node {node} is not ready; run 'kubectl describe node {node}'",
+    ),
+    "PluginMissing": (
+        REGISTERED,
+        "node {node} has no ResourceSlice of the driver, so its plugin is not registered there, or "
+        f"has no devices; {_PODS}",
+    ),
+    "PluginGone": (REGISTERED, f"the node plugin on node {{node}} is gone; {_PODS}"),
+    "NotRegistered": (
+        REGISTERED,
+        f"the kubelet on node {{node}} has not registered the driver ({{words}}); {_REPORT}",
+    ),
+    "DriverStopped": (
+        PUBLISHING,
+        f"the driver does not run on node {{node}} ({{words}}); {_REPORT}",
+    ),
+    "NoResourceSlices": (
+        PUBLISHING,
+        f"the plugin on node {{node}} publishes no ResourceSlices; {_REPORT}",
+    ),
+    "PoolIncomplete": (PUBLISHING, f"{{subject}} is incomplete; {_EXPLAIN}"),
+    "PoolInvalid": (PUBLISHING, f"{{subject}} is invalid; {_EXPLAIN}"),
+    "PoolNameConflict": (PUBLISHING, f"several nodes publish {{subject}}; {_EXPLAIN}"),
+    "ResourceSlicesOutdated": (PUBLISHING, f"{{subject}} has outdated slices; {_EXPLAIN}"),
+    "ClaimsStuck": (PROGRESSING, "node {node}: {words}"),
+    "PodsNotStarted": (
+        PROGRESSING,
+        "{subject} waits on node {node} for the driver, or for volumes or the network; "
+        f"{_EXPLAIN}",
+    ),
+    "ClaimsNotReleased": (RELEASED, "{subject} holds devices, but {words}"),
+}
+"""The condition and the message of each reason."""
 
 _POOL_REASONS = {
     PoolCondition.INCOMPLETE: "PoolIncomplete",
@@ -55,21 +107,37 @@ _POOL_REASONS = {
     PoolCondition.OUTDATED: "ResourceSlicesOutdated",
 }
 
+_REMOVALS: Mapping[str, str] = {
+    "devicetaintrule": "kubectl get devicetaintrules",
+    "nodedevicereport": "kubectl delete nodedevicereports --field-selector spec.driver={}",
+    "resourceclaim": "kubectl drakit claims -A",
+    "resourceslice": "kubectl delete resourceslices --field-selector spec.driver={}",
+}
+"""The command that removes each kind of remaining objects, or finds them, if that would delete the
+objects of others."""
+
 
 class Problem(NamedTuple):
     """One thing that is wrong with a driver."""
 
-    condition: str
-    """One of `CONDITIONS`."""
-
     reason: str
+    driver: str
     subject: str
     """The node, pool or object, such as ``claim lab/mine``; empty if it is about the driver."""
 
-    message: str
-    """A sentence with the command that helps. Does not change while the problem lasts."""
-
     node: str = ""
+    words: str = ""
+    """The part of the message that only this problem has."""
+
+    @property
+    def condition(self) -> str:
+        """One of `CONDITIONS`."""
+        return _REASONS[self.reason][0]
+
+    @property
+    def message(self) -> str:
+        """A sentence with the command that helps. Does not change while the problem lasts."""
+        return _REASONS[self.reason][1].format(**self._asdict())
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,13 +145,18 @@ class DriverRow:
     """The state of a driver."""
 
     name: str
-    desired: set[str] = field(default_factory=set[str])
-    """The nodes on which its plugin must run."""
+    desired: int = 0
+    """Nodes on which its plugin must run."""
 
-    registered: set[str] = field(default_factory=set[str])
-    publishing: set[str] = field(default_factory=set[str])
+    registered: int = 0
+    """Those of them with evidence that it is registered."""
+
+    publishing: int = 0
+    unavailable: set[str] = field(default_factory=set[str])
+    """Those on which it is known to be unavailable."""
+
     unknown: bool = False
-    """There is no evidence of registrations: its slices are for several nodes."""
+    """There is no evidence of some registrations: its slices are for several nodes."""
 
     pools: int = 0
     incomplete: int = 0
@@ -97,98 +170,68 @@ class DriverRow:
     remains: Counter[str] = field(default_factory=Counter[str])
     """The number of its objects, by their kinds, that do not prove that it is installed."""
 
-    problems: list[Problem] = field(default_factory=list[Problem])
+    rules: list[TaintRuleFacts] = field(default_factory=list[TaintRuleFacts])
+    """The DeviceTaintRules that its DeviceDriver owns."""
 
-    @property
-    def away(self) -> frozenset[str]:
-        """The nodes on which its plugin must run, and is known to be unavailable."""
-        return frozenset(
-            each.node for each in self.problems if each.condition == REGISTERED and each.node
-        )
+    problems: list[Problem] = field(default_factory=list[Problem])
+    numbers: Counter[str] = field(default_factory=Counter[str])
+    """The number of problems by condition."""
 
     @property
     def is_seen(self) -> bool:
         """Whether the cluster has an object of it, apart from its DeviceDriver."""
         return bool(self.pools or self.desired or self.remains.total())
 
-    def add(
-        self, condition: str, reason: str, subject: str, message: str, *, node: str = ""
-    ) -> None:
-        self.problems.append(Problem(condition, reason, subject, message, node))
+    def add(self, reason: str, subject: str = "", *, node: str = "", words: str = "") -> None:
+        problem = Problem(reason, self.name, subject, node, words)
+        self.numbers[problem.condition] += 1
+        if self.numbers[problem.condition] <= MAX_PROBLEMS:
+            self.problems.append(problem)
+
+
+class _Rows(dict[str, DriverRow]):
+    def __missing__(self, name: str) -> DriverRow:
+        row = self[name] = DriverRow(name=name)
+        return row
 
 
 def driver_rows(world: World, rows: dict[str, DriverRow]) -> Iterator[None]:
     """Add the row of each driver, by name; others can run after each part of the work."""
-    found = _Drivers(world)
-    yield from found.find()
-    rows |= found.rows
+    yield from _Drivers(world).find(rows)
 
 
 class _Drivers:
     def __init__(self, world: World) -> None:
         self._world = world
         self._specs = {name.name: each for name, each in world.of(DriverFacts).items()}
-        self._nodes = world.of(NodeFacts)
+        self._nodes = {name.name: each for name, each in world.of(NodeFacts).items()}
+        self._not_ready = {name for name, each in self._nodes.items() if not each.ready}
         self._reports: dict[str, dict[str, ReportFacts]] = {}
+        self._publishing: dict[str, set[str]] = {}
         self._shared: set[str] = set()
-        self.rows: dict[str, DriverRow] = {}
+        self._rows = _Rows()
 
-    def find(self) -> Iterator[None]:
-        names = {each.driver for each in self._world.slices() if each.driver}
-        names |= {each.driver for each in self._world.of(ReportFacts).values()}
-        names.update(drivers_of(self._world.of(ClaimFacts).values()))
-        others = sorted(names - self._specs.keys())[: max(0, MAX_DRIVERS - len(self._specs))]
-        self.rows = {name: DriverRow(name=name) for name in sorted({*self._specs, *others})}
-        for find in (self._pools, self._claims, self._pods):
+    def find(self, rows: dict[str, DriverRow]) -> Iterator[None]:
+        for find in (self._claims, self._pools, self._pods):
             for done, _ in enumerate(find()):
                 if done % AT_ONCE == AT_ONCE - 1:
                     yield
-        for rule in self._world.of(TaintRuleFacts).values():
-            if (row := self.rows.get(rule.driver)) is not None and not rule.owner:
-                row.remains["devicetaintrule"] += 1
         for report in self._world.of(ReportFacts).values():
-            self._reports.setdefault(report.driver, {})[report.node] = report
-        for row in self.rows.values():
+            if report.driver:
+                self._reports.setdefault(report.driver, {})[report.node] = report
+        names = (self._rows.keys() | self._reports.keys()) - self._specs.keys()
+        others = sorted(names)[: max(0, MAX_DRIVERS - len(self._specs))]
+        found = {name: self._rows[name] for name in sorted({*self._specs, *others})}
+        self._rules(found)
+        for row in found.values():
             yield
             self._registrations(row)
             self._leftovers(row)
             row.problems.sort(key=lambda each: (CONDITIONS.index(each.condition), each.subject))
+        rows |= found
 
     def _exists(self, node: str) -> bool:
-        return not self._nodes or Name("", node) in self._nodes
-
-    def _pools(self) -> Iterator[None]:
-        pools: dict[PoolID, None] = {}
-        for each in list(self._world.slices()):
-            yield
-            if (row := self.rows.get(each.driver)) is None:
-                continue
-            node = node_of_slice(each)
-            if node and not self._exists(node):
-                row.remains["resourceslice"] += 1
-                continue
-            pools[each.of_pool] = None
-            if node:
-                row.publishing.add(node)
-            else:
-                self._shared.add(each.driver)
-        for pool in pools:
-            yield
-            row = self.rows[pool.driver]
-            row.pools += 1
-            row.empty += not any(map(_has_devices, newest(self._world.slices_of_pool(pool))))
-        for pool, node, condition in conditions_of_pools(self._world):
-            yield
-            reason, row = _POOL_REASONS.get(condition), self.rows.get(pool.driver)
-            if reason is None or row is None:
-                continue
-            row.incomplete += condition in (PoolCondition.INCOMPLETE, PoolCondition.INVALID)
-            command = f"explain node/{node}" if node else f"devices {pool.driver}/{pool.pool}"
-            row.add(
-                *(PUBLISHING, reason, f"pool {pool.pool}"),
-                f"pool {pool.pool} is {condition}; run 'kubectl drakit {command}'",
-                node=node,
-            )
+        return not self._nodes or node in self._nodes
 
     def _claims(self) -> Iterator[None]:
         for claim in list(self._world.of(ClaimFacts).values()):
@@ -196,15 +239,14 @@ class _Drivers:
             if not claim.allocated:
                 continue
             why = self._not_released(claim)
-            for row in filter(None, map(self.rows.get, drivers_of([claim]))):
+            for row in map(self._rows.__getitem__, drivers_of([claim])):
                 row.remains["resourceclaim"] += 1
                 if why:
                     row.unreleased += 1
-                    name = f"{claim.namespace}/{claim.name}"
+                    command = f"explain claim/{claim.name} -n {claim.namespace}"
                     row.add(
-                        *(RELEASED, "ClaimsNotReleased", f"claim {name}"),
-                        f"claim {name} holds devices, but {why}; run 'kubectl drakit explain "
-                        f"claim/{claim.name} -n {claim.namespace}'",
+                        *("ClaimsNotReleased", f"claim {claim.namespace}/{claim.name}"),
+                        words=f"{why}; run 'kubectl drakit {command}'",
                     )
 
     def _not_released(self, claim: ClaimFacts) -> str:
@@ -216,121 +258,120 @@ class _Drivers:
         node = node_of_claim(claim)
         return "" if node is None or self._exists(node) else f"its node {node} no longer exists"
 
+    def _pools(self) -> Iterator[None]:
+        pools: dict[PoolID, bool] = {}
+        for each in list(self._world.slices()):
+            yield
+            if not each.driver:
+                continue
+            row, node = self._rows[each.driver], node_of_slice(each)
+            if node and not self._exists(node):
+                row.remains["resourceslice"] += 1
+                continue
+            has_devices = each.unread or bool(len(each.devices))
+            pools[each.of_pool] = has_devices or pools.get(each.of_pool, False)
+            if node:
+                self._publishing.setdefault(each.driver, set()).add(node)
+            else:
+                self._shared.add(each.driver)
+        for pool, has_devices in pools.items():
+            self._rows[pool.driver].pools += 1
+            self._rows[pool.driver].empty += not has_devices
+        for pool, node, condition in conditions_of_pools(self._world):
+            yield
+            if (reason := _POOL_REASONS.get(condition)) is None or not pool.driver:
+                continue
+            row = self._rows[pool.driver]
+            row.incomplete += condition in (PoolCondition.INCOMPLETE, PoolCondition.INVALID)
+            command = f"explain node/{node}" if node else f"devices {pool.driver}/{pool.pool}"
+            row.add(reason, f"pool {pool.pool}", node=node, words=command)
+
     def _pods(self) -> Iterator[None]:
         """Find the pods that wait for drivers without reports: those have no other witness."""
+        reports = self._world.of(ReportFacts)
         for pod in list(self._world.of(PodFacts).values()):
             yield
             if pod.node is None or not is_placed(pod) or not pod.is_starting:
                 continue
             claims = [each for each in claims_of_pod(pod, self._world) if each.allocated]
             for name in drivers_of(claims):
-                row, report = self.rows.get(name), Name("", f"{pod.node}.{name}")
-                if row is None or report in self._world.of(ReportFacts):
+                if Name("", f"{pod.node}.{name}") in reports:
                     continue
+                row = self._rows[name]
                 row.stuck += sum(name in drivers_of([each]) for each in claims)
                 row.add(
-                    *(PROGRESSING, "PodsNotStarted", f"pod {pod.namespace}/{pod.name}"),
-                    f"pod {pod.namespace}/{pod.name} waits on node {pod.node} for the driver, or "
-                    f"for volumes or the network; run 'kubectl drakit explain pod/{pod.name} -n "
-                    f"{pod.namespace}'",
+                    *("PodsNotStarted", f"pod {pod.namespace}/{pod.name}"),
                     node=pod.node,
+                    words=f"explain pod/{pod.name} -n {pod.namespace}",
                 )
+
+    def _rules(self, rows: Mapping[str, DriverRow]) -> None:
+        owners = {each.uid: name for name, each in self._specs.items()}
+        for rule in self._world.of(TaintRuleFacts).values():
+            if (owner := owners.get(rule.owner)) is not None:
+                rows[owner].rules.append(rule)
+            elif not rule.owner and rule.driver in rows:
+                rows[rule.driver].remains["devicetaintrule"] += 1
 
     def _registrations(self, row: DriverRow) -> None:
         spec, reports = self._specs.get(row.name), self._reports.get(row.name, {})
+        publishing = self._publishing.pop(row.name, set())
         if spec is not None and spec.node_selector is not None:
-            row.desired = {
-                each.name
-                for each in self._nodes.values()
+            desired = {
+                name
+                for name, each in self._nodes.items()
                 if selects_labels(spec.node_selector, each.labels)
             }
         else:
-            row.desired = row.publishing | {node for node in reports if self._exists(node)}
-        for node in sorted(row.desired):
-            self._node(row, node, reports.get(node))
-        row.publishing &= row.desired
+            desired = publishing | {node for node in reports if self._exists(node)}
+        publishing &= desired
+        registered = publishing - self._not_ready - reports.keys()
+        row.desired, row.publishing, row.registered = map(len, (desired, publishing, registered))
+        for node in sorted(desired - registered):
+            self._node(row, node, reports.get(node), publishes=node in publishing)
         row.remains["nodedevicereport"] = sum(each.outdated for each in reports.values())
 
-    def _node(self, row: DriverRow, node: str, report: ReportFacts | None) -> None:
-        """Compare what is known of a driver on a node."""
-        facts, publishes = self._nodes.get(Name("", node)), node in row.publishing
+    def _node(
+        self, row: DriverRow, node: str, report: ReportFacts | None, *, publishes: bool
+    ) -> None:
+        """Compare the facts of a driver on a node with a report, or without slices."""
         if report is not None and report.progress:
             row.stuck += report.stuck or 1
-            row.add(
-                *(PROGRESSING, "ClaimsStuck", node), f"node {node}: {report.progress}", node=node
-            )
-        describe = f"run 'kubectl describe nodedevicereport {node}.{row.name}'"
-        pods = f"run 'kubectl get pods -A -o wide --field-selector spec.nodeName={node}'"
-        missing: tuple[str, str] | None = None
-        if facts is not None and not facts.ready:
-            missing = (
-                "NodeNotReady",
-                f"node {node} is not ready; run 'kubectl describe node {node}'",
-            )
-        elif report is None and not publishes:
-            if row.name in self._shared:
-                row.unknown = True
-            else:
-                missing = (
-                    "PluginMissing",
-                    f"node {node} has no ResourceSlice of the driver, so its plugin is not "
-                    f"registered there, or has no devices; {pods}",
-                )
-        elif report is not None and report.outdated:
-            missing = "PluginGone", f"the node plugin on node {node} is gone; {pods}"
-        elif report is not None and report.registration:
-            missing = (
-                "NotRegistered",
-                f"the kubelet on node {node} has not registered the driver "
-                f"({report.registration}); {describe}",
-            )
-        if missing is not None:
-            row.add(REGISTERED, missing[0], node, missing[1], node=node)
-            return
-        if not row.unknown:
-            row.registered.add(node)
+            row.add("ClaimsStuck", node, node=node, words=report.progress)
+        if reason := self._unavailable(row, node, report):
+            row.unavailable.add(node)
+            row.add(reason, node, node=node, words=report.registration if report else "")
+        elif report is None:
+            row.unknown = True
+        else:
+            row.registered += 1
+            if report.stopped:
+                row.add("DriverStopped", node, node=node, words=report.stopped)
+            elif report.published and not publishes:
+                row.add("NoResourceSlices", node, node=node)
+
+    def _unavailable(self, row: DriverRow, node: str, report: ReportFacts | None) -> str:
+        """Return the reason why the plugin is unavailable on a node; empty if it is not, or if that
+        is unknown."""
+        if node in self._not_ready:
+            return "NodeNotReady"
         if report is None:
-            return
-        if report.stopped:
-            text = f"the driver does not run on node {node} ({report.stopped}); {describe}"
-            row.add(PUBLISHING, "DriverStopped", node, text, node=node)
-        elif report.published and not publishes:
-            text = f"the plugin on node {node} publishes no ResourceSlices; {describe}"
-            row.add(PUBLISHING, "NoResourceSlices", node, text, node=node)
+            return "" if row.name in self._shared else "PluginMissing"
+        if report.outdated:
+            return "PluginGone"
+        return "NotRegistered" if report.registration else ""
 
     def _leftovers(self, row: DriverRow) -> None:
-        """Name what remains of a driver of which nothing runs."""
+        """Name the objects that remain of a driver of which nothing runs."""
         reports = self._reports.get(row.name, {}).values()
         if row.pools or any(not each.outdated for each in reports) or self._world.unreadable():
             return
-        remains = [(kind, number) for kind, number in sorted(row.remains.items()) if number]
         spec = self._specs.get(row.name)
-        if remains:
+        if remains := [(kind, number) for kind, number in sorted(row.remains.items()) if number]:
             named = " and ".join(plural(number, kind) for kind, number in remains)
             commands = "; ".join(f"'{_REMOVALS[kind].format(row.name)}'" for kind, _ in remains)
             row.problems = [each for each in row.problems if each.condition == REGISTERED]
-            row.add(
-                *(INSTALLED, "Leftovers", ""),
-                f"no plugin of the driver is available, but objects of it remain: {named}; "
-                f"install the driver, or run {commands}",
-            )
+            row.numbers = Counter({REGISTERED: row.numbers[REGISTERED]})
+            row.add("Leftovers", words=f"{named}; install the driver, or run {commands}")
         elif spec is not None and spec.node_selector is None:
-            row.add(
-                *(INSTALLED, "NotFound", ""),
-                f"the cluster has no object of the driver; install it, or run 'kubectl delete "
-                f"devicedriver {row.name}'",
-            )
-
-
-_REMOVALS: Mapping[str, str] = {
-    "devicetaintrule": "kubectl get devicetaintrules",
-    "nodedevicereport": "kubectl delete nodedevicereports --field-selector spec.driver={}",
-    "resourceclaim": "kubectl drakit claims -A",
-    "resourceslice": "kubectl delete resourceslices --field-selector spec.driver={}",
-}
-"""The command that removes each kind of remaining objects, or finds them, if that would delete the
-objects of others."""
-
-
-def _has_devices(of: SliceFacts) -> bool:
-    return of.unread or bool(len(of.devices))
+            row.add("NotFound")

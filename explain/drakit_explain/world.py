@@ -171,6 +171,12 @@ class World:
         self._put(name, old, fact)
         return Change(name=name, old=old, new=fact)
 
+    def confirm(self, old: Fact | None, new: Fact) -> None:
+        """Store the object that a write has returned, unless it changed during the write: then the
+        watch has reported a later state, or will."""
+        if self._facts[type(new)].get(name_of_fact(new)) is old:
+            self.apply(new)
+
     def remove(self, kind: type[Fact], name: Name, *, uid: str | None = None) -> Change | None:
         """Remove an object. A deletion of a UID that another object has replaced has no effect."""
         old = self._facts[kind].get(name)

@@ -332,7 +332,7 @@ class _Leader:
             recorder=recorder,
             metrics=metrics,
             devices=lambda: self.reconciler.driver_devices,
-            is_served=lambda: not self.sources.is_absent(DRIVERS),
+            is_current=lambda: self.sources.is_current and not self.sources.is_absent(DRIVERS),
             rules_version=self._rules_version if config.driver_taints else None,
         )
         self._concerns: dict[Kind, tuple[str, Controller]] = {

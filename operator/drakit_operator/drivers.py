@@ -6,8 +6,8 @@ cluster. A pass begins at most every 5 s, and takes at most a part of the main l
 API server gets at most one update of a status in 5 s, and none while nothing changes.
 
 A condition gets the status ``False`` when a problem has lasted, because updates of drivers and the
-end of pods have them for a moment. The status that the object has is not judged again, so a new
-leader continues where the last one ended.
+end of pods cause problems for a moment. A problem that a new leader finds has lasted if its
+condition is already ``False``: the last leader has waited.
 
 An object that the operator created, and that nobody has specified, is deleted when the cluster has
 nothing else of the driver. The garbage collector deletes the DeviceTaintRules of an object with it.
@@ -21,9 +21,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal
 
+from drakit.text import plural
 from drakit_daemon.kube import (
     AlreadyExistsError,
     ApiError,
@@ -46,7 +47,7 @@ from drakit_explain.drivers import (
     driver_rows,
 )
 from drakit_explain.maintenance import rule_name, rule_of
-from drakit_explain.model import DeviceID, DriverFacts, TaintRuleFacts
+from drakit_explain.model import DeviceID, DriverFacts
 from drakit_explain.pools import newest
 from drakit_explain.reports import MANAGED_BY, OPERATOR, project_driver
 from drakit_explain.world import Name, World
@@ -60,7 +61,7 @@ PASS_SECONDS = 5.0
 """Least time between two passes, and so between two writes of a status."""
 
 SHARE = 20
-"""Passes take at most a part of the main loop's time."""
+"""Passes take at most this part of the main loop's time: one in 20 seconds."""
 
 LASTING_SECONDS = 30.0
 """The time that a problem must last: the kubelet waits as long for a plugin that restarts."""
@@ -102,6 +103,24 @@ _NO_EVIDENCE = (
 )
 
 
+@dataclass(kw_only=True, slots=True)
+class _Memory:
+    """What the leader remembers of a driver; times are those of the clock."""
+
+    since: dict[tuple[str, str], float] | None = None
+    """Since when each problem lasts, by condition and subject; None before the first pass."""
+
+    unavailable: dict[str, float] = field(default_factory=dict[str, float])
+    """Since when the plugin is unavailable on each node, if its devices may be tainted."""
+
+    unseen: float | None = None
+    """Since when the cluster has nothing of the driver but the object."""
+
+    refused_until: float = float("-inf")
+    refusal: str = ""
+    """Until when nothing is written, and what the API server refuses."""
+
+
 class DriverController:
     """Reconciles all drivers with the facts of a world."""
 
@@ -112,15 +131,16 @@ class DriverController:
         *,
         recorder: EventRecorder,
         metrics: Metrics,
-        devices: Callable[[], Mapping[str, Counter[str]]],
-        is_served: Callable[[], bool],
+        devices: Callable[[], Mapping[str, Counter[str]] | None],
+        is_current: Callable[[], bool],
         rules_version: Callable[[], str] | None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        :param devices: returns the numbers of devices by state, of the drivers that are counted.
-        :param is_served: returns whether the cluster has DeviceDrivers.
+        :param devices: returns the numbers of devices by state, of the drivers that are counted;
+            None before the first count.
+        :param is_current: returns whether the world has all objects, DeviceDrivers included.
         :param rules_version: returns the ``apiVersion`` of DeviceTaintRules, empty if the cluster
             has none; None if the operator must not write them.
         """
@@ -129,26 +149,16 @@ class DriverController:
         self._recorder = recorder
         self._metrics = metrics
         self._devices = devices
-        self._is_served = is_served
+        self._is_current = is_current
         self._rules_version = rules_version
         self._now = now
         self._clock = clock
         self._next = float("-inf")
-        self._since: dict[tuple[str, ...], float] = {}
-        """Since when each problem lasts."""
-
-        self._away: dict[tuple[str, str], float] = {}
-        """Since when the plugin of a driver is unavailable on a node."""
-
-        self._unseen: dict[str, float] = {}
-        """Since when the cluster has nothing of a driver."""
-
-        self._refused: dict[str, tuple[float, str]] = {}
-        """By driver, until when nothing is written, and what the API server refuses."""
+        self._memories: dict[str, _Memory] = {}
 
     def problem(self) -> str | None:
         """Return why a DeviceDriver cannot be written."""
-        return next((why for _, why in self._refused.values()), None)
+        return next((each.refusal for each in self._memories.values() if each.refusal), None)
 
     async def refresh(self, _: str) -> float | None:
         """
@@ -156,36 +166,34 @@ class DriverController:
 
         :raises ApiError: the API server does not answer.
         """
-        if not self._is_served():
+        if not self._is_current():
             return ABSENT_SECONDS
         if (rest := self._next - self._clock()) > 0:
             return rest
         rows = await self._find()
-        now, pauses, failed = self._clock(), list[float](), list[ApiError]()
-        before, self._since = self._since, {}
-        self._unseen = {name: at for name, at in self._unseen.items() if name in rows}
-        away = ((row.name, node) for row in rows.values() for node in row.away)
-        self._away = {each: self._away.get(each, now) for each in away}
-        self._refused = {
-            name: each for name, each in self._refused.items() if name in rows and each[0] > now
-        }
+        now, due, failed = self._clock(), list[float](), list[ApiError]()
+        self._memories = {name: self._memories.get(name) or _Memory() for name in rows}
         self._measure(rows.values())
         for row in rows.values():
+            await asyncio.sleep(0)
+            if not self._is_current():  # objects may be missing that exist
+                return PASS_SECONDS
+            memory = self._memories[row.name]
             try:
-                pauses += await self._reconcile(row, before, now)
+                await self._reconcile(row, memory, due, now)
             except (AlreadyExistsError, ConflictError, NotFoundError):
-                pauses.append(PASS_SECONDS)  # the store is behind: the watch reports it
+                due.append(PASS_SECONDS)  # the store is behind: the watch reports it
             except ApiError as error:
                 if not error.is_refusal:
                     failed.append(error)
                     continue
-                self._refused[row.name] = now + REFUSED_SECONDS, str(error)
-                pauses.append(REFUSED_SECONDS)
+                memory.refused_until, memory.refusal = now + REFUSED_SECONDS, str(error)
+                due.append(REFUSED_SECONDS)
                 extra = {"driver": row.name, "error": str(error)}
                 logger.warning("a DeviceDriver cannot be written", extra=extra)
         if failed:
             raise failed[0]
-        return max(min(pauses), PASS_SECONDS) if pauses else None
+        return max(min(due), PASS_SECONDS) if due else None
 
     async def _find(self) -> dict[str, DriverRow]:
         rows, seconds = dict[str, DriverRow](), 0.0
@@ -201,109 +209,97 @@ class DriverController:
         return rows
 
     async def _reconcile(
-        self, row: DriverRow, before: Mapping[tuple[str, ...], float], now: float
-    ) -> list[float]:
-        """Reconcile one driver; return in how many seconds something of it is due."""
+        self, row: DriverRow, memory: _Memory, due: list[float], now: float
+    ) -> None:
+        """Reconcile one driver, and add in how many seconds something of it is due."""
         facts = self._world.of(DriverFacts).get(Name("", row.name))
-        lasting, pauses = self._lasting(row, facts, before, now)
-        if row.name in self._refused:
-            return [*pauses, self._refused[row.name][0] - now]
-        if row.is_seen or facts is None or not facts.is_generated:
-            self._unseen.pop(row.name, None)
-        elif (rest := self._unseen.setdefault(row.name, now) + UNSEEN_SECONDS - now) > 0:
-            pauses.append(rest)
-        else:
-            await self._session.delete(f"{_PATH}/{row.name}", uid=facts.uid)
-            return pauses
+        lasting = _lasting(row, facts, memory, due, now)
+        if (rest := memory.refused_until - now) > 0:
+            due.append(rest)
+            return
+        memory.refusal = ""
         if facts is None:
             if row.is_seen:
                 await self._create(row.name)
-                pauses.append(PASS_SECONDS)
-            return pauses
-        taints = await self._taint(row, facts, pauses, now)
-        wanted = status_of(row, facts, lasting, taints, devices=self._devices().get(row.name))
+                due.append(PASS_SECONDS)
+            return
+        if row.is_seen or not facts.is_generated:
+            memory.unseen = None
+        else:
+            memory.unseen = now if memory.unseen is None else memory.unseen
+            if (rest := memory.unseen + UNSEEN_SECONDS - now) <= 0:
+                await self._session.delete(f"{_PATH}/{row.name}", uid=facts.uid)
+                return
+            due.append(rest)
+        taints = await self._taint(row, facts, memory, due, now)
+        counted = self._devices()
+        devices = facts.status.get("devices") if counted is None else counted.get(row.name)
+        wanted = status_of(row, facts, lasting, taints, devices=devices)
         if change := changes(wanted, facts.status, now=self._now()):
             await self._write(facts, wanted, change)
-        return pauses
-
-    def _lasting(
-        self,
-        row: DriverRow,
-        facts: DriverFacts | None,
-        before: Mapping[tuple[str, ...], float],
-        now: float,
-    ) -> tuple[list[Problem], list[float]]:
-        """Return the problems of a driver that count, and in how many seconds others do."""
-        known, lasting, pauses = _statuses(facts), list[Problem](), list[float]()
-        for each in row.problems:
-            key = (row.name, each.condition, each.reason, each.subject)
-            since = self._since[key] = before.get(key, now)
-            if known.get(each.condition) == "False" or since + LASTING_SECONDS <= now:
-                lasting.append(each)
-            else:
-                pauses.append(since + LASTING_SECONDS - now)
-        return lasting, pauses
 
     async def _taint(
-        self, row: DriverRow, facts: DriverFacts, pauses: list[float], now: float
+        self, row: DriverRow, facts: DriverFacts, memory: _Memory, due: list[float], now: float
     ) -> list[Condition]:
         """Taint the devices of a driver on nodes where its plugin is unavailable, and remove the
-        taints where it is available again. Return the condition, and add when more is due."""
-        rules = self._world.of(TaintRuleFacts)
-        mine = [each for each in rules.values() if each.owner == facts.uid]
+        taints where it is available again. Return the condition, if the driver has one."""
         after = facts.taint_after_seconds
-        if after is None and not mine:
+        nodes = row.unavailable if after is not None else ()
+        memory.unavailable = {node: memory.unavailable.get(node, now) for node in nodes}
+        if after is None and not row.rules:
             return []
+        held = {DeviceID(each.driver, each.pool, each.device): each for each in row.rules}
+
+        def condition(reason: str, message: str, tainted: int = len(held)) -> list[Condition]:
+            return [Condition(TAINTED, "True" if tainted else "False", reason, message[:_MESSAGE])]
+
         if self._rules_version is None:
-            text = (
-                "the operator may not taint devices: set operator.driverTaints.enabled in the chart"
+            remain = f"; to remove {plural(len(held), 'DeviceTaintRule')}, delete this object"
+            return condition(
+                "Disabled",
+                "the operator may not taint devices: set operator.driverTaints.enabled in the "
+                f"chart{remain if held else ''}",
             )
-            return [Condition(TAINTED, "False", "Disabled", text)]
         if not (version := self._rules_version()):
-            text = (
-                "the cluster has no DeviceTaintRules: enable the feature gate DRADeviceTaintRules"
+            return condition(
+                "Unsupported",
+                "the cluster has no DeviceTaintRules: enable the feature gate DRADeviceTaintRules",
             )
-            return [Condition(TAINTED, "False", "Unsupported", text)]
-        tainted = {DeviceID(each.driver, each.pool, each.device): each for each in mine}
         wanted: list[DeviceID] = []
-        for node in sorted(row.away):
-            if after is None:
-                break
+        for node, since in sorted(memory.unavailable.items()):
             devices = self._devices_on(node, row.name)
-            rest = self._away[row.name, node] + after - now
-            if rest <= 0 or any(each in tainted for each in devices):  # or an earlier leader waited
+            rest = since + (after or 0) - now
+            if rest <= 0 or any(each in held for each in devices):  # an earlier leader has waited
                 wanted += devices
             else:
-                pauses.append(rest)
+                due.append(rest)
+        wanted.sort(key=lambda each: each not in held)
         omitted = len(wanted[MAX_TAINTED:])
+        wanted = wanted[:MAX_TAINTED]
         path = resource_path(version, "devicetaintrules")
         try:
-            for device in wanted[:MAX_TAINTED]:
-                if rule_name(facts, device) not in (rule.name for rule in mine):
+            # First: a refused creation must not keep the taints of other nodes.
+            for device in held.keys() - set(wanted):
+                await self._session.delete(f"{path}/{held[device].name}", uid=held[device].uid)
+            for device in wanted:
+                if rule_name(facts, device) not in (rule.name for rule in row.rules):
                     await self._session.create(path, rule_of(facts, device, api_version=version))
-            for device, rule in tainted.items():
-                if device not in wanted[:MAX_TAINTED]:
-                    await self._session.delete(f"{path}/{rule.name}", uid=rule.uid)
         except (AlreadyExistsError, ConflictError, NotFoundError):
-            pauses.append(PASS_SECONDS)
+            due.append(PASS_SECONDS)
         except ApiError as error:
             if not error.is_refusal:
                 raise
-            pauses.append(REFUSED_SECONDS)
-            text = f"a DeviceTaintRule cannot be written: {error.message}"
-            return [Condition(TAINTED, "False", "Refused", text[:_MESSAGE])]
+            due.append(REFUSED_SECONDS)
+            return condition("Refused", f"a DeviceTaintRule cannot be written: {error.message}")
         if not wanted:
-            return [Condition(TAINTED, "False", "NotTainted", "the operator taints no devices")]
-        more = (
-            f"; {omitted} more are not tainted, because {MAX_TAINTED} are the most"
-            if omitted
-            else ""
+            return condition("NotTainted", "the operator taints no devices", 0)
+        more = f"; {omitted} more are not tainted, because {MAX_TAINTED} are the most"
+        return condition(
+            "PluginUnavailable",
+            f"taints on {plural(len(wanted), 'device')} keep new pods away until the plugin is "
+            f"available again on their nodes{more if omitted else ''}",
+            len(wanted),
         )
-        text = (
-            f"{len(wanted) - omitted} devices have a taint that keeps new pods away, until the "
-            f"plugin is available again on their nodes{more}"
-        )
-        return [Condition(TAINTED, "True", "PluginUnavailable", text)]
 
     def _devices_on(self, node: str, driver: str) -> list[DeviceID]:
         """Return the published devices of a driver on a node."""
@@ -319,26 +315,25 @@ class DriverController:
     async def _create(self, name: str) -> None:
         metadata = {"name": name, "labels": {MANAGED_BY: OPERATOR}}
         body = {"apiVersion": crds.API_VERSION, "kind": DriverFacts.kind, "metadata": metadata}
-        self._world.apply(project_driver(await self._session.create(_PATH, body)))
+        self._world.confirm(None, project_driver(await self._session.create(_PATH, body)))
 
     async def _write(self, facts: DriverFacts, wanted: Status, change: Object) -> None:
         """Write a status, and an Event about each condition that turns."""
         body = {"metadata": {"uid": facts.uid}, "status": change}
         body = await self._session.patch(f"{_PATH}/{facts.name}/status", body)
-        self._world.apply(project_driver(body))
+        self._world.confirm(facts, project_driver(body))
         known = _statuses(facts)
         for each in turned(wanted, facts.status):
             bad = "True" if each.type == TAINTED else "False"
             is_problem = each.status == bad
             if each.type == "Ready" or not (is_problem or known.get(each.type) == bad):
                 continue
-            kind: Literal["Normal", "Warning"] = "Warning" if is_problem else "Normal"
             await self._recorder.record(
                 facts.reference.body(),
                 reason=each.reason,
                 action="Observing",
                 note=each.message,
-                type=kind,
+                type="Warning" if is_problem else "Normal",
             )
 
     def _measure(self, rows: Iterable[DriverRow]) -> None:
@@ -348,20 +343,37 @@ class DriverController:
         for row in list(rows)[:MAX_DRIVERS]:
             for state, number in _nodes(row).items():
                 nodes.labels(row.name, state).set(number)
-            found = Counter(each.condition for each in row.problems)
             for condition in CONDITIONS:
-                problems.labels(row.name, condition).set(found[condition])
+                problems.labels(row.name, condition).set(row.numbers[condition])
 
 
 def _nodes(row: DriverRow) -> dict[str, int]:
-    sets = (row.desired, row.registered, row.publishing)
-    return dict(zip(NODE_STATES, map(len, sets), strict=True))
+    numbers = (row.desired, row.registered, row.publishing)
+    return dict(zip(NODE_STATES, numbers, strict=True))
 
 
 def _statuses(facts: DriverFacts | None) -> Mapping[str, str]:
     """Return the status of each condition that an object has."""
     conditions = facts.status.get("conditions") if facts is not None else None
     return {each["type"]: each["status"] for each in conditions or ()}
+
+
+def _lasting(
+    row: DriverRow, facts: DriverFacts | None, memory: _Memory, due: list[float], now: float
+) -> list[Problem]:
+    """Return the problems of a driver that have lasted, and add in how many seconds others will
+    have."""
+    before, known, lasting = memory.since, _statuses(facts), list[Problem]()
+    memory.since = {}
+    for each in row.problems:
+        key = (each.condition, each.subject)
+        waited = before is None and known.get(each.condition) == "False"
+        since = memory.since[key] = (before or {}).get(key, now - LASTING_SECONDS * waited)
+        if (rest := since + LASTING_SECONDS - now) > 0:
+            due.append(rest)
+        else:
+            lasting.append(each)
+    return lasting
 
 
 def status_of(
@@ -377,17 +389,16 @@ def status_of(
 
     :param problems: those of the row that have lasted.
     :param taints: the condition of its taints, if it asks for them.
-    :param devices: its devices by state; None if they are not counted.
+    :param devices: its devices by state; None if it has none, or they are not counted.
     """
     lasting, known = list(problems), _statuses(facts)
-    unsettled = {each.condition for each in row.problems}
     conditions: list[Condition] = []
     for name in CONDITIONS:
         if found := [each for each in lasting if each.condition == name]:
             more = f"; and {len(found) - 1} more" if len(found) > 1 else ""
             message = f"{found[0].message[: _MESSAGE - len(more)]}{more}"
             conditions.append(Condition(name, "False", found[0].reason, message))
-        elif name in unsettled and known.get(name) != "True":
+        elif row.numbers[name] and known.get(name, "Unknown") == "Unknown":
             conditions.append(Condition(name, "Unknown", *_SETTLING))
         elif name == REGISTERED and row.unknown:
             conditions.append(Condition(name, "Unknown", *_NO_EVIDENCE))
@@ -405,11 +416,10 @@ def status_of(
         "observedGeneration": facts.generation,
         "nodes": _nodes(row),
         "pools": {"total": row.pools, "incomplete": row.incomplete, "empty": row.empty},
+        "devices": devices and dict(devices),
         "claims": {"failing": row.stuck, "unreleased": row.unreleased},
         "problems": [
             {"node": node, "message": message} for node, message in sorted(nodes.items())[:LISTED]
         ],
     }
-    if devices is not None:
-        fields["devices"] = dict(devices)
     return Status(conditions=(ready, *conditions, *taints), fields=fields)

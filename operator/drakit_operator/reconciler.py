@@ -201,8 +201,8 @@ class Reconciler:
         self._check_seconds = 0.0
         """What the last part of a check took that is not urgent."""
 
-        self.driver_devices: Mapping[str, Counter[str]] = {}
-        """Devices by state, of each driver that was counted."""
+        self.driver_devices: Mapping[str, Counter[str]] | None = None
+        """Devices by state, of each driver that was counted; None before the first count."""
 
         self._store = store
         self._queue = queue

@@ -126,5 +126,5 @@ class StatusWriter:
             extra = {"object": f"{facts.kind} {facts.name}", "error": str(error)}
             logger.warning("a status is refused", extra=extra)
             return REFUSED_SECONDS
-        self._world.apply(self._kind.project(body, crds.VERSION))
+        self._world.confirm(facts, self._kind.project(body, crds.VERSION))
         return None

@@ -15,7 +15,7 @@ from typing import Any
 from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import Output
 from drakit_explain.counts import STATES, Numbers, count
-from drakit_explain.drivers import DriverRow, driver_rows
+from drakit_explain.drivers import DriverRow, Problem, driver_rows
 from drakit_explain.model import DriverFacts
 from drakit_explain.world import Name
 from drakit_formats.resource.objects import children, text
@@ -86,29 +86,31 @@ class Drivers:
             "state": _state(row),
             "since": self._since(row),
             "nodes": {
-                "desired": len(row.desired),
-                "registered": None if row.unknown else len(row.registered),
-                "publishing": len(row.publishing),
+                "desired": row.desired,
+                "registered": None if row.unknown else row.registered,
+                "publishing": row.publishing,
             },
             "pools": {"total": row.pools, "incomplete": row.incomplete, "empty": row.empty},
             "devices": None if devices is None else dict(devices),
             "claims": {"failing": row.stuck, "unreleased": row.unreleased},
-            "problems": [
-                {key: value for key, value in each._asdict().items() if value}
-                for each in row.problems
-            ],
+            "problems": [_problem(each) for each in row.problems],
         }
 
     def _cells(self, row: DriverRow) -> list[str]:
         facts, devices = self._facts(row), self.devices.get(row.name, Counter())
-        registered = "unknown" if row.unknown else str(len(row.registered))
+        registered = "unknown" if row.unknown else str(row.registered)
         return [
             *(row.name, facts.version if facts is not None else ""),
-            *(str(len(row.desired)), registered, str(len(row.publishing))),
+            *(str(row.desired), registered, str(row.publishing)),
             *(str(row.pools), str(row.incomplete)),
             *(str(devices[each]) if devices else "" for each in STATES[:3]),
             *(_state(row), self._since(row)),
         ]
+
+
+def _problem(of: Problem) -> dict[str, str]:
+    fields = ("condition", "reason", "subject", "message", "node")
+    return {key: value for key in fields if (value := getattr(of, key))}
 
 
 def _state(row: DriverRow) -> str:

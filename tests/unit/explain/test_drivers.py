@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from drakit_explain.devices import Place, TaintFacts
-from drakit_explain.drivers import MAX_DRIVERS, driver_rows
+from drakit_explain.drivers import MAX_DRIVERS, MAX_PROBLEMS, driver_rows
 from drakit_explain.model import (
     Consumer,
     DeviceID,
@@ -79,7 +79,7 @@ def row_of(*facts):
 )
 def test_the_numbers_of_nodes_and_pools(facts, numbers):
     row = row_of(*facts)
-    nodes = (len(row.desired), len(row.registered), len(row.publishing))
+    nodes = (row.desired, row.registered, row.publishing)
     assert (*nodes, row.pools, row.incomplete, row.empty) == numbers
     assert row.unknown == (SHARED in facts)
 
@@ -232,9 +232,21 @@ def test_claims_are_counted_that_are_stuck_or_not_released():
     assert (row.stuck, row.unreleased) == (2, 2)
 
 
-def test_a_driver_is_away_from_the_nodes_without_its_plugin():
+def test_tenants_cannot_make_problems_without_end():
+    claims = (held(f"c{number}", consumers=0) for number in range(MAX_PROBLEMS + 5))
+    row = row_of(N1, S1, replace(N2, ready=False), S2, *claims)
+    assert row.unreleased == row.numbers["ClaimsReleased"] == MAX_PROBLEMS + 5
+    assert len(row.problems) == MAX_PROBLEMS + 1
+
+
+def test_nodes_without_evidence_do_not_hide_those_with_evidence():
+    row = row_of(N1, N2, S2, SHARED, DRIVER)
+    assert (row.registered, row.unknown, row.unavailable) == (1, True, set())
+
+
+def test_a_driver_is_unavailable_on_the_nodes_without_its_plugin():
     row = row_of(N1, replace(N2, ready=False), S1, S2, report(published=1))
-    assert row.away == {"n2"}
+    assert row.unavailable == {"n2"}
 
 
 def test_a_node_plugin_cannot_make_rows_without_end():

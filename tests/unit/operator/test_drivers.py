@@ -14,6 +14,7 @@ from drakit_daemon.kube.events import EventRecorder
 from drakit_explain import kinds
 from drakit_explain.drivers import CONDITIONS
 from drakit_explain.kinds import DRIVERS
+from drakit_explain.model import DriverFacts
 from drakit_explain.projection import project_taint_rule
 from drakit_explain.reports import project_driver
 from drakit_explain.world import Name
@@ -63,7 +64,7 @@ class Site:
             ),
             metrics=self.metrics,
             devices=lambda: self.devices,
-            is_served=lambda: self.served,
+            is_current=lambda: self.served,
             rules_version=None if self.rules is None else lambda: self.rules,
             now=lambda: THEN + timedelta(seconds=self.at),
             clock=lambda: self.at,
@@ -221,6 +222,71 @@ async def test_a_new_leader_goes_on_where_the_last_one_ended(site):
     site.see(S1)
     await site.refresh()
     assert site.conditions() == GOOD
+
+
+async def test_a_condition_turns_when_no_problem_has_lasted(site):
+    site.see(N1, BROKEN)
+    await site.settle()
+    assert site.conditions()["Publishing"] == ("False", "PoolIncomplete")
+    site.see(S1, node("n2"), replace(slice_on("n2", device("a")), pool_slices=2))
+    await site.refresh()
+    assert site.conditions() == GOOD, "the problem of the other node is new"
+    await site.refresh(seconds=LASTING_SECONDS)
+    assert site.conditions()["Publishing"] == ("False", "PoolIncomplete")
+
+
+async def test_a_problem_that_gets_another_reason_does_not_wait_again(site):
+    site.see(N1, S1, report(published=1, registration="NotRegistered: no socket"))
+    await site.settle()
+    events = len(site.events())
+    site.see(replace(N1, ready=False))
+    await site.refresh()
+    assert site.conditions()["Registered"] == ("False", "NodeNotReady")
+    assert len(site.events()) == events + 1
+
+
+async def test_numbers_of_devices_are_removed_when_the_driver_has_none(site):
+    site.see(N1, S1)
+    site.devices = {"d": Counter(free=1)}
+    await site.settle()
+    site.devices = None  # a new leader has not counted yet
+    site.start()
+    await site.refresh()
+    assert site.status["devices"] == {"free": 1}
+    site.devices = {"e": Counter(free=1)}
+    await site.refresh()
+    assert "devices" not in site.status
+
+
+async def test_a_specification_that_is_written_during_a_write_is_not_lost(site, monkeypatch):
+    site.see(N1, S1)
+    await site.settle()
+    patch = site.session.patch
+
+    async def patch_and_specify(path, body):
+        answer = await patch(path, body)
+        site.server.store(PATH, site.server.object(PATH) | {"spec": {"version": "2.0"}})
+        site.watch()
+        return answer
+
+    monkeypatch.setattr(site.session, "patch", patch_and_specify)
+    site.see(replace(S1, name="s2", uid="s2", pool="p2"))
+    await site.refresh()
+    assert site.store.world.of(DriverFacts)[Name("", "d")].version == "2.0"
+
+
+async def test_nothing_is_written_when_objects_are_missing_after_the_pass(site):
+    site.specify(taintAfterSeconds=60)
+    site.see(AWAY, S1)
+    await site.refresh()
+    await site.refresh(seconds=61)
+    assert site.watch_rules() == ["a"]
+    writes = len(site.writes())
+    answers = iter([True])
+    site.controller._is_current = lambda: next(answers, False)
+    site.lose(S1)
+    assert await site.refresh() == PASS_SECONDS
+    assert len(site.writes()) == writes
 
 
 async def test_a_driver_that_starts_with_a_problem_is_not_ready_before_it_has_lasted(site):
@@ -422,6 +488,49 @@ async def test_the_number_of_tainted_devices_is_bounded(site):
     assert "3 more are not tainted, because 64 are the most" in tainted["message"]
     await site.refresh()
     assert len(site.watch_rules()) == MAX_TAINTED
+
+
+async def test_a_device_that_is_tainted_stays_tainted_when_there_are_too_many(site):
+    site.specify(taintAfterSeconds=60)
+    many = (device(f"g{n:03}") for n in range(MAX_TAINTED))
+    site.see(N1, replace(node("n2"), ready=False), slice_on("n1", device("first")))
+    site.see(slice_on("n2", *many))
+    await site.refresh()
+    await site.refresh(seconds=61)
+    tainted = site.watch_rules()
+    site.see(AWAY)
+    await site.refresh()
+    await site.refresh(seconds=61)
+    assert site.watch_rules() == tainted
+
+
+async def test_a_refused_creation_does_not_keep_the_taints_of_other_nodes(site):
+    site.specify(taintAfterSeconds=60)
+    site.see(AWAY, S1, node("n2"), slice_on("n2", device("b")))
+    await site.refresh()
+    await site.refresh(seconds=61)
+    assert site.watch_rules() == ["a"]
+    site.see(replace(node("n2"), ready=False))
+    await site.refresh()
+    site.server.fail("POST", RULES, status=403, reason="Forbidden", times=99)
+    site.see(N1)
+    await site.refresh(seconds=61)
+    assert site.watch_rules() == []
+
+
+async def test_taints_that_may_no_longer_be_removed_are_reported(site):
+    site.specify(taintAfterSeconds=60)
+    site.see(AWAY, S1)
+    await site.refresh()
+    await site.refresh(seconds=61)
+    site.watch_rules()
+    site.rules = None
+    site.start()
+    site.see(N1)
+    await site.refresh()
+    assert site.conditions()["Tainted"] == ("True", "Disabled")
+    tainted = next(each for each in site.status["conditions"] if each["type"] == "Tainted")
+    assert "to remove 1 DeviceTaintRule, delete this object" in tainted["message"]
 
 
 @pytest.mark.parametrize(
