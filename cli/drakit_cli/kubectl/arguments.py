@@ -215,7 +215,6 @@ def _add_maintenance(commands: _Group) -> None:
         )
         add_option(each, "--reason TEXT", "the reason, which Events repeat")
         add_option(each, "--name NAME", "the name of the DeviceMaintenance")
-        add_option(each, "--for DURATION", "end it after this time", dest="length", type=duration)
         if name == "drain":
             add_option(
                 each, "--time-limit DURATION", "stop evicting pods after this time", type=duration

@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from drakit.text import plural
@@ -39,7 +39,7 @@ from drakit_cli.kubectl.questions import OF_EXPLAIN, with_room
 from drakit_cli.kubectl.replicas import place, release
 from drakit_daemon.kube import AlreadyExistsError, ApiError, NotFoundError, Session, resource_path
 from drakit_explain.allocation import NotEvaluatedError
-from drakit_explain.kinds import CLAIMS, NAMESPACES, QUOTAS, RULES, SLICES, TEMPLATES
+from drakit_explain.kinds import CLASSES, NAMESPACES, QUOTAS, RULES, SLICES, TEMPLATES, Kind
 from drakit_explain.maintenance import (
     DRAIN,
     NO_RULES,
@@ -105,71 +105,85 @@ class Preview:
             output.line(f"Not possible for {len(self.unsupported)} of them: {NO_RULES}")
         verb = "would be evicted" if self.mode == DRAIN else "keep them until they end"
         output.line()
-        if not self.blockers:
+        if self.blockers:
+            output.line(f"These pods use them, and {verb}:", colour="head")
+            rows = [
+                (
+                    f"{each['kind']} {each['namespace']}/{each['name']}",
+                    each["message"],
+                    "; ".join(each["budgets"]),
+                    each["afterwards"],
+                )
+                for each in self.blockers
+            ]
+            output.table(("WHAT", "USES", "BUDGETS", "AFTERWARDS"), rows)
+        else:
             output.line("No claim holds them.")
-            return
-        output.line(f"These pods use them, and {verb}:", colour="head")
-        rows = [
-            (
-                f"{each['kind']} {each['namespace']}/{each['name']}",
-                each["message"],
-                "; ".join(each["budgets"]),
-                each["afterwards"],
-            )
-            for each in self.blockers
-        ]
-        output.table(("WHAT", "USES", "BUDGETS", "AFTERWARDS"), rows)
         output.lines("Not evaluated", map(str, self.gaps))
 
 
-async def preview(session: Session, wanted: MaintenanceFacts, namespace: str) -> Preview:
-    """Return what a maintenance would do now."""
-    found = await gather(session, (TEMPLATES, *OF_EXPLAIN, NAMESPACES, QUOTAS), namespace=namespace)
-    if found.lacks_all(SLICES):
-        raise UnreachableError(f"no permission to list {SLICES.word}")
-    found = await with_release(session, found)
-    of_class = found.world.device_class(wanted.selection.device_class)
+async def _select(
+    session: Session, wanted: MaintenanceFacts, namespace: str, kinds: Sequence[Kind]
+) -> tuple[Sequence[DeviceID], Gathered]:
+    """Return the devices that a maintenance would have, and the facts of some kinds."""
+    found = await gather(session, kinds, namespace=namespace)
+    name = wanted.selection.device_class
+    for kind in (SLICES, CLASSES) if name else (SLICES,):
+        if found.lacks_all(kind):
+            raise UnreachableError(f"no permission to list {kind.word}")
+    of_class = found.world.device_class(name)
     selectors = of_class.selectors if of_class is not None else ()
-    found = await with_gates(session, found, selectors)
+    found = await with_gates(session, await with_release(session, found), selectors)
     await asyncio.to_thread(evaluate_selectors, found, selectors)
     try:
-        devices = select(wanted, found.world)
+        return select(wanted, found.world), found
     except RefusedError as error:
         kind = MissingError if error.reason == "NoDevices" else CommandError
         raise kind(str(error)) from None
     except NotEvaluatedError as error:
         raise UnreachableError(str(error)) from None
+
+
+async def preview(session: Session, wanted: MaintenanceFacts, namespace: str) -> Preview:
+    """Return what a maintenance would do now."""
+    kinds = (TEMPLATES, *OF_EXPLAIN, NAMESPACES, QUOTAS)
+    devices, found = await _select(session, wanted, namespace, kinds)
     using = uses(wanted, devices, found.world)
-    missing = unsupported(devices, found.world) if RULES.plural in found.absent else ()
-    blockers = await _blockers(session, wanted, devices, using, found)
+    absent = RULES.plural in found.absent
+    nothing: dict[str, Any] = {"budgets": [], "afterwards": "", "blocked": False}
+    blockers = [{**each.blocker(), **nothing} for each in using]
+    if wanted.mode == DRAIN:
+        pods = await _read_pods(session, using, blockers, found)
+        for device in devices:
+            found.world.apply(rule_facts(wanted, device))
+        afterwards = await _afterwards(session, pods, found)
+        for use, entry in zip(using, blockers, strict=True):
+            entry["afterwards"] = afterwards.get(use.pod.uid, "") if use.pod is not None else ""
     return Preview(
         mode=wanted.mode,
         devices=devices,
-        unsupported=missing,
+        unsupported=unsupported(devices, found.world) if absent else (),
         blockers=blockers,
-        gaps=[each for each in found.gaps if each.kind in (CLAIMS.plural, "pods", "budgets")],
+        gaps=tuple(dict.fromkeys(found.gaps)),
     )
 
 
-async def _blockers(
+async def _read_pods(
     session: Session,
-    wanted: MaintenanceFacts,
-    devices: Sequence[DeviceID],
     using: Sequence[Use],
+    blockers: Sequence[dict[str, Any]],
     found: Gathered,
-) -> list[dict[str, Any]]:
-    nothing: dict[str, Any] = {"budgets": [], "afterwards": "", "blocked": False}
-    if wanted.mode != DRAIN:
-        return [{**each.blocker(), **nothing} for each in using]
-    bodies: dict[str, Object] = {}
+) -> Sequence[SeenPod]:
+    """Return the pods that would be evicted, and add their budgets to the blockers."""
+    pods: dict[str, SeenPod] = {}
     budgets: dict[str, Sequence[Object]] = {}
-    for use in using:
-        if (pod := use.pod) is None or pod.uid in bodies:
+    for use, entry in zip(using, blockers, strict=True):
+        entry["blocked"] = use.pod is None
+        if (pod := use.pod) is None:
             continue
         where = use.claim.namespace
         try:
-            path = resource_path("v1", "pods", namespace=where, name=pod.name)
-            bodies[pod.uid] = await session.get(path)
+            body = await session.get(resource_path("v1", "pods", namespace=where, name=pod.name))
             if where not in budgets:
                 path = resource_path("policy/v1", "poddisruptionbudgets", namespace=where)
                 budgets[where] = (await session.list(path)).items
@@ -178,30 +192,24 @@ async def _blockers(
         except ApiError as error:
             what = "pods and PodDisruptionBudgets"
             effect = "what becomes of the pods is unknown"
-            found.gaps.append(
-                gap_of(error, "pods", denied=f"read {what}", failed=what, effect=effect)
-            )
-    afterwards = await _afterwards(session, wanted, devices, list(bodies.values()), found)
-    found_blockers: list[dict[str, Any]] = []
-    for use in using:
-        uid = use.pod.uid if use.pod is not None else ""
-        of_pod = _budgets(bodies.get(uid), budgets.get(use.claim.namespace, ()))
-        entry = {
-            "budgets": list(of_pod),
-            "afterwards": afterwards.get(uid, ""),
-            "blocked": use.pod is None or not all(of_pod.values()) or len(of_pod) > 1,
-        }
-        found_blockers.append({**use.blocker(), **entry})
-    return found_blockers
+            gap = gap_of(error, "pods", denied=f"read {what}", failed=what, effect=effect)
+            found.gaps.append(gap)
+            continue
+        pods[pod.uid] = see_pod(body)
+        of_pod = _budgets(body, budgets[where])
+        entry["budgets"] = list(of_pod)
+        # The API server evicts no pod that has several budgets.
+        entry["blocked"] = not all(of_pod.values()) or len(of_pod) > 1
+    return list(pods.values())
 
 
-def _budgets(pod: Object | None, budgets: Sequence[Object]) -> dict[str, bool]:
+def _budgets(pod: Object, budgets: Sequence[Object]) -> dict[str, bool]:
     """Return what the budgets of a pod say, and whether each allows its eviction now."""
-    labels: Mapping[str, str] = child(pod or {}, "metadata", "labels")
+    labels: Mapping[str, str] = child(pod, "metadata", "labels")
     found: dict[str, bool] = {}
     for each in budgets:
         selector = child(each, "spec").get("selector")
-        if pod is not None and selector is not None and selects_labels(selector, labels):
+        if selector is not None and selects_labels(selector, labels):
             allowed = int(child(each, "status").get("disruptionsAllowed") or 0)
             number = f"allows {allowed} evictions now" if allowed else "allows no eviction now"
             found[f"{text(each, 'metadata', 'name')} {number}"] = bool(allowed)
@@ -209,18 +217,11 @@ def _budgets(pod: Object | None, budgets: Sequence[Object]) -> dict[str, bool]:
 
 
 async def _afterwards(
-    session: Session,
-    wanted: MaintenanceFacts,
-    devices: Sequence[DeviceID],
-    bodies: Sequence[Object],
-    found: Gathered,
-) -> dict[str, str]:
+    session: Session, pods: Sequence[SeenPod], found: Gathered
+) -> Mapping[str, str]:
     """Return what becomes of pods after their eviction, by UID."""
-    world, pods = found.world, [see_pod(each) for each in bodies]
-    for device in devices:
-        world.apply(replace(rule_facts(wanted, device), uid=wanted.uid))
     found = await with_room(session, found, [each.facts for each in pods])
-    evicted = {each.facts.uid for each in pods}
+    world, evicted = found.world, {each.facts.uid for each in pods}
     for pod in pods:
         release(pod.facts, world)
     for claim in list(world.of(ClaimFacts).values()):
@@ -229,35 +230,31 @@ async def _afterwards(
                 replace(claim, allocated=False, devices=(), shares=(), results=(), consumers=())
             )
     async with open_allocator(session, found, needed=bool(pods)) as ask:
-        return await asyncio.to_thread(_placed, pods, found, ask)
-
-
-def _placed(pods: Sequence[SeenPod], found: Gathered, ask: Ask) -> dict[str, str]:
-    """Explain, one after the other, whether equal pods fit."""
-    afterwards: dict[str, str] = {}
-    for each in pods:
-        if not each.owner_uid:
-            afterwards[each.facts.uid] = "no controller creates it again"
-            continue
-        claims = tuple(replace(claim, generated=None) for claim in each.facts.claims)
-        again = replace(
-            each.facts,
-            uid=f"{each.facts.uid}/again",
-            node=None,
-            phase="Pending",
-            claims=claims,
-            extended_claim=None,
-            sandbox=None,
+        return await asyncio.to_thread(
+            lambda: {each.facts.uid: _placed(each, found, ask) for each in pods}
         )
-        (report,) = explain_pods([SeenPod(facts=again)], found, ask=ask, brief=True)
-        said = f"a new one waits: {report.summary}"
-        if report.verdict is Verdict.FITS:
-            said = f"a new one fits on node {report.fits_on}" if report.fits_on else "it fits"
-            place(again, 1, found.world, ask, alone=True)
-        elif report.verdict is not Verdict.BLOCKED:
-            said = "it is unknown whether a new one fits"
-        afterwards[each.facts.uid] = said
-    return afterwards
+
+
+def _placed(pod: SeenPod, found: Gathered, ask: Ask) -> str:
+    """Return whether an equal pod fits, which then takes its devices from the next one."""
+    if not pod.owner_uid:
+        return "no controller creates it again"
+    again = replace(
+        pod.facts,
+        uid=f"{pod.facts.uid}/again",
+        node=None,
+        phase="Pending",
+        claims=tuple(replace(claim, generated=None) for claim in pod.facts.claims),
+        extended_claim=None,
+        sandbox=None,
+    )
+    (report,) = explain_pods([SeenPod(facts=again)], found, ask=ask, brief=True)
+    if report.verdict is Verdict.BLOCKED:
+        return f"a new one waits: {report.summary}"
+    if report.verdict is Verdict.FITS and report.fits_on:
+        place(again, 1, found.world, ask, alone=True)
+        return f"a new one fits on node {report.fits_on}"
+    return report.summary
 
 
 # ---------------------------------------------------------------- the commands
@@ -280,15 +277,22 @@ def wanted_of(options: argparse.Namespace) -> dict[str, Any]:
     spec: dict[str, Any] = {"devices": selection, "mode": options.command.capitalize()}
     if options.reason:
         spec["reason"] = options.reason
-    if options.length is not None:
-        end = datetime.now(UTC) + timedelta(seconds=options.length)
-        spec["window"] = {"end": end.strftime("%Y-%m-%dT%H:%M:%SZ")}
     if getattr(options, "time_limit", None):
         spec["timeLimitSeconds"] = max(1, round(options.time_limit))
     words = "-".join((options.command, *selection.values())).lower()
     name = options.name or _NAME.sub("-", words)[:63].strip("-")
     kind = {"apiVersion": crds.API_VERSION, "kind": MaintenanceFacts.kind}
     return {**kind, "metadata": {"name": name}, "spec": spec}
+
+
+def _fetch(options: argparse.Namespace, ask: Callable[[Session, str], Awaitable[int]]) -> int:
+    async def guarded(session: Session, namespace: str) -> int:
+        try:
+            return await ask(session, namespace)
+        except ApiError as error:
+            raise UnreachableError(sentence_of(error)) from None
+
+    return fetch(options, guarded)
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
@@ -299,18 +303,20 @@ def run(options: argparse.Namespace, output: Output) -> int:
         raise UsageError("--timeout needs --wait")
 
     async def ask(session: Session, namespace: str) -> int:
-        shown = await preview(session, project_maintenance(body), namespace)
+        wanted = project_maintenance(body)
         if options.dry_run:
+            shown = await preview(session, wanted, namespace)
             output.write("MaintenancePreview", shown)
             return shown.exit_code
+        devices, _ = await _select(session, wanted, namespace, (CLASSES, SLICES))
         await _create(session, name, body)
-        output.line(f"devicemaintenance/{name} created: {plural(len(shown.devices), 'device')}")
+        output.line(f"devicemaintenance/{name} created: {plural(len(devices), 'device')}")
         if not options.wait:
             return 0
-        condition = "Drained" if options.command == "drain" else "Tainted"
+        condition = "Drained" if wanted.mode == DRAIN else "Tainted"
         return await _follow(session, f"{PATH}/{name}", condition, options.timeout, output)
 
-    return fetch(options, ask)
+    return _fetch(options, ask)
 
 
 async def _create(session: Session, name: str, body: Mapping[str, Any]) -> None:
@@ -326,8 +332,6 @@ async def _create(session: Session, name: str, body: Mapping[str, Any]) -> None:
             f"DeviceMaintenance {name} already exists: set --name, or delete it with "
             f"'kubectl drakit uncordon {name}'"
         ) from None
-    except ApiError as error:
-        raise UnreachableError(sentence_of(error)) from None
 
 
 async def _follow(
@@ -341,20 +345,19 @@ async def _follow(
             body = await session.get(path)
         except NotFoundError:
             raise MissingError("the DeviceMaintenance was deleted") from None
-        except ApiError as error:
-            raise UnreachableError(sentence_of(error)) from None
         conditions = {text(each, "type"): each for each in children(body, "status", "conditions")}
-        found = conditions.get(condition, child({}))
-        said = text(found or conditions.get("Accepted", child({})), "message")
+        accepted, found, ended = (
+            conditions.get(each, child({})) for each in ("Accepted", condition, "Ended")
+        )
+        said = text(found or accepted, "message")
         if said and said != shown:
             output.line(said)
             output.flush()
             shown = said
-        generation = child(body, "metadata").get("generation")
-        is_current = found.get("observedGeneration") == generation
+        is_current = found.get("observedGeneration") == child(body, "metadata").get("generation")
         if text(found, "status") == "True" and is_current:
             return 0
-        if _status_of(body, "Accepted") == "False" or _status_of(body, "Ended") == "True":
+        if text(accepted, "status") == "False" or text(ended, "status") == "True":
             return 1
         if clock() >= end:
             for each in children(body, "status", "blockers"):
@@ -366,21 +369,14 @@ async def _follow(
         await asyncio.sleep(min(POLL_SECONDS, max(0.0, end - clock())))
 
 
-def _status_of(body: Object, kind: str) -> str:
-    conditions = children(body, "status", "conditions")
-    return next((text(each, "status") for each in conditions if text(each, "type") == kind), "")
-
-
 def uncordon(options: argparse.Namespace, output: Output) -> int:
     """Run ``uncordon``; return the exit code."""
 
-    async def ask(session: Session, namespace: str) -> int:
+    async def ask(session: Session, _: str) -> int:
         try:
             known = [project_maintenance(each) for each in (await session.list(PATH)).items]
         except NotFoundError:
             known = []
-        except ApiError as error:
-            raise UnreachableError(sentence_of(error)) from None
         found = [each for each in known if each.name == options.name] or [
             each
             for each in known
@@ -388,19 +384,16 @@ def uncordon(options: argparse.Namespace, output: Output) -> int:
         ]
         if not found:
             raise MissingError(f"no DeviceMaintenance is {options.name}, or has such a device")
-        for each in found:
+        for each in found:  # before any of them is deleted
             if len(each.devices) > 1 and each.name != options.name:
                 raise CommandError(
                     f"DeviceMaintenance {each.name} has {len(each.devices)} devices: end it for "
                     f"all of them with 'kubectl drakit uncordon {each.name}'"
                 )
-            try:
+        for each in found:
+            with suppress(NotFoundError):
                 await session.delete(f"{PATH}/{each.name}", uid=each.uid)
-            except NotFoundError:
-                continue
-            except ApiError as error:
-                raise UnreachableError(sentence_of(error)) from None
             output.line(f"devicemaintenance/{each.name} deleted: its devices are back in service")
         return 0
 
-    return fetch(options, ask)
+    return _fetch(options, ask)

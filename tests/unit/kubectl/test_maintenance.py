@@ -117,11 +117,6 @@ async def test_a_maintenance_is_created(lab, run, words, name, spec):
     assert spec_of(lab, name) == spec
 
 
-async def test_a_maintenance_can_end_by_itself(lab, run):
-    assert (await run("cordon", "n1-a", "--for=2h"))[0] == 0
-    assert spec_of(lab, "cordon-n1-a")["window"]["end"].endswith("Z")
-
-
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
@@ -160,6 +155,16 @@ async def test_a_user_who_may_not_create_one_gets_the_api_servers_words(lab, run
     lab.forbid(MAINTENANCES)
     code, _, error = await run("cordon", "n1-a")
     assert (code, "no" in error) == (3, True)
+
+
+async def test_a_cordon_needs_no_more_than_slices_and_classes(lab, run):
+    for path in ("/api/v1/nodes", PODS, "/apis/resource.k8s.io/v1/resourceclaims"):
+        lab.forbid(path)
+    assert (await run("cordon", "n1-a"))[0] == 0
+    lab.forbid("/apis/resource.k8s.io/v1/deviceclasses")
+    code, _, error = await run("cordon", "--class=gpu")
+    assert code == 3
+    assert "no permission to list DeviceClasses" in error
 
 
 # ------------------------------------------------------------ the preview
@@ -223,7 +228,15 @@ async def test_without_rules_devices_of_foreign_drivers_cannot_be_tainted(lab, r
 async def test_pods_that_may_not_be_read_are_a_gap(lab, run):
     lab.forbid(PODS)
     _, body = await run.json("drain", "n1-a", "--dry-run")
-    assert any("no permission to read pods" in each for each in body["notEvaluated"])
+    (gap,) = (each for each in body["notEvaluated"] if "no permission to read pods" in each)
+    _, out, _ = await run("drain", "n1-a", "--dry-run")
+    assert gap in out
+
+
+async def test_claims_that_may_not_be_listed_are_a_gap(lab, run):
+    lab.forbid("/apis/resource.k8s.io/v1/resourceclaims")
+    _, out, _ = await run("cordon", "n1-a", "--dry-run")
+    assert "no permission to list ResourceClaims" in out
 
 
 # ------------------------------------------------------------ following, and the end
@@ -272,11 +285,13 @@ async def test_at_the_end_of_its_time_a_command_names_what_blocks(lab, run):
 
 async def test_uncordon_takes_a_maintenance_or_its_only_device(lab, run):
     device = {"driver": "gpu.example.com", "pool": "n1", "device": "n1-a"}
-    for name, devices in (("one", [device]), ("all", [device, device | {"device": "n1-b"}])):
+    both = [device, device | {"device": "n1-b"}]
+    for name, devices in (("a-single", [device]), ("all", both)):
         lab.store(f"{MAINTENANCES}/{name}", {"spec": {}, "status": {"devices": devices}})
     code, _, error = await run("uncordon", "n1-a")
     assert code == 1
     assert "kubectl drakit uncordon all" in error
+    assert len(lab.objects(MAINTENANCES)) == 2
     code, out, _ = await run("uncordon", "all")
     assert code == 0
     assert "devicemaintenance/all deleted" in out
