@@ -141,13 +141,16 @@ def _add_new(group: _Group) -> None:
 def _add_schema(group: _Group) -> None:
     schema = group.add_parser(
         "schema",
-        help="print the schemas of a Python driver's parameters",
-        description="Prints a DeviceDriver manifest with the JSON schemas of a Python driver's "
-        "opaque parameters, by apiVersion. With the manifest in the cluster, and the chart's value "
+        help="print the schemas of a driver's parameters",
+        description="Prints a DeviceDriver manifest with the JSON schemas of a driver's opaque "
+        "parameters, by apiVersion. With the manifest in the cluster, and the chart's value "
         "operator.admission.enabled, the API server rejects parameters that do not fit.",
     )
     schema.add_argument(
-        "driver", metavar="DRIVER", help="module:Class, or the name of an entry point"
+        "driver",
+        metavar="DRIVER",
+        help="a driver in Python (module:Class, or the name of an installed driver), or a running "
+        "backend that announces its schemas (unix:/path/to.sock)",
     )
     add_option(
         schema,

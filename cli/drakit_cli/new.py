@@ -48,7 +48,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 """The templates of files, by their paths in a project: for any project, and for some forms."""
 
 _TAKEN = frozenset(
-    {"drakit", "hostdev", "simulated"} | {"cdi", "conformance", "new", "node", "setup", "version"}
+    {"drakit", "hostdev", "simulated"}
+    | {"cdi", "conformance", "new", "node", "schema", "setup", "version"}
 )
 """Names of drakit's own drivers, packages and commands."""
 

@@ -1,53 +1,99 @@
 """
-``drakit schema``: prints the schemas of a Python driver's parameters, as a DeviceDriver.
+``drakit schema``: prints the schemas of a driver's parameters, as a DeviceDriver.
 
-The driver's class is imported, and not started. Does not depend on a cluster.
+The class of a driver in Python is imported, and not started. A running backend announces its
+schemas. Does not depend on a cluster.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, cast
+import json
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
+from drakit.driver import Driver
 from drakit.settings import SettingsError, read_file
 from drakit_cli.answers import CommandError, UsageError
-from drakit_driver.runtime.loading import load_driver
+from drakit_driver.runtime.loading import driver_class, load_driver
 from drakit_driver.runtime.parameters import schemas_of
+from drakit_explain.parameters import schemas_of as schemas_of_manifest
 from drakit_formats import crds
 
 if TYPE_CHECKING:
     from drakit import Node
 
 
+INFO_SECONDS = 5.0
+"""The time that the node plugin gives a backend for GetInfo."""
+
+
 def schema(options: argparse.Namespace) -> int:
     """Print the manifest."""
-    try:
-        values = {} if options.driver_config is None else read_file(options.driver_config)
-        driver = load_driver(
-            options.driver,
-            values,
-            node=cast("Node", None),  # only a driver that starts needs it
-            where="drakit schema",
-            file=str(options.driver_config or "the default configuration"),
-        )
-    except SettingsError as error:
-        raise UsageError(str(error)) from error
-    kind = driver.traits.parameters_type
-    if kind is None:
-        raise CommandError(
-            f"driver {driver.name} has no parameters_type, so that its parameters have no schema: "
-            "set it, or set drakit.NoParameters if the driver accepts no parameters"
-        )
+    _, is_backend, path = options.driver.rpartition("unix:")
+    name, parameters = _announced(path) if is_backend else _of_class(options)
     manifest = {
         "apiVersion": crds.API_VERSION,
         "kind": "DeviceDriver",
-        "metadata": {"name": driver.name},
-        "spec": {"parameters": schemas_of(kind, driver.traits.parameter_versions)},
+        "metadata": {"name": name},
+        "spec": {"parameters": parameters},
     }
+    if problems := schemas_of_manifest(manifest).problems:
+        raise CommandError(f"driver {name} has malformed schemas: {'; '.join(problems)}")
     print(yaml.dump(manifest, Dumper=_Dumper, sort_keys=False), end="")
     return 0
+
+
+def _announced(path: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of the driver of a running backend, and the schemas that it announces."""
+    import grpc
+
+    from drakit_proto.backend.v1 import backend_pb2 as pb
+    from drakit_proto.backend.v1 import backend_pb2_grpc as pb_grpc
+
+    try:
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            stub = pb_grpc.BackendStub(channel)
+            info = stub.GetInfo(pb.GetInfoRequest(), timeout=INFO_SECONDS)
+    except grpc.RpcError as error:
+        reason = cast("grpc.Call", error).details()
+        raise CommandError(f"the backend at {path} does not answer GetInfo: {reason}") from error
+    if not info.parameter_schemas:
+        raise CommandError(
+            f"driver {info.driver_name} announces no schemas: set parameter_schemas in its "
+            "response to GetInfo"
+        )
+    try:
+        schemas = {key: json.loads(each) for key, each in sorted(info.parameter_schemas.items())}
+    except ValueError as error:
+        raise CommandError(
+            f"driver {info.driver_name} announces a schema that is not JSON: {error}"
+        ) from error
+    return info.driver_name, schemas
+
+
+def _of_class(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    try:
+        kind = driver_class(options.driver, where="drakit schema")
+        name = kind.name
+        if kind.name_of.__func__ is not Driver.name_of.__func__:
+            values = {} if options.driver_config is None else read_file(options.driver_config)
+            name = load_driver(
+                options.driver,
+                values,
+                node=cast("Node", None),  # only a driver that starts needs it
+                where="drakit schema",
+                file=str(options.driver_config or "the default configuration"),
+            ).name
+    except SettingsError as error:
+        raise UsageError(str(error)) from error
+    if kind.parameters_type is None:
+        raise CommandError(
+            f"driver {name} has no parameters_type, so that its parameters have no schema: "
+            "set it, or set drakit.NoParameters if the driver accepts no parameters"
+        )
+    return name, schemas_of(kind.parameters_type, tuple(kind.parameter_versions))
 
 
 class _Dumper(yaml.SafeDumper):

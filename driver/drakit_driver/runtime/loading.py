@@ -102,9 +102,7 @@ def load_driver(
 
     Errors name `where` for the reference, and `file` and `key` for the values.
     """
-    kind = _find(reference, where=where)
-    if (fault := _fault_of(kind)) is not None:
-        raise ConfigError(f"{where}: {reference} {fault}; this is a bug in the driver")
+    kind = driver_class(reference, where=where)
     at = f"{file}: {key}" if key else file
     try:
         config = kind.config_type.model_validate(values)
@@ -129,6 +127,14 @@ def load_driver(
         return kind(config, node)
 
     return LoadedDriver(name=name, make=make, traits=traits_of(kind), where=at)
+
+
+def driver_class(reference: str, *, where: str) -> type[AnyDriver]:
+    """Import the class of a driver, and check it; raise :class:`ConfigError`."""
+    kind = _find(reference, where=where)
+    if (fault := _fault_of(kind)) is not None:
+        raise ConfigError(f"{where}: {reference} {fault}; this is a bug in the driver")
+    return kind
 
 
 def _fault_of(kind: type[AnyDriver]) -> str | None:

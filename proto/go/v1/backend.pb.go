@@ -286,8 +286,13 @@ type GetInfoResponse struct {
 	// /var/run/kubernetes.io/dra-device-attributes. A device can have 32 attributes there, and a claim
 	// 128 KiB.
 	MetadataFiles bool `protobuf:"varint,5,opt,name=metadata_files,json=metadataFiles,proto3" json:"metadata_files,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// The JSON schemas of the opaque parameters that the driver accepts, by the apiVersion of the
+	// parameters. The empty key is for parameters without apiVersion and kind. The node plugin ignores
+	// this field: `drakit schema unix:/path/to.sock` prints it as a DeviceDriver, which the chart of the
+	// driver contains. A response can have 64 KiB.
+	ParameterSchemas map[string]string `protobuf:"bytes,6,rep,name=parameter_schemas,json=parameterSchemas,proto3" json:"parameter_schemas,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *GetInfoResponse) Reset() {
@@ -353,6 +358,13 @@ func (x *GetInfoResponse) GetMetadataFiles() bool {
 		return x.MetadataFiles
 	}
 	return false
+}
+
+func (x *GetInfoResponse) GetParameterSchemas() map[string]string {
+	if x != nil {
+		return x.ParameterSchemas
+	}
+	return nil
 }
 
 // A cluster-scoped custom resource.
@@ -4547,7 +4559,7 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\x06labels\x18\x01 \x03(\v2).drakit.backend.v1.NodeLabels.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe3\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8f\x03\n" +
 	"\x0fGetInfoResponse\x12\x1f\n" +
 	"\vdriver_name\x18\x01 \x01(\tR\n" +
 	"driverName\x12\x18\n" +
@@ -4555,7 +4567,11 @@ const file_drakit_proto_backend_v1_backend_proto_rawDesc = "" +
 	"\bpolicies\x18\x03 \x01(\v2!.drakit.backend.v1.PolicyResourceH\x00R\bpolicies\x88\x01\x01\x12\x1d\n" +
 	"\n" +
 	"claim_data\x18\x04 \x01(\bR\tclaimData\x12%\n" +
-	"\x0emetadata_files\x18\x05 \x01(\bR\rmetadataFilesB\v\n" +
+	"\x0emetadata_files\x18\x05 \x01(\bR\rmetadataFiles\x12e\n" +
+	"\x11parameter_schemas\x18\x06 \x03(\v28.drakit.backend.v1.GetInfoResponse.ParameterSchemasEntryR\x10parameterSchemas\x1aC\n" +
+	"\x15ParameterSchemasEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\v\n" +
 	"\t_policies\"X\n" +
 	"\x0ePolicyResource\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x18\n" +
@@ -4959,7 +4975,7 @@ func file_drakit_proto_backend_v1_backend_proto_rawDescGZIP() []byte {
 }
 
 var file_drakit_proto_backend_v1_backend_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_drakit_proto_backend_v1_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
+var file_drakit_proto_backend_v1_backend_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
 var file_drakit_proto_backend_v1_backend_proto_goTypes = []any{
 	(TaintEffect)(0),                  // 0: drakit.backend.v1.TaintEffect
 	(HealthStatus)(0),                 // 1: drakit.backend.v1.HealthStatus
@@ -5025,119 +5041,121 @@ var file_drakit_proto_backend_v1_backend_proto_goTypes = []any{
 	(*HeldDevice)(nil),                // 61: drakit.backend.v1.HeldDevice
 	(*HeldNode)(nil),                  // 62: drakit.backend.v1.HeldNode
 	nil,                               // 63: drakit.backend.v1.NodeLabels.LabelsEntry
-	nil,                               // 64: drakit.backend.v1.Device.AttributesEntry
-	nil,                               // 65: drakit.backend.v1.Device.CapacityEntry
-	nil,                               // 66: drakit.backend.v1.Device.ConsumesEntry
-	nil,                               // 67: drakit.backend.v1.Device.NodeAllocatableResourcesEntry
-	nil,                               // 68: drakit.backend.v1.Device.CompatibilityGroupsEntry
-	nil,                               // 69: drakit.backend.v1.CounterAmounts.CountersEntry
-	nil,                               // 70: drakit.backend.v1.CounterSet.CountersEntry
-	nil,                               // 71: drakit.backend.v1.ClaimData.LabelsEntry
-	nil,                               // 72: drakit.backend.v1.ClaimData.AnnotationsEntry
-	nil,                               // 73: drakit.backend.v1.OtherDevice.ConsumedCapacityEntry
-	nil,                               // 74: drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
-	nil,                               // 75: drakit.backend.v1.AllocatedDevice.ConsumesEntry
-	nil,                               // 76: drakit.backend.v1.AllocatedDevice.AttributesEntry
-	nil,                               // 77: drakit.backend.v1.AllocatedDevice.CapacityEntry
-	nil,                               // 78: drakit.backend.v1.PreparedDevice.AttributesEntry
-	nil,                               // 79: drakit.backend.v1.Edits.EnvEntry
-	nil,                               // 80: drakit.backend.v1.Hook.EnvEntry
+	nil,                               // 64: drakit.backend.v1.GetInfoResponse.ParameterSchemasEntry
+	nil,                               // 65: drakit.backend.v1.Device.AttributesEntry
+	nil,                               // 66: drakit.backend.v1.Device.CapacityEntry
+	nil,                               // 67: drakit.backend.v1.Device.ConsumesEntry
+	nil,                               // 68: drakit.backend.v1.Device.NodeAllocatableResourcesEntry
+	nil,                               // 69: drakit.backend.v1.Device.CompatibilityGroupsEntry
+	nil,                               // 70: drakit.backend.v1.CounterAmounts.CountersEntry
+	nil,                               // 71: drakit.backend.v1.CounterSet.CountersEntry
+	nil,                               // 72: drakit.backend.v1.ClaimData.LabelsEntry
+	nil,                               // 73: drakit.backend.v1.ClaimData.AnnotationsEntry
+	nil,                               // 74: drakit.backend.v1.OtherDevice.ConsumedCapacityEntry
+	nil,                               // 75: drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
+	nil,                               // 76: drakit.backend.v1.AllocatedDevice.ConsumesEntry
+	nil,                               // 77: drakit.backend.v1.AllocatedDevice.AttributesEntry
+	nil,                               // 78: drakit.backend.v1.AllocatedDevice.CapacityEntry
+	nil,                               // 79: drakit.backend.v1.PreparedDevice.AttributesEntry
+	nil,                               // 80: drakit.backend.v1.Edits.EnvEntry
+	nil,                               // 81: drakit.backend.v1.Hook.EnvEntry
 }
 var file_drakit_proto_backend_v1_backend_proto_depIdxs = []int32{
 	3,  // 0: drakit.backend.v1.GetInfoRequest.node_labels:type_name -> drakit.backend.v1.NodeLabels
 	63, // 1: drakit.backend.v1.NodeLabels.labels:type_name -> drakit.backend.v1.NodeLabels.LabelsEntry
 	5,  // 2: drakit.backend.v1.GetInfoResponse.policies:type_name -> drakit.backend.v1.PolicyResource
-	12, // 3: drakit.backend.v1.WatchDevicesResponse.devices:type_name -> drakit.backend.v1.Device
-	23, // 4: drakit.backend.v1.WatchDevicesResponse.counter_sets:type_name -> drakit.backend.v1.CounterSet
-	11, // 5: drakit.backend.v1.WatchDevicesResponse.fallback:type_name -> drakit.backend.v1.Fallback
-	8,  // 6: drakit.backend.v1.WatchDevicesResponse.rejected:type_name -> drakit.backend.v1.RejectedDevice
-	9,  // 7: drakit.backend.v1.WatchDevicesResponse.policies:type_name -> drakit.backend.v1.PolicyOutcome
-	10, // 8: drakit.backend.v1.PolicyOutcome.conflicts:type_name -> drakit.backend.v1.PolicyConflict
-	12, // 9: drakit.backend.v1.Fallback.devices:type_name -> drakit.backend.v1.Device
-	64, // 10: drakit.backend.v1.Device.attributes:type_name -> drakit.backend.v1.Device.AttributesEntry
-	65, // 11: drakit.backend.v1.Device.capacity:type_name -> drakit.backend.v1.Device.CapacityEntry
-	21, // 12: drakit.backend.v1.Device.topology:type_name -> drakit.backend.v1.Topology
-	66, // 13: drakit.backend.v1.Device.consumes:type_name -> drakit.backend.v1.Device.ConsumesEntry
-	24, // 14: drakit.backend.v1.Device.taints:type_name -> drakit.backend.v1.Taint
-	25, // 15: drakit.backend.v1.Device.health:type_name -> drakit.backend.v1.Health
-	67, // 16: drakit.backend.v1.Device.node_allocatable_resources:type_name -> drakit.backend.v1.Device.NodeAllocatableResourcesEntry
-	68, // 17: drakit.backend.v1.Device.compatibility_groups:type_name -> drakit.backend.v1.Device.CompatibilityGroupsEntry
-	16, // 18: drakit.backend.v1.Attribute.strings:type_name -> drakit.backend.v1.StringList
-	17, // 19: drakit.backend.v1.Attribute.ints:type_name -> drakit.backend.v1.IntList
-	18, // 20: drakit.backend.v1.Attribute.bools:type_name -> drakit.backend.v1.BoolList
-	16, // 21: drakit.backend.v1.Attribute.versions:type_name -> drakit.backend.v1.StringList
-	20, // 22: drakit.backend.v1.Capacity.valid_range:type_name -> drakit.backend.v1.CapacityRange
-	69, // 23: drakit.backend.v1.CounterAmounts.counters:type_name -> drakit.backend.v1.CounterAmounts.CountersEntry
-	70, // 24: drakit.backend.v1.CounterSet.counters:type_name -> drakit.backend.v1.CounterSet.CountersEntry
-	0,  // 25: drakit.backend.v1.Taint.effect:type_name -> drakit.backend.v1.TaintEffect
-	1,  // 26: drakit.backend.v1.Health.status:type_name -> drakit.backend.v1.HealthStatus
-	28, // 27: drakit.backend.v1.WatchHealthResponse.devices:type_name -> drakit.backend.v1.DeviceHealth
-	25, // 28: drakit.backend.v1.DeviceHealth.health:type_name -> drakit.backend.v1.Health
-	35, // 29: drakit.backend.v1.Claim.devices:type_name -> drakit.backend.v1.AllocatedDevice
-	30, // 30: drakit.backend.v1.Claim.data:type_name -> drakit.backend.v1.ClaimData
-	71, // 31: drakit.backend.v1.ClaimData.labels:type_name -> drakit.backend.v1.ClaimData.LabelsEntry
-	72, // 32: drakit.backend.v1.ClaimData.annotations:type_name -> drakit.backend.v1.ClaimData.AnnotationsEntry
-	31, // 33: drakit.backend.v1.ClaimData.owners:type_name -> drakit.backend.v1.ClaimOwner
-	32, // 34: drakit.backend.v1.ClaimData.reserved_for:type_name -> drakit.backend.v1.ClaimConsumer
-	33, // 35: drakit.backend.v1.ClaimData.configs:type_name -> drakit.backend.v1.ClaimConfig
-	34, // 36: drakit.backend.v1.ClaimData.other_devices:type_name -> drakit.backend.v1.OtherDevice
-	73, // 37: drakit.backend.v1.OtherDevice.consumed_capacity:type_name -> drakit.backend.v1.OtherDevice.ConsumedCapacityEntry
-	74, // 38: drakit.backend.v1.AllocatedDevice.consumed_capacity:type_name -> drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
-	75, // 39: drakit.backend.v1.AllocatedDevice.consumes:type_name -> drakit.backend.v1.AllocatedDevice.ConsumesEntry
-	76, // 40: drakit.backend.v1.AllocatedDevice.attributes:type_name -> drakit.backend.v1.AllocatedDevice.AttributesEntry
-	77, // 41: drakit.backend.v1.AllocatedDevice.capacity:type_name -> drakit.backend.v1.AllocatedDevice.CapacityEntry
-	29, // 42: drakit.backend.v1.PrepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	38, // 43: drakit.backend.v1.PrepareClaimsResponse.claims:type_name -> drakit.backend.v1.PreparedClaim
-	42, // 44: drakit.backend.v1.PreparedClaim.edits:type_name -> drakit.backend.v1.Edits
-	39, // 45: drakit.backend.v1.PreparedClaim.devices:type_name -> drakit.backend.v1.PreparedDevice
-	40, // 46: drakit.backend.v1.PreparedDevice.conditions:type_name -> drakit.backend.v1.Condition
-	41, // 47: drakit.backend.v1.PreparedDevice.network_data:type_name -> drakit.backend.v1.NetworkData
-	78, // 48: drakit.backend.v1.PreparedDevice.attributes:type_name -> drakit.backend.v1.PreparedDevice.AttributesEntry
-	79, // 49: drakit.backend.v1.Edits.env:type_name -> drakit.backend.v1.Edits.EnvEntry
-	43, // 50: drakit.backend.v1.Edits.device_nodes:type_name -> drakit.backend.v1.DeviceNode
-	44, // 51: drakit.backend.v1.Edits.mounts:type_name -> drakit.backend.v1.Mount
-	45, // 52: drakit.backend.v1.Edits.hooks:type_name -> drakit.backend.v1.Hook
-	46, // 53: drakit.backend.v1.Edits.net_devices:type_name -> drakit.backend.v1.NetDevice
-	47, // 54: drakit.backend.v1.Edits.intel_rdt:type_name -> drakit.backend.v1.IntelRdt
-	80, // 55: drakit.backend.v1.Hook.env:type_name -> drakit.backend.v1.Hook.EnvEntry
-	29, // 56: drakit.backend.v1.UnprepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	50, // 57: drakit.backend.v1.UnprepareClaimsResponse.claims:type_name -> drakit.backend.v1.UnpreparedClaim
-	29, // 58: drakit.backend.v1.CheckClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
-	53, // 59: drakit.backend.v1.CheckClaimsResponse.claims:type_name -> drakit.backend.v1.CheckedClaim
-	55, // 60: drakit.backend.v1.ApplyPoliciesRequest.policies:type_name -> drakit.backend.v1.Policy
-	57, // 61: drakit.backend.v1.ApplyPoliciesResponse.invalid:type_name -> drakit.backend.v1.InvalidPolicy
-	60, // 62: drakit.backend.v1.UpdateHeldDevicesRequest.claims:type_name -> drakit.backend.v1.HeldClaim
-	61, // 63: drakit.backend.v1.HeldClaim.devices:type_name -> drakit.backend.v1.HeldDevice
-	62, // 64: drakit.backend.v1.HeldDevice.nodes:type_name -> drakit.backend.v1.HeldNode
-	15, // 65: drakit.backend.v1.Device.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
-	19, // 66: drakit.backend.v1.Device.CapacityEntry.value:type_name -> drakit.backend.v1.Capacity
-	22, // 67: drakit.backend.v1.Device.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
-	14, // 68: drakit.backend.v1.Device.NodeAllocatableResourcesEntry.value:type_name -> drakit.backend.v1.NodeAllocatableResource
-	13, // 69: drakit.backend.v1.Device.CompatibilityGroupsEntry.value:type_name -> drakit.backend.v1.CompatibilityGroups
-	22, // 70: drakit.backend.v1.AllocatedDevice.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
-	15, // 71: drakit.backend.v1.AllocatedDevice.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
-	15, // 72: drakit.backend.v1.PreparedDevice.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
-	2,  // 73: drakit.backend.v1.Backend.GetInfo:input_type -> drakit.backend.v1.GetInfoRequest
-	6,  // 74: drakit.backend.v1.Backend.WatchDevices:input_type -> drakit.backend.v1.WatchDevicesRequest
-	36, // 75: drakit.backend.v1.Backend.PrepareClaims:input_type -> drakit.backend.v1.PrepareClaimsRequest
-	48, // 76: drakit.backend.v1.Backend.UnprepareClaims:input_type -> drakit.backend.v1.UnprepareClaimsRequest
-	51, // 77: drakit.backend.v1.Backend.CheckClaims:input_type -> drakit.backend.v1.CheckClaimsRequest
-	26, // 78: drakit.backend.v1.Backend.WatchHealth:input_type -> drakit.backend.v1.WatchHealthRequest
-	54, // 79: drakit.backend.v1.Backend.ApplyPolicies:input_type -> drakit.backend.v1.ApplyPoliciesRequest
-	58, // 80: drakit.backend.v1.Backend.UpdateHeldDevices:input_type -> drakit.backend.v1.UpdateHeldDevicesRequest
-	4,  // 81: drakit.backend.v1.Backend.GetInfo:output_type -> drakit.backend.v1.GetInfoResponse
-	7,  // 82: drakit.backend.v1.Backend.WatchDevices:output_type -> drakit.backend.v1.WatchDevicesResponse
-	37, // 83: drakit.backend.v1.Backend.PrepareClaims:output_type -> drakit.backend.v1.PrepareClaimsResponse
-	49, // 84: drakit.backend.v1.Backend.UnprepareClaims:output_type -> drakit.backend.v1.UnprepareClaimsResponse
-	52, // 85: drakit.backend.v1.Backend.CheckClaims:output_type -> drakit.backend.v1.CheckClaimsResponse
-	27, // 86: drakit.backend.v1.Backend.WatchHealth:output_type -> drakit.backend.v1.WatchHealthResponse
-	56, // 87: drakit.backend.v1.Backend.ApplyPolicies:output_type -> drakit.backend.v1.ApplyPoliciesResponse
-	59, // 88: drakit.backend.v1.Backend.UpdateHeldDevices:output_type -> drakit.backend.v1.UpdateHeldDevicesResponse
-	81, // [81:89] is the sub-list for method output_type
-	73, // [73:81] is the sub-list for method input_type
-	73, // [73:73] is the sub-list for extension type_name
-	73, // [73:73] is the sub-list for extension extendee
-	0,  // [0:73] is the sub-list for field type_name
+	64, // 3: drakit.backend.v1.GetInfoResponse.parameter_schemas:type_name -> drakit.backend.v1.GetInfoResponse.ParameterSchemasEntry
+	12, // 4: drakit.backend.v1.WatchDevicesResponse.devices:type_name -> drakit.backend.v1.Device
+	23, // 5: drakit.backend.v1.WatchDevicesResponse.counter_sets:type_name -> drakit.backend.v1.CounterSet
+	11, // 6: drakit.backend.v1.WatchDevicesResponse.fallback:type_name -> drakit.backend.v1.Fallback
+	8,  // 7: drakit.backend.v1.WatchDevicesResponse.rejected:type_name -> drakit.backend.v1.RejectedDevice
+	9,  // 8: drakit.backend.v1.WatchDevicesResponse.policies:type_name -> drakit.backend.v1.PolicyOutcome
+	10, // 9: drakit.backend.v1.PolicyOutcome.conflicts:type_name -> drakit.backend.v1.PolicyConflict
+	12, // 10: drakit.backend.v1.Fallback.devices:type_name -> drakit.backend.v1.Device
+	65, // 11: drakit.backend.v1.Device.attributes:type_name -> drakit.backend.v1.Device.AttributesEntry
+	66, // 12: drakit.backend.v1.Device.capacity:type_name -> drakit.backend.v1.Device.CapacityEntry
+	21, // 13: drakit.backend.v1.Device.topology:type_name -> drakit.backend.v1.Topology
+	67, // 14: drakit.backend.v1.Device.consumes:type_name -> drakit.backend.v1.Device.ConsumesEntry
+	24, // 15: drakit.backend.v1.Device.taints:type_name -> drakit.backend.v1.Taint
+	25, // 16: drakit.backend.v1.Device.health:type_name -> drakit.backend.v1.Health
+	68, // 17: drakit.backend.v1.Device.node_allocatable_resources:type_name -> drakit.backend.v1.Device.NodeAllocatableResourcesEntry
+	69, // 18: drakit.backend.v1.Device.compatibility_groups:type_name -> drakit.backend.v1.Device.CompatibilityGroupsEntry
+	16, // 19: drakit.backend.v1.Attribute.strings:type_name -> drakit.backend.v1.StringList
+	17, // 20: drakit.backend.v1.Attribute.ints:type_name -> drakit.backend.v1.IntList
+	18, // 21: drakit.backend.v1.Attribute.bools:type_name -> drakit.backend.v1.BoolList
+	16, // 22: drakit.backend.v1.Attribute.versions:type_name -> drakit.backend.v1.StringList
+	20, // 23: drakit.backend.v1.Capacity.valid_range:type_name -> drakit.backend.v1.CapacityRange
+	70, // 24: drakit.backend.v1.CounterAmounts.counters:type_name -> drakit.backend.v1.CounterAmounts.CountersEntry
+	71, // 25: drakit.backend.v1.CounterSet.counters:type_name -> drakit.backend.v1.CounterSet.CountersEntry
+	0,  // 26: drakit.backend.v1.Taint.effect:type_name -> drakit.backend.v1.TaintEffect
+	1,  // 27: drakit.backend.v1.Health.status:type_name -> drakit.backend.v1.HealthStatus
+	28, // 28: drakit.backend.v1.WatchHealthResponse.devices:type_name -> drakit.backend.v1.DeviceHealth
+	25, // 29: drakit.backend.v1.DeviceHealth.health:type_name -> drakit.backend.v1.Health
+	35, // 30: drakit.backend.v1.Claim.devices:type_name -> drakit.backend.v1.AllocatedDevice
+	30, // 31: drakit.backend.v1.Claim.data:type_name -> drakit.backend.v1.ClaimData
+	72, // 32: drakit.backend.v1.ClaimData.labels:type_name -> drakit.backend.v1.ClaimData.LabelsEntry
+	73, // 33: drakit.backend.v1.ClaimData.annotations:type_name -> drakit.backend.v1.ClaimData.AnnotationsEntry
+	31, // 34: drakit.backend.v1.ClaimData.owners:type_name -> drakit.backend.v1.ClaimOwner
+	32, // 35: drakit.backend.v1.ClaimData.reserved_for:type_name -> drakit.backend.v1.ClaimConsumer
+	33, // 36: drakit.backend.v1.ClaimData.configs:type_name -> drakit.backend.v1.ClaimConfig
+	34, // 37: drakit.backend.v1.ClaimData.other_devices:type_name -> drakit.backend.v1.OtherDevice
+	74, // 38: drakit.backend.v1.OtherDevice.consumed_capacity:type_name -> drakit.backend.v1.OtherDevice.ConsumedCapacityEntry
+	75, // 39: drakit.backend.v1.AllocatedDevice.consumed_capacity:type_name -> drakit.backend.v1.AllocatedDevice.ConsumedCapacityEntry
+	76, // 40: drakit.backend.v1.AllocatedDevice.consumes:type_name -> drakit.backend.v1.AllocatedDevice.ConsumesEntry
+	77, // 41: drakit.backend.v1.AllocatedDevice.attributes:type_name -> drakit.backend.v1.AllocatedDevice.AttributesEntry
+	78, // 42: drakit.backend.v1.AllocatedDevice.capacity:type_name -> drakit.backend.v1.AllocatedDevice.CapacityEntry
+	29, // 43: drakit.backend.v1.PrepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	38, // 44: drakit.backend.v1.PrepareClaimsResponse.claims:type_name -> drakit.backend.v1.PreparedClaim
+	42, // 45: drakit.backend.v1.PreparedClaim.edits:type_name -> drakit.backend.v1.Edits
+	39, // 46: drakit.backend.v1.PreparedClaim.devices:type_name -> drakit.backend.v1.PreparedDevice
+	40, // 47: drakit.backend.v1.PreparedDevice.conditions:type_name -> drakit.backend.v1.Condition
+	41, // 48: drakit.backend.v1.PreparedDevice.network_data:type_name -> drakit.backend.v1.NetworkData
+	79, // 49: drakit.backend.v1.PreparedDevice.attributes:type_name -> drakit.backend.v1.PreparedDevice.AttributesEntry
+	80, // 50: drakit.backend.v1.Edits.env:type_name -> drakit.backend.v1.Edits.EnvEntry
+	43, // 51: drakit.backend.v1.Edits.device_nodes:type_name -> drakit.backend.v1.DeviceNode
+	44, // 52: drakit.backend.v1.Edits.mounts:type_name -> drakit.backend.v1.Mount
+	45, // 53: drakit.backend.v1.Edits.hooks:type_name -> drakit.backend.v1.Hook
+	46, // 54: drakit.backend.v1.Edits.net_devices:type_name -> drakit.backend.v1.NetDevice
+	47, // 55: drakit.backend.v1.Edits.intel_rdt:type_name -> drakit.backend.v1.IntelRdt
+	81, // 56: drakit.backend.v1.Hook.env:type_name -> drakit.backend.v1.Hook.EnvEntry
+	29, // 57: drakit.backend.v1.UnprepareClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	50, // 58: drakit.backend.v1.UnprepareClaimsResponse.claims:type_name -> drakit.backend.v1.UnpreparedClaim
+	29, // 59: drakit.backend.v1.CheckClaimsRequest.claims:type_name -> drakit.backend.v1.Claim
+	53, // 60: drakit.backend.v1.CheckClaimsResponse.claims:type_name -> drakit.backend.v1.CheckedClaim
+	55, // 61: drakit.backend.v1.ApplyPoliciesRequest.policies:type_name -> drakit.backend.v1.Policy
+	57, // 62: drakit.backend.v1.ApplyPoliciesResponse.invalid:type_name -> drakit.backend.v1.InvalidPolicy
+	60, // 63: drakit.backend.v1.UpdateHeldDevicesRequest.claims:type_name -> drakit.backend.v1.HeldClaim
+	61, // 64: drakit.backend.v1.HeldClaim.devices:type_name -> drakit.backend.v1.HeldDevice
+	62, // 65: drakit.backend.v1.HeldDevice.nodes:type_name -> drakit.backend.v1.HeldNode
+	15, // 66: drakit.backend.v1.Device.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
+	19, // 67: drakit.backend.v1.Device.CapacityEntry.value:type_name -> drakit.backend.v1.Capacity
+	22, // 68: drakit.backend.v1.Device.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
+	14, // 69: drakit.backend.v1.Device.NodeAllocatableResourcesEntry.value:type_name -> drakit.backend.v1.NodeAllocatableResource
+	13, // 70: drakit.backend.v1.Device.CompatibilityGroupsEntry.value:type_name -> drakit.backend.v1.CompatibilityGroups
+	22, // 71: drakit.backend.v1.AllocatedDevice.ConsumesEntry.value:type_name -> drakit.backend.v1.CounterAmounts
+	15, // 72: drakit.backend.v1.AllocatedDevice.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
+	15, // 73: drakit.backend.v1.PreparedDevice.AttributesEntry.value:type_name -> drakit.backend.v1.Attribute
+	2,  // 74: drakit.backend.v1.Backend.GetInfo:input_type -> drakit.backend.v1.GetInfoRequest
+	6,  // 75: drakit.backend.v1.Backend.WatchDevices:input_type -> drakit.backend.v1.WatchDevicesRequest
+	36, // 76: drakit.backend.v1.Backend.PrepareClaims:input_type -> drakit.backend.v1.PrepareClaimsRequest
+	48, // 77: drakit.backend.v1.Backend.UnprepareClaims:input_type -> drakit.backend.v1.UnprepareClaimsRequest
+	51, // 78: drakit.backend.v1.Backend.CheckClaims:input_type -> drakit.backend.v1.CheckClaimsRequest
+	26, // 79: drakit.backend.v1.Backend.WatchHealth:input_type -> drakit.backend.v1.WatchHealthRequest
+	54, // 80: drakit.backend.v1.Backend.ApplyPolicies:input_type -> drakit.backend.v1.ApplyPoliciesRequest
+	58, // 81: drakit.backend.v1.Backend.UpdateHeldDevices:input_type -> drakit.backend.v1.UpdateHeldDevicesRequest
+	4,  // 82: drakit.backend.v1.Backend.GetInfo:output_type -> drakit.backend.v1.GetInfoResponse
+	7,  // 83: drakit.backend.v1.Backend.WatchDevices:output_type -> drakit.backend.v1.WatchDevicesResponse
+	37, // 84: drakit.backend.v1.Backend.PrepareClaims:output_type -> drakit.backend.v1.PrepareClaimsResponse
+	49, // 85: drakit.backend.v1.Backend.UnprepareClaims:output_type -> drakit.backend.v1.UnprepareClaimsResponse
+	52, // 86: drakit.backend.v1.Backend.CheckClaims:output_type -> drakit.backend.v1.CheckClaimsResponse
+	27, // 87: drakit.backend.v1.Backend.WatchHealth:output_type -> drakit.backend.v1.WatchHealthResponse
+	56, // 88: drakit.backend.v1.Backend.ApplyPolicies:output_type -> drakit.backend.v1.ApplyPoliciesResponse
+	59, // 89: drakit.backend.v1.Backend.UpdateHeldDevices:output_type -> drakit.backend.v1.UpdateHeldDevicesResponse
+	82, // [82:90] is the sub-list for method output_type
+	74, // [74:82] is the sub-list for method input_type
+	74, // [74:74] is the sub-list for extension type_name
+	74, // [74:74] is the sub-list for extension extendee
+	0,  // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_drakit_proto_backend_v1_backend_proto_init() }
@@ -5177,7 +5195,7 @@ func file_drakit_proto_backend_v1_backend_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_drakit_proto_backend_v1_backend_proto_rawDesc), len(file_drakit_proto_backend_v1_backend_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   79,
+			NumMessages:   80,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -14,6 +14,10 @@ import yaml
 
 from drakit_cli.main import main
 from drakit_cli.new import MAX_NAME
+from drakit_formats import crds
+
+DEVICE_DRIVER = f"{crds.API_VERSION}/DeviceDriver"
+"""What a cluster with drakit's definitions has, for Helm."""
 
 LONGEST = "rack-" * (MAX_NAME // 5 - 1) + "lamps"
 

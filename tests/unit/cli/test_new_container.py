@@ -15,7 +15,7 @@ from drakit_driver.__main__ import parser
 from drakit_driver.plugin_devices import resource_of
 from drakit_nodeplugin.config import NodePluginConfig
 from tests.unit.chart.conftest import helm
-from tests.unit.cli.projects import CONTAINERS, commands, files_of, readme, write
+from tests.unit.cli.projects import CONTAINERS, DEVICE_DRIVER, commands, files_of, readme, write
 from tests.unit.docs.listings import ROOT, validated
 
 __all__ = ("helm",)
@@ -143,6 +143,20 @@ def test_values_set_the_privileges_and_the_paths_of_the_host(rendered, values, c
         {"path": "/dev", "type": ""},
         {"path": "/sys/firmware", "type": "Directory"},
     ]
+
+
+def test_the_chart_has_the_schema_of_the_driver_if_the_cluster_has_the_kind(
+    container, helm, monkeypatch, capsys
+):
+    monkeypatch.syspath_prepend(container / "src")
+    capsys.readouterr()
+    assert main(["schema", "lamps.driver:LampsDriver"]) == 0
+    assert (container / "chart" / "devicedriver.yaml").read_text() == capsys.readouterr().out
+    arguments = ("template", "lamps", str(container / "chart"), "--api-versions", DEVICE_DRIVER)
+    done = helm(*arguments, values={})
+    assert done.returncode == 0, done.stderr
+    (body,) = [each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "DeviceDriver"]
+    assert body["metadata"]["name"] == "lamps.example.com"
 
 
 def test_values_make_it_a_device_plugin(rendered, container):

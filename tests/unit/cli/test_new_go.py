@@ -17,11 +17,12 @@ import yaml
 
 from drakit_cli import new
 from drakit_cli.main import main
+from drakit_formats.json_schema import JsonSchema
 from drakit_nodeplugin.config import NodePluginConfig
 from e2e.images.go import ENVIRONMENT
 from tests.programs import needs_go
 from tests.unit.chart.conftest import helm
-from tests.unit.cli.projects import PROJECTS, commands, readme, run, write
+from tests.unit.cli.projects import DEVICE_DRIVER, PROJECTS, commands, readme, run, write
 from tests.unit.docs.listings import ROOT, validated
 from tests.unit.docs.listings import commands as page_commands
 from tools.go_proxy import write_proxy
@@ -142,6 +143,19 @@ def test_its_chart_runs_the_image_that_the_readme_builds_and_waits_for_the_node_
     assert port == {"name": "probes", "containerPort": 8082}
     for probe, path in (("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
         assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
+
+
+def test_its_chart_has_the_schema_that_the_backend_announces(lamps, helm):
+    main = (lamps / "main.go").read_text()
+    schema = json.loads(main.partition("parameterSchema = `")[2].partition("`")[0])
+    arguments = ("template", "lamps", str(lamps / "chart"), "--api-versions", DEVICE_DRIVER)
+    done = helm(*arguments, values={})
+    assert done.returncode == 0, done.stderr
+    (body,) = [each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "DeviceDriver"]
+    assert body["metadata"]["name"] == "lamps.example.com"
+    assert body["spec"]["parameters"] == {"": schema}
+    assert JsonSchema(schema).problems({"level": 100}) == []
+    assert JsonSchema(schema).problems({"level": 101}) == ["level: must be at most 100"]
 
 
 def test_the_commands_that_are_printed_are_those_of_the_readme(tmp_path, capsys):

@@ -178,11 +178,32 @@ Global___NodeLabels: _TypeAlias = NodeLabels  # noqa: Y015
 class GetInfoResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ParameterSchemasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     DRIVER_NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     POLICIES_FIELD_NUMBER: _builtins.int
     CLAIM_DATA_FIELD_NUMBER: _builtins.int
     METADATA_FILES_FIELD_NUMBER: _builtins.int
+    PARAMETER_SCHEMAS_FIELD_NUMBER: _builtins.int
     driver_name: _builtins.str
     """The name of the driver: a DNS subdomain of at most 63 characters that begins with a letter,
     such as "gpu.example.com". The name is part of every ResourceSlice, allocation and DeviceClass,
@@ -209,6 +230,14 @@ class GetInfoResponse(_message.Message):
         backend if its entry in `backends.allowed` does not name the same resource.
         """
 
+    @_builtins.property
+    def parameter_schemas(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The JSON schemas of the opaque parameters that the driver accepts, by the apiVersion of the
+        parameters. The empty key is for parameters without apiVersion and kind. The node plugin ignores
+        this field: `drakit schema unix:/path/to.sock` prints it as a DeviceDriver, which the chart of the
+        driver contains. A response can have 64 KiB.
+        """
+
     def __init__(
         self,
         *,
@@ -217,10 +246,11 @@ class GetInfoResponse(_message.Message):
         policies: Global___PolicyResource | None = ...,
         claim_data: _builtins.bool = ...,
         metadata_files: _builtins.bool = ...,
+        parameter_schemas: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_policies", b"_policies", "policies", b"policies"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policies", b"_policies", "claim_data", b"claim_data", "driver_name", b"driver_name", "metadata_files", b"metadata_files", "policies", b"policies", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_policies", b"_policies", "claim_data", b"claim_data", "driver_name", b"driver_name", "metadata_files", b"metadata_files", "parameter_schemas", b"parameter_schemas", "policies", b"policies", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__policies: _TypeAlias = _typing.Literal["policies"]  # noqa: Y015
     _WhichOneofArgType__policies: _TypeAlias = _typing.Literal["_policies", b"_policies"]  # noqa: Y015
