@@ -71,9 +71,10 @@ def install(
             ) from error
 
 
-def uninstall(cluster: Cluster, release: Release = DRAKIT) -> None:
-    """Remove a release and wait until its pods are gone; nothing to remove is no error."""
-    cluster.helm(
+def uninstall(cluster: Cluster, release: Release = DRAKIT) -> str:
+    """Remove a release and wait until its pods are gone; return what helm prints. Nothing to remove
+    is not an error."""
+    done = cluster.helm(
         *("uninstall", release.name, f"--namespace={release.namespace}", "--ignore-not-found"),
         *("--wait", f"--timeout={WAIT_SECONDS}s"),
         timeout=WAIT_SECONDS + 60,
@@ -83,6 +84,7 @@ def uninstall(cluster: Cluster, release: Release = DRAKIT) -> None:
         *("--for=delete", f"--timeout={WAIT_SECONDS}s"),
         timeout=WAIT_SECONDS + 10,
     )
+    return done.stdout + done.stderr
 
 
 def _selector(release: Release) -> str:

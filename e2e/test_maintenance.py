@@ -36,6 +36,8 @@ from e2e.kit import (
     template,
     wait_for,
 )
+from e2e.test_hostdev import applied, policy
+from e2e.test_hostdev_returns import deployment, pods_of, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.feature("operator")]
 
@@ -171,6 +173,70 @@ def test_what_the_preview_says_happens_and_a_neighbour_keeps_its_pod(users, main
     assert kubectl_drakit(cluster, "uncordon", "repair")[0] == 0
     users.wait_phase("three", "Running")
     assert device_of(users, "three") == device
+
+
+@pytest.mark.parametrize("free", [True, False], ids=["a-device-is-free", "no-device-is-free"])
+def test_a_replacement_runs_or_waits_as_the_preview_says(space, maintenances, free):
+    cluster, disk = space.cluster, ("disk", from_template("disk"))
+    space.apply(template("disk", ("disk", CLASS)))
+    space.apply(deployment("web", pod("web", disk, restart="Always")))
+    first = wait_for("the pod to run", lambda: running(space, "web"))
+    if not free:
+        space.apply(user("neighbour"))
+        space.wait_phase("neighbour", "Running")
+    name, node = first["metadata"]["name"], first["spec"]["nodeName"]
+    device = device_of(space, name)
+    words = ("drain", device, f"--driver={DRIVER}", "--name=replaced")
+    maintenances.names.append("replaced")
+    code, out = kubectl_drakit(cluster, *words, "--dry-run", "-o", "json")
+    (blocker,) = json.loads(out)["blockers"]
+    assert (code, blocker["name"]) == (0, name)
+    expected = f"a new one fits on node {node}" if free else "a new one waits: "
+    assert blocker["afterwards"].startswith(expected)
+
+    assert kubectl_drakit(cluster, *words, "--wait", "--timeout=120s")[0] == 0
+
+    assert space.phase(name) == "Gone"
+    if not free:
+        (second,) = (each["metadata"]["name"] for each in pods_of(space, "web"))
+        space.refused(second)
+        assert space.phase("neighbour") == "Running"
+        assert kubectl_drakit(cluster, "uncordon", "replaced")[0] == 0
+    again = wait_for("another pod to run", lambda: running(space, "web"))
+    assert again["spec"]["nodeName"] == node
+    assert (device_of(space, again["metadata"]["name"]) == device) is not free
+
+
+@pytest.mark.parametrize("mode", ["Users", "Capacity"])
+def test_all_pods_of_a_shared_device_are_evicted_and_those_on_another_node_stay(
+    space, maintenances, mode
+):
+    cluster, name = space.cluster, "maintained"
+    first, second = cluster.nodes[:2]
+    shared = policy(name, cluster, sharing={"mode": mode, "users": 4})
+    shared["spec"]["match"] = [{"subsystem": "mem", "paths": ["/dev/full"]}]
+    del shared["spec"]["nodeSelector"]  # both nodes have the device: /dev is shared
+
+    def published_on(node: str) -> set[str]:
+        return {each for each in published(cluster, node) if each.startswith(name)}
+
+    with applied(cluster, shared):
+        wait_for("the device on both nodes", lambda: published_on(first) and published_on(second))
+        space.apply(template("share", ("share", f"{name}.drakit.dev")))
+        for each, node in (("one", first), ("two", first), ("elsewhere", second)):
+            space.apply(pod(each, ("share", from_template("share")), node=node))
+            space.wait_phase(each, "Running")
+        words = ("drain", f"--class={name}.drakit.dev", f"--node={first}", f"--name={name}")
+        maintenances.names.append(name)
+        code, out = kubectl_drakit(cluster, *words, "--dry-run", "-o", "json")
+        preview = json.loads(out)
+        devices = {each.rpartition("/")[2] for each in preview["devices"]}
+        assert (code, devices) == (0, published_on(first))
+        assert {each["name"] for each in preview["blockers"]} == {"one", "two"}
+        assert kubectl_drakit(cluster, *words, "--wait", "--timeout=120s")[0] == 0
+        phases = [space.phase(each) for each in ("one", "two", "elsewhere")]
+        assert phases == ["Gone", "Gone", "Running"]
+        space.delete("pod", "elsewhere")
 
 
 def test_a_cordon_of_a_node_keeps_its_pods_and_ends_with_its_window(users, maintenances):

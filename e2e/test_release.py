@@ -7,6 +7,7 @@ import pytest
 from e2e.fixtures import release_values, wait_settled
 from e2e.kit import DRIVER, cdi_files, plugin_pod, published, ready, slices, wait_for
 from e2e.release import DRAKIT, install, uninstall
+from e2e.test_maintenance import Maintenances
 from tools.crds.__main__ import CHECKSUM
 
 pytestmark = [
@@ -72,6 +73,28 @@ def test_a_removed_release_leaves_only_its_data_and_after_the_kubelets_wipe_no_s
 
     install(release, values=release_values(release, zram))
     wait_settled(release, zram)
+
+
+@pytest.mark.slow
+def test_an_uninstall_names_what_is_in_maintenance_and_without_drakit_a_deletion_ends_it(
+    release, zram
+):
+    found = Maintenances(release)
+    try:
+        found.create("left", devices={"driver": DRIVER, "node": release.nodes[1]}, mode="Cordon")
+        found.wait("left", "Tainted", "True", "Tainted")
+        by_rules = found.status("left")["taintedBy"] == "DeviceTaintRule"
+        tainted = found.tainted()
+        assert tainted
+        assert "devicemaintenance left: " in uninstall(release)
+        if by_rules:
+            assert found.tainted() == tainted, "only a deletion ends a maintenance"
+        found.end("left")
+        wait_for("no rule and no taint", lambda: not found.tainted(), seconds=60)
+    finally:
+        found.end("left")
+        install(release, values=release_values(release, zram))
+        wait_settled(release, zram)
 
 
 def checksum(release, name: str) -> str:

@@ -181,7 +181,7 @@ def _add_setup(group: _Group) -> None:
         help="apply the HostDevicePolicies of a release",
         description="Applies the HostDevicePolicies in the file for a release of the chart, and "
         "deletes policies of this release that are not in the file. Does not change other "
-        "policies.",
+        "policies. Without a file, also names the devices that stay in maintenance.",
     )
     add_option(
         policies,

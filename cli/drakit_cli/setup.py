@@ -23,10 +23,11 @@ from typing import Any, TypeVar, cast
 
 import yaml
 
+from drakit.text import plural
 from drakit_cli.answers import CommandError, UsageError
 from drakit_cli.connection import fetch
 from drakit_daemon.kube import ApiError, ConflictError, NotFoundError, Session, resource_path
-from drakit_formats.crds import API_VERSION
+from drakit_formats.crds import API_VERSION, MAINTENANCES
 from drakit_formats.crds import POLICIES as POLICIES_PLURAL
 from drakit_formats.crds import REPORTS as REPORTS_PLURAL
 
@@ -106,7 +107,14 @@ def policies(options: argparse.Namespace) -> int:
     """Make the HostDevicePolicies of a release those of a file; return the exit code."""
     owner = Owner.parse(options.release)
     wanted = {} if options.file is None else _read(options.file)
-    return _run(options, lambda session: apply_policies(session, owner, wanted))
+
+    async def work(session: Session) -> int:
+        code = await apply_policies(session, owner, wanted)
+        if options.file is None:
+            await name_maintenances(session)
+        return code
+
+    return _run(options, work)
 
 
 def _run(options: argparse.Namespace, work: Callable[[Session], Awaitable[int]]) -> int:
@@ -387,6 +395,20 @@ async def _apply(
         return False
     print(f"hostdevicepolicy {name}: applied")
     return True
+
+
+async def name_maintenances(session: Session) -> None:
+    """Print the DeviceMaintenances whose devices stay out of service without the release."""
+    with suppress(ApiError):  # it does not keep a release from being uninstalled
+        listed = await session.list(resource_path(API_VERSION, MAINTENANCES))
+        for body in listed.items:
+            status: dict[str, Any] = body.get("status") or {}
+            if status.get("phase") != "Ended":
+                print(
+                    f"devicemaintenance {body['metadata']['name']}: "
+                    f"{plural(status.get('deviceCount') or 0, 'device')} in maintenance until you "
+                    "delete it"
+                )
 
 
 def _complain(name: str, reason: str) -> None:

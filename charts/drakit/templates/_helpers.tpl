@@ -113,6 +113,9 @@ metadata:
     helm.sh/hook-weight: "0"
     # A failed Job stays, with its log.
     helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+    {{- if eq .suffix "remove" }}
+    helm.sh/hook-output-log-policy: hook-succeeded
+    {{- end }}
 spec:
   backoffLimit: 2
   activeDeadlineSeconds: 300

@@ -48,6 +48,12 @@ def test_the_pod_of_the_notes_uses_the_class_that_its_policy_names(notes):
     assert "{deviceClassName: fuse.example.com}" in named
 
 
+def test_an_install_says_that_maintenances_outlive_the_release(notes):
+    command = "kubectl get devicemaintenances"
+    assert command not in notes()
+    assert command in notes("--set", "maintenance.enabled=true")
+
+
 def test_an_upgrade_shows_only_how_to_verify_it(notes):
     text = notes("--is-upgrade")
     assert "rollout status daemonset/drakit-nodeplugin" in text

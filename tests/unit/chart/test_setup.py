@@ -66,6 +66,16 @@ def test_enabled_policies_are_applied_after_the_install_with_their_specs_alone(r
     assert "HostDevicePolicy" not in {body["kind"] for body in objects}
 
 
+def test_an_uninstall_names_what_is_still_in_maintenance(render):
+    found = hooks(objects := render({"maintenance": {"enabled": True}}))
+    assert {name: events for (kind, name), events in found.items() if kind == "Job"} == {
+        "drakit-setup-remove": ["pre-delete"]
+    }
+    job = the(objects, "Job", "drakit-setup-remove")
+    assert job["metadata"]["annotations"]["helm.sh/hook-output-log-policy"] == "hook-succeeded"
+    assert "--file" not in " ".join(command(job))
+
+
 def test_a_release_that_does_not_upgrade_the_definitions_applies_its_policies(render):
     values = {"crds": {"enabled": False}, "hostdev": {"policies": POLICIES}}
     found = hooks(render(values, upgrade=True))

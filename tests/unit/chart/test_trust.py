@@ -122,6 +122,11 @@ def test_only_policies_of_enabled_backends_can_be_read(render, enabled):
             id="both",
         ),
         pytest.param({"crds": {"enabled": False}}, {"hostdevicepolicies"}, id="policies"),
+        pytest.param(
+            {"crds": {"enabled": False}, "maintenance": {"enabled": True}},
+            {"hostdevicepolicies", "devicemaintenances"},
+            id="maintenance",
+        ),
     ],
 )
 def test_the_hooks_have_only_the_rights_that_they_need(render, values, resources):

@@ -11,7 +11,13 @@ from drakit.testing.apiserver import FakeApiServer
 from drakit_cli import setup
 from drakit_cli.answers import CommandError, UsageError
 from drakit_cli.main import main
-from drakit_cli.setup import Owner, apply_crds, apply_policies, migrate_objects
+from drakit_cli.setup import (
+    Owner,
+    apply_crds,
+    apply_policies,
+    migrate_objects,
+    name_maintenances,
+)
 from drakit_daemon.kube import ConflictError, connect
 from drakit_formats import crds
 
@@ -85,6 +91,20 @@ async def test_the_last_policies_of_a_release_are_deleted_with_it(server, sessio
     server.store(f"{POLICIES}/kvm", owned(OURS))
     assert await apply_policies(session, OURS, {}) == 0
     assert await names(session) == set()
+
+
+async def test_a_removal_names_what_stays_in_maintenance_and_never_fails_for_it(
+    server, session, capsys
+):
+    path = f"/apis/{crds.API_VERSION}/devicemaintenances"
+    for name, phase in (("fans", "Active"), ("later", "Scheduled"), ("over", "Ended")):
+        server.store(f"{path}/{name}", {"spec": {}, "status": {"phase": phase, "deviceCount": 2}})
+    await name_maintenances(session)
+    lines = capsys.readouterr().out.splitlines()
+    assert [each.partition(":")[0].split()[1] for each in lines] == ["fans", "later"]
+    assert lines[0].endswith("2 devices in maintenance until you delete it")
+    server.forbidden.add(("list", "devicemaintenances"))
+    await name_maintenances(session)
 
 
 async def test_without_the_definition_there_is_nothing_to_delete(server, session):
