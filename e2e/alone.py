@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drakit_formats import crds
+from e2e.closed_list import undocumented
 from e2e.cluster.api import DEFAULT_GATES, Cluster, Options
 from e2e.cluster.choice import REPOSITORY
 from e2e.cluster.choice import cluster as choose_cluster
@@ -30,7 +31,8 @@ STOP_SECONDS = 10
 
 @contextmanager
 def control_plane(suffix: str, *, gates: Mapping[str, bool] = DEFAULT_GATES) -> Generator[Cluster]:
-    """Start a control plane in the body, with drakit's kinds and nothing of them."""
+    """Start a control plane in the body, with drakit's kinds and no objects of them. The operator
+    may write only objects that its page lists."""
     name = os.environ.get("CLUSTER_NAME") or default_cluster(REPOSITORY)
     chosen = choose_cluster(f"{name}-{suffix}")
     chosen.start(Options(nodes=0, gates=gates))
@@ -40,6 +42,7 @@ def control_plane(suffix: str, *, gates: Mapping[str, bool] = DEFAULT_GATES) -> 
         chosen.kubectl(*condition, "--timeout=30s")
     wait_for("the kinds", lambda: chosen.kubectl("get", "ddr,hdp,ndr", check=False).returncode == 0)
     yield chosen
+    assert undocumented(chosen.audit()) == set()
     chosen.stop()
     assert chosen.leftovers() == []
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.api import Cluster
+from e2e.closed_list import undocumented
+from e2e.cluster.api import Capability, Cluster
 from e2e.foreign import FOREIGN, Yard, install_foreign, remove_foreign, wait_foreign
 from e2e.images import build_images, vendor_image
 from e2e.images.backend import backend_image
@@ -134,6 +135,8 @@ def release(cluster: Cluster, zram: Zram, images: list[Path]) -> Iterator[Cluste
     cluster.apply(json.dumps(listing))
     wait_settled(cluster, zram)
     yield cluster
+    if Capability.AUDIT in cluster.capabilities:
+        assert undocumented(cluster.audit()) == set(), "the closed list of the operator's writes"
     if os.environ.get("KEEP_CLUSTER") == "1":
         return
     cluster.kubectl("delete", "-f", "-", "--ignore-not-found", input=json.dumps(listing))

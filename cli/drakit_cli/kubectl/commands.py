@@ -47,7 +47,7 @@ from drakit_explain.kinds import (
 from drakit_explain.model import ClaimFacts
 from drakit_explain.pending_claims import counted_devices, quota_of
 
-_OF_DOCTOR = (TEMPLATES, NAMESPACES, *OF_EXPLAIN)
+_OF_DOCTOR = (TEMPLATES, NAMESPACES, DRIVERS, *OF_EXPLAIN)
 
 _CLAIM = ("NAMESPACE", "NAME", "STATE", "NODE", "DEVICES", "PODS", "CLASSES")
 

@@ -76,7 +76,7 @@ class Rule:
     words: str
     """The verbs; those without which the component does not work end with an exclamation mark."""
 
-    only: Literal["", "hostdev", "claimStatus", "maintenance"] = ""
+    only: Literal["", "hostdev", "claimStatus", "maintenance", "taints"] = ""
     """The part of a release without which it has no such rule."""
 
     each_driver: bool = False
@@ -117,7 +117,7 @@ RULES: Mapping[str, Sequence[Rule]] = {
         Rule("deviceclasses.resource.k8s.io", "create patch delete", "hostdev"),
         Rule("devicemaintenances.drakit.dev", "get list watch", "maintenance"),
         Rule("devicemaintenances/status.drakit.dev", "patch", "maintenance"),
-        Rule("devicetaintrules.resource.k8s.io", "create delete", "maintenance"),
+        Rule("devicetaintrules.resource.k8s.io", "create delete", "taints"),
         Rule("pods/eviction", "create", "maintenance"),
         Rule("events.events.k8s.io", "get create! patch"),
         Rule("/metrics", "get"),
@@ -196,6 +196,7 @@ def _needed(release: Release, workload: Workload) -> Iterator[Permission]:
         "hostdev": "hostdev.drakit.dev" in release.values.claimed,
         "claimStatus": release.values.claim_status,
         "maintenance": release.values.maintenance,
+        "taints": release.values.maintenance or release.driver_taints,
     }
     for rule in RULES.get(workload.component, ()):
         if has[rule.only]:

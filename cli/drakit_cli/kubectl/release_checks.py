@@ -27,7 +27,7 @@ from drakit_cli.kubectl.output import shortened
 from drakit_cli.kubectl.permissions import Denied, Permission
 from drakit_cli.kubectl.releases import NODEPLUGIN, OPERATOR, Container, Release, Releases, Workload
 from drakit_explain.kinds import POLICIES, SLICES
-from drakit_explain.model import NodeFacts, PolicyFacts, ReportFacts
+from drakit_explain.model import DriverFacts, NodeFacts, PolicyFacts, ReportFacts
 from drakit_explain.world import World
 
 OLDEST = (1, 34)
@@ -113,7 +113,13 @@ def check_releases(
             *_policies(each, found),
             *(() if found.lacks_all(SLICES) else _unpublished(each, rows)),
         ]
-    return [*findings, *_permissions(denied), *_conflicts(installed), *_kubelets(installed)]
+    return [
+        *findings,
+        *_permissions(denied),
+        *_conflicts(installed),
+        *_kubelets(installed),
+        *_taints(installed, world),
+    ]
 
 
 def _subject(each: Workload) -> str:
@@ -373,6 +379,21 @@ def _missing(denied: Denied, permissions: Sequence[Permission], *, essential: bo
         + _upgrade(release, *(["--force-conflicts"] if release.helm else [])),
         problem=essential,
     )
+
+
+def _taints(installed: Releases, world: World) -> Iterator[Finding]:
+    """Find drivers whose devices must be tainted, where no operator taints them."""
+    operators = [each for each in installed.releases if each.lease]
+    names = sorted(
+        each.name for each in world.of(DriverFacts).values() if each.taint_after_seconds is not None
+    )
+    if names and operators and not any(each.driver_taints for each in operators):
+        yield note(
+            object=f"DeviceDriver {names[0]}",
+            what="the operator taints no devices, but taintAfterSeconds is set in the "
+            f"DeviceDrivers {shortened(names)}",
+            fix=_upgrade(operators[0], "--set operator.driverTaints.enabled=true"),
+        )
 
 
 _UNSET = {"hostdev": "false", "backends": "null"}

@@ -199,6 +199,9 @@ class Release:
     lease: str = ""
     """The Lease of the operator; empty if it is unknown."""
 
+    driver_taints: bool = False
+    """Whether the operator taints the devices of unavailable plugins."""
+
     @property
     def pods(self) -> tuple[Pod, ...]:
         """The pods of its node plugin."""
@@ -248,6 +251,7 @@ class _Configuration:
     release: str
     values: Values = field(default_factory=Values)
     lease: str = ""
+    driver_taints: bool = False
 
 
 Part = TypeVar("Part", Workload, Pod, _Configuration)
@@ -304,6 +308,7 @@ def _releases(
             all_pods=tuple(sorted(own, key=lambda pod: (pod.node, pod.name))),
             values=next((each.values for each in known if each.values != Values()), Values()),
             lease=next((each.lease for each in known if each.lease), ""),
+            driver_taints=any(each.driver_taints for each in known),
         )
 
 
@@ -429,7 +434,10 @@ def _configuration(body: Object) -> _Configuration | None:
     try:
         content: Any = yaml.safe_load(text(body, "data", f"{component}.yaml"))
         if component == OPERATOR:
-            return replace(known, lease=text(content, "election", "leaseName"))
+            taints = content.get("driverTaints") is True
+            return replace(
+                known, lease=text(content, "election", "leaseName"), driver_taints=taints
+            )
         return replace(known, values=nodeplugin_values(content))
     except (yaml.YAMLError, AttributeError, TypeError, RecursionError):
         return None  # the daemon cannot read it either: its pods are not ready, which is reported

@@ -15,6 +15,7 @@ from drakit_drivers.simulated import SimulatedConfig
 from drakit_drivers.simulated.inventory import all_devices
 from drakit_nodeplugin.config import load_config
 from drakit_operator.config import read_config
+from e2e.closed_list import Write, documented
 from tests.unit.chart.reading import pod_spec, the, written
 
 PROBES = ("startup", "liveness", "readiness")
@@ -200,26 +201,31 @@ def test_values_replace_the_defaults_one_by_one(render, tmp_path, values, path, 
     assert {key: getattr(found, key) for key in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("maintenance", "more"),
-    [
-        (False, []),
-        (True, [["devicemaintenances/status"], ["pods/eviction"], ["devicetaintrules"]]),
-    ],
-)
-def test_the_operator_changes_nothing_but_a_closed_list(render, maintenance, more):
-    objects = render({"maintenance": {"enabled": maintenance}})
-    rules = the(objects, "ClusterRole", "drakit-operator")["rules"]
-    writes = [rule["resources"] for rule in rules if set(rule["verbs"]) - READING]
-    assert writes == [
-        ["nodedevicereports/status"],
-        ["devicedrivers"],
-        ["devicedrivers/status"],
-        ["hostdevicepolicies/status"],
-        ["deviceclasses"],
-        *more,
-        ["events"],
-    ]
+@pytest.mark.parametrize("hostdev", [False, True])
+@pytest.mark.parametrize("maintenance", [False, True])
+@pytest.mark.parametrize("taints", [False, True])
+def test_the_operator_may_write_what_its_page_lists(render, hostdev, maintenance, taints):
+    objects = render(
+        {
+            "hostdev": {"enabled": hostdev},
+            "simulated": {"enabled": True},
+            "maintenance": {"enabled": maintenance},
+            "operator": {"driverTaints": {"enabled": taints}},
+        }
+    )
+    switches = {
+        "hostdev.enabled": hostdev,
+        "maintenance.enabled": maintenance,
+        "operator.driverTaints.enabled": taints,
+    }
+    enabled = {name for name, is_on in switches.items() if is_on}
+    roles = [the(objects, kind, "drakit-operator") for kind in ("ClusterRole", "Role")]
+    assert {
+        Write(verb, resource)
+        for rule in (rule for role in roles for rule in role["rules"])
+        for resource in rule.get("resources", ())
+        for verb in set(rule["verbs"]) - READING
+    } == {write for write, values in documented().items() if not values or values & enabled}
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ class Site(Objects):
         version: str = "0.1.0",
         root: str = "/var/lib/kubelet",
         operator: int = 1,
+        driver_taints: bool = False,
         **nodeplugin: object,
     ) -> None:
         """
@@ -156,12 +157,15 @@ class Site(Objects):
                     "status": {"readyReplicas": operator},
                 },
             )
-            lease = {"election": {"leaseName": f"{name}-operator"}}
+            settings = {
+                "election": {"leaseName": f"{name}-operator"},
+                "driverTaints": driver_taints,
+            }
             self.store(
                 f"/api/v1{space}/configmaps/{name}-operator",
                 {
                     "metadata": labels(name, "operator", version),
-                    "data": {"operator.yaml": yaml.safe_dump(lease)},
+                    "data": {"operator.yaml": yaml.safe_dump(settings)},
                 },
             )
 

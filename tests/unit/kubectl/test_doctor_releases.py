@@ -511,3 +511,40 @@ async def test_the_permissions_of_claim_status_are_checked_where_it_is_enabled(s
         "is not allowed to patch resourceclaims/status.resource.k8s.io, "
         "associated-node:patch resourceclaims/driver.resource.k8s.io"
     )
+
+
+@pytest.mark.parametrize("driver_taints", [True, False])
+@pytest.mark.parametrize("maintenance", [True, False])
+async def test_the_permission_for_taints_is_checked_where_a_value_needs_it(
+    site, run, driver_taints, maintenance
+):
+    settings = {"drivers": DRIVERS, "deviceMaintenance": maintenance}
+    site.release("drakit", "n1", driver_taints=driver_taints, **settings)
+    site.denied = ("drakit-operator create devicetaintrules",)
+    _, body = await run.json("doctor")
+    found = [each["object"] for each in body["findings"] if "devicetaintrules" in each["finding"]]
+    assert found == ["Deployment drakit-system/drakit-operator"] * (driver_taints or maintenance)
+
+
+@pytest.mark.parametrize(
+    ("driver_taints", "readable", "seconds", "noted"),
+    [
+        pytest.param(False, True, 300, True, id="disabled"),
+        pytest.param(True, True, 300, False, id="enabled"),
+        pytest.param(False, True, None, False, id="no-driver-asks-for-taints"),
+        pytest.param(False, False, 300, False, id="the-values-cannot-be-read"),
+    ],
+)
+async def test_a_driver_that_asks_for_taints_needs_the_value(
+    site, run, driver_taints, readable, seconds, noted
+):
+    site.release("drakit", "n1", drivers=DRIVERS, driver_taints=driver_taints)
+    spec = {} if seconds is None else {"taintAfterSeconds": seconds}
+    site.store(f"/apis/drakit.dev/v1beta1/devicedrivers/{DRIVER}", {"spec": spec})
+    if not readable:
+        site.forbid("/api/v1/configmaps")
+        site.forbid("/api/v1/namespaces/lab/configmaps")
+    _, body = await run.json("doctor")
+    found = [each for each in body["findings"] if "taintAfterSeconds" in each["finding"]]
+    assert [each["severity"] for each in found] == ["note"] * noted
+    assert all("operator.driverTaints.enabled=true" in each["fix"] for each in found)
