@@ -19,7 +19,7 @@ from typing import Any
 
 from drakit_explain.allocation import tolerates
 from drakit_explain.broken import published_device
-from drakit_explain.devices import bits
+from drakit_explain.devices import TaintFacts, bits
 from drakit_explain.model import (
     ClaimFacts,
     Consumer,
@@ -31,7 +31,6 @@ from drakit_explain.model import (
     TaintRuleFacts,
 )
 from drakit_explain.pools import newest
-from drakit_explain.projection import project_taint_rule
 from drakit_explain.reports import (
     GONE,
     MAINTENANCE,
@@ -138,15 +137,7 @@ def rule_of(
         "metadata": {
             "name": rule_name(owner, device),
             "labels": {MANAGED_BY: OPERATOR},
-            "ownerReferences": [
-                {
-                    "apiVersion": owner.api_version,
-                    "kind": owner.kind,
-                    "name": owner.name,
-                    "uid": owner.uid,
-                    "controller": True,
-                }
-            ],
+            "ownerReferences": [owner.reference.body() | {"controller": True}],
         },
         "spec": {
             "deviceSelector": device._asdict(),
@@ -157,8 +148,17 @@ def rule_of(
 
 def rule_facts(maintenance: MaintenanceFacts, device: DeviceID) -> TaintRuleFacts:
     """Return the DeviceTaintRule of a device as it must be, without a UID."""
-    body = rule_of(maintenance, device, api_version="")
-    return project_taint_rule(body | {"metadata": body["metadata"] | {"uid": ""}})
+    return TaintRuleFacts(
+        name=rule_name(maintenance, device),
+        uid="",
+        taint=_taint(maintenance),
+        owner=maintenance.uid,
+        **device._asdict(),
+    )
+
+
+def _taint(maintenance: MaintenanceFacts) -> TaintFacts:
+    return TaintFacts(key=MAINTENANCE, effect="NoSchedule", value=maintenance.name)
 
 
 def rules_named(maintenance: str, world: World) -> list[TaintRuleFacts]:
@@ -242,10 +242,16 @@ def uses(maintenance: MaintenanceFacts, devices: Collection[DeviceID], world: Wo
     """Return what must release devices before they are drained, by namespace and name."""
     claims: dict[str, ClaimFacts] = {}
     held: dict[str, list[DeviceID]] = {}
+    taint = _taint(maintenance)
     for device in devices:
         holder = world.holder(device)
         for claim in (*([holder] if holder is not None else ()), *world.sharers(device)):
-            if not _is_tolerated(maintenance, device, claim):
+            if not any(
+                tolerates(toleration, taint)
+                for result in claim.results
+                if result.device == device
+                for toleration in result.tolerations
+            ):
                 claims[claim.uid] = claim
                 held.setdefault(claim.uid, []).append(device)
     found = [
@@ -258,13 +264,3 @@ def uses(maintenance: MaintenanceFacts, devices: Collection[DeviceID], world: Wo
 
 def _name(use: Use) -> str:
     return use.consumer.name if use.consumer is not None else ""
-
-
-def _is_tolerated(maintenance: MaintenanceFacts, device: DeviceID, claim: ClaimFacts) -> bool:
-    taint = rule_facts(maintenance, device).taint
-    return any(
-        tolerates(toleration, taint)
-        for result in claim.results
-        if result.device == device
-        for toleration in result.tolerations
-    )

@@ -548,6 +548,8 @@ class SliceFacts(Identified):
 class PolicyFacts(Identified):
     """A HostDevicePolicy, as far as its DeviceClass and its status need it."""
 
+    kind = "HostDevicePolicy"
+    api_version = crds.API_VERSION
     generation: int
     deleting: bool = False
     create_class: bool = True

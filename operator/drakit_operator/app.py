@@ -324,7 +324,9 @@ class _Leader:
             self._store.world,
             rules_version=self._rules_version,
             recorder=recorder,
-            enabled=config.device_maintenance,
+            is_followed=lambda: (
+                config.device_maintenance and not self.sources.is_absent(MAINTENANCES)
+            ),
         )
         self._drivers = DriverController(
             session,

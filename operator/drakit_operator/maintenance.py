@@ -52,7 +52,6 @@ from drakit_explain.maintenance import (
     uses,
 )
 from drakit_explain.model import (
-    ClassFacts,
     DeviceID,
     MaintenanceFacts,
     ObjectReference,
@@ -162,17 +161,18 @@ class MaintenanceController:
         *,
         rules_version: Callable[[], str],
         recorder: EventRecorder,
-        enabled: bool = True,
+        is_followed: Callable[[], bool],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         :param rules_version: returns the served ``apiVersion`` of DeviceTaintRules; empty if the
             cluster does not serve them.
-        :param enabled: whether the world has maintenances; otherwise, rules are left alone.
+        :param is_followed: returns whether the world has all maintenances. Otherwise, one that is
+            missing may exist: its rules stay. An API server that starts may not serve them yet.
         """
         self._session = session
-        self._enabled = enabled
+        self._is_followed = is_followed
         self._world = world
         self._rules_version = rules_version
         self._recorder = recorder
@@ -190,7 +190,7 @@ class MaintenanceController:
         found = self._world.of(MaintenanceFacts).get(Name("", name))
         if found is None or _is_decided(found) or not found.selection.device_class:
             return ()
-        of_class = self._world.of(ClassFacts).get(Name("", found.selection.device_class))
+        of_class = self._world.device_class(found.selection.device_class)
         return [each for each in of_class.selectors if each] if of_class is not None else ()
 
     async def refresh(
@@ -202,8 +202,8 @@ class MaintenanceController:
         :param write: takes what must change in the status, if the caller writes it.
         :raises ApiError: the API server does not answer.
         """
-        if not self._enabled or MaintenanceFacts in self._world.hidden:
-            return None  # it may exist
+        if not self._is_followed():
+            return None
         found = self._world.of(MaintenanceFacts).get(Name("", name))
         self._statuses.refused.pop(name, None)
         if found is None or found.deleting:
@@ -358,8 +358,9 @@ class MaintenanceController:
 
     async def _remove(self, rules: Iterable[TaintRuleFacts]) -> str:
         """Delete rules; return the problem, if any."""
+        version = self._rules_version()
         for each in rules:
-            path = resource_path(self._rules_version(), "devicetaintrules", name=each.name)
+            path = resource_path(version, "devicetaintrules", name=each.name)
             try:
                 with suppress(NotFoundError, ConflictError):
                     await self._session.delete(path, uid=each.uid)

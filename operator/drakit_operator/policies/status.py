@@ -20,7 +20,6 @@ from drakit_explain.reports import HOSTDEV as DRIVER
 from drakit_explain.reports import policy_selector
 from drakit_explain.wording import cut
 from drakit_explain.world import Name, World
-from drakit_formats.crds import API_VERSION
 from drakit_formats.resource.nodes import selects_labels
 from drakit_operator.statuses import Condition, Object, Status
 
@@ -53,15 +52,7 @@ def desired_class(policy: PolicyFacts, *, api_version: str) -> Object | None:
         "metadata": {
             "name": policy.class_name,
             "labels": {"app.kubernetes.io/managed-by": MANAGER, POLICY_LABEL: policy.name},
-            "ownerReferences": [
-                {
-                    "apiVersion": API_VERSION,
-                    "kind": "HostDevicePolicy",
-                    "name": policy.name,
-                    "uid": policy.uid,
-                    "controller": True,
-                }
-            ],
+            "ownerReferences": [policy.reference.body() | {"controller": True}],
         },
         "spec": spec,
     }

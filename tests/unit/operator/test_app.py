@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from drakit_explain.kinds import MAINTENANCES
 from drakit_formats import crds
 from drakit_operator.sources import LoadWatch
 from e2e.closed_list import Write, documented
@@ -283,13 +284,20 @@ async def test_a_maintenance_taints_the_devices_of_a_class_and_its_status_says_s
     rules = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
     cluster.device_class("gpu")
     cluster.slice("s", "g0", "g1")
-    async with replica(cluster, tmp_path, "one"):
+    async with replica(cluster, tmp_path, "one", resyncPeriod=0.3) as app:
         await until(cluster.is_watched)
         cluster.add_maintenance("fix", **{"class": "gpu"})
         await until(lambda: len(cluster.objects(rules)) == 2)
         devices = {each["spec"]["deviceSelector"]["device"] for each in cluster.objects(rules)}
         assert devices == {"g0", "g1"}
         await until(lambda: '"Tainted", "status": "True"' in json.dumps(cluster.object(path)))
+        # An API server that starts does not serve the kind yet.
+        cluster.served["drakit.dev"] = []
+        await until(lambda: app._leader.sources.is_absent(MAINTENANCES))
+        await asyncio.sleep(1)
+        assert len(cluster.objects(rules)) == 2
+        cluster.served["drakit.dev"] = [crds.VERSION]
+        await until(lambda: not app._leader.sources.is_absent(MAINTENANCES))
         cluster.remove(path)
         await until(lambda: cluster.objects(rules) == [])
 
