@@ -81,7 +81,7 @@ def count(world: World, numbers: Numbers) -> Iterator[None]:
             masks = states_in(each, pool_of_node, world, hardware, usable=pool_of_node is not None)
             in_slices[pool.driver] += _held(each, world).bit_count()
             _add(of_driver, masks)
-            for name, mask in _policies(each).items() if pool.driver == HOSTDEV else ():
+            for name, mask in devices_of_policies(each).items() if pool.driver == HOSTDEV else ():
                 _add(numbers.policies.setdefault(name, _zeros()), masks, mask)
             for name, selection in list(selections.items()):
                 try:
@@ -125,7 +125,7 @@ def _add(numbers: Counter[str], masks: Mapping[str, int], among: int = -1) -> No
             numbers[state] += found.bit_count()
 
 
-def _policies(of: SliceFacts) -> dict[str, int]:
+def devices_of_policies(of: SliceFacts) -> dict[str, int]:
     """Return a bit for each device of each policy."""
     found: dict[str, int] = {}
     for group in of.devices.groups:

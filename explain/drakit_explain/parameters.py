@@ -74,6 +74,8 @@ def parameter_problems(body: Object, schemas: Mapping[str, DriverSchemas]) -> It
 
 def _of_config(parameters: Any, known: DriverSchemas) -> str:
     version = _version_of(parameters)
+    if list(known.versions) == [""]:  # the key may be one of the driver's own
+        version = ""
     schema = known.versions.get(version)
     if schema is None:
         has = f"apiVersion {shown([version])}" if version else "no apiVersion"

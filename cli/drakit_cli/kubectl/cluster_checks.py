@@ -7,6 +7,7 @@ It must not know sessions, or releases.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.availability import analyze, budget_of
 from drakit_explain.budget import BudgetSpentError
 from drakit_explain.bugs import FoundBug, bugs_of_node, known_bugs
+from drakit_explain.counts import devices_of_policies
 from drakit_explain.kinds import CLASSES, NODES, SLICES
 from drakit_explain.model import (
     ClaimFacts,
@@ -40,7 +42,6 @@ from drakit_explain.reports import (
     STOPPED,
     UNHEALTHY,
     policy_of_class,
-    policy_selector,
     words_of,
 )
 from drakit_explain.shortage import advice_on_failure, with_device
@@ -337,30 +338,35 @@ def _classes(found: Gathered) -> Iterator[Finding]:
 
 def _around_policies(found: Gathered) -> Iterator[Finding]:
     """Find classes with which all namespaces can claim devices that a policy has for some."""
-    world = found.world
-    policies = [each for each in world.of(PolicyFacts).values() if each.restricted]
-    if not policies or found.lacks(CLASSES, SLICES):
+    world, policies = found.world, found.world.of(PolicyFacts).values()
+    restricted = {each.name: each.class_name for each in policies if each.restricted}
+    if not restricted or found.lacks(CLASSES, SLICES):
         return
-    restricted = {each.class_name for each in policies}
-    evaluate_selectors(found, (policy_selector(each.name) for each in policies))
-    slices = [each for each in world.slices() if each.driver == HOSTDEV]
-    for name in sorted({each.name for each in world.of(ClassFacts).values()} - restricted):
-        for policy in sorted(policies, key=lambda each: each.name):
-            request = Request(name="", device_class=name, selectors=(policy_selector(policy.name),))
-            if not world.concerns(request, HOSTDEV):
-                continue
-            try:
-                count = sum(world.selected(request, of).matches.bit_count() for of in slices)
-            except NotEvaluatedError:
-                continue  # the check of the class reports it
-            if count:
+    slices = [
+        (each, devices_of_policies(each)) for each in world.slices() if each.driver == HOSTDEV
+    ]
+    # The operator keeps the classes of policies as they must be.
+    owners = {each.uid for each in policies}
+    names = {each.name for each in world.of(ClassFacts).values() if each.owner not in owners}
+    for name in sorted(names):
+        request, counts = Request(name="", device_class=name), Counter[str]()
+        if not world.concerns(request, HOSTDEV):
+            continue
+        try:
+            for of, masks in slices:
+                matches = world.selected(request, of).matches
+                counts.update({each: (matches & mask).bit_count() for each, mask in masks.items()})
+        except NotEvaluatedError:
+            continue  # the check of the class reports it
+        for policy, its_class in sorted(restricted.items()):
+            if counts[policy] and its_class != name:
                 yield note(
                     object=f"DeviceClass {name}",
-                    what=f"DeviceClass {name} selects {plural(count, 'device')} of "
-                    f"HostDevicePolicy {policy.name}, so claims for it get around the policy's "
+                    what=f"DeviceClass {name} selects {plural(counts[policy], 'device')} of "
+                    f"HostDevicePolicy {policy}, so claims for it get around the policy's "
                     "allowedNamespaces",
                     fix=f"kubectl edit deviceclass {name}: exclude the devices with the selector "
-                    f'!(device.attributes["{HOSTDEV}"].?policy.orValue("") == "{policy.name}"), or '
+                    f'!(device.attributes["{HOSTDEV}"].?policy.orValue("") == "{policy}"), or '
                     "delete the class",
                 )
 

@@ -131,10 +131,10 @@ class PolicyController:
     async def _maintain_class(self, policy: PolicyFacts) -> str:
         """Create, update or delete the DeviceClass of a policy; return the problem, if any."""
         unenforced = ""
-        if policy.restricted and policy.create_class and not self._restricts_namespaces:
+        if policy.restricted and not self._restricts_namespaces:
             unenforced = (
-                f"nothing enforces allowedNamespaces, so there is no DeviceClass "
-                f"{policy.class_name}; set the chart's value hostdev.restrictNamespaces"
+                "nothing enforces allowedNamespaces, so the operator maintains no DeviceClass; set "
+                "the chart's value hostdev.restrictNamespaces"
             )
         version = self._class_version()
         wanted = None if unenforced else desired_class(policy, api_version=version)

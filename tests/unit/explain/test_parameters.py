@@ -83,6 +83,13 @@ def test_parameters_need_a_version_if_the_driver_knows_no_other():
     assert found.endswith(f"have no apiVersion; known: {V1}")
 
 
+def test_without_versions_the_key_is_any_other():
+    schema = {"properties": {"apiVersion": {"enum": ["a", "b"]}}}
+    assert problems(claim(config({"apiVersion": "a"})), **{"": schema}) == []
+    (found,) = problems(claim(config({"apiVersion": "c"})), **{"": PLAIN})
+    assert "apiVersion: is not a known key" in found
+
+
 BAD = config({"x": 1})
 
 

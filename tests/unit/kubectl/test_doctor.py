@@ -673,13 +673,16 @@ async def test_a_class_that_gets_around_the_namespaces_of_a_policy_is_found(
     healthy.slice("h1", driver=HOSTDEV, devices=devices)
     healthy.device_class("serial.drakit.dev", OF_POLICY)
     healthy.policy("serial", "serial.drakit.dev", observedGeneration=1)
-    if restricted:
-        spec = {"allowedNamespaces": {"names": ["lab"]}}
-        healthy.change(f"/apis/{crds.API_VERSION}/hostdevicepolicies/serial", {"spec": spec})
+    # The class of another restricted policy is not made by the operator.
+    healthy.policy("other", observedGeneration=1)
+    allowed = {"allowedNamespaces": {"names": ["lab"]}}
+    of_other = {"deviceClass": {"create": "Never", "name": "around"}}
+    for name, spec in (("serial", allowed if restricted else {}), ("other", allowed | of_other)):
+        healthy.change(f"/apis/{crds.API_VERSION}/hostdevicepolicies/{name}", {"spec": spec})
     healthy.device_class("around", expression)
     _, body = await run.json("doctor")
     found = [each for each in body["findings"] if "allowedNamespaces" in each["finding"]]
-    assert bool(found) is bool(count and restricted)
+    assert len(found) == bool(count and restricted)
     for each in found:
         assert (each["severity"], each["object"]) == ("note", "DeviceClass around")
         assert f"selects {count} device" in each["finding"]

@@ -493,16 +493,19 @@ async def test_a_policy_gets_a_class_that_selects_its_devices_and_goes_with_it(c
     assert (owner["kind"], owner["uid"]) == ("HostDevicePolicy", uid)
 
 
-async def test_a_class_whose_namespaces_nothing_enforces_does_not_exist(cluster, server):
+@pytest.mark.parametrize("create", ["Always", "Never"])
+async def test_a_restriction_that_nothing_enforces_is_not_accepted(cluster, server, create):
     unenforced = Cluster(server, cluster.session, restricts_namespaces=False)
-    policy = await cluster.session.patch(PATH, {"spec": {"allowedNamespaces": {"names": ["lab"]}}})
+    spec = {"allowedNamespaces": {"names": ["lab"]}, "deviceClass": {"create": create}}
+    policy = await cluster.session.patch(PATH, {"spec": spec})
     await unenforced.refresh(project_policy(policy))
     assert await unenforced.classes() == set()
     accepted = unenforced.condition("Accepted")
     assert (accepted["status"], accepted["reason"]) == ("False", "DeviceClassConflict")
     assert "set the chart's value hostdev.restrictNamespaces" in accepted["message"]
     await cluster.refresh(project_policy(await cluster.session.get(PATH)))
-    assert await cluster.classes() == {"serial.drakit.dev"}
+    assert cluster.condition("Accepted")["reason"] != "DeviceClassConflict"
+    assert await cluster.classes() == ({"serial.drakit.dev"} if create == "Always" else set())
     # The chart's value is removed: without the class, nobody gets around the restriction.
     await unenforced.refresh()
     assert await unenforced.classes() == set()
