@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drakit_explain.allocation import tolerates
+from drakit_explain.allocation import NotEvaluatedError, tolerates
 from drakit_explain.broken import published_device
 from drakit_explain.devices import TaintFacts, bits
 from drakit_explain.model import (
@@ -30,7 +30,7 @@ from drakit_explain.model import (
     SliceFacts,
     TaintRuleFacts,
 )
-from drakit_explain.pools import newest
+from drakit_explain.pools import is_complete, newest
 from drakit_explain.reports import (
     GONE,
     MAINTENANCE,
@@ -75,7 +75,8 @@ def select(maintenance: MaintenanceFacts, world: World) -> tuple[DeviceID, ...]:
     Return the devices that a maintenance selects at the moment.
 
     :raises RefusedError: there are none, or too many.
-    :raises NotEvaluatedError: a selector of the class has no outcome yet.
+    :raises NotEvaluatedError: a selector of the class has no outcome yet, or a pool is incomplete,
+        such as during an update. Its other devices would not join later.
     """
     wanted, selection = maintenance.selection, None
     if not any(wanted):
@@ -85,13 +86,21 @@ def select(maintenance: MaintenanceFacts, world: World) -> tuple[DeviceID, ...]:
             raise RefusedError("NoDevices", f"DeviceClass {name} does not exist")
         selection = Selection(world, Request(name="", device_class=name))
     found: set[DeviceID] = set()
-    for pool in {each.of_pool for each in world.slices() if each.driver}:
+    for pool in sorted({each.of_pool for each in world.slices() if each.driver}):
         if wanted.driver not in ("", pool.driver) or wanted.pool not in ("", pool.pool):
             continue
-        for each in newest(world.slices_of_pool(pool)):
+        of_pool: set[DeviceID] = set()
+        slices = world.slices_of_pool(pool)
+        for each in newest(slices):
             matches = -1 if selection is None else selection.of(each).matches
-            names = (name for name in _on_node(each, wanted.node, matches))
-            found |= {DeviceID(*pool, name) for name in names if wanted.device in ("", name)}
+            names = _on_node(each, wanted.node, matches)
+            of_pool |= {DeviceID(*pool, name) for name in names if wanted.device in ("", name)}
+        if of_pool and not wanted.device and not is_complete(slices):
+            raise NotEvaluatedError(
+                f"pool {pool.pool} of driver {pool.driver} is incomplete: wait until all of its "
+                "ResourceSlices are published, or name its devices one by one"
+            )
+        found |= of_pool
     if not found:
         raise RefusedError(
             "NoDevices",

@@ -126,6 +126,16 @@ def test_slices_of_an_older_generation_have_no_devices():
     assert select(maintenance(pool="n1"), world_of(old, new)) == (DeviceID("d", "n1", "new"),)
 
 
+def test_an_incomplete_pool_is_waited_for_unless_a_device_is_named():
+    half = replace(slice_on("n1", device("a")), pool_slices=2)
+    world = world_of(half, slice_on("n2", device("b")))
+    for selection in ({"node": "n1"}, {"pool": "n1"}, {"driver": "d"}):
+        with pytest.raises(NotEvaluatedError, match="pool n1 of driver d is incomplete"):
+            select(maintenance(**selection), world)
+    assert select(maintenance(node="n2"), world) == (DeviceID("d", "n2", "b"),)
+    assert select(maintenance(device="a"), world) == (DeviceID("d", "n1", "a"),)
+
+
 def test_devices_of_one_slice_can_be_on_several_nodes():
     devices = [replace(device(name), place=on(node)) for name, node in (("a", "n1"), ("b", "n2"))]
     of = SliceFacts(name="s", uid="s", driver="d", pool="p", by_device=True, devices=tuple(devices))
