@@ -43,7 +43,8 @@ MAX_NAMES = 10
 """Keys and values of a schema that a message names."""
 
 MAX_PART = 64
-"""Characters of a key, a value or a pattern in a message."""
+MAX_PATH = 256
+"""Characters of a key, a value or a pattern in a message, and those of a path."""
 
 Part: TypeAlias = "str | int"
 Path: TypeAlias = "tuple[Part, ...]"
@@ -299,7 +300,7 @@ def shown(path: Sequence[Part]) -> str:
         else:
             name = part if part and part.isprintable() else ascii(part)
             text += f"{'.' if text else ''}{_cut(name)}"
-    return text
+    return _cut(text, MAX_PATH)
 
 
 def _listed(names: Sequence[Any]) -> str:
@@ -311,5 +312,5 @@ def _literal(value: object) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_PART else f"{text[:MAX_PART]}..."
+def _cut(text: str, limit: int = MAX_PART) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}..."

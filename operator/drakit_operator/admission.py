@@ -18,10 +18,9 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import orjson
@@ -124,9 +123,10 @@ class Admission:
         self._count = count
         self._schemas: dict[str, DriverSchemas] = {}
         self._listed = asyncio.Event()
+        self._context: ssl.SSLContext | None = None
         self._certificates = ProblemLog(
             logger,
-            "the certificate of the admission webhook cannot be used; nothing is checked",
+            "the certificate of the admission webhook cannot be loaded",
             recovered="the certificate of the admission webhook is loaded",
             fact="reason",
         )
@@ -196,10 +196,12 @@ class Admission:
             crds.POLICIES: self._check_policy,
         }
         for each in self.resources:
-            on = kopf.on.validate(
-                each.group, each.version, each.plural, registry=registry, id=each.plural
-            )
-            on(handlers[each.plural])
+            kopf.on.validate(
+                *(each.group, each.version, each.plural),
+                registry=registry,
+                id=each.plural,
+                when=_has_new_spec,
+            )(handlers[each.plural])
         return registry
 
     async def _configure(self, settings: kopf.OperatorSettings, **_: Any) -> None:
@@ -218,9 +220,7 @@ class Admission:
         """Serve the requests of the API server; yields nothing of use, because the chart registers
         the webhook."""
         await self._listed.wait()  # without schemas, a request would be allowed
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        while not await self._load_certificate(context):  # noqa: ASYNC110 - nothing notifies
+        while not await self._load_certificate():  # noqa: ASYNC110 - nothing notifies
             await asyncio.sleep(CERTIFICATE_SECONDS)
         large = asyncio.Semaphore(MAX_LARGE_REQUESTS)
 
@@ -256,14 +256,14 @@ class Admission:
         await runner.setup()
         assert runner.server is not None
         listener = await asyncio.to_thread(open_listener, self._settings.listen)
-        accepting = asyncio.create_task(_accept(listener, runner.server, context))
+        accepting = asyncio.create_task(self._accept(listener, runner.server))
         try:
             self.port = listener.getsockname()[1]
             logger.info("admission webhook served", extra={"port": self.port})
             yield {}
             while not accepting.done():
                 await asyncio.wait({accepting}, timeout=CERTIFICATE_SECONDS)
-                await self._load_certificate(context)
+                await self._load_certificate()
             accepting.result()
         finally:
             self.port = 0
@@ -271,95 +271,80 @@ class Admission:
             listener.close()
             await runner.cleanup()
 
-    async def _load_certificate(self, context: ssl.SSLContext) -> bool:
-        """
-        Load the certificate; return whether it can be used.
-
-        New connections use it at once, and those that are open keep the earlier one.
-        """
+    async def _load_certificate(self) -> bool:
+        """Load the certificate for new connections, or keep the earlier one; return whether it can
+        be used."""
         folder = self._settings.certificates
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            paths = await asyncio.to_thread(_find_certificate, folder)
-            # The first one tries: a certificate without its key would break the served one.
-            for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
-                each.load_cert_chain(*paths)
-        except (OSError, ssl.SSLError) as error:
+            # The kubelet replaces the directory, so both files must be from one.
+            certificate = await asyncio.to_thread((folder / "tls.crt").resolve, strict=True)
+            context.load_cert_chain(certificate, certificate.with_name("tls.key"))
+        except OSError as error:
             self._certificates.report(f"{folder}: {error}")
             return False
+        self._context = context
         self._certificates.report(None)
         return True
 
+    async def _accept(self, listener: socket.socket, server: web.Server) -> None:
+        """Accept connections until canceled; if there are too many, a new one replaces the
+        oldest."""
+        loop = asyncio.get_running_loop()
+        opening: dict[asyncio.Task[Any], None] = {}
+
+        async def open_connection(client: socket.socket) -> None:
+            with suppress(OSError):  # a handshake that fails concerns only this client
+                await loop.connect_accepted_socket(
+                    server, client, ssl=self._context, ssl_handshake_timeout=REQUEST_SECONDS
+                )
+
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError:  # such as a lack of file descriptors
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            if len(opening) + len(server.connections) >= MAX_CONNECTIONS:
+                if opening:
+                    next(iter(opening)).cancel()
+                elif (oldest := server.connections[0].transport) is not None:
+                    oldest.abort()
+            task = loop.create_task(open_connection(client))
+            opening[task] = None
+            task.add_done_callback(opening.pop)
+            await asyncio.sleep(0)
+
     # ------------------------------------------------------------ the checks
 
-    async def _check_parameters(self, *, body: kopf.Body, old: Any, **_: Any) -> None:
-        if not _is_same_spec(body, old):
-            problems = list(parameter_problems(body, self._schemas))
-            more = f"; and {len(problems) - MAX_SENTENCES} more" * (len(problems) > MAX_SENTENCES)
-            if problems:
-                raise _refusal("; ".join(problems[:MAX_SENTENCES]) + more)
+    async def _check_parameters(self, *, body: kopf.Body, **_: Any) -> None:
+        _refuse(list(parameter_problems(body, self._schemas)))
 
-    async def _check_template(
-        self, *, body: kopf.Body, old: Any, warnings: list[str], **_: Any
-    ) -> None:
-        await self._check_parameters(body=body, old=old)
+    async def _check_template(self, *, body: kopf.Body, warnings: list[str], **_: Any) -> None:
+        await self._check_parameters(body=body)
         if self._limiter.take():
             with suppress(TimeoutError):
                 async with asyncio.timeout(TEMPLATE_SECONDS):
                     warnings += await self._warn(cast("Object", dict(body)))
 
-    async def _check_driver(self, *, body: kopf.Body, old: Any, **_: Any) -> None:
-        if not _is_same_spec(body, old) and (problems := schemas_of(body).problems):
-            raise _refusal("; ".join(problems[:MAX_SENTENCES]))
+    async def _check_driver(self, *, body: kopf.Body, **_: Any) -> None:
+        _refuse(schemas_of(body).problems)
 
-    async def _check_policy(self, *, body: kopf.Body, old: Any, **_: Any) -> None:
-        if self._policy_type is None or _is_same_spec(body, old):
-            return
+    async def _check_policy(self, *, spec: kopf.Spec, **_: Any) -> None:
+        assert self._policy_type is not None
         try:
-            self._policy_type.model_validate(body.get("spec"))
+            self._policy_type.model_validate(dict(spec))
         except ValidationError as error:
-            lines = describe(error, file="spec").splitlines()
-            raise _refusal("; ".join(lines[:MAX_SENTENCES])) from error
+            _refuse(describe(error, file="spec").splitlines())
 
 
-def _is_same_spec(body: Mapping[str, Any], old: Mapping[str, Any] | None) -> bool:
-    """Return whether an update concerns other fields: an object that was accepted once can change
-    its labels."""
-    return old is not None and old.get("spec") == body.get("spec")
+def _has_new_spec(*, body: kopf.Body, old: Any, **_: Any) -> bool:
+    """Return whether an object can be refused: one that was accepted once can change its labels."""
+    return old is None or old.get("spec") != body.get("spec")
 
 
-def _refusal(text: str) -> kopf.AdmissionError:
-    return kopf.AdmissionError(text, code=INVALID)
-
-
-def _find_certificate(folder: Path) -> tuple[Path, Path]:
-    """Find the files. The kubelet replaces their directory, so both must be from one. Blocks."""
-    certificate = (folder / "tls.crt").resolve(strict=True)
-    return certificate, certificate.with_name("tls.key")
-
-
-async def _accept(listener: socket.socket, server: web.Server, context: ssl.SSLContext) -> None:
-    """Accept connections until canceled; if there are too many, a new one replaces the oldest."""
-    loop = asyncio.get_running_loop()
-    opening: dict[asyncio.Task[Any], None] = {}
-
-    async def open_connection(client: socket.socket) -> None:
-        with suppress(OSError):  # a handshake that fails concerns only this client
-            await loop.connect_accepted_socket(
-                server, client, ssl=context, ssl_handshake_timeout=REQUEST_SECONDS
-            )
-
-    while True:
-        try:
-            client, _ = await loop.sock_accept(listener)
-        except OSError:  # such as a lack of file descriptors
-            await asyncio.sleep(RETRY_SECONDS)
-            continue
-        if len(opening) + len(server.connections) >= MAX_CONNECTIONS:
-            if opening:
-                next(iter(opening)).cancel()
-            elif (oldest := server.connections[0].transport) is not None:
-                oldest.abort()
-        task = loop.create_task(open_connection(client))
-        opening[task] = None
-        task.add_done_callback(opening.pop)
-        await asyncio.sleep(0)
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        more = f"; and {len(problems) - MAX_SENTENCES} more" * (len(problems) > MAX_SENTENCES)
+        raise kopf.AdmissionError("; ".join(problems[:MAX_SENTENCES]) + more, code=INVALID)

@@ -165,6 +165,15 @@ def test_a_reference_to_no_schema_accepts_everything(reference):
     assert schema.problems({"a": 1}) == []
 
 
+def test_a_path_has_a_limit():
+    value: Any = {"a": 1}
+    for _ in range(30):
+        value = {"k" * 64: value}
+    schema = {"additionalProperties": {"$ref": "#"}, "properties": {"a": False}}
+    (problem,) = JsonSchema(schema).problems(value)
+    assert len(problem) < 300
+
+
 MANY: Any = {str(number): {} for number in range(500)}
 
 
