@@ -58,7 +58,6 @@ from drakit_explain.model import (
     TaintRuleFacts,
 )
 from drakit_explain.world import Name, World
-from drakit_formats import crds
 from drakit_formats.resource.objects import child, children, words
 from drakit_operator.statuses import (
     REFUSED_SECONDS,
@@ -311,6 +310,13 @@ class MaintenanceController:
                 pauses.append(POLL_SECONDS)
         return pauses
 
+    def _is_current(self, found: MaintenanceFacts) -> bool:
+        """Return whether a maintenance has not been changed or deleted since the last request."""
+        known = self._world.of(MaintenanceFacts).get(Name("", found.name))
+        if known is None or known.deleting:
+            return False
+        return (known.uid, known.generation) == (found.uid, found.generation)
+
     async def _add_rules(self, found: MaintenanceFacts, version: str, memory: _Memory) -> str:
         """Create the rules that are missing; return the problem, if any."""
         rules = self._world.of(TaintRuleFacts)
@@ -329,18 +335,13 @@ class MaintenanceController:
         if not missing or self._clock() < memory.rules_at + pause:
             return memory.refusal if missing else ""
         memory.rules_at, memory.refusal = self._clock(), ""
-        path = resource_path(crds.API_VERSION, crds.MAINTENANCES, name=found.name)
         try:
-            # A rule must not outlive a maintenance that is gone; so the store is not enough.
-            metadata = child(await self._session.get(path), "metadata")
-            if metadata.get("uid") != found.uid or metadata.get("deletionTimestamp"):
-                return ""
             for device in missing:
+                if not self._is_current(found):
+                    break  # the garbage collector deletes a rule whose owner is gone
                 body = rule_of(found, device, api_version=version)
                 with suppress(AlreadyExistsError):  # the store is behind
                     await self._session.create(resource_path(version, "devicetaintrules"), body)
-        except NotFoundError:
-            return ""
         except ApiError as error:
             if not _is_refused(error):
                 raise
@@ -379,9 +380,8 @@ class MaintenanceController:
             eviction = memory.evictions.setdefault(pod.uid, _Eviction())
             if eviction.again_at > now or not left:
                 continue
-            known = self._world.of(MaintenanceFacts).get(Name("", found.name))
-            if known is None or known.deleting or known.generation != found.generation:
-                return  # it has ended, or changed, since the last request
+            if not self._is_current(found):
+                return
             left -= 1
             # Before the request: another call for this maintenance must not repeat it meanwhile.
             eviction.again_at = now + eviction.pause_seconds
