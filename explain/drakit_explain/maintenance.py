@@ -54,8 +54,13 @@ MAX_MESSAGE = 1024
 """Characters of a message about a blocker: the limit of the definition."""
 
 NO_RULES = (
-    "the cluster does not serve DeviceTaintRules: enable the feature gate DRADeviceTaintRules (and "
-    "before Kubernetes 1.37 the API version resource.k8s.io/v1beta2)"
+    "the cluster does not serve DeviceTaintRules: enable the feature gate DRADeviceTaintRules (in "
+    "Kubernetes 1.34, DRADeviceTaints), and before 1.37 also the API version "
+    "resource.k8s.io/v1beta2 (before 1.36, v1alpha3)"
+)
+NOT_LISTED = (
+    "the operator has no permission to list and watch DeviceTaintRules: add it to the operator's "
+    "ClusterRole"
 )
 
 

@@ -46,8 +46,8 @@ from drakit_explain.drivers import (
     Problem,
     driver_rows,
 )
-from drakit_explain.maintenance import rule_name, rule_of
-from drakit_explain.model import DeviceID, DriverFacts
+from drakit_explain.maintenance import NOT_LISTED, rule_name, rule_of
+from drakit_explain.model import DeviceID, DriverFacts, TaintRuleFacts
 from drakit_explain.pools import newest
 from drakit_explain.reports import MANAGED_BY, OPERATOR, project_driver
 from drakit_explain.world import Name, World
@@ -260,6 +260,8 @@ class DriverController:
                 "the operator may not taint devices: set operator.driverTaints.enabled in the "
                 f"chart{remain if held else ''}",
             )
+        if TaintRuleFacts in self._world.hidden:
+            return condition("Refused", NOT_LISTED)
         if not (version := self._rules_version()):
             return condition(
                 "Unsupported",

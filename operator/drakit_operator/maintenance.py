@@ -39,6 +39,7 @@ from drakit_explain.maintenance import (
     DRAIN,
     MAX_MESSAGE,
     NO_RULES,
+    NOT_LISTED,
     RefusedError,
     Use,
     is_tainted,
@@ -94,11 +95,6 @@ LISTED = 20
 
 NOT_EVALUATED = "NotEvaluated"
 """The reason while the selectors of a class have no outcome."""
-
-NOT_LISTED = (
-    "the operator has no permission to list and watch DeviceTaintRules: add it to the operator's "
-    "ClusterRole"
-)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from drakit_daemon.kube.events import EventRecorder
 from drakit_explain import kinds
 from drakit_explain.drivers import CONDITIONS
 from drakit_explain.kinds import DRIVERS
-from drakit_explain.model import DriverFacts
+from drakit_explain.model import DriverFacts, TaintRuleFacts
 from drakit_explain.projection import project_taint_rule
 from drakit_explain.reports import project_driver
 from drakit_explain.world import Name
@@ -538,6 +538,7 @@ async def test_taints_that_may_no_longer_be_removed_are_reported(site):
     [
         pytest.param(None, 0, "Disabled", id="the-chart-does-not-allow-it"),
         pytest.param("", 0, "Unsupported", id="the-cluster-has-no-rules"),
+        pytest.param("", 403, "Refused", id="the-operator-may-not-list-them"),
         pytest.param("resource.k8s.io/v1beta2", 403, "Refused", id="the-api-server-refuses"),
     ],
 )
@@ -546,6 +547,7 @@ async def test_taints_that_cannot_be_written_are_a_condition(site, rules, status
     site.start()
     site.specify(taintAfterSeconds=60)
     site.see(AWAY, S1)
+    site.store.world.hidden = frozenset({TaintRuleFacts} if status and not rules else ())
     if status:
         site.server.fail("POST", RULES, status=status, reason="Forbidden", times=99)
     await site.refresh()
