@@ -251,11 +251,6 @@ def quota_of(device_class: ClassFacts, devices: int) -> dict[str, str]:
     return dict.fromkeys(limits, str(devices))
 
 
-def counted_devices(device_class: str, requests: Sequence[Request]) -> int:
-    """Return how many devices of a class a claim counts in a quota."""
-    return _usage(requests).get(f"{device_class}{_QUOTA_OF_CLASS}", 0)
-
-
 def _usage(requests: Sequence[Request]) -> dict[str, int]:
     """Return what a claim counts in quotas: for alternatives, the largest one of each class."""
     usage = {_QUOTA_OF_CLAIMS: 1}

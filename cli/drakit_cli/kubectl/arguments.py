@@ -163,8 +163,7 @@ def _add_listings(commands: _Group) -> None:
         help="print a ResourceQuota for the devices of a DeviceClass",
         description="Prints the manifest of a ResourceQuota that limits the devices of a "
         "DeviceClass in a namespace, whether pods request them with claims or as extended "
-        "resources. Warns if the claims in the namespace already request more devices. Creates "
-        "nothing: pass the manifest to kubectl apply.",
+        "resources. Creates nothing: pass the manifest to kubectl apply.",
     )
     quota.add_argument("device_class", metavar="CLASS", help="the name of the DeviceClass")
     add_option(

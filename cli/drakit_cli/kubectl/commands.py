@@ -10,12 +10,10 @@ import argparse
 import asyncio
 import gc
 import logging
-import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from drakit.text import plural
 from drakit_cli.answers import CommandError
 from drakit_cli.connection import fetch
 from drakit_cli.kubectl import devices, doctor, explain_command, maintenance
@@ -45,7 +43,7 @@ from drakit_explain.kinds import (
     TEMPLATES,
 )
 from drakit_explain.model import ClaimFacts
-from drakit_explain.pending_claims import counted_devices, quota_of
+from drakit_explain.pending_claims import quota_of
 
 _OF_DOCTOR = (TEMPLATES, NAMESPACES, DRIVERS, *OF_EXPLAIN)
 
@@ -215,8 +213,7 @@ def _claim_cells(row: Mapping[str, Any]) -> list[str]:
 
 def _quota(options: argparse.Namespace, output: Output) -> int:
     async def ask(session: Session, namespace: str) -> tuple[str, Gathered]:
-        kinds = (CLASSES, CLAIMS)
-        return namespace, await gather(session, kinds, namespace=namespace, local=(CLAIMS,))
+        return namespace, await gather(session, (CLASSES,), namespace=namespace)
 
     namespace, found = fetch(options, ask)
     if found.lacks_all(CLASSES):
@@ -224,15 +221,6 @@ def _quota(options: argparse.Namespace, output: Output) -> int:
     device_class = found.world.device_class(options.device_class)
     if device_class is None:
         raise MissingError(f'no DeviceClass has the name "{options.device_class}"')
-    claims = (each for each in found.world.of(ClaimFacts).values() if each.namespace == namespace)
-    requested = sum(counted_devices(device_class.name, each.requests) for each in claims)
-    if requested > options.devices:
-        print(
-            f"warning: the claims in namespace {namespace} already request "
-            f"{plural(requested, 'device')} of the class; they keep them, but no claim can be "
-            "added",
-            file=sys.stderr,
-        )
     output.manifest(
         {
             "apiVersion": "v1",

@@ -403,18 +403,6 @@ async def test_a_quota_counts_claims_and_extended_resources(site, run, extended)
     assert site.writes() == []
 
 
-async def test_a_quota_below_what_claims_request_is_a_warning(site, run):
-    site.device_class("gpu")
-    for name in ("a", "b"):
-        site.claim(name)
-    site.claim("c", device_class="other")
-    site.claim("d", namespace="office")
-    assert (await run("quota", "gpu", "--devices=2"))[2] == ""
-    code, out, error = await run("quota", "gpu", "--devices=1")
-    assert (code, yaml.safe_load(out)["kind"]) == (0, "ResourceQuota")
-    assert error.startswith("warning: the claims in namespace lab already request 2 devices of the")
-
-
 async def test_a_quota_needs_an_existing_class_and_a_number(site, run):
     site.device_class("gpu")
     code, out, error = await run("quota", "gpus", "--devices=1")
