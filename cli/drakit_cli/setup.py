@@ -23,7 +23,6 @@ from typing import Any, TypeVar, cast
 
 import yaml
 
-from drakit.text import plural
 from drakit_cli.answers import CommandError, UsageError
 from drakit_cli.connection import fetch
 from drakit_daemon.kube import ApiError, ConflictError, NotFoundError, Session, resource_path
@@ -404,11 +403,8 @@ async def name_maintenances(session: Session) -> None:
         for body in listed.items:
             status: dict[str, Any] = body.get("status") or {}
             if status.get("phase") != "Ended":
-                print(
-                    f"devicemaintenance {body['metadata']['name']}: "
-                    f"{plural(status.get('deviceCount') or 0, 'device')} in maintenance until you "
-                    "delete it"
-                )
+                name = body["metadata"]["name"]
+                print(f"devicemaintenance {name}: its devices stay out of service")
 
 
 def _complain(name: str, reason: str) -> None:

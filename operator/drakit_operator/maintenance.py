@@ -14,7 +14,7 @@ is an error of the caller. Does not depend on Kopf or queues.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -203,9 +203,7 @@ class MaintenanceController:
         self._statuses.refused.pop(name, None)
         if found is None or found.deleting:
             self._memories.pop(name, None)
-            problem = await self._remove_orphans(name, None)
-            return REFUSED_SECONDS if problem else None
-        await self._remove_orphans(name, found)
+            return REFUSED_SECONDS if await self._remove(name) else None
         memory = self._memories.setdefault(name, _Memory())
         status, again = await self._reconcile(found, memory)
         if write is not None and status.conditions[0].reason == NOT_EVALUATED:
@@ -235,6 +233,8 @@ class MaintenanceController:
             return Status(conditions=(accepted,), fields=fields), again
         old = _condition(found, "Accepted")
         accepted = Condition("Accepted", old["status"], old["reason"], old["message"])
+        if not found.devices:
+            await self._remove(found.name)
         if not found.devices or found.mode not in (CORDON, DRAIN):
             return Status(conditions=(accepted,), fields=fields), None
         state, again = await self._act(found, memory)
@@ -270,23 +270,24 @@ class MaintenanceController:
             state.phase, boundary = "Scheduled", found.start
         pauses = [min(boundary - now, CLOCK_SECONDS)] if boundary != float("inf") else []
         if state.phase == "Active":
-            pauses += await self._act_now(found, state, version, memory, now)
+            own = {rule_name(found, each) for each in found.devices}
+            state.problem = problem or await self._remove(found.name, keep=own)
+            if version:
+                state.problem = await self._add_rules(found, version, memory) or state.problem
+            pauses += await self._drain(found, state, memory, now)
         else:
-            rules = rules_named(found.name, self._world)
-            state.tainted = len(rules)  # until the store knows that they are gone
-            state.problem = state.problem or await self._remove(rules)
+            state.tainted = len(rules_named(found.name, self._world))  # until they are gone
+            state.problem = problem or await self._remove(found.name)
         for uid in memory.evictions.keys() - state.pods:
             del memory.evictions[uid]
         pauses += [REFUSED_SECONDS] if state.problem else []
         return state, min(pauses, default=None)
 
-    async def _act_now(
-        self, found: MaintenanceFacts, state: _State, version: str, memory: _Memory, now: float
+    async def _drain(
+        self, found: MaintenanceFacts, state: _State, memory: _Memory, now: float
     ) -> list[float]:
-        """Taint and drain the devices of an active maintenance; return when more is due."""
+        """Find what is tainted, and what uses it; evict pods. Return when more is due."""
         pauses: list[float] = []
-        if version:
-            state.problem = await self._add_rules(found, version, memory)
         by_rules, devices = state.by_rules, found.devices
         tainted = {
             each for each in devices if is_tainted(found, each, self._world, by_rules=by_rules)
@@ -344,19 +345,15 @@ class MaintenanceController:
             memory.refusal = f"a DeviceTaintRule cannot be created: {error.message}"
         return memory.refusal
 
-    async def _remove_orphans(self, name: str, found: MaintenanceFacts | None) -> str:
-        """Delete the rules of earlier maintenances of a name; return the problem, if any. The
-        garbage collector does the same, unless their owner was deleted without them."""
-        rules = rules_named(name, self._world)
-        if found is not None:
-            own = {rule_name(found, each) for each in found.devices}
-            rules = [each for each in rules if each.name not in own and each.owner != found.uid]
-        return await self._remove(rules)
-
-    async def _remove(self, rules: Iterable[TaintRuleFacts]) -> str:
-        """Delete rules; return the problem, if any."""
+    async def _remove(self, maintenance: str, *, keep: Collection[str] = ()) -> str:
+        """
+        Delete the rules of a name, and those of earlier maintenances of this name: the garbage
+        collector does not, if their owner was deleted without them. Return the problem, if any.
+        """
         version = self._rules_version()
-        for each in rules:
+        for each in rules_named(maintenance, self._world):
+            if each.name in keep:
+                continue
             path = resource_path(version, "devicetaintrules", name=each.name)
             try:
                 with suppress(NotFoundError, ConflictError):
@@ -530,7 +527,9 @@ def _drained(
 
 def _ended(state: _State) -> Condition:
     if state.phase == "Ended" and not state.tainted and not state.problem:
-        return Condition("Ended", "True", "WindowOver", "the window is over; no device is tainted")
+        return Condition(
+            "Ended", "True", "WindowOver", "the window is over, and no DeviceTaintRule is left"
+        )
     message = {
         "Scheduled": "the window has not begun",
         "Active": "to end it, delete the DeviceMaintenance",

@@ -102,7 +102,7 @@ async def test_a_removal_names_what_stays_in_maintenance_and_never_fails_for_it(
     await name_maintenances(session)
     lines = capsys.readouterr().out.splitlines()
     assert [each.partition(":")[0].split()[1] for each in lines] == ["fans", "later"]
-    assert lines[0].endswith("2 devices in maintenance until you delete it")
+    assert lines[0].endswith("its devices stay out of service")
     server.forbidden.add(("list", "devicemaintenances"))
     await name_maintenances(session)
 

@@ -256,7 +256,7 @@ async def test_a_deleted_maintenance_leaves_no_rule_even_if_it_was_orphaned(clus
     if again:
         spec = {"devices": {"device": "gone"}, "mode": "Cordon"}
         cluster.server.store(PATH, {"metadata": {"uid": "uid-again"}, "spec": spec})
-    await cluster.refresh()
+    await cluster.settle()
     assert {each["metadata"]["name"] for each in cluster.rules()} == {"other", "fix-by-hand"}
 
 
