@@ -17,6 +17,11 @@ figures are those of the operator. :mod:`.scene` has the objects.
 * ``operator-relist``: the API server restarts. The operator loses its watches, and reads
   everything again. The row has the peak of the whole run, helper included, and the longest pause of
   the main loop (:mod:`.watched`), as `operator-sync` does.
+* ``operator-acting``: another process, with policies, drivers and maintenances (:mod:`.acting`):
+  until each of them has its status, and each device in maintenance its DeviceTaintRule.
+* ``operator-acting-quiet``: ``operator-quiet`` with them.
+* ``operator-acting-changes``: devices of the drivers come and go: the most updates of the status of
+  one object within 5 s.
 * ``kubectl-drakit``: one process for each command, with its helper.
 
 :mod:`.hostile` measures what one tenant can do to the operator.
@@ -33,12 +38,14 @@ import time
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from bench.acting import Acting, most_updates, writes_of_operator
 from bench.apiserver import ApiServer, Body, each_of
 from bench.claims import report
 from bench.machine import folders, memory_mib
@@ -47,6 +54,8 @@ from bench.rows import Row, median_ms, percentile
 from bench.scene import NAMESPACE, Scene
 from bench.watched import longest_pause
 from drakit_daemon.kube import Session, UnavailableError, resource_path
+from drakit_formats import crds
+from drakit_formats.resource.objects import children
 from e2e.cluster.api import CONTROL_PLANE, Cluster, Component
 from e2e.images.go import cel_program
 
@@ -80,9 +89,18 @@ ANSWER_SECONDS = 30.0
 
 RELIST_SECONDS = 180.0
 
+ACTING_SECONDS = 300.0
+"""Longest wait until the operator has acted on all objects: it writes more than 8,000."""
+
+STATUS_SECONDS = 5.0
+"""An object gets at most one update of its status in this time."""
+
+DEVICE_CHANGES, DEVICE_CHANGES_PER_SECOND = 300, 10
+
 EVALUATION_SECONDS = 10.0
 """Within this time after a relist, the operator evaluates all pods again: memory has its peak."""
 
+_KINDS = Path(__file__).parent.parent / "charts/drakit/crds"
 _CLAIMS = resource_path("resource.k8s.io/v1", "resourceclaims", namespace=NAMESPACE)
 _SLICES = resource_path("resource.k8s.io/v1", "resourceslices")
 _EVENTS = resource_path("events.k8s.io/v1", "events", namespace=NAMESPACE)
@@ -102,6 +120,7 @@ def measure_operator(api: ApiServer, cluster: Cluster) -> Iterator[Row]:
         report(f"operator: {scene.facts()}")
         create_scene(api, scene)
         yield from measure_scene(api, cluster, scene)
+        yield from _measure_acting(api, cluster, Acting())
         yield from _measure_kubectl(cluster.kubeconfig, pod=scene.a_pod)
 
 
@@ -355,13 +374,113 @@ def _wait(
 
 def _writes(cluster: Cluster) -> int:
     """Return how often the operator has written anything but its Lease."""
-    return sum(
-        1
-        for record in cluster.audit()
-        if record.get("userAgent", "").startswith("drakit-operator")
-        and record["verb"] in ("create", "update", "patch", "delete", "deletecollection")
-        and record.get("objectRef", {}).get("resource") != "leases"
-        and record["stage"] == "ResponseComplete"
+    return sum(1 for _ in writes_of_operator(cluster.audit()))
+
+
+def _measure_acting(api: ApiServer, cluster: Cluster, acting: Acting) -> Iterator[Row]:
+    """Return the rows of a process that acts on objects beside the scene."""
+    cluster.kubectl("apply", "-f", str(_KINDS))
+    plurals = (crds.POLICIES, crds.DRIVERS, crds.MAINTENANCES, crds.REPORTS)
+    definitions = [f"crd/{plural}.{crds.GROUP}" for plural in plurals]
+    cluster.kubectl("wait", "--for=condition=Established", *definitions, "--timeout=30s")
+    settings = {"election": LONG_LEASE, "deviceMaintenance": True, "driverTaints": True}
+    api.create_all("resourceslices", acting.slice_bodies())
+    with running_operator(cluster.kubeconfig, settings=settings) as operator:
+        began = time.monotonic()
+        api.run(lambda session: _create_acting(session, acting))
+        seconds = _wait(
+            operator,
+            ACTING_SECONDS,
+            lambda: api.run(lambda session: _has_acted(session, acting)),
+            began=began,
+        )
+        yield Row(
+            f"operator-acting {acting.facts()}",
+            {
+                "seconds": seconds,
+                "cpu_seconds": operator.cpu_seconds(),
+                "rss_peak_mib": operator.peak_mib(),
+                "pause_ms": operator.longest_pause_ms(began),
+            },
+            at_most={
+                "seconds": ACTING_SECONDS,
+                "rss_peak_mib": MEMORY_MIB,
+                "pause_ms": PAUSE_BUDGET_MS,
+            },
+        )
+        time.sleep(SETTLE_SECONDS)
+        quiet = _measure_quiet(api, operator, cluster)
+        yield replace(quiet, name="operator-acting-quiet")
+        yield _measure_device_changes(api, operator, cluster, acting)
+
+
+async def _create_acting(session: Session, acting: Acting) -> None:
+    for plural, bodies in (
+        (crds.POLICIES, acting.policy_bodies()),
+        (crds.DRIVERS, acting.driver_bodies()),
+        (crds.MAINTENANCES, acting.maintenance_bodies()),
+    ):
+        path = resource_path(crds.API_VERSION, plural)
+
+        async def create(body: Body, path: str = path) -> None:
+            await session.create(path, body)
+
+        await each_of(bodies, create)
+
+
+async def _has_acted(session: Session, acting: Acting) -> bool:
+    """Return whether all objects have a status, and the devices in maintenance have a taint."""
+    await asyncio.sleep(1.0)
+    for plural, condition, number in (
+        (crds.MAINTENANCES, "Tainted", acting.maintenances),
+        (crds.DRIVERS, "Ready", acting.drivers),
+        (crds.POLICIES, "Accepted", acting.policies),
+    ):
+        items = (await session.list(resource_path(crds.API_VERSION, plural))).items
+        conditions = [
+            each
+            for item in items
+            for each in children(item, "status", "conditions")
+            if (each["type"], each["status"]) == (condition, "True")
+        ]
+        if len(conditions) < number:
+            return False
+    return True
+
+
+def _measure_device_changes(
+    api: ApiServer, operator: OperatorProcess, cluster: Cluster, acting: Acting
+) -> Row:
+    since, began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S"), time.monotonic()
+    cpu = operator.cpu_seconds()
+
+    async def change(session: Session) -> None:
+        for count in range(DEVICE_CHANGES):
+            await asyncio.sleep(began + count / DEVICE_CHANGES_PER_SECOND - time.monotonic())
+            driver, generation = count % acting.drivers, 2 + count // acting.drivers
+            node = driver * acting.nodes_per_driver
+            body = acting.slice_body(driver, node, generation=generation)
+            path = f"{_SLICES}/{body['metadata']['name']}"
+            await session.replace(path, {**await session.get(path), "spec": body["spec"]})
+
+    api.run(change)
+    time.sleep(SETTLE_SECONDS)
+    writes = list(writes_of_operator(cluster.audit(), since=since))
+    return Row(
+        f"operator-acting-changes per_second={DEVICE_CHANGES_PER_SECOND}",
+        {
+            "changes": DEVICE_CHANGES,
+            "writes": len(writes),
+            "most_updates_in_5_s": most_updates(writes, seconds=STATUS_SECONDS),
+            "cpu_percent": (operator.cpu_seconds() - cpu) / (time.monotonic() - began) * 100,
+            "rss_peak_mib": operator.peak_mib(),
+            "pause_ms": operator.longest_pause_ms(began),
+        },
+        at_most={
+            "most_updates_in_5_s": 1,
+            "rss_peak_mib": MEMORY_MIB,
+            "pause_ms": PAUSE_BUDGET_MS,
+        },
     )
 
 

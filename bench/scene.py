@@ -63,7 +63,7 @@ class Scene:
 
     def node_bodies(self) -> Iterator[Body]:
         for number in range(self.slices):
-            name = _node(number)
+            name = node_name(number)
             ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
             labels = {
                 "kubernetes.io/hostname": name,
@@ -85,7 +85,7 @@ class Scene:
 
     def slice_body(self, number: int, *, generation: int = 1) -> Body:
         """Return a slice; those of another generation have another model."""
-        node = _node(number)
+        node = node_name(number)
         return {
             "metadata": {"name": f"explain-{number:04}"},
             "spec": {
@@ -114,7 +114,7 @@ class Scene:
                 request = {"name": "gpu", "exactly": {"deviceClassName": _class(0)}}
                 yield _claim(f"spare-{number:05}", request), None
                 continue
-            node = _node(number % self.slices)
+            node = node_name(number % self.slices)
             result = {
                 "request": "gpu",
                 "driver": DRIVER,
@@ -148,7 +148,8 @@ class Scene:
         }
 
 
-def _node(number: int) -> str:
+def node_name(number: int) -> str:
+    """Return the name of a node."""
     return f"bench-{number:04}"
 
 

@@ -7,11 +7,18 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+POLL_SECONDS = 0.005
+
 
 async def until(condition: Callable[[], object], *, seconds: float = 5) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
+    """Wait for a condition. The limit is a number of polls, and not a time of the clock: on a busy
+    machine each of them takes longer, as the work of the other tasks does."""
+    for _ in range(round(seconds / POLL_SECONDS)):
+        if condition():
+            return
+        await asyncio.sleep(POLL_SECONDS)
+    if not condition():
+        raise TimeoutError(f"a condition did not become true in {seconds:g} s")
 
 
 @asynccontextmanager

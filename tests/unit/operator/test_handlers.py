@@ -43,7 +43,7 @@ PATHS = {
 
 CLASS_OF_POLICY = "/apis/resource.k8s.io/v1/deviceclasses/serial.drakit.dev"
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 class Served:
