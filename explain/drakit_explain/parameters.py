@@ -10,11 +10,11 @@ Does not depend on clients, or on who asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from drakit_formats.json_schema import MAX_NAMES, SCHEMA, JsonSchema, shown
+from drakit_formats.json_schema import SCHEMA, JsonSchema, listed
 from drakit_formats.resource.objects import Object, child, children, text
 
 VERSION_KEYS = ("apiVersion", "kind")
@@ -78,8 +78,8 @@ def _of_config(parameters: Any, known: DriverSchemas) -> str:
         version = ""
     schema = known.versions.get(version)
     if schema is None:
-        has = f"apiVersion {shown([version])}" if version else "no apiVersion"
-        return f"have {has}; known: {_listed(list(known.versions))}"
+        has = f"apiVersion {listed([version])}" if version else "no apiVersion"
+        return f"have {has}; known: {listed([each or 'none' for each in known.versions])}"
     problems = schema.problems(parameters, required=VERSION_KEYS)
     of = f" (apiVersion {version})" if version else ""
     return f"are invalid{of}: {'; '.join(problems)}" if problems else ""
@@ -90,9 +90,3 @@ def _version_of(parameters: Any) -> str:
         return ""
     version: Any = cast("Object", parameters).get(VERSION_KEYS[0], "")
     return version if isinstance(version, str) else "?"
-
-
-def _listed(versions: Sequence[str]) -> str:
-    names = [shown([each]) if each else "none" for each in versions[:MAX_NAMES]]
-    more = f" and {len(versions) - MAX_NAMES} more" if len(versions) > MAX_NAMES else ""
-    return ", ".join(names) + more

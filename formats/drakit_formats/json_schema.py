@@ -132,7 +132,7 @@ class JsonSchema:
             *(_sentence(each.path, each.text) for each in named),
             *(["and more"] if len(found) > len(named) else ()),
             *(
-                f"known keys{f' of {shown(path)}' if path else ''}: {_listed(keys) or 'none'}"
+                f"known keys{f' of {shown(path)}' if path else ''}: {listed(keys) or 'none'}"
                 for path, keys in known.items()
             ),
         ]
@@ -222,11 +222,11 @@ class _Check:
             yield _Problem(path, text, keyword="const" if "const" in schema else "type")
             return
         if "const" in schema and not _equal(value, schema["const"]):
-            yield _Problem(path, f"must be {_listed([schema['const']])}", keyword="const")
+            yield _Problem(path, f"must be {listed([schema['const']])}", keyword="const")
         allowed: list[Any] = schema.get("enum", [])
         self._spend(len(allowed) // CHEAP)
         if "enum" in schema and not any(_equal(value, each) for each in allowed):
-            yield _Problem(path, f"must be one of {_listed(allowed)}")
+            yield _Problem(path, f"must be one of {listed(allowed)}")
         for key, (words, holds) in _BOUNDS.items() if _is_number(value) else ():
             if key in schema and not holds(value, schema[key]):
                 yield _Problem(path, f"must be {words} {schema[key]}")
@@ -295,21 +295,20 @@ def shown(path: Sequence[Part]) -> str:
     """Return the path of a field as users write it."""
     text = ""
     for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            name = part if part and part.isprintable() else ascii(part)
-            text += f"{'.' if text else ''}{_cut(name)}"
+        name = f"[{part}]" if isinstance(part, int) else _name(part)
+        text += f"{'.' if text and isinstance(part, str) else ''}{name}"
     return _cut(text, MAX_PATH)
 
 
-def _listed(names: Sequence[Any]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(_cut(_literal(each)) for each in names[:MAX_NAMES]) + more
+def listed(values: Sequence[object]) -> str:
+    """Return the first values as users write them, and the number of the others."""
+    texts = [each if isinstance(each, str) else json.dumps(each) for each in values[:MAX_NAMES]]
+    more = f" and {len(values) - MAX_NAMES} more" if len(values) > MAX_NAMES else ""
+    return ", ".join(map(_name, texts)) + more
 
 
-def _literal(value: object) -> str:
-    return value if isinstance(value, str) and value else json.dumps(value)
+def _name(text: str) -> str:
+    return _cut(text if text and text.isprintable() else ascii(text))
 
 
 def _cut(text: str, limit: int = MAX_PART) -> str:

@@ -22,15 +22,12 @@ from pydantic.json_schema import GenerateJsonSchema
 from drakit.device import AllocatedDevice
 from drakit.driver import DeviceParameters, NoParameters, ParameterVersion
 from drakit_driver.runtime.failures import BadParametersError, kind_of, text_of, traceback_of
-from drakit_formats.json_schema import MAX_PART, shown
+from drakit_formats.json_schema import MAX_PART, listed, shown
 
 logger = logging.getLogger(__name__)
 
 MAX_PROBLEMS = 5
 """Problems that are named; a text with all of them would not fit an Event."""
-
-MAX_KEYS = 10
-"""Known keys that are named."""
 
 
 def merged(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -145,13 +142,12 @@ def _version_of(
     if not any(key in config for key in _VERSION_KEYS):
         return _CURRENT
     given = " ".join(
-        shown([each]) if isinstance(each, str) else "?" for each in (api_version, kind)
+        listed([each]) if isinstance(each, str) else "?" for each in (api_version, kind)
     )
     known = [f"{each.api_version} {each.kind}" for each in versions if each.api_version]
-    more = f" and {len(known) - MAX_KEYS} more" if len(known) > MAX_KEYS else ""
     raise _VersionError(
         f"have apiVersion and kind {given}, which the driver does not know; known: "
-        f"{', '.join(known[:MAX_KEYS]) or 'none'}{more}"
+        f"{listed(known) or 'none'}"
     )
 
 
@@ -262,11 +258,10 @@ def _problems(error: ValidationError, kind: type[DeviceParameters]) -> str:
 def _known_keys(kind: type[DeviceParameters]) -> str:
     """Name the keys of a type, as users write them."""
     keys = [
-        shown([alias if isinstance(alias := field.validation_alias, str) else name])
+        alias if isinstance(alias := field.validation_alias, str) else name
         for name, field in kind.model_fields.items()
     ]
-    more = f" and {len(keys) - MAX_KEYS} more" if len(keys) > MAX_KEYS else ""
-    return ", ".join(keys[:MAX_KEYS]) + more or "none"
+    return listed(keys) or "none"
 
 
 def _hint(parts: Sequence[int | str]) -> str:
