@@ -196,7 +196,7 @@ def test_a_replacement_runs_or_waits_as_the_preview_says(space, maintenances, fr
 
     assert kubectl_drakit(cluster, *words, "--wait", "--timeout=120s")[0] == 0
 
-    assert space.phase(name) == "Gone"
+    space.wait_gone(name)
     if not free:
         (second,) = (each["metadata"]["name"] for each in pods_of(space, "web"))
         space.refused(second)
@@ -234,8 +234,9 @@ def test_all_pods_of_a_shared_device_are_evicted_and_those_on_another_node_stay(
         assert (code, devices) == (0, published_on(first))
         assert {each["name"] for each in preview["blockers"]} == {"one", "two"}
         assert kubectl_drakit(cluster, *words, "--wait", "--timeout=120s")[0] == 0
-        phases = [space.phase(each) for each in ("one", "two", "elsewhere")]
-        assert phases == ["Gone", "Gone", "Running"]
+        for each in ("one", "two"):
+            space.wait_gone(each, seconds=10)
+        assert space.phase("elsewhere") == "Running"
         space.delete("pod", "elsewhere")
 
 
