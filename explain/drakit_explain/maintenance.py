@@ -63,6 +63,8 @@ NOT_LISTED = (
     "ClusterRole"
 )
 
+_DIGEST = re.compile("[0-9a-f]{16}")
+
 
 class RefusedError(Exception):
     """A selection is not accepted; the text is a sentence."""
@@ -177,12 +179,13 @@ def _taint(maintenance: MaintenanceFacts) -> TaintFacts:
 
 def rules_named(maintenance: str, world: World) -> list[TaintRuleFacts]:
     """Return the DeviceTaintRules of all maintenances that have, or had, a name."""
-    name = re.compile(rf"{re.escape(maintenance)}-[0-9a-f]{{16}}")
+    prefix, taint = f"{maintenance}-", (MAINTENANCE, maintenance)
     return [
         each
-        for each in world.of(TaintRuleFacts).values()
-        if (each.taint.key, each.taint.value) == (MAINTENANCE, maintenance)
-        and name.fullmatch(each.name)
+        for name, each in world.of(TaintRuleFacts).items()
+        if name.name.startswith(prefix)  # a cluster can have thousands
+        and _DIGEST.fullmatch(name.name, len(prefix))
+        and (each.taint.key, each.taint.value) == taint
     ]
 
 
