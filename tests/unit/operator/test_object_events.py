@@ -16,6 +16,7 @@ from drakit_explain.kinds import (
     TEMPLATES,
 )
 from drakit_explain.model import ReportFacts, TaintRuleFacts
+from drakit_explain.projection import project_template
 from tests.fakes.operator_reconciler import GPU, Bench, pod, template
 
 pytestmark = pytest.mark.looptime
@@ -125,6 +126,24 @@ async def test_the_event_of_a_claim_does_not_name_holders_of_other_namespaces():
         await asyncio.sleep(10)
     assert "a claim in another namespace" in bench.notes["mine"]
     assert not any("secret" in note for note in bench.notes.values())
+
+
+@pytest.mark.parametrize(
+    ("current", "name", "warned"),
+    [
+        pytest.param(True, "missing", True, id="no-class"),
+        pytest.param(True, "gpu.example", False, id="a-node-has-a-device"),
+        pytest.param(False, "missing", False, id="the-class-may-not-be-listed-yet"),
+    ],
+)
+async def test_a_template_gets_a_warning_only_if_that_is_certain(current, name, warned):
+    bench = Bench()
+    see_taken_device(bench, "g1")
+    bench.current = current
+    found = await bench.reconciler.never_allocated(project_template(template(name), "v1"))
+    assert bool(found) is warned
+    for each in found:
+        assert 'DeviceClass "missing"' in each
 
 
 async def test_a_claim_of_a_template_gets_the_event_about_a_missing_class():
