@@ -318,19 +318,20 @@ class MaintenanceController:
         """Create the rules that are missing; return the problem, if any."""
         rules = self._world.of(TaintRuleFacts)
         missing: list[DeviceID] = []
+        changed = ""
         for device in found.devices:
             wanted = rule_facts(found, device)
             rule = rules.get(Name("", wanted.name))
             if rule is None:
                 missing.append(device)
             elif replace(rule, uid="") != wanted:
-                return (
+                changed = (
                     f"DeviceTaintRule {rule.name} was changed by another client: delete it, and "
                     "the operator creates it again"
                 )
         pause = REFUSED_SECONDS if memory.refusal else WRITE_SECONDS
         if not missing or self._clock() < memory.rules_at + pause:
-            return memory.refusal if missing else ""
+            return (memory.refusal if missing else "") or changed
         memory.rules_at, memory.refusal = self._clock(), ""
         try:
             for device in missing:
@@ -343,7 +344,7 @@ class MaintenanceController:
             if not _is_refused(error):
                 raise
             memory.refusal = f"a DeviceTaintRule cannot be created: {error.message}"
-        return memory.refusal
+        return memory.refusal or changed
 
     async def _remove(self, maintenance: str, *, keep: Collection[str] = ()) -> str:
         """

@@ -543,13 +543,15 @@ async def test_a_refused_rule_is_a_condition_and_is_tried_again_later(cluster, s
     ],
 )
 async def test_a_rule_that_another_client_changes_is_reported_and_not_fought_over(cluster, change):
-    await cluster.create(mode="Drain")
+    await cluster.create(mode="Drain", devices={"driver": "d"})
     await cluster.settle()
-    (rule,) = cluster.rules()
-    path = f"{RULES}/{rule['metadata']['name']}"
+    rules = {each["spec"]["deviceSelector"]["device"]: each for each in cluster.rules()}
+    path, other = (f"{RULES}/{rules[name]['metadata']['name']}" for name in ("cam", "mic"))
     await cluster.session.patch(path, {"spec": change})
+    await cluster.session.delete(other)
     cluster.world.apply(holding("c", "cam"))
     await cluster.settle()
+    assert cluster.server.object(other) is not None, "the others are maintained"
     assert cluster.server.evicted == [], "a pod that replaces it could get the device"
     assert cluster.conditions()["Tainted"] == ("False", "Refused")
     assert "changed by another client" in cluster.message("Tainted")
