@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from drakit.text import plural
 from drakit_explain.allocation import NotEvaluatedError, tolerates
 from drakit_explain.broken import published_device
 from drakit_explain.devices import TaintFacts, bits
@@ -204,6 +205,11 @@ def unsupported(devices: Collection[DeviceID], world: World) -> list[DeviceID]:
     """Return the devices that only a DeviceTaintRule can taint: no node plugin of drakit publishes
     them."""
     return [each for each in devices if report_of_device(each, world) is None]
+
+
+def unsupported_message(devices: Collection[DeviceID]) -> str:
+    """Return why unsupported devices stay in service."""
+    return f"{plural(len(devices), 'device')} of other drivers, {named(devices)}: {NO_RULES}"
 
 
 def named(devices: Collection[DeviceID]) -> str:

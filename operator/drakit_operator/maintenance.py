@@ -38,7 +38,6 @@ from drakit_explain.maintenance import (
     CORDON,
     DRAIN,
     MAX_MESSAGE,
-    NO_RULES,
     NOT_LISTED,
     RefusedError,
     Use,
@@ -50,6 +49,7 @@ from drakit_explain.maintenance import (
     rules_named,
     select,
     unsupported,
+    unsupported_message,
     uses,
 )
 from drakit_explain.model import (
@@ -417,7 +417,7 @@ class MaintenanceController:
         kind, status, reason, message = turned_to
         bad = reason in ("Blocked", "Refused", "TimeLimit", "Unsupported")
         bad = bad or (kind == "Accepted" and status == "False")
-        if bad or (status == "True" and kind != "Accepted"):
+        if bad or (status == "True" and kind != "Accepted" and reason != "Removing"):
             reason = f"Not{kind}" if bad else kind
             await self._record(found, found.reference, reason=reason, note=message, bad=bad)
 
@@ -486,8 +486,7 @@ def _tainted(found: MaintenanceFacts, state: _State) -> Condition:
             return Condition("Tainted", "True", "Removing", message)
         return Condition("Tainted", "False", state.phase, "no device is tainted")
     if state.unsupported:
-        foreign = plural(len(state.unsupported), "device")
-        message = f"{foreign} of other drivers, {named(state.unsupported)}: {NO_RULES}"
+        message = unsupported_message(state.unsupported)
         return Condition("Tainted", "False", "Unsupported", message)
     if number < len(found.devices):
         who = "the API server" if state.by_rules else "the node plugin"

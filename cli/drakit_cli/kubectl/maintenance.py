@@ -42,12 +42,12 @@ from drakit_explain.allocation import NotEvaluatedError
 from drakit_explain.kinds import CLASSES, NAMESPACES, QUOTAS, RULES, SLICES, TEMPLATES, Kind
 from drakit_explain.maintenance import (
     DRAIN,
-    NO_RULES,
     RefusedError,
     Use,
     rule_facts,
     select,
     unsupported,
+    unsupported_message,
     uses,
 )
 from drakit_explain.model import ClaimFacts, DeviceID, MaintenanceFacts
@@ -102,7 +102,7 @@ class Preview:
         for each in self.devices:
             output.line("/".join(each), indent=2)
         if self.unsupported:
-            output.line(f"Not possible for {len(self.unsupported)} of them: {NO_RULES}")
+            output.line(f"Not possible for {unsupported_message(self.unsupported)}")
         verb = "would be evicted" if self.mode == DRAIN else "keep them until they end"
         output.line()
         if self.blockers:

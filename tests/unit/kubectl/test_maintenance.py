@@ -220,6 +220,8 @@ async def test_without_rules_devices_of_foreign_drivers_cannot_be_tainted(lab, r
     lab.texts["/apis/resource.k8s.io/v1"] = "{}"
     code, body = await run.json("cordon", "n1-a", "--dry-run")
     assert (code, body["unsupported"]) == (1, ["gpu.example.com/n1/n1-a"])
+    _, out, _ = await run("cordon", "n1-a", "--dry-run")
+    assert "Not possible for 1 device of other drivers, gpu.example.com/n1/n1-a: the cluster" in out
     lab.report("n1")
     code, body = await run.json("cordon", "n1-a", "--dry-run")
     assert (code, body["unsupported"]) == (0, [])

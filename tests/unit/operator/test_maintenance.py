@@ -295,6 +295,8 @@ async def test_a_window_begins_and_ends(cluster):
     assert await cluster.settle() is None
     assert cluster.rules() == []
     assert cluster.conditions()["Ended"] == ("True", "WindowOver")
+    events = cluster.server.objects("/apis/events.k8s.io/v1/events")
+    assert sorted(each["reason"] for each in events) == ["Drained", "Ended", "Tainted"]
     cluster.wall = 0  # the clock steps back
     await cluster.settle()
     assert cluster.rules() == []
