@@ -36,8 +36,15 @@ from drakit_formats.resource.nodes import selects_labels
 INSTALLED, REGISTERED, PUBLISHING = "Installed", "Registered", "Publishing"
 PROGRESSING, RELEASED = "ClaimsProgressing", "ClaimsReleased"
 
-CONDITIONS = (INSTALLED, REGISTERED, PUBLISHING, PROGRESSING, RELEASED)
-"""The conditions that a problem can be about, the most serious first."""
+CONDITIONS: Mapping[str, tuple[str, str]] = {
+    INSTALLED: ("Installed", "the cluster has plugins or ResourceSlices of the driver"),
+    REGISTERED: ("Registered", "the plugin is registered on each node on which it must run"),
+    PUBLISHING: ("Published", "all pools are complete"),
+    PROGRESSING: ("Progressing", "the driver prepares and unprepares claims"),
+    RELEASED: ("Released", "pods use all claims that hold devices"),
+}
+"""The conditions that a problem can be about, the most serious first, with the reason and message
+of each without a problem."""
 
 MAX_DRIVERS = 100
 """Drivers with a row, the first by name of those without a DeviceDriver: the publisher of a slice
@@ -50,55 +57,40 @@ choose the numbers of pods and claims, and a cluster has thousands of nodes."""
 AT_ONCE = 1000
 """Objects after which others can run: a few milliseconds."""
 
-_PODS = "run 'kubectl get pods -A -o wide --field-selector spec.nodeName={node}'"
-_REPORT = "run 'kubectl describe nodedevicereport {node}.{driver}'"
-_EXPLAIN = "run 'kubectl drakit {words}'"
+_PODS = "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"
+_REPORT = "kubectl describe nodedevicereport {node}.{driver}"
+_DRAKIT = "kubectl drakit {command}"
 
-_REASONS: Mapping[str, tuple[str, str]] = {
-    "Leftovers": (
-        INSTALLED,
-        "no plugin of the driver is available, but objects of it remain: {words}",
-    ),
+_REASONS: Mapping[str, tuple[str, str, str]] = {
+    "Leftovers": (INSTALLED, "no plugin is available, but objects of it remain: {words}", ""),
     "NotFound": (
         INSTALLED,
-        "the cluster has no object of the driver; install it, or run 'kubectl delete devicedriver "
-        "{driver}'",
+        "the cluster has nothing of it",
+        "kubectl delete devicedriver {driver}",
     ),
-    "NodeNotReady": (
-        REGISTERED,
-        "node {node} is not ready; run 'kubectl describe node {node}'",
-    ),
+    "NodeNotReady": (REGISTERED, "node {node} is not ready", "kubectl describe node {node}"),
     "PluginMissing": (
         REGISTERED,
         "node {node} has no ResourceSlice of the driver, so its plugin is not registered there, or "
-        f"has no devices; {_PODS}",
+        "has no devices",
+        _PODS,
     ),
-    "PluginGone": (REGISTERED, f"the node plugin on node {{node}} is gone; {_PODS}"),
-    "NotRegistered": (
-        REGISTERED,
-        f"the kubelet on node {{node}} has not registered the driver ({{words}}); {_REPORT}",
-    ),
-    "DriverStopped": (
-        PUBLISHING,
-        f"the driver does not run on node {{node}} ({{words}}); {_REPORT}",
-    ),
-    "NoResourceSlices": (
-        PUBLISHING,
-        f"the plugin on node {{node}} publishes no ResourceSlices; {_REPORT}",
-    ),
-    "PoolIncomplete": (PUBLISHING, f"{{subject}} is incomplete; {_EXPLAIN}"),
-    "PoolInvalid": (PUBLISHING, f"{{subject}} is invalid; {_EXPLAIN}"),
-    "PoolNameConflict": (PUBLISHING, f"several nodes publish {{subject}}; {_EXPLAIN}"),
-    "ResourceSlicesOutdated": (PUBLISHING, f"{{subject}} has outdated slices; {_EXPLAIN}"),
-    "ClaimsStuck": (PROGRESSING, "node {node}: {words}"),
+    "PluginGone": (REGISTERED, "the node plugin on node {node} is gone", _PODS),
+    "NotRegistered": (REGISTERED, "node {node} has not registered the plugin ({words})", _REPORT),
+    "DriverStopped": (PUBLISHING, "the driver does not run on node {node} ({words})", _REPORT),
+    "NoResourceSlices": (PUBLISHING, "the plugin on {node} publishes no ResourceSlices", _REPORT),
+    "PoolIncomplete": (PUBLISHING, "{subject} is incomplete", _DRAKIT),
+    "PoolInvalid": (PUBLISHING, "{subject} is invalid", _DRAKIT),
+    "PoolNameConflict": (PUBLISHING, "several nodes publish {subject}", _DRAKIT),
+    "ResourceSlicesOutdated": (PUBLISHING, "{subject} has outdated ResourceSlices", _DRAKIT),
+    "ClaimsStuck": (PROGRESSING, "node {node}: {words}", ""),
     "PodsNotStarted": (
-        PROGRESSING,
-        "{subject} waits on node {node} for the driver, or for volumes or the network; "
-        f"{_EXPLAIN}",
+        *(PROGRESSING, "{subject} waits on node {node} for the driver, volumes or the network"),
+        _DRAKIT,
     ),
-    "ClaimsNotReleased": (RELEASED, "{subject} holds devices, but {words}"),
+    "ClaimsNotReleased": (RELEASED, "{subject} holds devices, but {words}", _DRAKIT),
 }
-"""The condition and the message of each reason."""
+"""The condition of each reason, a sentence, and the command that helps if it is not in there."""
 
 _POOL_REASONS = {
     PoolCondition.INCOMPLETE: "PoolIncomplete",
@@ -129,6 +121,9 @@ class Problem(NamedTuple):
     words: str = ""
     """The part of the message that only this problem has."""
 
+    command: str = ""
+    """The arguments of ``kubectl drakit``."""
+
     @property
     def condition(self) -> str:
         """One of `CONDITIONS`."""
@@ -137,7 +132,8 @@ class Problem(NamedTuple):
     @property
     def message(self) -> str:
         """A sentence with the command that helps. Does not change while the problem lasts."""
-        return _REASONS[self.reason][1].format(**self._asdict())
+        _, sentence, command = _REASONS[self.reason]
+        return (f"{sentence}; run '{command}'" if command else sentence).format(**self._asdict())
 
 
 @dataclass(kw_only=True, slots=True)
@@ -182,8 +178,8 @@ class DriverRow:
         """Whether the cluster has an object of it, apart from its DeviceDriver."""
         return bool(self.pools or self.desired or self.remains.total())
 
-    def add(self, reason: str, subject: str = "", *, node: str = "", words: str = "") -> None:
-        problem = Problem(reason, self.name, subject, node, words)
+    def add(self, reason: str, subject: str = "", node: str = "", **words: str) -> None:
+        problem = Problem(reason, self.name, subject, node, **words)
         self.numbers[problem.condition] += 1
         if self.numbers[problem.condition] <= MAX_PROBLEMS:
             self.problems.append(problem)
@@ -223,11 +219,12 @@ class _Drivers:
         others = sorted(names)[: max(0, MAX_DRIVERS - len(self._specs))]
         found = {name: self._rows[name] for name in sorted({*self._specs, *others})}
         self._rules(found)
+        order = list(CONDITIONS)
         for row in found.values():
             yield
             self._registrations(row)
             self._leftovers(row)
-            row.problems.sort(key=lambda each: (CONDITIONS.index(each.condition), each.subject))
+            row.problems.sort(key=lambda each: (order.index(each.condition), each.subject))
         rows |= found
 
     def _exists(self, node: str) -> bool:
@@ -243,11 +240,9 @@ class _Drivers:
                 row.remains["resourceclaim"] += 1
                 if why:
                     row.unreleased += 1
+                    subject = f"claim {claim.namespace}/{claim.name}"
                     command = f"explain claim/{claim.name} -n {claim.namespace}"
-                    row.add(
-                        *("ClaimsNotReleased", f"claim {claim.namespace}/{claim.name}"),
-                        words=f"{why}; run 'kubectl drakit {command}'",
-                    )
+                    row.add("ClaimsNotReleased", subject, words=why, command=command)
 
     def _not_released(self, claim: ClaimFacts) -> str:
         """Return why nobody releases an allocated claim; empty if pods use it."""
@@ -284,7 +279,7 @@ class _Drivers:
             row = self._rows[pool.driver]
             row.incomplete += condition in (PoolCondition.INCOMPLETE, PoolCondition.INVALID)
             command = f"explain node/{node}" if node else f"devices {pool.driver}/{pool.pool}"
-            row.add(reason, f"pool {pool.pool}", node=node, words=command)
+            row.add(reason, f"pool {pool.pool}", node, command=command)
 
     def _pods(self) -> Iterator[None]:
         """Find the pods that wait for drivers without reports: those have no other witness."""
@@ -299,11 +294,9 @@ class _Drivers:
                     continue
                 row = self._rows[name]
                 row.stuck += sum(name in drivers_of([each]) for each in claims)
-                row.add(
-                    *("PodsNotStarted", f"pod {pod.namespace}/{pod.name}"),
-                    node=pod.node,
-                    words=f"explain pod/{pod.name} -n {pod.namespace}",
-                )
+                command = f"explain pod/{pod.name} -n {pod.namespace}"
+                subject = f"pod {pod.namespace}/{pod.name}"
+                row.add("PodsNotStarted", subject, pod.node, command=command)
 
     def _rules(self, rows: Mapping[str, DriverRow]) -> None:
         owners = {each.uid: name for name, each in self._specs.items()}
@@ -337,18 +330,18 @@ class _Drivers:
         """Compare the facts of a driver on a node with a report, or without slices."""
         if report is not None and report.progress:
             row.stuck += report.stuck or 1
-            row.add("ClaimsStuck", node, node=node, words=report.progress)
+            row.add("ClaimsStuck", node, node, words=report.progress)
         if reason := self._unavailable(row, node, report):
             row.unavailable.add(node)
-            row.add(reason, node, node=node, words=report.registration if report else "")
+            row.add(reason, node, node, words=report.registration if report else "")
         elif report is None:
             row.unknown = True
         else:
             row.registered += 1
             if report.stopped:
-                row.add("DriverStopped", node, node=node, words=report.stopped)
+                row.add("DriverStopped", node, node, words=report.stopped)
             elif report.published and not publishes:
-                row.add("NoResourceSlices", node, node=node)
+                row.add("NoResourceSlices", node, node)
 
     def _unavailable(self, row: DriverRow, node: str, report: ReportFacts | None) -> str:
         """Return the reason why the plugin is unavailable on a node; empty if it is not, or if that

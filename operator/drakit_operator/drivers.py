@@ -36,12 +36,8 @@ from drakit_daemon.kube import (
 from drakit_daemon.kube.events import EventRecorder
 from drakit_explain.drivers import (
     CONDITIONS,
-    INSTALLED,
     MAX_DRIVERS,
-    PROGRESSING,
-    PUBLISHING,
     REGISTERED,
-    RELEASED,
     DriverRow,
     Problem,
     driver_rows,
@@ -83,15 +79,6 @@ LISTED = 20
 
 _MESSAGE = 1024
 _PATH = resource_path(crds.API_VERSION, crds.DRIVERS)
-
-_GOOD = {
-    INSTALLED: ("Installed", "the cluster has plugins or ResourceSlices of the driver"),
-    REGISTERED: ("Registered", "the plugin is registered on each node on which it must run"),
-    PUBLISHING: ("Published", "all pools are complete"),
-    PROGRESSING: ("Progressing", "the driver prepares and unprepares claims"),
-    RELEASED: ("Released", "pods use all claims that hold devices"),
-}
-"""The reason and the message of each condition without a problem."""
 
 TAINTED = "Tainted"
 """The condition of drivers that ask for taints. It is True while there are any."""
@@ -405,7 +392,7 @@ def status_of(
         elif name == REGISTERED and row.unknown:
             conditions.append(Condition(name, "Unknown", *_NO_EVIDENCE))
         else:
-            conditions.append(Condition(name, "True", *_GOOD[name]))
+            conditions.append(Condition(name, "True", *CONDITIONS[name]))
     ready = Condition("Ready", "True", "Ready", "the driver has no known problem")
     for status in ("Unknown", "False"):
         bad = (one for one in conditions if one.status == status and one[2:] != _NO_EVIDENCE)

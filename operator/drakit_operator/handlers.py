@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from drakit_daemon.kube import ApiError, Session
 from drakit_explain.kinds import KINDS, UNREADABLE, Kind
 from drakit_formats import crds
-from drakit_formats.resource.objects import GROUP
 from drakit_operator.kopf_import import Resource, kopf, run
 from drakit_operator.sources import Event, Sources
 
@@ -101,17 +100,10 @@ class Handlers:
         kopf.on.startup(registry=registry)(self._configure)
         kopf.on.login(registry=registry)(self._login)
 
-        for plural in ("pods", "nodes", "namespaces", "resourcequotas"):
-            kopf.on.event("", "v1", plural, registry=registry)(self._seen)
-        kopf.on.event(GROUP, "resourceclaims", registry=registry)(self._seen)
-        kopf.on.event(GROUP, "resourceclaimtemplates", registry=registry)(self._seen)
-        kopf.on.event(GROUP, "resourceslices", registry=registry)(self._seen)
-        kopf.on.event(GROUP, "deviceclasses", registry=registry)(self._seen)
-        kopf.on.event(GROUP, "devicetaintrules", registry=registry)(self._seen)
-        kopf.on.event(crds.GROUP, "nodedevicereports", registry=registry)(self._seen)
-        kopf.on.event(crds.GROUP, "devicedrivers", registry=registry)(self._seen)
+        for kind in KINDS:
+            selector = (kind.group, kind.versions[0], kind.plural)
+            kopf.on.event(*selector, registry=registry)(self._seen)
         for kind in self._controllers:
-            kopf.on.event(kind.group, kind.plural, registry=registry)(self._seen)
             for on in (kopf.on.create, kopf.on.update, kopf.on.resume):
                 on(kind.group, kind.plural, registry=registry)(self._reconcile)
         return registry

@@ -103,7 +103,7 @@ RULE = TaintRuleFacts(
         pytest.param(
             [N1, report(published=3)],
             [("Publishing", "NoResourceSlices", "n1")],
-            "the plugin on node n1 publishes no ResourceSlices",
+            "the plugin on n1 publishes no ResourceSlices",
             id="a-plugin-without-slices",
         ),
         pytest.param([N1, report()], [], "", id="a-plugin-without-devices"),
