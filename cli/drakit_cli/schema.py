@@ -31,8 +31,8 @@ INFO_SECONDS = 5.0
 
 def schema(options: argparse.Namespace) -> int:
     """Print the manifest."""
-    _, is_backend, path = options.driver.rpartition("unix:")
-    name, parameters = _announced(path) if is_backend else _of_class(options)
+    path = options.driver.removeprefix("unix:")
+    name, parameters = _of_class(options) if path == options.driver else _announced(path)
     manifest = {
         "apiVersion": crds.API_VERSION,
         "kind": "DeviceDriver",
