@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from drakit_formats.json_schema import SCHEMA, JsonSchema, listed
+from drakit_formats.json_schema import MAX_STEPS, SCHEMA, JsonSchema, listed
 from drakit_formats.resource.objects import Object, child, children, text
 
 VERSION_KEYS = ("apiVersion", "kind")
@@ -61,18 +61,20 @@ def parameter_problems(body: Object, schemas: Mapping[str, DriverSchemas]) -> It
         path.append("spec")
     if kind != "DeviceClass":
         path.append("devices")
-    configs = children(child(body, *path), "config")
-    for number, config in enumerate(configs[:MAX_CONFIGS]):
+    configs = children(child(body, *path), "config")[:MAX_CONFIGS]
+    for number, config in enumerate(configs):
         driver = text(config, "opaque", "driver")
         known = schemas.get(driver)
         if known is None or known.problems or not known.versions:
             continue
-        if found := _of_config(child(config, "opaque").get("parameters"), known):
+        if found := _of_config(
+            child(config, "opaque").get("parameters"), known, MAX_STEPS // len(configs)
+        ):
             where = f"{'.'.join(path)}.config[{number}].opaque.parameters"
             yield f"{where}: the parameters for driver {driver} {found}"
 
 
-def _of_config(parameters: Any, known: DriverSchemas) -> str:
+def _of_config(parameters: Any, known: DriverSchemas, max_steps: int) -> str:
     version = _version_of(parameters)
     if list(known.versions) == [""]:  # the key may be one of the driver's own
         version = ""
@@ -80,7 +82,7 @@ def _of_config(parameters: Any, known: DriverSchemas) -> str:
     if schema is None:
         has = f"apiVersion {listed([version])}" if version else "no apiVersion"
         return f"have {has}; known: {listed([each or 'none' for each in known.versions])}"
-    problems = schema.problems(parameters, required=VERSION_KEYS)
+    problems = schema.problems(parameters, required=VERSION_KEYS, max_steps=max_steps)
     of = f" (apiVersion {version})" if version else ""
     return f"are invalid{of}: {'; '.join(problems)}" if problems else ""
 

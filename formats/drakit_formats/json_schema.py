@@ -115,7 +115,13 @@ class JsonSchema:
     def __init__(self, schema: Object) -> None:
         self._schema = schema
 
-    def problems(self, value: object, *, required: Collection[str] | None = None) -> list[str]:
+    def problems(
+        self,
+        value: object,
+        *,
+        required: Collection[str] | None = None,
+        max_steps: int = MAX_STEPS,
+    ) -> list[str]:
         """
         Return what does not fit, each with the path of the field: at most `MAX_PROBLEMS`.
 
@@ -124,7 +130,7 @@ class JsonSchema:
         """
         found: list[_Problem] = []
         with suppress(_SpentError):
-            problems = _Check(self._schema, required).value(self._schema, value)
+            problems = _Check(self._schema, required, max_steps).value(self._schema, value)
             found.extend(islice(problems, MAX_PROBLEMS + 1))
         named = found[:MAX_PROBLEMS]
         known = {each.path[:-1]: each.known for each in named if each.known is not None}
@@ -162,10 +168,10 @@ def _equal(one: object, other: object) -> bool:
 class _Check:
     """One check of a value."""
 
-    def __init__(self, root: Object, required: Collection[str] | None) -> None:
+    def __init__(self, root: Object, required: Collection[str] | None, steps: int) -> None:
         self._root = root
         self._required = required
-        self._steps = 0
+        self._steps = steps
 
     def value(self, schema: Any, value: Any, path: Path = (), depth: int = 0) -> Iterator[_Problem]:
         self._spend(1)
@@ -195,8 +201,8 @@ class _Check:
                 yield from self._any(body[key], value, path, depth + 1)
 
     def _spend(self, steps: int) -> None:
-        self._steps += steps
-        if self._steps > MAX_STEPS:
+        self._steps -= steps
+        if self._steps < 0:
             raise _SpentError
 
     def _resolved(self, reference: str) -> Any:

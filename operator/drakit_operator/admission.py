@@ -1,10 +1,10 @@
 """
 The admission webhook: handlers of Kopf that reject objects which the API server cannot check.
 
-Each replica serves it, whether it leads or not, in a thread of its own: the API server waits for an
-answer, and a check of a large cluster in the main loop takes a tenth of a second. The chart
-registers the webhook so that an answer that is missing, late or wrong allows the request. So does
-each doubt here.
+Each replica serves it, whether it leads or not, in a thread of its own: the API server waits for
+the response, and a check of a large cluster blocks the main loop for a tenth of a second. The chart
+registers the webhook so that the API server allows a request without a valid response in time.
+Therefore, a request that cannot be checked gets an error as the response.
 
 Anyone on the pod network can connect, and objects come from tenants: connections have a limit, a
 request has one in bytes, values and seconds, a check one in steps, and the questions about
@@ -44,16 +44,16 @@ from drakit_operator.kopf_import import Resource, kopf, run
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
-"""Connections, each of which takes up to 200 KiB; an API server needs one or two."""
+"""Concurrent connections, of up to 200 KiB each. An API server needs one or two."""
 
 MAX_REQUEST_BYTES = 3 << 20
 SMALL_REQUEST_BYTES = 1 << 16
 MAX_LARGE_REQUESTS = 4
-"""Larger requests that are read at the same time. Most are small, and none waits for another one
-whose client is slow."""
+"""Larger requests that are read at the same time. Small ones, which are most, do not wait for those
+of slow clients."""
 
 MAX_VALUES = 20_000
-"""Values in a request, which take up to 100 times as much memory as in JSON."""
+"""Values in a request. A value can take 100 times as much memory as in JSON."""
 
 REQUEST_SECONDS = 3.0
 """Longest time for a TLS handshake, and for a request: the API server does not wait longer."""
@@ -217,8 +217,8 @@ class Admission:
     # ------------------------------------------------------------ the server
 
     async def _listen(self, answer: Callable[..., Awaitable[Any]]) -> AsyncIterator[Any]:
-        """Serve the requests of the API server; yields nothing of use, because the chart registers
-        the webhook."""
+        """Serve the requests of the API server. Kopf gets no configuration to register, because the
+        chart registers the webhook."""
         await self._listed.wait()  # without schemas, a request would be allowed
         while not await self._load_certificate():  # noqa: ASYNC110 - nothing notifies
             await asyncio.sleep(CERTIFICATE_SECONDS)

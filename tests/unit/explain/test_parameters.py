@@ -112,6 +112,13 @@ def test_each_kind_has_its_configs(body, places):
     assert [each.partition(".opaque")[0] for each in problems(body, **{"": PLAIN})] == places
 
 
+def test_all_configs_of_an_object_share_the_steps():
+    schema = {"properties": {"a": {"items": {"type": "integer"}}}}
+    wrong = [config({"a": [1] * 1000 + ["x"]})]
+    assert len(problems(claim(*wrong * 2), **{"": schema})) == 2
+    assert problems(claim(*wrong * 32), **{"": schema}) == []
+
+
 def test_a_driver_with_a_malformed_schema_is_not_checked():
     body = driver(**{"": {"type": 5}, V1: LAMP})
     found = schemas_of(body)
