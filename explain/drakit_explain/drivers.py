@@ -27,6 +27,7 @@ from drakit_explain.model import (
     PodFacts,
     PoolID,
     ReportFacts,
+    SliceFacts,
     TaintRuleFacts,
 )
 from drakit_explain.poolchecks import PoolCondition, conditions_of_pools, node_of_slice
@@ -137,7 +138,7 @@ class Problem(NamedTuple):
 
 
 @dataclass(kw_only=True, slots=True)
-class DriverRow:
+class DriverState:
     """The state of a driver."""
 
     name: str
@@ -152,7 +153,8 @@ class DriverRow:
     """Those on which it is known to be unavailable."""
 
     unknown: bool = False
-    """There is no evidence of some registrations: its slices are for several nodes."""
+    """There is no evidence of some registrations: its slices are for several nodes, or objects must
+    not be listed."""
 
     pools: int = 0
     incomplete: int = 0
@@ -173,10 +175,9 @@ class DriverRow:
     numbers: Counter[str] = field(default_factory=Counter[str])
     """The number of problems by condition."""
 
-    @property
-    def is_seen(self) -> bool:
-        """Whether the cluster has an object of it, apart from its DeviceDriver."""
-        return bool(self.pools or self.desired or self.remains.total())
+    is_seen: bool = False
+    """The cluster has an object of it, apart from its DeviceDriver, or may have one that must not
+    be listed."""
 
     def add(self, reason: str, subject: str = "", node: str = "", **words: str) -> None:
         problem = Problem(reason, self.name, subject, node, **words)
@@ -185,13 +186,13 @@ class DriverRow:
             self.problems.append(problem)
 
 
-class _Rows(dict[str, DriverRow]):
-    def __missing__(self, name: str) -> DriverRow:
-        row = self[name] = DriverRow(name=name)
+class _Rows(dict[str, DriverState]):
+    def __missing__(self, name: str) -> DriverState:
+        row = self[name] = DriverState(name=name)
         return row
 
 
-def driver_rows(world: World, rows: dict[str, DriverRow]) -> Iterator[None]:
+def driver_rows(world: World, rows: dict[str, DriverState]) -> Iterator[None]:
     """Add the row of each driver, by name; others can run after each part of the work."""
     yield from _Drivers(world).find(rows)
 
@@ -205,9 +206,10 @@ class _Drivers:
         self._reports: dict[str, dict[str, ReportFacts]] = {}
         self._publishing: dict[str, set[str]] = {}
         self._shared: set[str] = set()
+        self._hidden = not world.hidden.isdisjoint({ReportFacts, SliceFacts})
         self._rows = _Rows()
 
-    def find(self, rows: dict[str, DriverRow]) -> Iterator[None]:
+    def find(self, rows: dict[str, DriverState]) -> Iterator[None]:
         for find in (self._claims, self._pools, self._pods):
             for done, _ in enumerate(find()):
                 if done % AT_ONCE == AT_ONCE - 1:
@@ -298,7 +300,7 @@ class _Drivers:
                 subject = f"pod {pod.namespace}/{pod.name}"
                 row.add("PodsNotStarted", subject, pod.node, command=command)
 
-    def _rules(self, rows: Mapping[str, DriverRow]) -> None:
+    def _rules(self, rows: Mapping[str, DriverState]) -> None:
         owners = {each.uid: name for name, each in self._specs.items()}
         for rule in self._world.of(TaintRuleFacts).values():
             if (owner := owners.get(rule.owner)) is not None:
@@ -306,7 +308,7 @@ class _Drivers:
             elif not rule.owner and rule.driver in rows:
                 rows[rule.driver].remains["devicetaintrule"] += 1
 
-    def _registrations(self, row: DriverRow) -> None:
+    def _registrations(self, row: DriverState) -> None:
         spec, reports = self._specs.get(row.name), self._reports.get(row.name, {})
         publishing = self._publishing.pop(row.name, set())
         if spec is not None and spec.node_selector is not None:
@@ -325,7 +327,7 @@ class _Drivers:
         row.remains["nodedevicereport"] = sum(each.outdated for each in reports.values())
 
     def _node(
-        self, row: DriverRow, node: str, report: ReportFacts | None, *, publishes: bool
+        self, row: DriverState, node: str, report: ReportFacts | None, *, publishes: bool
     ) -> None:
         """Compare the facts of a driver on a node with a report, or without slices."""
         if report is not None and report.progress:
@@ -340,24 +342,26 @@ class _Drivers:
             row.registered += 1
             if report.stopped:
                 row.add("DriverStopped", node, node, words=report.stopped)
-            elif report.published and not publishes:
+            elif report.published and not publishes and not self._hidden:
                 row.add("NoResourceSlices", node, node)
 
-    def _unavailable(self, row: DriverRow, node: str, report: ReportFacts | None) -> str:
+    def _unavailable(self, row: DriverState, node: str, report: ReportFacts | None) -> str:
         """Return the reason why the plugin is unavailable on a node; empty if it is not, or if that
         is unknown."""
         if node in self._not_ready:
             return "NodeNotReady"
         if report is None:
-            return "" if row.name in self._shared else "PluginMissing"
+            return "" if row.name in self._shared or self._hidden else "PluginMissing"
         if report.outdated:
             return "PluginGone"
         return "NotRegistered" if report.registration else ""
 
-    def _leftovers(self, row: DriverRow) -> None:
+    def _leftovers(self, row: DriverState) -> None:
         """Name the objects that remain of a driver of which nothing runs."""
         reports = self._reports.get(row.name, {}).values()
-        if row.pools or any(not each.outdated for each in reports) or self._world.unreadable():
+        is_partial = self._hidden or bool(self._world.unreadable())
+        row.is_seen = is_partial or bool(row.pools or row.desired or row.remains.total())
+        if is_partial or row.pools or any(not each.outdated for each in reports):
             return
         spec = self._specs.get(row.name)
         if remains := [(kind, number) for kind, number in sorted(row.remains.items()) if number]:

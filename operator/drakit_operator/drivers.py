@@ -38,7 +38,7 @@ from drakit_explain.drivers import (
     CONDITIONS,
     MAX_DRIVERS,
     REGISTERED,
-    DriverRow,
+    DriverState,
     Problem,
     driver_rows,
 )
@@ -86,7 +86,8 @@ TAINTED = "Tainted"
 _SETTLING = ("Settling", f"a problem is reported when it has lasted for {LASTING_SECONDS:g} s")
 _NO_EVIDENCE = (
     "NoEvidence",
-    "the ResourceSlices of the driver are for several nodes, so those of its plugin are unknown",
+    "the nodes of the plugin are unknown, because the ResourceSlices of the driver are for several "
+    "nodes, or the operator may not list its NodeDeviceReports",
 )
 
 
@@ -182,8 +183,8 @@ class DriverController:
             raise failed[0]
         return max(min(due), PASS_SECONDS) if due else None
 
-    async def _find(self) -> dict[str, DriverRow]:
-        rows, seconds = dict[str, DriverRow](), 0.0
+    async def _find(self) -> dict[str, DriverState]:
+        rows, seconds = dict[str, DriverState](), 0.0
         parts, began = driver_rows(self._world, rows), self._clock()
         while True:
             started = self._clock()
@@ -196,7 +197,7 @@ class DriverController:
         return rows
 
     async def _reconcile(
-        self, row: DriverRow, memory: _Memory, due: list[float], now: float
+        self, row: DriverState, memory: _Memory, due: list[float], now: float
     ) -> None:
         """Reconcile one driver, and add in how many seconds something of it is due."""
         facts = self._world.of(DriverFacts).get(Name("", row.name))
@@ -226,7 +227,7 @@ class DriverController:
             await self._write(facts, wanted, change)
 
     async def _taint(
-        self, row: DriverRow, facts: DriverFacts, memory: _Memory, due: list[float], now: float
+        self, row: DriverState, facts: DriverFacts, memory: _Memory, due: list[float], now: float
     ) -> list[Condition]:
         """Taint the devices of a driver on nodes where its plugin is unavailable, and remove the
         taints where it is available again. Return the condition, if the driver has one."""
@@ -325,7 +326,7 @@ class DriverController:
                 type="Warning" if is_problem else "Normal",
             )
 
-    def _measure(self, rows: Iterable[DriverRow]) -> None:
+    def _measure(self, rows: Iterable[DriverState]) -> None:
         nodes, problems = self._metrics.driver_nodes, self._metrics.driver_problems
         for gauge in (nodes, problems):
             gauge.clear()
@@ -336,7 +337,7 @@ class DriverController:
                 problems.labels(row.name, condition).set(row.numbers[condition])
 
 
-def _nodes(row: DriverRow) -> dict[str, int]:
+def _nodes(row: DriverState) -> dict[str, int]:
     numbers = (row.desired, row.registered, row.publishing)
     return dict(zip(NODE_STATES, numbers, strict=True))
 
@@ -348,7 +349,7 @@ def _statuses(facts: DriverFacts | None) -> Mapping[str, str]:
 
 
 def _lasting(
-    row: DriverRow, facts: DriverFacts | None, memory: _Memory, due: list[float], now: float
+    row: DriverState, facts: DriverFacts | None, memory: _Memory, due: list[float], now: float
 ) -> list[Problem]:
     """Return the problems of a driver that have lasted, and add in how many seconds others will
     have."""
@@ -366,7 +367,7 @@ def _lasting(
 
 
 def status_of(
-    row: DriverRow,
+    row: DriverState,
     facts: DriverFacts,
     problems: Iterable[Problem],
     taints: Iterable[Condition] = (),

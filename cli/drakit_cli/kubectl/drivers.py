@@ -15,7 +15,7 @@ from typing import Any
 from drakit_cli.kubectl.gather import Gathered
 from drakit_cli.kubectl.output import Output
 from drakit_explain.counts import STATES, Numbers, count
-from drakit_explain.drivers import DriverRow, Problem, driver_rows
+from drakit_explain.drivers import DriverState, Problem, driver_rows
 from drakit_explain.model import DriverFacts
 from drakit_explain.world import Name
 from drakit_formats.resource.objects import children, text
@@ -33,7 +33,7 @@ SHOWN = 3
 class Drivers:
     """The drivers of a cluster."""
 
-    rows: tuple[DriverRow, ...]
+    rows: tuple[DriverState, ...]
     devices: Mapping[str, Counter[str]]
     """The numbers of devices by state, of the drivers with the most devices."""
 
@@ -66,10 +66,10 @@ class Drivers:
             output.lines(f"Problems of {row.name}", lines)
         output.lines("Not evaluated", (str(gap) for gap in self.found.gaps))
 
-    def _facts(self, row: DriverRow) -> DriverFacts | None:
+    def _facts(self, row: DriverState) -> DriverFacts | None:
         return self.found.world.of(DriverFacts).get(Name("", row.name))
 
-    def _since(self, row: DriverRow) -> str:
+    def _since(self, row: DriverState) -> str:
         """Return since when the operator reports a problem."""
         facts = self._facts(row)
         conditions = children(facts.status, "conditions") if facts is not None else ()
@@ -78,7 +78,7 @@ class Drivers:
                 return text(each, "lastTransitionTime")
         return ""
 
-    def _body(self, row: DriverRow) -> dict[str, Any]:
+    def _body(self, row: DriverState) -> dict[str, Any]:
         facts, devices = self._facts(row), self.devices.get(row.name)
         return {
             "name": row.name,
@@ -96,7 +96,7 @@ class Drivers:
             "problems": [_problem(each) for each in row.problems],
         }
 
-    def _cells(self, row: DriverRow) -> list[str]:
+    def _cells(self, row: DriverState) -> list[str]:
         facts, devices = self._facts(row), self.devices.get(row.name, Counter())
         registered = "unknown" if row.unknown else str(row.registered)
         return [
@@ -113,20 +113,20 @@ def _problem(of: Problem) -> dict[str, str]:
     return {key: value for key in fields if (value := getattr(of, key))}
 
 
-def _state(row: DriverRow) -> str:
+def _state(row: DriverState) -> str:
     """Return the reason of the most serious problem."""
     return row.problems[0].reason if row.problems else "ready"
 
 
 def find_drivers(found: Gathered, name: str | None) -> Drivers:
     """Return the drivers, or the one of a name; none if there is no such driver."""
-    rows: dict[str, DriverRow] = {}
+    rows: dict[str, DriverState] = {}
     for _ in driver_rows(found.world, rows):
         pass
     numbers = Numbers()
     for _ in count(found.world, numbers):
         pass
-    chosen: Sequence[DriverRow] = [row for of, row in rows.items() if name in (None, of)]
+    chosen: Sequence[DriverState] = [row for of, row in rows.items() if name in (None, of)]
     return Drivers(
         rows=tuple(chosen), devices=numbers.drivers, found=found, all_problems=name is not None
     )

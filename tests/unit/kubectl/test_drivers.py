@@ -76,6 +76,20 @@ async def test_a_permission_that_is_missing_is_named(fleet, run, path, words):
     assert (code, words in out) == (0, True)
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/apis/resource.k8s.io/v1/resourceslices", "/apis/drakit.dev/v1beta1/nodedevicereports"],
+)
+async def test_no_driver_is_gone_whose_objects_may_not_be_listed(fleet, run, path):
+    fleet.forbid(path)
+    name = "none.example.com"
+    fleet.store(f"/apis/drakit.dev/v1beta1/devicedrivers/{name}", {"spec": {"version": "1"}})
+    _, out, _ = await run("drivers")
+    assert "NotFound" not in out
+    assert "delete" not in out
+    assert "no permission to list" in out
+
+
 async def test_an_unknown_driver_is_not_found(fleet, run):
     code, _, error = await run("drivers", "none")
     assert (code, error) == (5, 'error: no driver has the name "none"\n')

@@ -14,7 +14,7 @@ from drakit_daemon.kube.events import EventRecorder
 from drakit_explain import kinds
 from drakit_explain.drivers import CONDITIONS
 from drakit_explain.kinds import DRIVERS
-from drakit_explain.model import DriverFacts, TaintRuleFacts
+from drakit_explain.model import DriverFacts, ReportFacts, TaintRuleFacts
 from drakit_explain.projection import project_taint_rule
 from drakit_explain.reports import project_driver
 from drakit_explain.world import Name
@@ -349,6 +349,20 @@ async def test_the_object_of_a_driver_that_is_gone(site, spec, is_kept):
     writes = len(site.writes())
     assert await site.refresh() is None
     assert len(site.writes()) == writes
+
+
+async def test_a_driver_whose_reports_may_not_be_listed_keeps_its_object(site):
+    site.see(N1, report())
+    await site.settle()
+    assert site.conditions() == GOOD
+    site.lose(report())
+    site.store.world.hidden = frozenset({ReportFacts})
+    site.watch()
+    for _ in range(3):
+        await site.refresh(seconds=UNSEEN_SECONDS)
+        site.watch()
+    assert site.server.object(PATH)
+    assert site.conditions()["Installed"] == ("True", "Installed")
 
 
 async def test_a_driver_that_returns_in_time_keeps_its_object(site):
