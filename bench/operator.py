@@ -408,7 +408,8 @@ def _measure_acting(api: ApiServer, cluster: Cluster, acting: Acting) -> Iterato
                 "pause_ms": PAUSE_BUDGET_MS,
             },
         )
-        time.sleep(SETTLE_SECONDS)
+        # The next count of devices, and statuses of policies, which can wait for a minute.
+        time.sleep(2 * SETTLE_SECONDS)
         quiet = _measure_quiet(api, operator, cluster)
         yield replace(quiet, name="operator-acting-quiet")
         yield _measure_device_changes(api, operator, cluster, acting)

@@ -2,8 +2,8 @@
 Reconciles DeviceDrivers: creates those of drivers that the cluster has, and writes their status.
 
 All drivers are reconciled together, because their rows come from one pass over the facts of the
-cluster. A pass begins at most every 5 s, and takes at most a part of the main loop's time. So the
-API server gets at most one update of a status in 5 s, and none while nothing changes.
+cluster. A pass begins 5 s after the last one or later, and takes at most a part of the main loop's
+time. So the API server gets at most one update of a status in 5 s, and none while nothing changes.
 
 A condition gets the status ``False`` when a problem has lasted, because updates of drivers and the
 end of pods cause problems for a moment. A problem that a new leader finds has lasted if its
@@ -158,7 +158,25 @@ class DriverController:
             return ABSENT_SECONDS
         if (rest := self._next - self._clock()) > 0:
             return rest
-        rows = await self._find()
+        rows, seconds = await self._find()
+        try:
+            return await self._reconcile_all(rows)
+        finally:  # not from the begin: the writes of a pass take time
+            self._next = self._clock() + max(PASS_SECONDS, SHARE * seconds)
+
+    async def _find(self) -> tuple[dict[str, DriverState], float]:
+        """Return all rows, and the seconds that they took."""
+        rows, seconds = dict[str, DriverState](), 0.0
+        parts = driver_rows(self._world, rows)
+        while True:
+            started = self._clock()
+            is_done = next(parts, parts) is parts
+            seconds += self._clock() - started
+            if is_done:
+                return rows, seconds
+            await asyncio.sleep(0)
+
+    async def _reconcile_all(self, rows: Mapping[str, DriverState]) -> float | None:
         now, due, failed = self._clock(), list[float](), list[ApiError]()
         self._memories = {name: self._memories.get(name) or _Memory() for name in rows}
         self._measure(rows.values())
@@ -182,19 +200,6 @@ class DriverController:
         if failed:
             raise failed[0]
         return max(min(due), PASS_SECONDS) if due else None
-
-    async def _find(self) -> dict[str, DriverState]:
-        rows, seconds = dict[str, DriverState](), 0.0
-        parts, began = driver_rows(self._world, rows), self._clock()
-        while True:
-            started = self._clock()
-            is_done = next(parts, parts) is parts
-            seconds += self._clock() - started
-            if is_done:
-                break
-            await asyncio.sleep(0)
-        self._next = began + max(PASS_SECONDS, SHARE * seconds)
-        return rows
 
     async def _reconcile(
         self, row: DriverState, memory: _Memory, due: list[float], now: float

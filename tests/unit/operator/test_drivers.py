@@ -316,6 +316,24 @@ async def test_numbers_change_without_events_and_at_most_once_in_five_seconds(si
     assert site.events() == []
 
 
+async def test_the_next_pass_waits_after_writes_that_take_long(site, monkeypatch):
+    site.see(N1, S1)
+    await site.settle()
+    patch = site.session.patch
+
+    async def patch_slowly(path, body):
+        site.at += 3.0
+        return await patch(path, body)
+
+    monkeypatch.setattr(site.session, "patch", patch_slowly)
+    site.see(replace(S1, name="s2", uid="s2", pool="p2"))
+    await site.refresh()
+    writes = len(site.writes())
+    site.see(replace(S1, name="s3", uid="s3", pool="p3"))
+    assert await site.refresh(seconds=PASS_SECONDS - 1) == 1
+    assert len(site.writes()) == writes
+
+
 async def test_many_problems_are_bounded(site):
     for number in range(LISTED + 5):
         site.see(node(f"x{number}"), replace(slice_on(f"x{number}", device("a")), pool_slices=2))
