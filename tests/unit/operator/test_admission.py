@@ -477,4 +477,5 @@ async def test_each_replica_serves_it_and_the_leader_warns(
 
 
 async def is_ready(app: App) -> bool:
+    await until(lambda: app.servers.probes._listener, seconds=60)
     return (await probe(app, "/readyz"))[0] == 200
