@@ -146,9 +146,8 @@ class _Affected:
 
     def claim(self, change: Change) -> None:
         self._add(CLAIM, [change.name])
+        self._add_drivers()
         old, new = _both(change, ClaimFacts)
-        if _use(old) != _use(new):
-            self._add_drivers()
         if _held(old) != _held(new):  # devices became free or taken, or changed hands
             self._all_that_wait = True
             for each in filter(None, (old, new)):
@@ -298,11 +297,6 @@ def _both(change: Change, of: type[AnyFact]) -> tuple[AnyFact | None, AnyFact | 
 def _lacks_claim(pod: PodFacts | None) -> bool:
     """Return whether a claim of a pod must still be created."""
     return pod is not None and any(each.template and not each.generated for each in pod.claims)
-
-
-def _use(claim: ClaimFacts | None) -> object:
-    """Return what the state of drivers follows from in a claim."""
-    return claim and (claim.results, bool(claim.consumers), claim.held_by, claim.nodes)
 
 
 def _without_time(report: ReportFacts | None) -> ReportFacts | None:

@@ -60,9 +60,9 @@ class Drivers:
         for row in self.rows:
             most = len(row.problems) if self.all_problems or output.wide else SHOWN
             lines = [each.message for each in row.problems[:most]]
-            if len(row.problems) > most:
-                rest = len(row.problems) - most
-                lines.append(f"and {rest} more: run 'kubectl drakit drivers {row.name}'")
+            if rest := row.numbers.total() - len(lines):
+                hint = "" if self.all_problems else f": run 'kubectl drakit drivers {row.name}'"
+                lines.append(f"and {rest} more{hint}")
             output.lines(f"Problems of {row.name}", lines)
         output.lines("Not evaluated", (str(gap) for gap in self.found.gaps))
 
@@ -97,14 +97,13 @@ class Drivers:
         }
 
     def _cells(self, row: DriverState) -> list[str]:
-        facts, devices = self._facts(row), self.devices.get(row.name, Counter())
-        registered = "unknown" if row.unknown else str(row.registered)
+        body, devices = self._body(row), self.devices.get(row.name)
+        numbers = [*body["nodes"].values(), row.pools, row.incomplete]
         return [
-            *(row.name, facts.version if facts is not None else ""),
-            *(str(row.desired), registered, str(row.publishing)),
-            *(str(row.pools), str(row.incomplete)),
+            *(row.name, body["version"]),
+            *("unknown" if each is None else str(each) for each in numbers),
             *(str(devices[each]) if devices else "" for each in STATES[:3]),
-            *(_state(row), self._since(row)),
+            *(body["state"], body["since"]),
         ]
 
 
