@@ -55,8 +55,9 @@ MAX_PROBLEMS = 1000
 """Problems of a driver that are kept for each condition; further ones are only counted. Tenants
 choose the numbers of pods and claims, and a cluster has thousands of nodes."""
 
-AT_ONCE = 1000
-"""Objects after which others can run: a few milliseconds."""
+AT_ONCE = 250
+"""Objects after which others can run: a few milliseconds, also after a change of slices, when the
+pools of nodes are found again."""
 
 _PODS = "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"
 _REPORT = "kubectl describe nodedevicereport {node}.{driver}"

@@ -19,7 +19,7 @@ from enum import StrEnum
 from drakit_explain.codes import Code, Finding, Reason
 from drakit_explain.model import NodeFacts, PoolID, SliceFacts
 from drakit_explain.pools import NodeView, PoolState, is_complete, newest
-from drakit_explain.world import World
+from drakit_explain.world import EVERYWHERE, World
 
 
 class PoolCondition(StrEnum):
@@ -104,13 +104,14 @@ def conditions_of_pools(world: World) -> Iterator[tuple[PoolID, str, PoolConditi
             if identity not in rivals:
                 rivals[identity] = _rivals(identity, world)
             yield identity, name, _condition(identity, view, world, rivals[identity])[0]
-    shared = {
-        pool.identity: _STATES[pool.state]
-        for view in views.values()
-        for pool in world.pools_of_node(view)
-        if pool.identity not in rivals
-    }
-    yield from ((identity, "", condition) for identity, condition in shared.items())
+    shared = {each.of_pool for each in world.slices_of_node(EVERYWHERE)} - rivals.keys()
+    for view in views.values():
+        if not shared:  # usually after the first node
+            return
+        for pool in world.pools_of_node(view):
+            if pool.identity in shared:
+                shared.remove(pool.identity)
+                yield pool.identity, "", _STATES[pool.state]
 
 
 _STATES = {
