@@ -64,12 +64,8 @@ _REPORT = "kubectl describe nodedevicereport {node}.{driver}"
 _DRAKIT = "kubectl drakit {command}"
 
 _REASONS: Mapping[str, tuple[str, str, str]] = {
-    "Leftovers": (INSTALLED, "no plugin is available, but objects of it remain: {words}", ""),
-    "NotFound": (
-        INSTALLED,
-        "the cluster has nothing of it",
-        "kubectl delete devicedriver {driver}",
-    ),
+    "Leftovers": (INSTALLED, "the driver is unavailable, but its objects remain: {words}", ""),
+    "NotFound": (INSTALLED, "the driver is not installed", "kubectl delete devicedriver {driver}"),
     "NodeNotReady": (REGISTERED, "node {node} is not ready", "kubectl describe node {node}"),
     "PluginMissing": (
         REGISTERED,

@@ -190,7 +190,7 @@ RULE = TaintRuleFacts(
         pytest.param(
             [N1, held("mine")],
             [("Installed", "Leftovers", "")],
-            "objects of it remain: 1 resourceclaim; install the driver, or run 'kubectl drakit "
+            "its objects remain: 1 resourceclaim; install the driver, or run 'kubectl drakit "
             "claims -A'",
             id="a-claim-remains",
         ),
