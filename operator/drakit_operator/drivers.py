@@ -42,7 +42,7 @@ from drakit_explain.drivers import (
     Problem,
     driver_rows,
 )
-from drakit_explain.maintenance import NOT_LISTED, rule_name, rule_of
+from drakit_explain.maintenance import NOT_LISTED, rule_of
 from drakit_explain.model import DeviceID, DriverFacts, TaintRuleFacts
 from drakit_explain.pools import newest
 from drakit_explain.reports import MANAGED_BY, OPERATOR, project_driver
@@ -100,6 +100,9 @@ class _Memory:
 
     unavailable: dict[str, float] = field(default_factory=dict[str, float])
     """Since when the plugin is unavailable on each node, if its devices may be tainted."""
+
+    tainted: dict[DeviceID, float] = field(default_factory=dict[DeviceID, float])
+    """When the DeviceTaintRule of each device was created."""
 
     unseen: float | None = None
     """Since when the cluster has nothing of the driver but the object."""
@@ -271,14 +274,19 @@ class DriverController:
         wanted.sort(key=lambda each: each not in held)
         omitted = len(wanted[MAX_TAINTED:])
         wanted = wanted[:MAX_TAINTED]
+        memory.tainted = {each: memory.tainted[each] for each in wanted if each in memory.tainted}
         path = resource_path(version, "devicetaintrules")
         try:
             # First: a refused creation must not keep the taints of other nodes.
             for device in held.keys() - set(wanted):
                 await self._session.delete(f"{path}/{held[device].name}", uid=held[device].uid)
-            for device in wanted:
-                if rule_name(facts, device) not in (rule.name for rule in row.rules):
-                    await self._session.create(path, rule_of(facts, device, api_version=version))
+            for device in (each for each in wanted if each not in held):
+                # Another client may have deleted it, and would delete it again.
+                if (rest := memory.tainted.get(device, float("-inf")) + REFUSED_SECONDS - now) > 0:
+                    due.append(rest)
+                    continue
+                await self._session.create(path, rule_of(facts, device, api_version=version))
+                memory.tainted[device] = now
         except (AlreadyExistsError, ConflictError, NotFoundError):
             due.append(PASS_SECONDS)
         except ApiError as error:

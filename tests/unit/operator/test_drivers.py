@@ -550,6 +550,20 @@ async def test_a_refused_creation_does_not_keep_the_taints_of_other_nodes(site):
     assert site.watch_rules() == []
 
 
+async def test_a_rule_that_another_client_deletes_is_created_again_after_a_pause(site):
+    site.specify(taintAfterSeconds=60)
+    site.see(AWAY, S1)
+    await site.refresh()
+    await site.refresh(seconds=61)
+    (rule,) = site.server.objects(RULES)
+    site.server.remove(f"{RULES}/{rule['metadata']['name']}")
+    site.watch_rules()
+    assert await site.refresh() == REFUSED_SECONDS - PASS_SECONDS
+    assert site.watch_rules() == []
+    await site.refresh(seconds=REFUSED_SECONDS)
+    assert site.watch_rules() == ["a"]
+
+
 async def test_taints_that_may_no_longer_be_removed_are_reported(site):
     site.specify(taintAfterSeconds=60)
     site.see(AWAY, S1)
