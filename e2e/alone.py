@@ -42,9 +42,10 @@ def control_plane(suffix: str, *, gates: Mapping[str, bool] = DEFAULT_GATES) -> 
         chosen.kubectl(*condition, "--timeout=30s")
     wait_for("the kinds", lambda: chosen.kubectl("get", "ddr,hdp,ndr", check=False).returncode == 0)
     yield chosen
-    assert undocumented(chosen.audit()) == set()
+    written = undocumented(chosen.audit())
     chosen.stop()
     assert chosen.leftovers() == []
+    assert written == set()
 
 
 @contextmanager

@@ -135,12 +135,11 @@ def release(cluster: Cluster, zram: Zram, images: list[Path]) -> Iterator[Cluste
     cluster.apply(json.dumps(listing))
     wait_settled(cluster, zram)
     yield cluster
+    if os.environ.get("KEEP_CLUSTER") != "1":
+        cluster.kubectl("delete", "-f", "-", "--ignore-not-found", input=json.dumps(listing))
+        uninstall(cluster)
     if Capability.AUDIT in cluster.capabilities:
         assert undocumented(cluster.audit()) == set(), "the closed list of the operator's writes"
-    if os.environ.get("KEEP_CLUSTER") == "1":
-        return
-    cluster.kubectl("delete", "-f", "-", "--ignore-not-found", input=json.dumps(listing))
-    uninstall(cluster)
 
 
 def wait_settled(cluster: Cluster, zram: Zram) -> None:
