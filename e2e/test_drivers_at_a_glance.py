@@ -160,6 +160,7 @@ def test_a_driver_of_others_breaks_and_is_mended(scene, tmp_path):
         assert reported == {"PluginMissing", "Registered"}
 
 
+@pytest.mark.slow
 def test_an_incomplete_pool_and_what_remains_of_a_driver(scene, tmp_path):
     scene.publish("n1", slices=2)
     with operator(scene.cluster, tmp_path):
@@ -172,6 +173,7 @@ def test_an_incomplete_pool_and_what_remains_of_a_driver(scene, tmp_path):
     scene.cluster.kubectl("delete", "ddr", DRIVER, "--timeout=5s")
 
 
+@pytest.mark.slow
 def test_devices_are_tainted_until_the_plugin_is_back_or_the_object_is_gone(scene, tmp_path):
     served = scene.cluster.kubectl("get", "devicetaintrules", check=False).returncode == 0
     scene.publish("n1")

@@ -188,6 +188,9 @@ class _Positions(NamedTuple):
 class _Expression:
     reads: Reads
     owner: str = ""
+    driver: str | None = None
+    """The only driver whose devices it can select; None if unknown."""
+
     outcomes: dict[object, Outcome] = field(default_factory=dict[object, Outcome])
     positions: dict[tuple[str, int], _Positions] = field(
         default_factory=dict[tuple[str, int], _Positions]
@@ -203,6 +206,9 @@ class _Expression:
 
     expensive: Outcome | None = None
     """The outcome for all further devices, because the evaluator has given up."""
+
+
+_NOTHING = Evaluated()
 
 
 class SelectorIndex:
@@ -235,7 +241,7 @@ class SelectorIndex:
         :param owner: the namespace that needs them; the empty one has no limit of its own.
         """
         for expression, each in reads.items():
-            self._expressions[expression] = _Expression(each, owner)
+            self._expressions[expression] = _Expression(each, owner, only_driver(expression))
             self._owners[owner] += 1
             if owner and self._owners[owner] > MAX_OF_OWNER:
                 self._drop_one(owner)
@@ -323,6 +329,8 @@ class SelectorIndex:
         return found
 
     def _find(self, entry: _Expression, of: SliceFacts) -> Evaluated | None:
+        if entry.driver not in (None, of.driver):
+            return _NOTHING
         if self._slices.get(of.name) is not of:
             self.forget([of.name])
             self._slices[of.name] = of

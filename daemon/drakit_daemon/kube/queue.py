@@ -6,7 +6,8 @@ lane. Its rules decide who pays, whose turn it is, and when:
 
 1. Each key has an owner, who pays for its work: the time that the workers measure.
 2. The next key of a lane belongs to the owner who has used the least time of the lane. Owners who
-   have used the same time take turns. The keys of an owner keep their order.
+   have used the same time take turns. The keys of an owner keep their order, and one that was moved
+   to a lane and goes on there stays the first: what it has found so far may not be kept for long.
 3. An owner without work does not accumulate credit: when its next key arrives, it counts as having
    used :data:`CREDIT_SECONDS` less than the owner whose turn came last.
 
@@ -156,11 +157,12 @@ class WorkQueue(Generic[Key]):
             self._put(key, self._lane_of(key))
 
     def move(self, key: Key, lane: str) -> None:
-        """Queue a key that is in progress for the workers of another lane."""
+        """Queue a key that is in progress for the workers of another lane, or again for those of
+        the lane to which it was moved."""
         self._waiting.pop(key, None)
         self._again[key] = lane
 
-    def _put(self, key: Key, lane: str) -> None:
+    def _put(self, key: Key, lane: str, *, is_first: bool = False) -> None:
         if not self._ready_keys:
             self._progress_at = asyncio.get_running_loop().time()
         self._ready_keys.add(key)
@@ -168,7 +170,10 @@ class WorkQueue(Generic[Key]):
         if owner not in place.ready:
             place.ready[owner] = deque()
             place.share.enter(owner)
-        place.ready[owner].append(key)
+        if is_first:
+            place.ready[owner].appendleft(key)
+        else:
+            place.ready[owner].append(key)
         _wake_first(place.getters)
 
     def add_after(self, key: Key, seconds: float) -> None:
@@ -241,10 +246,10 @@ class WorkQueue(Generic[Key]):
 
     def done(self, key: Key) -> str | None:
         """End the work on a key, with or without success. Return the lane in which it goes on."""
-        del self._working[key]
+        was = self._working.pop(key)
         self._progress_at = asyncio.get_running_loop().time()
         if (lane := self._again.pop(key, None)) is not None:
-            self._put(key, lane)
+            self._put(key, lane, is_first=lane == was != self._lane_of(key))
         return lane
 
     def stalled_seconds(self) -> float:

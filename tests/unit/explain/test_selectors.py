@@ -1,5 +1,7 @@
 """Selectors are evaluated once for devices that are alike, and outcomes follow the slices."""
 
+from dataclasses import replace
+
 import pytest
 
 from drakit_explain import selectors as module
@@ -226,3 +228,14 @@ def test_an_expression_that_is_too_expensive_for_a_batch_is_not_evaluated_furthe
     assert len(asked) == batches
     assert len(outcomes) == 3 * BATCH
     assert sum(1 for each in outcomes if each is expensive) == 3 * BATCH - tolerable
+
+
+def test_a_selector_of_one_driver_needs_nothing_of_the_slices_of_others():
+    index = SelectorIndex()
+    slices = [replace(published(card("d0"), name=each), driver=each) for each in ("d", "e")]
+    index.learn({'device.driver == "e"': Reads()})
+    needed = index.needed('device.driver == "e"', slices)
+    assert [each["driver"] for each in needed.devices] == ["e"]
+    index.store(needed, [Outcome(selected=True)])
+    found = [index.evaluated('device.driver == "e"', each).matches for each in slices]
+    assert found == [0, 1]

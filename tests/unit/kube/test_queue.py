@@ -257,6 +257,27 @@ async def test_a_key_that_moves_to_another_lane_is_in_one_lane_only(changed):
     assert await queue.get() == "a"
 
 
+async def test_a_key_that_goes_on_in_another_lane_stays_the_first():
+    queue = WorkQueue[str](lanes=("", "other"))
+    for key in ("a", "b"):
+        queue.add(key)
+        await queue.get()
+        queue.move(key, "other")
+        queue.done(key)
+    for _ in range(3):
+        assert await queue.get("other") == "a"
+        queue.move("a", "other")
+        queue.done("a")
+    assert await queue.get("other") == "a"
+    queue.add("a")
+    queue.done("a")
+    assert [await queue.get("other"), await queue.get()] == ["b", "a"]
+    queue.add("c")
+    queue.add("a")
+    queue.done("a")
+    assert await queue.get() == "c", "a key that has changed meanwhile comes last"
+
+
 async def test_owners_without_work_have_no_account():
     queue = WorkQueue[str](owner_of=owner_of)
     for number in range(3 * MANY_OWNERS):

@@ -17,7 +17,7 @@ from tests.fakes.operator_reconciler import Bench, pod
 
 pytestmark = pytest.mark.looptime
 
-EXPENSIVE = "device.driver == 'poison'"
+EXPENSIVE = "'poison' == device.driver"
 
 
 class Flaky(Library):
@@ -300,11 +300,25 @@ async def test_a_pod_does_not_wait_for_the_selectors_of_busy_namespaces():
     assert len(others) < debounced + 5
 
 
+async def test_more_classes_than_outcomes_have_room_are_evaluated_about_once(monkeypatch):
+    monkeypatch.setattr("drakit_explain.selectors.MAX_EXPRESSIONS", 8)
+    selectors = Flaky()
+    classes = {f"c{number}": f"'{number}' == device.driver" for number in range(60)}
+    bench = Bench(selectors=selectors)
+    bench.see(SLICES, device_slice())
+    for name, expression in classes.items():
+        bench.see(CLASSES, device_class(name, expression))
+    async with bench.running():
+        await asyncio.sleep(30)
+        assert set(selectors.asked) == set(classes.values())
+        assert len(selectors.asked) < 2 * len(classes)
+
+
 def see_pod(bench, namespace, name):
     """A pod that waits for a claim with a selector of its own."""
     body = claim("any")
     metadata = {"namespace": namespace, "name": name, "uid": f"{namespace}-{name}"}
-    selector = {"cel": {"expression": f"device.driver == '{namespace}-{name}'"}}
+    selector = {"cel": {"expression": f"'{namespace}-{name}' == device.driver"}}
     body["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [selector]
     bench.see(CLAIMS, body | {"metadata": metadata})
     bench.see(PODS, pod(claim=name) | {"metadata": metadata | {"uid": f"pod-{namespace}-{name}"}})
@@ -370,7 +384,7 @@ async def test_a_pod_whose_selectors_lost_their_room_is_explained_soon():
     bench.see(SLICES, device_slice())
     bench.see(CLASSES, {"metadata": {"name": "any", "uid": "any"}, "spec": {}})
     body = claim("any")
-    selector = {"cel": {"expression": "device.driver == 'x'"}}
+    selector = {"cel": {"expression": "'x' == device.driver"}}
     body["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [selector]
     bench.see(CLAIMS, body)
     bench.see(PODS, pod("pod-any", claim="any"))
