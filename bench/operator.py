@@ -430,19 +430,20 @@ async def _create_acting(session: Session, acting: Acting) -> None:
 
 
 async def _has_acted(session: Session, acting: Acting) -> bool:
-    """Return whether all objects have a status, and the devices in maintenance have a taint."""
+    """Return whether all objects have a status, and the devices in maintenance have a taint. No
+    node reports hostdev, so policies cannot be accepted."""
     await asyncio.sleep(1.0)
     for plural, condition, number in (
-        (crds.MAINTENANCES, "Tainted", acting.maintenances),
-        (crds.DRIVERS, "Ready", acting.drivers),
-        (crds.POLICIES, "Accepted", acting.policies),
+        (crds.MAINTENANCES, ("Tainted", "Tainted"), acting.maintenances),
+        (crds.DRIVERS, ("Ready", "Ready"), acting.drivers),
+        (crds.POLICIES, ("Accepted", "NoNodes"), acting.policies),
     ):
         items = (await session.list(resource_path(crds.API_VERSION, plural))).items
         conditions = [
             each
             for item in items
             for each in children(item, "status", "conditions")
-            if (each["type"], each["status"]) == (condition, "True")
+            if (each["type"], each["reason"]) == condition
         ]
         if len(conditions) < number:
             return False

@@ -39,7 +39,7 @@ const (
 	maxLine = 32 << 20
 
 	// maxExpressions bounds the compiled expressions that are kept.
-	maxExpressions = 1024
+	maxExpressions = 256
 )
 
 // request is one line of input; exactly one field is set.
