@@ -143,3 +143,11 @@ def test_the_table_of_tokens_names_all_rights(render, component, first):
         for rule in rules
         for one in rule.get("resources") or rule["nonResourceURLs"]
     }
+
+
+def test_the_page_lists_the_admission_policies_of_the_chart(render):
+    rows = re.findall(r"^(drakit-[a-z-]+) +(\d+) +<unset> ", SECURITY, re.M)
+    policies = [each for each in render() if each["kind"] == "ValidatingAdmissionPolicy"]
+    assert rows == sorted(
+        (each["metadata"]["name"], str(len(each["spec"]["validations"]))) for each in policies
+    )
