@@ -150,7 +150,7 @@ class Definitions:
 @pytest.fixture
 def definitions(server: Cluster) -> Iterator[Definitions]:
     yield Definitions(server)
-    names = [f"{plural}.{crds.GROUP}" for plural in PLURALS]
+    names = [each["metadata"]["name"] for each in read_definitions()]
     server.kubectl("delete", "crd", *names, "--ignore-not-found")
 
 
