@@ -83,6 +83,9 @@ _PATH = resource_path(crds.API_VERSION, crds.DRIVERS)
 TAINTED = "Tainted"
 """The condition of drivers that ask for taints. It is True while there are any."""
 
+NOT_FOUND = "NotFound"
+"""The reason when the cluster has nothing of a driver."""
+
 _SETTLING = ("Settling", f"a problem is reported when it has lasted for {LASTING_SECONDS:g} s")
 _NO_EVIDENCE = (
     "NoEvidence",
@@ -331,6 +334,8 @@ class DriverController:
             is_problem = each.status == bad
             if each.type == "Ready" or not (is_problem or known.get(each.type) == bad):
                 continue
+            if each.reason == NOT_FOUND and facts.is_generated:
+                continue  # nobody has asked for a driver that is uninstalled
             await self._recorder.record(
                 facts.reference.body(),
                 reason=each.reason,

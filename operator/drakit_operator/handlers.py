@@ -95,17 +95,17 @@ class Handlers:
             yield await self._sources.next_event(RESOURCES[resource])
 
     def registry(self) -> kopf.OperatorRegistry:
-        """Return the handlers of all kinds."""
+        """Return the handlers of all kinds that are followed."""
         registry = kopf.OperatorRegistry()
         kopf.on.startup(registry=registry)(self._configure)
         kopf.on.login(registry=registry)(self._login)
 
-        for kind in KINDS:
+        for kind in map(RESOURCES.__getitem__, self.resources):
             selector = (kind.group, kind.versions[0], kind.plural)
             kopf.on.event(*selector, registry=registry)(self._seen)
-        for kind in self._controllers:
-            for on in (kopf.on.create, kopf.on.update, kopf.on.resume):
-                on(kind.group, kind.plural, registry=registry)(self._reconcile)
+            if kind in self._controllers:
+                for on in (kopf.on.create, kopf.on.update, kopf.on.resume):
+                    on(kind.group, kind.plural, registry=registry)(self._reconcile)
         return registry
 
     async def _configure(self, settings: kopf.OperatorSettings, **_: Any) -> None:

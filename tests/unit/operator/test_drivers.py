@@ -361,6 +361,7 @@ async def test_the_object_of_a_driver_that_is_gone(site, spec, is_kept):
     await site.refresh(seconds=UNSEEN_SECONDS - 2 * PASS_SECONDS)
     assert site.server.object(PATH)
     assert site.conditions()["Installed"] == ("False", "NotFound")
+    assert (("Warning", "NotFound") in site.events()) == is_kept, "only if somebody wants it"
     await site.refresh(seconds=2 * PASS_SECONDS)
     assert bool(site.server.object(PATH)) == is_kept
     site.watch()

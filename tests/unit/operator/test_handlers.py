@@ -49,13 +49,13 @@ pytestmark = pytest.mark.timeout(300)
 class Served:
     """Handlers that run with a real Kopf, and their store."""
 
-    def __init__(self, session, of_kopf):
+    def __init__(self, session, of_kopf, kinds):
         self.store = Store()
         self.changes = []
         self.sources = Sources(
             session,
             self.store,
-            KINDS,
+            kinds,
             metrics=Metrics(),
             take=self.changes.extend,
             recheck_seconds=0.3,
@@ -95,13 +95,13 @@ class Served:
 @pytest.fixture
 def serve(cluster, tmp_path):
     @asynccontextmanager
-    async def start(*, until_complete=True):
+    async def start(*, until_complete=True, kinds=KINDS):
         config = cluster.write_kubeconfig(tmp_path)
         async with (
             await connect(config, user_agent="test") as session,
             await connect(config, user_agent="test") as of_kopf,
         ):
-            served = Served(session, of_kopf)
+            served = Served(session, of_kopf, kinds)
             running = asyncio.create_task(served.run())
             try:
                 if until_complete:
@@ -153,6 +153,15 @@ async def test_each_kind_has_a_handler(cluster, serve):
             (kind.group, kind.plural) for kind in KINDS
         }
         assert not any(handler.requires_finalizer for handler in registry._changing._handlers)
+
+
+async def test_a_kind_that_is_disabled_has_no_handler_that_kopf_would_miss(cluster, serve, caplog):
+    kinds = [kind for kind in KINDS if kind not in (MAINTENANCES, POLICIES)]
+    async with serve(kinds=kinds) as served:
+        await asyncio.sleep(1.5)  # Kopf looks for what it must watch each second
+        selectors = served.handlers.registry()._watching.get_all_selectors()
+        assert {each.plural or each.any_name for each in selectors} == {k.plural for k in kinds}
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == []
 
 
 @pytest.mark.parametrize("word", ["watched", "in a gap"])
