@@ -32,7 +32,13 @@ from drakit_daemon.logs import ProblemLog
 from drakit_daemon.metrics import text_of
 from drakit_daemon.probes import StatusServers
 from drakit_explain.cel.allocator import Allocator
-from drakit_explain.cel.gates import GatesUnknownError, allocator_gates, gates_of, read_all_gates
+from drakit_explain.cel.gates import (
+    GatesUnknownError,
+    allocator_gates,
+    gates_of,
+    read_all_gates,
+    rules_work,
+)
 from drakit_explain.kinds import (
     CLASSES,
     DRIVERS,
@@ -319,10 +325,12 @@ class _Leader:
             restricts_namespaces=config.restrict_namespaces,
         )
         recorder = EventRecorder(session, controller=CONTROLLER, instance=name)
+        self._rules_work = True
         self._maintenances = MaintenanceController(
             session,
             self._store.world,
             rules_version=self._rules_version,
+            working_rules_version=self._working_rules_version,
             recorder=recorder,
             is_followed=lambda: (
                 config.device_maintenance and not self.sources.is_absent(MAINTENANCES)
@@ -335,7 +343,7 @@ class _Leader:
             metrics=metrics,
             devices=lambda: self.reconciler.driver_devices,
             is_current=lambda: self.sources.is_current and not self.sources.is_absent(DRIVERS),
-            rules_version=self._rules_version if config.driver_taints else None,
+            rules_version=self._working_rules_version if config.driver_taints else None,
         )
         self._concerns: dict[Kind, tuple[str, Controller]] = {
             POLICIES: (POLICY, self._policies),
@@ -378,6 +386,11 @@ class _Leader:
     def _rules_version(self) -> str:
         """Return the ``apiVersion`` of DeviceTaintRules; empty if the cluster has none."""
         return "" if self.sources.is_absent(RULES) else self.sources.version_of(RULES)
+
+    def _working_rules_version(self) -> str:
+        """Return the same, but empty if the scheduler ignores them: up to 1.36, an API server can
+        serve them without their feature gate."""
+        return self._rules_version() if self._rules_work else ""
 
     async def run(self) -> None:
         """Watch and reconcile until canceled; raises what ended a part."""
@@ -465,6 +478,7 @@ class _Leader:
             await self.reconciler.use(None)
         else:
             self._gates_problems.report(None)
+            self._rules_work = rules_work(gates)
             if self._allocator.use(allocator_gates(gates)):
                 self.reconciler.verdicts.clear()
             await self.reconciler.use(gates_of(gates))

@@ -155,6 +155,7 @@ class MaintenanceController:
         world: World,
         *,
         rules_version: Callable[[], str],
+        working_rules_version: Callable[[], str],
         recorder: EventRecorder,
         is_followed: Callable[[], bool],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -163,6 +164,7 @@ class MaintenanceController:
         """
         :param rules_version: returns the served ``apiVersion`` of DeviceTaintRules; empty if the
             cluster does not serve them.
+        :param working_rules_version: the same, but empty if the scheduler ignores them.
         :param is_followed: returns whether the world has all maintenances. Otherwise, one that is
             missing may exist: its rules stay. An API server that starts may not serve them yet.
         """
@@ -170,6 +172,7 @@ class MaintenanceController:
         self._is_followed = is_followed
         self._world = world
         self._rules_version = rules_version
+        self._working_rules_version = working_rules_version
         self._recorder = recorder
         self._now = now
         self._clock = clock
@@ -259,7 +262,7 @@ class MaintenanceController:
 
     async def _act(self, found: MaintenanceFacts, memory: _Memory) -> tuple[_State, float | None]:
         """Do what is due; return what was found, and in how many seconds to do it again."""
-        now, version = self._now().timestamp(), self._rules_version()
+        now, version = self._now().timestamp(), self._working_rules_version()
         problem = NOT_LISTED if TaintRuleFacts in self._world.hidden else ""
         state = _State(by_rules=bool(version or problem), problem=problem)
         boundary = found.end

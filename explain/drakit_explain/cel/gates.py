@@ -98,6 +98,12 @@ def allocator_gates(enabled: Mapping[str, bool]) -> dict[str, bool]:
     return {name: enabled.get(name, False) for name in ALLOCATOR_GATES}
 
 
+def rules_work(enabled: Mapping[str, bool]) -> bool:
+    """Return whether DeviceTaintRules have an effect, from all gates that an API server names. In
+    Kubernetes 1.34, they have no gate of their own; a later release may have none at all."""
+    return enabled.get("DRADeviceTaintRules", enabled.get("DRADeviceTaints", True))
+
+
 def depend_on_gates(expressions: Iterable[str]) -> bool:
     """Return whether a selector uses what a feature gate adds."""
     return any(_OF_GATES.search(each) for each in expressions)

@@ -17,6 +17,7 @@ from drakit_explain.cel.gates import (
     allocator_gates,
     gates_of,
     read_all_gates,
+    rules_work,
 )
 from drakit_explain.selectors import FeatureGates
 
@@ -126,3 +127,17 @@ def test_a_gate_that_the_cluster_does_not_name_is_off():
     gates = allocator_gates({"DRAAdminAccess": True, "DRAPrioritizedList": False, "Other": True})
     assert gates.keys() == set(ALLOCATOR_GATES)
     assert {name for name, on in gates.items() if on} == {"DRAAdminAccess"}
+
+
+@pytest.mark.parametrize(
+    ("enabled", "work"),
+    [
+        pytest.param({"DRADeviceTaints": True}, True, id="1.34"),
+        pytest.param({"DRADeviceTaints": False}, False, id="1.34-off"),
+        pytest.param({"DRADeviceTaints": True, "DRADeviceTaintRules": False}, False, id="1.36-off"),
+        pytest.param({"DRADeviceTaints": True, "DRADeviceTaintRules": True}, True, id="1.36"),
+        pytest.param({}, True, id="without-gates"),
+    ],
+)
+def test_rules_work_where_their_gate_is_on(enabled, work):
+    assert rules_work(enabled) is work

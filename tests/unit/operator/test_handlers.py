@@ -72,6 +72,7 @@ class Served:
             session,
             self.store.world,
             rules_version=lambda: "resource.k8s.io/v1beta2",
+            working_rules_version=lambda: "resource.k8s.io/v1beta2",
             is_followed=lambda: True,
             recorder=EventRecorder(session, controller="drakit.dev/operator", instance="test"),
         )

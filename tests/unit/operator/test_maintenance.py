@@ -98,6 +98,7 @@ class Cluster:
         self.at = 0.0
         self.wall = 0.0
         self.rules_version = "resource.k8s.io/v1beta2"
+        self.rules_work = True
         self.is_followed = True
         self.restart()
 
@@ -107,6 +108,7 @@ class Cluster:
             self.session,
             self.world,
             rules_version=lambda: self.rules_version,
+            working_rules_version=lambda: self.rules_version if self.rules_work else "",
             recorder=EventRecorder(self.session, controller=CONTROLLER, instance="one"),
             is_followed=lambda: self.is_followed,
             now=lambda: THEN + timedelta(seconds=self.at + self.wall),
@@ -473,8 +475,13 @@ async def test_many_pods_are_evicted_in_rounds_and_few_are_listed(cluster):
 # ------------------------------------------------------------ without DeviceTaintRules
 
 
-async def test_without_rules_the_node_plugin_taints_and_foreign_drivers_are_unsupported(cluster):
-    cluster.rules_version = ""
+@pytest.mark.parametrize("are_served", [False, True], ids=["absent", "served-but-ignored"])
+async def test_without_rules_the_node_plugin_taints_and_foreign_drivers_are_unsupported(
+    cluster, are_served
+):
+    cluster.rules_work = False
+    if not are_served:
+        cluster.rules_version = ""
     cluster.world.apply(holding("c", "cam"))
     await cluster.create(mode="Drain")
     await cluster.settle()
