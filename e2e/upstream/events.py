@@ -135,6 +135,14 @@ EXPECTED = (
     ),
     Expected(
         spec="",
+        reason="NoResourceSlices|PluginGone|Leftovers",
+        kinds=("DeviceDriver",),
+        note=r"the (node )?plugin on (node )?\S+ (publishes no ResourceSlices|is gone); run .*|"
+        r"no plugin of the driver is available, but .*|no plugin is available, but .*",
+        why="A spec ends its driver, and deletes its slices, before its other objects are gone.",
+    ),
+    Expected(
+        spec="",
         reason="PrepareFailed|UnprepareFailed",
         kinds=("ResourceClaim",),
         note=INJECTED,
