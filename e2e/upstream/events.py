@@ -137,8 +137,8 @@ EXPECTED = (
         spec="",
         reason="NoResourceSlices|PluginGone|Leftovers",
         kinds=("DeviceDriver",),
-        note=r"the (node )?plugin on (node )?\S+ (publishes no ResourceSlices|is gone); run .*|"
-        r"no plugin of the driver is available, but .*|no plugin is available, but .*",
+        note=r"the (node )?plugin on .* (publishes no ResourceSlices|is gone); run .*|"
+        r"the driver is unavailable, but its objects remain: .*",
         why="A spec ends its driver, and deletes its slices, before its other objects are gone.",
     ),
     Expected(
