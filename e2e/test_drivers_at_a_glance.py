@@ -50,7 +50,7 @@ class Scene:
         self.cluster.apply(json.dumps(body))
 
     def beat(self) -> None:
-        """Write the heartbeats of the nodes: a kubelet that is silent for 40 s counts as dead."""
+        """Write the heartbeats of the nodes: without them, a node is not ready after 40 s."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         for node in ("n1", "n2"):
             status = "False" if node in self.not_ready else "True"

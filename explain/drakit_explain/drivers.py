@@ -59,13 +59,16 @@ AT_ONCE = 250
 """Objects after which others can run: a few milliseconds, also after a change of slices, when the
 pools of nodes are found again."""
 
+NOT_FOUND = "NotFound"
+"""The reason when the cluster has nothing of a driver."""
+
 _PODS = "kubectl get pods -A -o wide --field-selector spec.nodeName={node}"
 _REPORT = "kubectl describe nodedevicereport {node}.{driver}"
 _DRAKIT = "kubectl drakit {command}"
 
 _REASONS: Mapping[str, tuple[str, str, str]] = {
     "Leftovers": (INSTALLED, "the driver is unavailable, but its objects remain: {words}", ""),
-    "NotFound": (INSTALLED, "the driver is not installed", "kubectl delete devicedriver {driver}"),
+    NOT_FOUND: (INSTALLED, "the driver is not installed", "kubectl delete devicedriver {driver}"),
     "NodeNotReady": (REGISTERED, "node {node} is not ready", "kubectl describe node {node}"),
     "PluginMissing": (
         REGISTERED,
@@ -368,4 +371,4 @@ class _Drivers:
             row.numbers = Counter({REGISTERED: row.numbers[REGISTERED]})
             row.add("Leftovers", words=f"{named}; install the driver, or run {commands}")
         elif spec is not None and spec.node_selector is None:
-            row.add("NotFound")
+            row.add(NOT_FOUND)

@@ -27,8 +27,8 @@ MAX_STEPS = 20_000
 """Steps of a check: a value of 10 KiB, which the API server accepts, has at most 5,000 parts."""
 
 CHEAP = 16
-"""Comparisons with an allowed value, or with a known key, that count as one step; and the steps of
-a comparison with a pattern, which may have to be compiled."""
+"""Comparisons with an allowed value, or with a known key, that cost one step; and the steps of a
+comparison with a pattern, which may have to be compiled."""
 
 MAX_PATTERNS = 1024
 """Compiled patterns that are kept."""

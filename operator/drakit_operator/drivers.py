@@ -37,6 +37,7 @@ from drakit_daemon.kube.events import EventRecorder
 from drakit_explain.drivers import (
     CONDITIONS,
     MAX_DRIVERS,
+    NOT_FOUND,
     REGISTERED,
     DriverState,
     Problem,
@@ -82,9 +83,6 @@ _PATH = resource_path(crds.API_VERSION, crds.DRIVERS)
 
 TAINTED = "Tainted"
 """The condition of drivers that ask for taints. It is True while there are any."""
-
-NOT_FOUND = "NotFound"
-"""The reason when the cluster has nothing of a driver."""
 
 _SETTLING = ("Settling", f"a problem is reported when it has lasted for {LASTING_SECONDS:g} s")
 _NO_EVIDENCE = (

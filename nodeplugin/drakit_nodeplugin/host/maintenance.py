@@ -20,7 +20,7 @@ from drakit_formats.resource.objects import child, children, text
 from drakit_nodeplugin.changes import Revision
 
 MISSING_SECONDS = 60.0
-"""The time for which the resource must be missing before its objects count as deleted. An API
+"""How long the resource must be missing before its objects are treated as deleted. An API
 server that starts may not serve it yet."""
 
 RETRY_SECONDS = (1.0, 60.0)

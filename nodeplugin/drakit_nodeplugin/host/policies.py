@@ -47,7 +47,7 @@ MAX_POLICIES = 256
 """Policies of one driver that can be in force. If there are more, the oldest ones are."""
 
 MISSING_SECONDS = 60.0
-"""The time for which the resource must be missing before its policies count as deleted. An API
+"""How long the resource must be missing before its policies are treated as deleted. An API
 server that starts may not serve it yet."""
 
 RETRY_SECONDS = (1.0, 60.0)
