@@ -131,6 +131,22 @@ check-go: ## check the Go modules (backend contract, example backend, helper of 
 	done
 	unformed=$$(gofmt -l tests/oracle); if [ -n "$$unformed" ]; then echo "run gofmt -w on:" $$unformed >&2; exit 1; fi
 
+.PHONY: check-workflows
+check-workflows: venv ## check the workflows of CI with actionlint (Go)
+	@$(BIN)/python -m tools.audit workflows
+
+# pip-audit has a separate environment, because drakit does not need its requirements.
+AUDIT := .venv-audit
+
+$(AUDIT)/.done: requirements/audit.txt
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/pip install --quiet --no-compile --require-hashes --requirement requirements/audit.txt
+	touch $@
+
+.PHONY: audit
+audit: venv $(AUDIT)/.done ## search the pinned requirements and the Go modules for known vulnerabilities (needs their databases)
+	@$(BIN)/python -m tools.audit vulnerabilities --pip-audit $(AUDIT)/bin/pip-audit $(ARGS)
+
 .PHONY: check-race
 check-race: compiler ## run the tests of the backend contract's Go module with the race detector (Go, a C compiler)
 	cd proto/go && CGO_ENABLED=1 GOFLAGS="-trimpath -mod=readonly -buildvcs=false" go test -race ./...
@@ -140,7 +156,7 @@ unit: venv ## run the unit tests, one process per core
 	$(BIN)/pytest tests -m "not slow" --numprocesses auto --dist loadfile
 
 .PHONY: check
-check: lint check-generated check-proto check-go unit ## run all checks that need no cluster
+check: lint check-generated check-proto check-go check-workflows unit ## run all checks that need no cluster
 
 .PHONY: requirements
 requirements: venv ## update the pinned requirements
@@ -150,6 +166,7 @@ requirements: venv ## update the pinned requirements
 	$(UV_COMPILE) --extra kubectl -o requirements/kubectl.txt pyproject.toml
 	$(UV_COMPILE) --extra nodeplugin --extra operator --extra kubectl --group dev -o requirements/dev.txt pyproject.toml
 	$(UV_COMPILE) --group docs -o requirements/docs.txt
+	$(UV_COMPILE) --group audit -o requirements/audit.txt
 	echo 'nvidia-ml-py>=13,<14' | $(UV_COMPILE) -o examples/nvidia/requirements.txt -
 
 # ---------------------------------------------------------------- documentation
@@ -176,12 +193,13 @@ docs-serve: $(DOCS)/.done ## serve the site on localhost:8000, and rebuild it af
 docs-check-browser: docs ## load every page in Chromium, at two widths, in light and dark mode
 	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site.browser $(ARGS)
 
+# Without the requirements of the build, so that they never run where a token can write.
 .PHONY: docs-publish
-docs-publish: $(DOCS)/.done ## add the built site to the branch gh-pages (TAG=vX.Y.Z of a release; PUSH=1)
+docs-publish: ## add the built site to the branch gh-pages (TAG=vX.Y.Z of a release; PUSH=1)
 	@rm -rf build/gh-pages && git worktree prune
 	@git fetch -q origin gh-pages && git worktree add -q -B gh-pages build/gh-pages FETCH_HEAD \
 		|| { git worktree add -q --detach build/gh-pages && git -C build/gh-pages checkout -q --orphan gh-pages && git -C build/gh-pages rm -q -r -f .; }
-	PYTHONPATH=$(CURDIR) $(DOCS)/bin/python -m tools.site publish build/gh-pages --tag "$(TAG)"
+	PYTHONPATH=$(CURDIR) $(PYTHON) -m tools.site.versions build/gh-pages --tag "$(TAG)"
 	@cd build/gh-pages && git add --all && { git diff --cached --quiet \
 		|| git -c user.name=drakit -c user.email=docs@drakit.invalid commit -q -m "docs of $$(git -C $(CURDIR) describe --always --tags)"; }
 	@if [ -n "$(PUSH)" ]; then git -C build/gh-pages push origin gh-pages; fi
@@ -248,6 +266,10 @@ demo: demo-plan deps venv ## start a cluster, build the images, install the char
 	$(BIN)/python -m e2e.demo
 
 # ---------------------------------------------------------------- releases
+
+.PHONY: version
+version: venv ## print the version in each format, or write it to all files that state it (SET=0.2.0.dev0)
+	@$(BIN)/python -m tools.release.version $(if $(SET),--set "$(SET)") $(if $(TAG),--tag "$(TAG)")
 
 .PHONY: wheel
 wheel: venv ## write a wheel for this platform to build/wheel, with the programs of kubectl drakit (Go)
@@ -349,4 +371,4 @@ hostile: deps venv ## attack the operator as a tenant can, under the chart's lim
 
 .PHONY: clean
 clean: ## remove the files that these targets create in this folder
-	rm -rf $(VENV) $(DOCS) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) $(AUDIT) dist build .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tools.generate_proto import GO_MODULE
+from tools.release.version import current
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "proto" / "go"
@@ -53,7 +54,7 @@ def _files() -> Iterator[tuple[str, Path]]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.go_proxy", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--version", default="v0.1.0", help="such as v0.1.0")
+    parser.add_argument("--version", default=current().tag, help="such as v0.1.0")
     arguments = parser.parse_args()
     if not re.fullmatch(r"v[01]\.\d+\.\d+(-[0-9A-Za-z.-]+)?", arguments.version):
         parser.error(f"--version {arguments.version} is not a version such as v0.1.0")

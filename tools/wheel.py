@@ -14,6 +14,7 @@ import argparse
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 PROGRAMS = "DRAKIT_PROGRAMS"
-"""The environment variable that tells the hook the folder of the programs."""
+"""The environment variable with the folder of the programs, for the hook."""
+
+MACHINE = "DRAKIT_MACHINE"
+"""The environment variable with the processor of the programs, in Python's words, for the hook."""
 
 PLACE = "drakit_explain/cel/programs"
 
@@ -39,29 +43,48 @@ class Hook(BuildHookInterface[Any]):
         for program in sorted(Path(os.environ[PROGRAMS]).iterdir()):
             build_data["force_include"][str(program)] = f"{PLACE}/{program.name}"
         build_data["pure_python"] = False
-        build_data["tag"] = TAG.format(machine=platform.machine())
+        build_data["tag"] = TAG.format(machine=os.environ[MACHINE])
 
 
-def build(programs: Path, folder: Path) -> Path:
+def build(programs: Path, folder: Path, *, machine: str = "") -> Path:
     """
     Build the wheel of this clone with the programs of a folder; equal inputs make equal wheels.
+
+    :param machine: the processor of the programs, such as aarch64; by default this machine's.
+    :raises ImageError: hatchling refuses.
+    """
+    machine = machine or platform.machine()
+    hatchling(
+        "wheel",
+        folder,
+        env={
+            "HATCH_BUILD_HOOK_ENABLE_CUSTOM": "true",
+            PROGRAMS: str(programs),
+            MACHINE: machine,
+        },
+    )
+    found = folder.glob(f"drakit-*linux*_{machine}.whl")
+    return max(found, key=lambda each: each.stat().st_mtime)
+
+
+def hatchling(kind: str, folder: Path, *, env: Mapping[str, str] | None = None) -> None:
+    """
+    Build a wheel or an sdist of this clone; equal inputs make equal files.
 
     :raises ImageError: hatchling refuses.
     """
     from e2e.images.cache import run
 
     run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
-        what="building the wheel of drakit",
+        [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", folder],
+        what=f"building the {kind} of drakit",
         timeout_seconds=120,
         cwd=REPOSITORY,
         env={
             "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", "1704067200"),
-            "HATCH_BUILD_HOOK_ENABLE_CUSTOM": "true",
-            PROGRAMS: str(programs),
+            **(env or {}),
         },
     )
-    return max(folder.glob("drakit-*linux*.whl"), key=lambda each: each.stat().st_mtime)
 
 
 def main() -> int:

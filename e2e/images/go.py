@@ -7,7 +7,7 @@ It must not know what the programs do, nor who runs them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from e2e.images.cache import REPOSITORY, digest, kept, run
@@ -48,17 +48,17 @@ processor's time, depending on the packages. The Makefile has the same."""
 SCHEDULER_MINORS = ("1.35", "1.36", "1.37")
 """The minor releases of Kubernetes whose scheduler is built, for tests only."""
 
-KEPT = 32
-"""Programs in the cache: thirteen, of this state of the sources and of others."""
+KEPT = 64
+"""Programs in the cache: thirteen, and five for each platform of a release."""
 
 BUILD_SECONDS = 3600
 """The first build of a minor release compiles up to 440 packages, a scheduler about 1,100."""
 
 
-def cel_programs(minors: Sequence[str] = CEL_MINORS) -> Path:
+def cel_programs(minors: Sequence[str] = CEL_MINORS, *, platform: str = "") -> Path:
     """Return a folder with the explainer's helper for each of these minor releases, named as the
     explainer looks for them; see `cel_program`."""
-    programs = [cel_program(minor) for minor in minors]
+    programs = [cel_program(minor, platform=platform) for minor in minors]
 
     def link(folder: Path) -> None:
         for program in programs:
@@ -68,13 +68,15 @@ def cel_programs(minors: Sequence[str] = CEL_MINORS) -> Path:
     return kept("backends", key, link, keep=KEPT)
 
 
-def cel_program(minor: str = CEL_DEFAULT) -> Path:
+def cel_program(minor: str = CEL_DEFAULT, *, platform: str = "") -> Path:
     """
     Return the explainer's helper for a minor release; built if it is not in the cache.
 
+    :param platform: such as linux/arm64; by default that of this machine.
     :raises ImageError: Go is missing, or the sources are wrong.
     """
-    return go_program(CEL_SOURCES, name=f"drakit-cel-{minor}", flags=cel_flags(minor))
+    name = f"drakit-cel-{minor}"
+    return go_program(CEL_SOURCES, name=name, flags=cel_flags(minor), platform=platform)
 
 
 def cel_flags(minor: str) -> tuple[str, ...]:
@@ -100,19 +102,30 @@ def metadata_reader() -> Path:
 
 
 def go_program(
-    sources: Path, *, name: str, imported: Sequence[Path] = (), flags: Sequence[str] = ()
+    sources: Path,
+    *,
+    name: str,
+    imported: Sequence[Path] = (),
+    flags: Sequence[str] = (),
+    platform: str = "",
 ) -> Path:
     """
     Return the program of a module in this repository; built if it is not in the cache.
 
     :param imported: other modules in this repository that it imports.
+    :param platform: such as linux/arm64; by default that of this machine.
     :raises ImageError: Go is missing, or the sources are wrong.
     """
-    key = _key(name, sources, *imported)
-    return (
-        kept("backends", key, lambda folder: _build(sources, folder / name, flags), keep=KEPT)
-        / name
-    )
+    native = run(
+        ["go", "env", "GOHOSTOS", "GOHOSTARCH"], what="asking Go's platform", timeout_seconds=60
+    ).split()
+    target = platform.split("/") if platform else native
+    key = _key(name if target == native else f"{name} {platform}", sources, *imported)
+
+    def build(folder: Path) -> None:
+        _build(sources, folder / name, flags, {"GOOS": target[0], "GOARCH": target[1]})
+
+    return kept("backends", key, build, keep=KEPT) / name
 
 
 def _key(name: str, *modules: Path) -> str:
@@ -131,11 +144,11 @@ def _key(name: str, *modules: Path) -> str:
     return digest(name, version, Path(__file__), *parts)
 
 
-def _build(sources: Path, program: Path, flags: Sequence[str] = ()) -> None:
+def _build(sources: Path, program: Path, flags: Sequence[str], target: Mapping[str, str]) -> None:
     run(
         ["go", "build", LINKED, *flags, "-o", program, "."],
         what=f"building {program.name}",
         timeout_seconds=BUILD_SECONDS,
         cwd=sources,
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, **target},
     )

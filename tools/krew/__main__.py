@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import textwrap
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import yaml
 
 from tools.krew.archive import PLATFORMS, REPOSITORY, Platform, build
+from tools.release.version import current
 
 TEMPLATE = Path(__file__).with_name("drakit.yaml")
 
@@ -38,10 +38,19 @@ def render(version: str, url: str, archives: Mapping[Platform, Path]) -> str:
     return TEMPLATE.read_text() + of_spec
 
 
-def semantic(version: str) -> str:
-    """Return a version of Python packages as krew wants it: 0.1.0.dev0 becomes 0.1.0-dev.0."""
-    release, dev, number = version.partition(".dev")
-    return f"{release}-dev.{number}" if dev else release
+def write_archives(
+    folder: Path, url: str, platforms: Iterable[Platform] = PLATFORMS
+) -> dict[Platform, Path]:
+    """Write the archives of platforms and their manifest, with the address of their folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    version = current().semantic
+    archives: dict[Platform, Path] = {}
+    for platform in platforms:
+        archive = folder / f"kubectl-drakit-{version}-{platform.name}.tar.gz"
+        build(platform, archive)
+        archives[platform] = archive
+    (folder / "drakit.yaml").write_text(render(version, url, archives))
+    return archives
 
 
 def main() -> None:
@@ -55,20 +64,11 @@ def main() -> None:
         help="only this platform",
     )
     options = parser.parse_args()
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    version = semantic(project["version"])
-    options.folder.mkdir(parents=True, exist_ok=True)
-    archives: dict[Platform, Path] = {}
-    for platform in PLATFORMS:
-        if options.platform and platform.name not in options.platform:
-            continue
-        archive = options.folder / f"kubectl-drakit-{version}-{platform.name}.tar.gz"
-        build(platform, archive)
-        archives[platform] = archive
+    wanted = options.platform or [each.name for each in PLATFORMS]
+    platforms = [each for each in PLATFORMS if each.name in wanted]
+    for archive in write_archives(options.folder, options.url, platforms).values():
         print(f"{archive} ({archive.stat().st_size / 2**20:.1f} MiB)")
-    manifest = options.folder / "drakit.yaml"
-    manifest.write_text(render(version, options.url, archives))
-    print(manifest)
+    print(options.folder / "drakit.yaml")
 
 
 if __name__ == "__main__":

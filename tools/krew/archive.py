@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.images.go import CEL_MINORS, ENVIRONMENT, LINKED, cel_flags
+from e2e.images.go import cel_programs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIREMENTS = REPOSITORY / "requirements" / "kubectl.txt"
@@ -80,8 +78,8 @@ def build(platform: Platform, archive: Path) -> None:
         files = Path(scratch)
         shutil.copy(LAUNCHER, files / "kubectl-drakit")
         shutil.copy(REPOSITORY / "LICENSE", files / "LICENSE")
-        for minor in CEL_MINORS:
-            _build_helper(platform, minor, files / f"drakit-cel-{minor}")
+        for program in cel_programs(platform=f"{platform.os}/{platform.arch}").iterdir():
+            shutil.copy(program, files)
         for python in PYTHONS:
             _install(platform, python, files / "lib" / python)
         write(archive, files)
@@ -100,12 +98,6 @@ def write(archive: Path, folder: Path) -> None:
             with path.open("rb") as content:
                 tar.addfile(info, content)
     archive.write_bytes(gzip.compress(buffer.getvalue(), mtime=0))
-
-
-def _build_helper(platform: Platform, minor: str, program: Path) -> None:
-    argv = ["go", "build", LINKED, *cel_flags(minor), "-o", str(program), "."]
-    target = {**ENVIRONMENT, "GOOS": platform.os, "GOARCH": platform.arch}
-    _run(*argv, folder="operator/cel", environ=target)
 
 
 def _install(platform: Platform, python: str, folder: Path) -> None:
@@ -134,5 +126,5 @@ def pins_without(requirements: str) -> str:
     return "\n".join(kept).replace("\0", "\\\n") + "\n"
 
 
-def _run(*argv: str, folder: str = ".", environ: Mapping[str, str] | None = None) -> None:
-    subprocess.run(argv, check=True, cwd=REPOSITORY / folder, env={**os.environ, **(environ or {})})
+def _run(*argv: str) -> None:
+    subprocess.run(argv, check=True, cwd=REPOSITORY)

@@ -21,7 +21,7 @@ _ROLE = re.compile(r":[a-z]+:`[~!]?\.*([^`]+)`")
 _CODE = re.compile(r"``([^`]+)``")
 _FIELD = re.compile(r"^:(param|raises|returns?)\s*([^:]*):\s*(.*)$")
 _DOCS = re.compile(
-    r"\(?\b(?:docs/|https://drakit\.github\.io/drakit/latest/)([a-z/-]+)(?:\.md|/)(#[a-z0-9-]+)?\)?"
+    r"\(?\b(?:docs/|https://drakit\.github\.io/drakit/[\w.]+/)([a-z/-]+)(?:\.md|/)(#[a-z0-9-]+)?\)?"
 )
 
 

@@ -1,16 +1,15 @@
 """
-The commands of the site: `make docs`, `make docs-serve`, and what the workflow calls.
+The commands of the site: `make docs` and `make docs-serve`.
 
     python -m tools.site build [--tag v0.2.1]       build and check it: build/docs/site
     python -m tools.site serve [--address :8000]    for authors: rebuilt as you write
-    python -m tools.site publish FOLDER --tag v0.2.1    add a built site to the published ones
+
+:mod:`.versions` adds a built site to the published ones.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import signal
 import subprocess
 import sys
@@ -20,10 +19,9 @@ from pathlib import Path
 
 from tools.site.html import check_site
 from tools.site.source import ROOT, Source, check_links, check_nav, clean
-from tools.site.versions import newest, publish
+from tools.site.versions import HTML, publish, version_of
 
 BUILD = ROOT / "build" / "docs"
-HTML = BUILD / "html"
 SITE = BUILD / "site"
 ZENSICAL = [str(Path(sys.executable).parent / "zensical")]
 
@@ -34,16 +32,6 @@ def fail(found: Iterable[str]) -> None:
         print(fault, file=sys.stderr)
     if faults:
         raise SystemExit(f"{len(faults)} faults in the documentation")
-
-
-def version_of(tag: str | None) -> str:
-    """Return the site's version for the tag of a release, or for no tag."""
-    if not tag:
-        return "dev"
-    found = re.fullmatch(r"v(\d+\.\d+)\.\d+", tag)
-    if found is None:
-        raise SystemExit(f"{tag}: a tag that publishes the site is vX.Y.Z")
-    return found[1]
 
 
 def build(version: str) -> None:
@@ -75,17 +63,6 @@ def serve(address: str) -> None:
     raise SystemExit(server.wait())
 
 
-def publish_tag(site: Path, tag: str | None) -> None:
-    """Publish a release as X.Y, and as `latest` if no newer one is published; else as `dev`."""
-    version, aliases = version_of(tag), []
-    if tag:
-        file = site / "versions.json"
-        known = json.loads(file.read_text()) if file.exists() else []
-        aliases = ["latest"] if newest(known, version) else []
-    publish(HTML, site=site, version=version, aliases=aliases)
-    print("published", version, *aliases)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tools.site", description="The documentation site.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -93,16 +70,11 @@ def main() -> None:
     building.add_argument("--tag", help="vX.Y.Z of a release; without it the version is dev")
     serving = commands.add_parser("serve", help="serve the site and rebuild it on changes")
     serving.add_argument("--address", default="localhost:8000")
-    publishing = commands.add_parser("publish", help="add the built site to the published versions")
-    publishing.add_argument("folder", type=Path)
-    publishing.add_argument("--tag", help="vX.Y.Z of a release; without it the version is dev")
     given = parser.parse_args()
     if given.command == "build":
         build(version_of(given.tag))
-    elif given.command == "serve":
-        serve(given.address)
     else:
-        publish_tag(given.folder, given.tag)
+        serve(given.address)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,29 @@
 """
 The versions of the published site: a folder for each, and the list that the version selector reads.
 
+    python -m tools.site.versions FOLDER --tag v0.2.1    add the built site to the published ones
+
     0.2/  latest/  dev/     one built site each; an alias is a copy, as not every host has symlinks
     versions.json           what the selector offers
     index.html              leads to `latest`, or to `dev` before the first release
     404.html                that of the same version: GitHub Pages shows it for every missing page
 
 Zensical has no versions of its own yet, but its theme reads the list that mike writes. This module
-writes the same list, without mike, which exists for Zensical only as a Git branch.
+writes the same list, without mike, which exists for Zensical only as a Git branch. It needs only
+the standard library, because the job that publishes can write to the repository.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
 from pathlib import Path
 from typing import Any
+
+HTML = Path(__file__).resolve().parents[2] / "build" / "docs" / "html"
+"""The built site."""
 
 NAME = re.compile(r"[0-9]+\.[0-9]+|dev")
 REDIRECT = """<!doctype html>
@@ -76,3 +83,38 @@ def newest(known: list[dict[str, Any]], version: str) -> bool:
     """Report whether no published version is newer, so that `latest` moves to this one."""
     rank = _rank({"version": version})
     return all(_rank(entry) <= rank for entry in known)
+
+
+def version_of(tag: str | None) -> str:
+    """Return the site's version for the tag of a release, or for no tag."""
+    if not tag:
+        return "dev"
+    found = re.fullmatch(r"v(\d+\.\d+)\.\d+", tag)
+    if found is None:
+        raise SystemExit(f"{tag}: a tag that publishes the site is vX.Y.Z")
+    return found[1]
+
+
+def publish_tag(html: Path, site: Path, tag: str | None) -> None:
+    """Publish a release as X.Y, and as `latest` if no newer one is published; else as `dev`."""
+    version, aliases = version_of(tag), []
+    if tag:
+        file = site / "versions.json"
+        known = json.loads(file.read_text()) if file.exists() else []
+        aliases = ["latest"] if newest(known, version) else []
+    publish(html, site=site, version=version, aliases=aliases)
+    print("published", version, *aliases)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="tools.site.versions", description="Add the built site to the published versions."
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tag", help="vX.Y.Z of a release; without it the version is dev")
+    given = parser.parse_args()
+    publish_tag(HTML, given.folder, given.tag)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ room for the component in a label of 63.
 {{- end }}
 
 {{/* drakit.site: the address of a page of the documentation. */}}
-{{- define "drakit.site" -}}https://drakit.github.io/drakit/latest/{{ . }}{{- end }}
+{{- define "drakit.site" -}}https://drakit.github.io/drakit/dev/{{ . }}{{- end }}
 
 {{- define "drakit.nodeplugin" -}}{{ include "drakit.fullname" . }}-nodeplugin{{- end }}
 {{- define "drakit.operator" -}}{{ include "drakit.fullname" . }}-operator{{- end }}

@@ -95,7 +95,7 @@ def check_releases(
             Finding(
                 object="Release",
                 what=f"no release of drakit is installed{of_former if nodes else ''}",
-                fix="if this cluster should have one, follow https://drakit.github.io/drakit/latest/"
+                fix="if this cluster should have one, follow https://drakit.github.io/drakit/dev/"
                 "admin/install/",
                 problem=bool(nodes),
             )

@@ -8,8 +8,10 @@ import pytest
 
 from tests.unit.chart.conftest import CHART
 from tests.unit.docs.listings import ROOT
+from tools.release.version import current
 
-SITE = "https://drakit.github.io/drakit/latest/"
+SITE = f"https://drakit.github.io/drakit/{current().site}/"
+LINK = re.compile(rf'{re.escape(SITE)}([\w/-]+(?:#[\w-]+)?)|include "drakit\.site" "([^"]+)"')
 FILES = [
     file
     for file in sorted(CHART.rglob("*"))
@@ -19,8 +21,7 @@ FILES = [
 
 def targets(text: str) -> list[str]:
     """The pages to which a text links, by address or by the chart's helper."""
-    found = re.findall(rf'{SITE}([\w/-]+(?:#[\w-]+)?)|include "drakit\.site" "([^"]+)"', text)
-    return [one or other for one, other in found]
+    return [one or other for one, other in LINK.findall(text)]
 
 
 def anchors(page: str) -> set[str]:

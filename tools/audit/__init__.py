@@ -1,0 +1,1 @@
+"""Checks of what the project uses: the workflows of CI, and requirements with vulnerabilities."""
