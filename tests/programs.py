@@ -11,6 +11,7 @@ import pytest
 
 from e2e.cluster.api import ClusterError
 from e2e.cluster.local import binaries
+from e2e.images.prometheus import prometheus_program
 
 
 def _without_go() -> str:
@@ -37,3 +38,11 @@ def helm() -> str:
     if found is None:
         pytest.skip("this checkout has no helm yet: `make cluster-programs` builds it")
     return str(found)
+
+
+def promtool() -> str:
+    """Return the path of promtool; it is built if it is not in the cache. Skip the test without
+    Go."""
+    if WITHOUT_GO:
+        pytest.skip(WITHOUT_GO)
+    return str(prometheus_program("promtool"))

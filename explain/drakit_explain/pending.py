@@ -37,9 +37,18 @@ from drakit_explain.broken import (
 )
 from drakit_explain.budget import Budget, BudgetSpentError
 from drakit_explain.codes import Cause, Code, Finding, Reason, cause_at_node, no_remedy
+from drakit_explain.counts import MAX_NAMES, OTHERS
 from drakit_explain.deletion import pod_stays
 from drakit_explain.evidence import NO_EVENTS, Events
-from drakit_explain.model import ClaimFacts, NodeFacts, PodFacts, Request, exact_of, exact_requests
+from drakit_explain.model import (
+    ClaimFacts,
+    ClassFacts,
+    NodeFacts,
+    PodFacts,
+    Request,
+    exact_of,
+    exact_requests,
+)
 from drakit_explain.nodes import NodeProblem, Nodes, Unusable, UsableNodes
 from drakit_explain.pending_claims import (
     Wanted,
@@ -139,9 +148,34 @@ class Explanation:
         return self.find_remedy()
 
 
+PODS_AT_ONCE = 200
+"""Pods after which others can run: a few milliseconds."""
+
+
 def waits(pod: PodFacts) -> bool:
     """Return whether the scheduler searches a node for the pod."""
     return pod.node is None and not pod.gated and not pod.deleting and pod.phase == "Pending"
+
+
+def count_waiting(world: World, found: dict[str, set[str]]) -> Iterator[None]:
+    """
+    Add the UIDs of the pods that wait with claims that are not allocated, by each DeviceClass that
+    they request; others can run after each part of the work.
+
+    Tenants choose the names in claims: only the first existing classes have sets of their own, and
+    `OTHERS` has the pods that request any other name.
+    """
+    classes = sorted(each.name for each in world.of(ClassFacts).values())[:MAX_NAMES]
+    found |= {name: set[str]() for name in (*classes, OTHERS)}
+    for done, name in enumerate(list(world.waiting_pods())):
+        if done % PODS_AT_ONCE == PODS_AT_ONCE - 1:
+            yield
+        pod = world.of(PodFacts).get(name)
+        if pod is None or not waits(pod):
+            continue
+        wanted = (request for each in wanted_of(pod, world) for request in each.requests)
+        for request in exact_of(wanted):
+            found[request.device_class if request.device_class in found else OTHERS].add(pod.uid)
 
 
 def searching(pod: PodFacts, world: World) -> PodFacts | None:

@@ -207,6 +207,15 @@ class ClaimStatus(Settings):
     permissions that the chart grants with this setting."""
 
 
+class MetricsSettings(Settings):
+    """The metrics of the plugin."""
+
+    pod_devices: bool = False
+    """Whether the metric ``drakit_pod_devices`` names the devices of each pod. Everyone who can
+    read the metrics can then read the names of pods in all namespaces. The plugin asks the kubelet
+    at each scrape."""
+
+
 class NodePluginConfig(Settings):
     """The configuration file of ``drakit-nodeplugin``."""
 
@@ -229,6 +238,7 @@ class NodePluginConfig(Settings):
     """How long the plugin waits for calls in flight when it stops. The kubelet waits 45 s."""
 
     events: Events = Events()
+    metrics: MetricsSettings = MetricsSettings()
     stale_claims: StaleClaims = StaleClaims()
     opaque_parameters: OpaqueParameters = OpaqueParameters()
     claim_status: ClaimStatus = ClaimStatus()

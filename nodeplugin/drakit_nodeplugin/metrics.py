@@ -1,6 +1,7 @@
 """
-The node plugin's metrics, few and of low cardinality: no claim, pod or device is ever a label, and
-of each driver only some pools, because a backend names them.
+The node plugin's metrics, few and of low cardinality: of each driver only some pools are labels,
+because a backend names them. Pods and devices are labels of one metric only, which administrators
+enable, and which has a limit.
 
 Parts of the plugin know only plain callables; this module provides them for each driver.
 :mod:`drakit_nodeplugin.host.active_driver` sets gauges of the current state at each scrape.
@@ -10,20 +11,25 @@ It must not know the use of the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import get_args
 
 from drakit.device import ClaimReference
 from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
 from drakit_nodeplugin.claims.claim_status import WriteResult
 from drakit_nodeplugin.claims.errors import FaultError
 from drakit_nodeplugin.claims.source import FetchResult
-from drakit_nodeplugin.claims.work import ClaimAnswer, Operation
+from drakit_nodeplugin.claims.work import ClaimAnswer, Operation, Step
 from drakit_nodeplugin.devices.counts import DEVICE_STATES, DeviceCounts, total
 from drakit_nodeplugin.reasons import NodeReason
+from drakit_nodeplugin.state.podresources import ListedDevice
 from drakit_nodeplugin.state.records import STATES
 
 _OPERATION_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 """Bucket bounds. They exceed the 45 s that the kubelet waits, because the work continues."""
+
+_STEP_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2, 10, 45)
+"""Bucket bounds. They are few, because each driver has the series of six steps."""
 
 _FETCH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 3, 15)
 """Bucket bounds. The last two are the time limits for a known claim, and for any other."""
@@ -38,7 +44,14 @@ MAX_POOLS = 16
 OTHER_POOLS = "(other pools)"
 """The label of the sum of all other pools of a driver; no pool can have this name."""
 
+MAX_POD_DEVICES = 256
+"""Devices of pods, of one driver, that have series of their own."""
+
+OTHER_PODS = "(others)"
+"""The name of the pod with the number of all other devices of pods; no pod can have this name."""
+
 _GAUGES = {
+    "claims_stuck": "Claims that have been preparing or unpreparing for a minute",
     "checkpoint_damaged": "1 if the checkpoint has lost entries since this process started",
     "checkpoint_unusable": "1 if the checkpoint is unusable, so that no claim can be prepared",
     "rejected_devices": (
@@ -65,6 +78,13 @@ class Metrics:
             "Time from the kubelet's call to prepare or unprepare a claim until the response",
             ("operation", "result"),
             buckets=_OPERATION_SECONDS,
+        )
+        self.step_seconds = self._histogram(
+            "drakit_claim_prepare_step_duration_seconds",
+            "Time of each step of preparing a claim; the steps of one claim add up to its time in "
+            "drakit_claim_operation_duration_seconds",
+            ("step",),
+            buckets=_STEP_SECONDS,
         )
         self.fetch_seconds = self._histogram(
             "drakit_claim_fetch_duration_seconds",
@@ -112,6 +132,12 @@ class Metrics:
             "Devices by state; a device counts in one state only. DeviceTaintRules do not count",
             ("pool", "state"),
         )
+        self.pod_devices = self._gauge(
+            "drakit_pod_devices",
+            "1 for each device that containers of a pod have by a claim, from the kubelet's list "
+            "of pods. Disabled by default; the chart's value metrics.podDevices enables it",
+            ("pool", "device", "pod_namespace", "pod_name"),
+        )
         self.gauges = {name: self._gauge(f"drakit_{name}", text) for name, text in _GAUGES.items()}
 
     def for_driver(self, name: str) -> DriverMetrics:
@@ -152,6 +178,7 @@ class DriverMetrics:
             for operation in ("prepare", "unprepare")
             for result in ("success", "error")
         }
+        self._steps = {step: metrics.step_seconds.labels(driver, step) for step in get_args(Step)}
         self._fetches = {
             result: metrics.fetch_seconds.labels(driver, result)
             for result in ("success", "gone", "no_answer", "error")
@@ -163,7 +190,9 @@ class DriverMetrics:
         self._restored = metrics.restored.labels(driver)
         self._claims = {state: metrics.claims.labels(driver, state) for state in STATES}
         self._devices = metrics.devices
-        self._driver = driver
+        self._pod_devices = metrics.pod_devices
+        self._of_pods: set[tuple[str, str, str, str]] = set()
+        """The labels of the series of pods' devices."""
         self._pools: dict[str, DeviceCounts] = {}
         """The numbers in the series of each pool."""
         self._gauges = {name: gauge.labels(driver) for name, gauge in metrics.gauges.items()}
@@ -193,6 +222,24 @@ class DriverMetrics:
                 for state in DEVICE_STATES:
                     self._devices.labels(self._driver, pool, state).set(getattr(each, state))
         self._pools = dict(counts)
+
+    def set_pod_devices(self, devices: Iterable[ListedDevice]) -> None:
+        """Set the devices that pods have, and forget all others. Beyond the limit, one series has
+        the number of the others."""
+        found = sorted({(each.pool, each.device, each.namespace, each.pod) for each in devices})
+        values = dict.fromkeys(found[:MAX_POD_DEVICES], 1)
+        if others := len(found[MAX_POD_DEVICES:]):
+            values["", "", "", OTHER_PODS] = others
+        for labels in self._of_pods - values.keys():
+            self._pod_devices.remove(self._driver, *labels)
+        for labels, number in values.items():
+            self._pod_devices.labels(self._driver, *labels).set(number)
+        self._of_pods = set(values)
+
+    def prepared(self, seconds: Mapping[Step, float]) -> None:
+        """Count the steps of a prepare, by their seconds."""
+        for step, duration in seconds.items():
+            self._steps[step].observe(duration)
 
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float

@@ -79,6 +79,19 @@ class Metrics:
             "among the first 100 by name",
             ["device_class", "state"],
         )
+        self.waiting_pods = gauge(
+            "drakit_operator_waiting_pods",
+            "Pods without a node that request devices of a DeviceClass, and whose claims are not "
+            "allocated; a pod can be in several classes. Only the leader reports them, for the "
+            "first 100 classes by name; `(others)` has the pods of all other names in requests",
+            ["device_class"],
+        )
+        self.longest_wait_seconds = gauge(
+            "drakit_operator_longest_wait_seconds",
+            "For how long the leader has known the pod of drakit_operator_waiting_pods that has "
+            "waited longest; 0 if none waits",
+            ["device_class"],
+        )
         self.policy_devices = gauge(
             "drakit_operator_policy_devices",
             "Devices of a HostDevicePolicy by state. Only the leader reports them, for the 100 "

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, S
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from drakit_daemon.kube import ApiError
@@ -32,7 +33,7 @@ from drakit_explain.codes import Reason
 from drakit_explain.counts import Numbers, count
 from drakit_explain.kinds import CLAIMS, CLASSES, KINDS, NODES, PODS, SLICES, TEMPLATES, Kind
 from drakit_explain.model import ClaimFacts, TemplateFacts
-from drakit_explain.pending import Explainer, waits
+from drakit_explain.pending import Explainer, count_waiting, waits
 from drakit_explain.poolchecks import node_problems, pool_conditions, slice_problems
 from drakit_explain.selectors import FeatureGates, Selectors
 from drakit_explain.templates import class_problems, template_problems
@@ -260,10 +261,14 @@ class Reconciler:
             self._metrics.pools.labels(str(condition)).set(number)
 
     async def count_devices(self) -> None:
-        """Count the devices from time to time, until canceled."""
+        """Count the devices, and the pods that wait for them, from time to time, until canceled."""
+        waiting_since: dict[str, float] = {}
         while True:
             numbers = Numbers()
-            for _ in count(self._store.world, numbers):
+            waiting: dict[str, set[str]] = {}
+            for _ in chain(
+                count(self._store.world, numbers), count_waiting(self._store.world, waiting)
+            ):
                 await asyncio.sleep(0)
             for gauge, found in (
                 (self._metrics.devices, numbers.drivers),
@@ -274,6 +279,16 @@ class Reconciler:
                 for name, states in found.items():
                     for state, number in states.items():
                         gauge.labels(name, state).set(number)
+            now = asyncio.get_running_loop().time()
+            uids = set[str]().union(*waiting.values())
+            waiting_since = {uid: waiting_since.get(uid, now) for uid in uids}
+            pods, longest = self._metrics.waiting_pods, self._metrics.longest_wait_seconds
+            pods.clear()
+            longest.clear()
+            for name, found in waiting.items():
+                pods.labels(name).set(len(found))
+                since = min((waiting_since[uid] for uid in found), default=now)
+                longest.labels(name).set(now - since)
             if self.driver_devices != numbers.drivers:
                 self.driver_devices = numbers.drivers
                 self._queue.add(ALL_DRIVERS)

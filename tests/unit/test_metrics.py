@@ -16,7 +16,8 @@ from drakit_nodeplugin.claims.queue import ClaimQueue
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.work import ClaimAnswer
 from drakit_nodeplugin.devices.counts import DEVICE_STATES, DeviceCounts
-from drakit_nodeplugin.metrics import OTHER_POOLS, Metrics
+from drakit_nodeplugin.metrics import MAX_POD_DEVICES, OTHER_PODS, OTHER_POOLS, Metrics
+from drakit_nodeplugin.state.podresources import ListedDevice
 from tests.fakes.claims import DRIVER, claim_body, reference
 
 A, B = reference("uid-a"), reference("uid-b")
@@ -149,7 +150,7 @@ def test_a_driver_costs_few_series_however_many_claims_there_are(metrics):
     one = sum(len(family.samples) for family in metrics.registry.collect())
     metrics.for_driver("second.example.com")
     two = sum(len(family.samples) for family in metrics.registry.collect())
-    assert two - one == one < 200
+    assert two - one == one < 250
 
 
 def test_a_driver_has_series_for_few_pools_and_one_for_the_sum_of_the_others(metrics, monkeypatch):
@@ -174,6 +175,42 @@ def test_a_driver_has_series_for_few_pools_and_one_for_the_sum_of_the_others(met
     driver.set_devices({"a07": DeviceCounts(free=1)})
     assert shown() == {"a07": 1}
     assert len(next(iter(metrics.devices.collect())).samples) == len(DEVICE_STATES)
+
+
+def test_the_devices_of_pods_have_series_up_to_a_limit(metrics):
+    def listed(pod: str, device: str) -> ListedDevice:
+        return ListedDevice(
+            namespace="lab",
+            pod=pod,
+            claim=f"{pod}-gpu",
+            driver=DRIVER,
+            pool="node",
+            device=device,
+            share_id=None,
+            cdi_names=(),
+        )
+
+    def shown() -> dict[tuple[str, str], float]:
+        (family,) = metrics.pod_devices.collect()
+        return {(s.labels["pod_name"], s.labels["device"]): s.value for s in family.samples}
+
+    driver, other = metrics.for_driver(DRIVER), metrics.for_driver("other.example.com")
+    assert shown() == {}
+    # Two containers of a pod have the same device, and two pods share another one.
+    driver.set_pod_devices(
+        [listed("a", "gpu-0"), listed("a", "gpu-0"), listed("a", "gpu-1"), listed("b", "gpu-1")]
+    )
+    assert shown() == {("a", "gpu-0"): 1, ("a", "gpu-1"): 1, ("b", "gpu-1"): 1}
+    labels = {"pool": "node", "device": "gpu-0", "pod_namespace": "lab", "pod_name": "a"}
+    assert value(metrics, "drakit_pod_devices", **labels) == 1
+    other.set_pod_devices([listed("c", "gpu-2")])
+    driver.set_pod_devices(
+        listed(f"pod-{number:04}", "gpu-1") for number in range(MAX_POD_DEVICES + 7)
+    )
+    assert len(shown()) == MAX_POD_DEVICES + 2
+    assert shown()[OTHER_PODS, ""] == 7
+    driver.set_pod_devices([])
+    assert shown() == {("c", "gpu-2"): 1}
 
 
 async def test_a_driver_that_cannot_be_measured_keeps_no_other_from_it(caplog):

@@ -37,7 +37,9 @@ RESULTS = ("success", "error")
 NODE_PLUGIN: Mapping[str, Collection[str]] = {
     "Claims": (
         "drakit_claims",
+        "drakit_claims_stuck",
         "drakit_claim_operation_duration_seconds",
+        "drakit_claim_prepare_step_duration_seconds",
         "drakit_claim_errors_total",
         "drakit_claim_fetch_duration_seconds",
         "drakit_stale_claims_collected_total",
@@ -51,6 +53,7 @@ NODE_PLUGIN: Mapping[str, Collection[str]] = {
     ),
     "Devices and ResourceSlices": (
         "drakit_devices",
+        "drakit_pod_devices",
         "drakit_rejected_devices",
         "drakit_pools_inactive",
         "drakit_slice_writes_total",
@@ -101,6 +104,8 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_operator_devices", "state"): DEVICE_STATES,
     ("drakit_operator_class_devices", "device_class"): [],
     ("drakit_operator_class_devices", "state"): DEVICE_STATES,
+    ("drakit_operator_waiting_pods", "device_class"): [],
+    ("drakit_operator_longest_wait_seconds", "device_class"): [],
     ("drakit_operator_policy_devices", "policy"): [],
     ("drakit_operator_policy_devices", "state"): DEVICE_STATES,
     ("drakit_operator_driver_nodes", "driver"): [],
@@ -109,7 +114,12 @@ VALUES: Mapping[tuple[str, str], Collection[str]] = {
     ("drakit_operator_driver_problems", "condition"): CONDITIONS,
     ("drakit_operator_kind_listed", "kind"): [],
     ("drakit_operator_objects", "kind"): [],
+    ("drakit_claim_prepare_step_duration_seconds", "step"): [],
     ("drakit_devices", "pool"): [],
+    ("drakit_pod_devices", "pool"): [],
+    ("drakit_pod_devices", "device"): [],
+    ("drakit_pod_devices", "pod_namespace"): [],
+    ("drakit_pod_devices", "pod_name"): [],
     ("drakit_operator_skipped_objects_total", "kind"): [],
 }
 """The values of labels that are closed sets. An empty one is described by :data:`LABELS`."""
@@ -123,8 +133,19 @@ LABELS: Mapping[tuple[str, str], str] = {
     "(events.md#events-about-pods-claims-and-templates)",
     ("drakit_devices", "pool"): "a pool of the driver's ResourceSlices. Beyond 16 pools, "
     "`(other pools)` is the sum of the others",
+    ("drakit_claim_prepare_step_duration_seconds", "step"): "`queue` waits for earlier work on the "
+    "claim, `fetch` reads it from the API server, `wait` waits for devices that the driver does not "
+    "list yet or for calls for the same hardware, `driver` is the driver's call, `checkpoint` "
+    "includes CDI files, and `undo` undoes an earlier allocation or a failed prepare",
+    ("drakit_pod_devices", "pool"): "a pool of the driver's ResourceSlices",
+    ("drakit_pod_devices", "device"): "a device in the pool",
+    ("drakit_pod_devices", "pod_namespace"): "the namespace of the pod",
+    ("drakit_pod_devices", "pod_name"): "the name of the pod. Beyond 256 devices of a driver on a "
+    "node, `(others)` has the number of the others",
     ("drakit_operator_devices", "driver"): "the name of a driver",
     ("drakit_operator_class_devices", "device_class"): "the name of a DeviceClass",
+    ("drakit_operator_waiting_pods", "device_class"): "the name of a DeviceClass",
+    ("drakit_operator_longest_wait_seconds", "device_class"): "the name of a DeviceClass",
     ("drakit_operator_policy_devices", "policy"): "the name of a HostDevicePolicy",
     ("drakit_operator_driver_nodes", "driver"): "the name of a driver",
     ("drakit_operator_driver_problems", "driver"): "the name of a driver",
@@ -146,7 +167,8 @@ def page() -> str:
         body=[
             "Each daemon serves Prometheus metrics at `/metrics` on port 8080. [Monitor drakit](../admin/monitor.md) has alerts\n"
             "and a dashboard.",
-            "No metric has a label for a claim, pod or device, so the number of series does not grow with the load.",
+            "No metric has a label for a claim, pod or device, so the number of series does not grow with the load. The only\n"
+            "exception is `drakit_pod_devices`, which is disabled by default and limited to 256 series for each driver on a node.",
             *_node_plugin(),
             *_operator(),
         ],

@@ -387,6 +387,9 @@ kubeletStateFile: /host/kubelet/dra_manager_state
 {{ include "drakit.listen" . }}
 logging: {{ toJson .Values.logging }}
 events: {{ toJson .Values.events }}
+{{- if .Values.metrics.podDevices }}
+metrics: {podDevices: true}
+{{- end }}
 {{- if .Values.backends.enabled }}
 backends:
   enabled: true

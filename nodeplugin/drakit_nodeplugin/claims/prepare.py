@@ -173,6 +173,8 @@ class Preparing(Unpreparing):
 
     async def _find(self, works: Sequence[ClaimWork]) -> Mapping[str, StoredClaim] | None:
         """Return the entries of claims; None, after all are refused, if they are unknown."""
+        for work in works:
+            work.begin_step("checkpoint")
         if not await self.is_complete(works):
             return None
         try:
@@ -185,6 +187,7 @@ class Preparing(Unpreparing):
     # ------------------------------------------------------------ claims to prepare
 
     async def _wanted(self, work: ClaimWork, old: StoredClaim | None) -> StoredClaim | ClaimError:
+        work.begin_step("fetch")
         reference = work.claim
         # The requests of an entry that only the kubelet confirmed are unknown.
         known = old is not None and self._in_use(old) and old.rebuilt != "listed"
@@ -287,6 +290,8 @@ class Preparing(Unpreparing):
 
     async def _confirm(self, current: Sequence[_Wanted]) -> None:
         """Verify entries and CDI files, and answer."""
+        for each in current:
+            each.work.begin_step("checkpoint")
         try:
             outcome = await self._parts.checkpoint.confirm([each.old for each in current])
         except CheckpointError as error:
@@ -305,6 +310,7 @@ class Preparing(Unpreparing):
 
     async def _replace(self, wanted: _Wanted) -> None:
         """Release the devices of a claim's earlier allocation, then prepare it."""
+        wanted.work.begin_step("undo")
         undone = await self.undo_one(wanted.old)
         if undone.error is None:
             await self._work([_Due(work=wanted.work, claim=wanted.new)])
@@ -329,7 +335,11 @@ class Preparing(Unpreparing):
                 due[each.claim.uid] = each
             else:
                 self._refuse(each.work, self._device_error(each, gone, DeviceGoneError))
+        for each in due.values():
+            each.work.begin_step("wait")
         hardware = await self._await_listed(due)
+        for each in due.values():
+            each.work.begin_step("checkpoint")
         if self._parts.devices.traits.side_effects:
             # Before the wait: a claim whose device another one holds gets its error now.
             await self._store_intents(due, hardware)
@@ -499,6 +509,7 @@ class Preparing(Unpreparing):
         back the claims that fail."""
         prepared: list[StoredClaim] = []
         for uid, result in results.items():
+            due[uid].work.begin_step("checkpoint")
             try:
                 made = self._prepared(due[uid], result)
             except Exception as error:  # even a bug of ours: the other claims go on
@@ -575,6 +586,7 @@ class Preparing(Unpreparing):
         abandoned claim undoes it. A claim that cannot be undone now keeps its entry, and
         :mod:`.recovery` continues from it.
         """
+        due.work.begin_step("undo")
         stored = due.claim.generation > 0 and not due.in_use
         if stored and not isinstance(error, AbandonedError):
             await self.undo_one(due.claim)

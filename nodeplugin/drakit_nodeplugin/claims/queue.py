@@ -35,6 +35,7 @@ from drakit_nodeplugin.claims.work import (
     ClaimAnswer,
     ClaimWork,
     Operation,
+    Step,
     waits_for_hardware,
 )
 from drakit_nodeplugin.state.records import State, StoredClaim
@@ -98,12 +99,17 @@ class ClaimQueue:
         *,
         order: Order,
         observers: Sequence[ClaimObserver] = (),
+        on_steps: Callable[[Mapping[Step, float]], None] = lambda _: None,
     ) -> None:
-        """The engine has the same order for the hardware of claims."""
+        """
+        :param engine: has the same order for the hardware of claims.
+        :param on_steps: called with the seconds of each step of a prepare, when it has ended.
+        """
         self._driver = driver
         self._engine = engine
         self._order = order
         self._observers = observers
+        self._on_steps = on_steps
         self._tasks: set[asyncio.Task[Any]] = set()
         self._draining = False
 
@@ -380,6 +386,8 @@ class ClaimQueue:
         nothing = work.again and answer.error is None and not answer.devices
         if answer.reason == NOT_DONE or nothing:
             return
+        if work.operation == "prepare":
+            self._on_steps(work.step_seconds)
         for observer in self._observers:
             try:
                 observer.finished(work.claim, work.operation, answer, seconds)

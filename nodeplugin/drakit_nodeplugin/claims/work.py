@@ -61,6 +61,14 @@ LONGEST_GROUP_SECONDS = 1.0
 Operation = Literal["prepare", "unprepare"]
 """The kubelet's request for a claim."""
 
+Step = Literal["queue", "fetch", "wait", "driver", "checkpoint", "undo"]
+"""
+A step of a prepare, as a label of metrics: the wait for earlier work on the claim, the read from
+the API server, the wait for devices that the driver does not list yet or for calls for the same
+hardware, the driver's call, the checkpoint with the CDI files, and the undoing of an earlier
+allocation or of a failed prepare.
+"""
+
 GERUND: Mapping[Operation, str] = {"prepare": "preparing", "unprepare": "unpreparing"}
 """The operation as it appears in sentences."""
 
@@ -137,6 +145,19 @@ class ClaimWork:
     )
     """Resolved with the answer. Several calls may wait for it, so a wait must not cancel it."""
 
+    step_seconds: dict[Step, float] = field(default_factory=dict[Step, float])
+    """The time in each step so far; after the answer, their sum is the time of the work."""
+
+    _step: Step = "queue"
+    _step_began: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    def begin_step(self, step: Step) -> None:
+        """End the present step of the work, and begin another one."""
+        now = asyncio.get_running_loop().time()
+        seconds = now - self._step_began
+        self.step_seconds[self._step] = self.step_seconds.get(self._step, 0.0) + seconds
+        self._step, self._step_began = step, now
+
     def abandon(self) -> None:
         """Abandon the work, whether it has begun or not."""
         self.abandoned = True
@@ -148,6 +169,7 @@ class ClaimWork:
         if self.answer is not None:
             raise asyncio.InvalidStateError("the claim was already answered")
         self.answer = answer
+        self.begin_step(self._step)
         if self.on_answer is not None:
             self.on_answer(answer)
         self.answered.set_result(None)
@@ -300,10 +322,13 @@ async def _call(
         async with limit:
             for work in own:
                 work.on_abandon = abandon
+                work.begin_step("wait" if place.behind else "driver")
             if place.behind:
                 if own:
                     abandon()
                 await place.turn()
+                for work in own:
+                    work.begin_step("driver")
                 limit.reschedule(loop.time() + CALL_SECONDS)
             if own and all(work.abandoned for work in own):  # a moment ago
                 raise TimeoutError

@@ -54,6 +54,7 @@ from drakit_nodeplugin.state.cdi_files import ClaimSpecs
 from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 from drakit_nodeplugin.state.inspection import answer, requests
 from drakit_nodeplugin.state.metadata_files import MetadataFiles
+from drakit_nodeplugin.state.podresources import PodResourcesError
 
 logger = logging.getLogger(__name__)
 
@@ -202,6 +203,7 @@ class ActiveDriver:
         self._foreign = driver.foreign
         self._registration = registration
         self._metrics = environment.metrics.for_driver(driver.name)
+        self._podresources = environment.podresources if config.metrics.pod_devices else None
         self._events = events
         specs = ClaimSpecs(driver.name, config.cdi_directory)
         folder = config.drivers_directory / driver.name
@@ -290,6 +292,7 @@ class ActiveDriver:
                 claim_events,
                 *(() if self._statuses is None else (self._statuses,)),
             ),
+            on_steps=self._metrics.prepared,
         )
         self._maintenance = Maintenance(
             parts,
@@ -411,8 +414,16 @@ class ActiveDriver:
             checkpoint_unusable=self._checkpoint.unusable is not None,
         )
         await self._devices.measure()
+        if self._podresources is not None:
+            try:
+                listed = (await self._podresources.claims()).devices
+            except PodResourcesError:  # the client has logged it
+                listed = ()
+            self._metrics.set_pod_devices(each for each in listed if each.driver == self.name)
         try:
-            self._metrics.set_claims(await self._checkpoint.states())
+            states = await self._checkpoint.states()
+            self._metrics.set_claims(states)
+            self._metrics.set(claims_stuck=len(await self._report.stuck(states)))
         except CheckpointError:
             return  # the gauge checkpoint_unusable shows it
 

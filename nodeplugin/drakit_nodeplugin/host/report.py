@@ -538,7 +538,7 @@ class DriverReport:
             for each in _as_rejected(sources.manager.rejected, "Invalid")
         ]
         rejected = [*by_drivers, *invalid, *refused]
-        stuck = await self._stuck(states)
+        stuck = await self.stuck(states)
         counted = len(by_drivers) + len(refused)
         policies = sources.policies
         return ReportFacts(
@@ -574,8 +574,10 @@ class DriverReport:
         policy = None if found is None else found.attributes.get("policy")
         return policy if isinstance(policy, str) else ""
 
-    async def _stuck(self, states: Mapping[str, int]) -> Sequence[str]:
-        """Return the UIDs of stuck claims."""
+    async def stuck(self, states: Mapping[str, int]) -> Sequence[str]:
+        """Return the UIDs of the claims that have been preparing or unpreparing for
+        :data:`STUCK_SECONDS`, as far as this method has found them in these states. Raises
+        CheckpointError."""
         checkpoint = self._sources.checkpoint
         now = asyncio.get_running_loop().time()
         uids: set[str] = set()

@@ -80,8 +80,9 @@ class ListedDevice:
     """A device that a container has by a claim, as the kubelet lists it."""
 
     namespace: str
-    """Namespace of the claim."""
+    """Namespace of the claim, and of the pod."""
 
+    pod: str
     claim: str
     """Name of the claim."""
 
@@ -335,6 +336,7 @@ def _devices(answer: ListPodResourcesResponse) -> Iterator[ListedDevice]:
                 for resource in claim.claim_resources:
                     yield ListedDevice(
                         namespace=sys.intern(claim.claim_namespace),
+                        pod=sys.intern(pod.name),
                         claim=claim.claim_name,
                         driver=sys.intern(resource.driver_name),
                         pool=sys.intern(resource.pool_name),

@@ -16,6 +16,10 @@ EVERYTHING: dict[str, Any] = {
         "plugins": {"things": {"resources": ["vendor.example/thing"]}},
     },
     "networkPolicy": {"enabled": True},
+    "metrics": {
+        "podDevices": True,
+        **{name: {"enabled": True} for name in ("podMonitor", "prometheusRule", "dashboard")},
+    },
     "openShift": {"scc": {"nodeplugin": "privileged", "operator": "nonroot-v2"}},
     "image": {"digest": {"nodeplugin": "sha256:" + "1" * 64}},
 }

@@ -26,6 +26,7 @@ def test_the_schema_requires_every_object_of_the_values(values, schema):
     "path",
     [
         *("", "image", "image.digest", "logging", "networkPolicy", "openShift", "openShift.scc"),
+        *("metrics", "metrics.podMonitor", "metrics.prometheusRule", "metrics.dashboard"),
         *("hostdev", "hostdev.policies.kvm", "operator", "events", "simulated"),
         *(f"simulated.config{profile}" for profile in ("", ".gpu", ".nic", ".cpu")),
         *("nodeplugin", "nodeplugin.staleClaims", "nodeplugin.opaqueParameters"),

@@ -94,7 +94,17 @@ class Plugin:
         self.engine = Preparing(self.parts)
         self.answers: dict[str, ClaimAnswer] = {}
         """The answers so far, by UID."""
-        self.queue = ClaimQueue(DRIVER, self.engine, order=self.parts.order, observers=[self])
+        self.steps: list[dict[str, float]] = []
+        """The seconds of each step, of each prepare that has ended."""
+        self.seconds: list[float] = []
+        """The seconds of each operation that has ended."""
+        self.queue = ClaimQueue(
+            DRIVER,
+            self.engine,
+            order=self.parts.order,
+            observers=[self],
+            on_steps=lambda seconds: self.steps.append(dict(seconds)),
+        )
         self.recovery = Recovery(checkpoint=self.checkpoint, queue=self.queue)
         self.restorer = SpecRestorer(self.parts, directory=self.cdi, queue=self.queue)
 
@@ -106,6 +116,7 @@ class Plugin:
 
     def finished(self, claim, operation, answer, seconds) -> None:
         self.answers[claim.uid] = answer
+        self.seconds.append(seconds)
 
     def lasts(self, claim, operation) -> None:
         pass

@@ -396,3 +396,62 @@ async def test_parameters_that_do_not_fit_are_an_error_of_the_claim_with_request
         "mode: ...",
         "BadConfig",
     )
+
+
+HELD_SECONDS = 0.06
+
+
+async def hold(devices, name: str) -> None:
+    """Let calls for a device take until `HELD_SECONDS` from now."""
+    devices.held[name] = asyncio.Event()
+    asyncio.get_running_loop().call_later(HELD_SECONDS, devices.held[name].set)
+
+
+async def test_the_steps_of_a_prepare_add_up_to_its_time_and_the_slow_one_is_the_drivers(
+    plugin, claims, devices
+):
+    claims.store(claim_body(A, "cam-0"))
+    await hold(devices, "cam-0")
+    await plugin.prepare(reference(A))
+    (steps,) = plugin.steps
+    assert steps.keys() == {"queue", "checkpoint", "fetch", "wait", "driver"}
+    assert sum(steps.values()) == pytest.approx(plugin.seconds[0], abs=0.001)
+    assert steps.pop("driver") > HELD_SECONDS / 2 > max(steps.values())
+
+    await plugin.prepare(reference(A))
+    assert plugin.steps[1].keys() == {"queue", "checkpoint", "fetch"}, "the driver is not called"
+    await plugin.unprepare(reference(A))
+    assert len(plugin.steps) == 2
+
+
+async def test_the_wait_for_the_hardware_of_another_claim_is_a_step(plugin, claims, devices):
+    claims.store(claim_body(A, "cam-0"), claim_body(B, "cam-0"))
+    devices.traits = replace(devices.traits, side_effects=False)
+    await hold(devices, "cam-0")
+    first = asyncio.create_task(plugin.prepare(reference(A)))
+    while not devices.prepares:
+        await asyncio.sleep(0)
+    await plugin.prepare(reference(B))
+    await first
+    of_first, of_second = plugin.steps
+    assert of_first["driver"] > HELD_SECONDS / 2 > of_first["wait"]
+    assert of_second["wait"] > HELD_SECONDS / 2 > of_second["driver"]
+
+
+async def test_the_rollback_of_a_prepare_that_fails_is_a_step(plugin, claims, devices):
+    claims.store(claim_body(A, "cam-0"))
+    devices.failing.add("cam-0")
+    assert (await plugin.prepare(reference(A)))[A].error is not None
+    assert plugin.steps[0].keys() == {"queue", "checkpoint", "fetch", "wait", "driver", "undo"}
+
+
+async def test_a_claim_that_waits_for_earlier_work_on_it_is_in_the_queue(plugin, claims, devices):
+    claims.store(claim_body(A, "cam-0"))
+    await plugin.prepare(reference(A))
+    await hold(devices, "cam-0")
+    unprepare = asyncio.create_task(plugin.unprepare(reference(A)))
+    while not devices.unprepares:
+        await asyncio.sleep(0)
+    await plugin.prepare(reference(A))
+    await unprepare
+    assert plugin.steps[1]["queue"] > HELD_SECONDS / 2

@@ -44,6 +44,7 @@ class Kubelet:
             self.devices.append(
                 ListedDevice(
                     namespace="lab",
+                    pod=f"pod-{uid}",
                     claim=f"claim-{uid}",
                     driver=DRIVER,
                     pool=NODE,

@@ -24,8 +24,8 @@ TARGET = {"job", "instance", "namespace", "pod", "node"}
 """Labels that the scrape configurations of the page add; `instance` is Prometheus' own."""
 
 FUNCTIONS = {
-    *("absent", "count", "histogram_quantile", "increase", "label_values", "min", "rate", "sum"),
-    *("by", "or", "unless", "offset", "vector"),
+    *("absent", "count", "histogram_quantile", "increase", "label_values", "max", "min", "rate"),
+    *("sum", "and", "by", "or", "unless", "offset", "vector"),
 }
 
 SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",), "gauge": ("",)}

@@ -13,10 +13,18 @@ from drakit_cli.kubectl.gather import Gathered
 from drakit_explain.cel.library import Library
 from drakit_explain.counts import MAX_NAMES, OTHERS, STATES, Numbers, count
 from drakit_explain.devices import TaintFacts
-from drakit_explain.model import ClassFacts, DeviceID, Share, TaintRuleFacts
+from drakit_explain.model import (
+    ClassFacts,
+    DeviceID,
+    PodClaim,
+    PodFacts,
+    Share,
+    TaintRuleFacts,
+)
+from drakit_explain.pending import count_waiting
 from drakit_explain.reports import HOSTDEV
 from drakit_explain.selectors import bring_up_to_date
-from tests.fakes.world import device, holding, node, slice_on, world_of
+from tests.fakes.world import claim, device, holding, node, request, slice_on, world_of
 
 KEYS = ("drakit.dev/gone", "drakit.dev/unhealthy", "drakit.dev/stopped", "example.com/hot")
 
@@ -60,6 +68,59 @@ def test_the_states_of_each_driver_and_class():
     }
     assert found.classes["fast"] == Counter(dict.fromkeys(STATES, 0), free=1, tainted=1)
     assert found.classes["all"].total() == 9
+
+
+def waiting_in(world):
+    found = {}
+    for _ in count_waiting(world, found):
+        pass
+    return found
+
+
+def waiting(name, *claims, **facts):
+    of_pod = tuple(PodClaim(name=each, claim=each) for each in claims)
+    return PodFacts(namespace="lab", name=name, uid=name, claims=of_pod, **facts)
+
+
+def test_the_pods_that_wait_for_devices_of_each_class():
+    def wanting(name, *classes):
+        requests = [request(each, device_class=each) for each in classes]
+        return claim(*requests, name=name)
+
+    alternatives = (request("a", device_class="gpu"), request("b", device_class="nic"))
+    world = world_of(
+        *(ClassFacts(name=name, uid=name) for name in ("gpu", "nic", "unused")),
+        *(wanting("gpu", "gpu"), wanting("both", "gpu", "nic"), wanting("unknown", "no-class")),
+        claim(request("either", alternatives=alternatives), name="either"),
+        holding("held", "a"),
+        waiting("one", "gpu"),
+        waiting("two", "both", "held"),
+        waiting("three", "unknown"),
+        waiting("four", "either"),
+        waiting("has-devices", "held"),
+        waiting("gated", "gpu", gated=True),
+        waiting("placed", "gpu", node="n1"),
+        waiting("going", "gpu", deleting=True),
+        waiting("ended", "gpu", phase="Failed"),
+    )
+    assert waiting_in(world) == {
+        "gpu": {"one", "two", "four"},
+        "nic": {"two", "four"},
+        "unused": set(),
+        OTHERS: {"three"},
+    }
+
+
+def test_pods_that_wait_for_classes_beyond_the_first_count_together():
+    names = [f"c{number:03}" for number in range(MAX_NAMES + 2)]
+    world = world_of(
+        *(ClassFacts(name=name, uid=name) for name in names),
+        *(claim(request(device_class=name), name=name) for name in names),
+        *(waiting(f"pod-{name}", name) for name in names),
+    )
+    found = waiting_in(world)
+    assert found[OTHERS] == {f"pod-{name}" for name in names[MAX_NAMES:]}
+    assert len(found) == MAX_NAMES + 1
 
 
 def published(name, policy, **facts):

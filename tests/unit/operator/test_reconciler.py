@@ -218,6 +218,40 @@ async def test_the_devices_of_a_class_or_policy_that_disappears_have_no_series()
         counting.cancel()
 
 
+async def test_the_wait_of_a_class_is_that_of_the_pod_that_has_waited_longest():
+    def waits(bench, device_class):
+        labels = {"device_class": device_class}
+        names = ("drakit_operator_waiting_pods", "drakit_operator_longest_wait_seconds")
+        return [bench.metrics.registry.get_sample_value(name, labels) for name in names]
+
+    def wanting(name):
+        spec = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}}
+        return {"metadata": {"namespace": "lab", "name": name, "uid": f"c-{name}"}, "spec": spec}
+
+    async with Bench().running() as bench:
+        for name in ("gpu", "nic"):
+            bench.see(CLASSES, {"metadata": {"name": name, "uid": name}, "spec": {}})
+        for name in ("first", "second"):
+            bench.see(CLAIMS, wanting(name))
+        bench.see(PODS, pod("first", "first"))
+        counting = asyncio.create_task(bench.reconciler.count_devices())
+        await asyncio.sleep(1)
+        assert waits(bench, "gpu") == [1, 0]
+        bench.see(PODS, pod("second", "second"))
+        await asyncio.sleep(2 * COUNT_SECONDS)
+        assert waits(bench, "gpu") == [2, 2 * COUNT_SECONDS]
+        assert waits(bench, "nic") == [0, 0]
+        bench.see(PODS, pod("first", "first"), gone=True)
+        await asyncio.sleep(COUNT_SECONDS)
+        assert waits(bench, "gpu") == [1, 2 * COUNT_SECONDS]
+        bench.see(PODS, pod("second", "second"), gone=True)
+        bench.see(CLASSES, {"metadata": {"name": "nic", "uid": "nic"}}, gone=True)
+        await asyncio.sleep(COUNT_SECONDS)
+        assert waits(bench, "gpu") == [0, 0]
+        assert waits(bench, "nic") == [None, None]
+        counting.cancel()
+
+
 def host_slice(policies):
     """A slice of node `n1` with host devices by name, each of a policy."""
     return {

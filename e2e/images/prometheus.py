@@ -1,0 +1,66 @@
+"""
+Prometheus and its `promtool`, unmodified, built from their Go module, and an image of Prometheus.
+
+Without the service discovery of other platforms than Kubernetes, which would take most of the
+build's time. It must not know what is scraped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from e2e.archive import write_image
+from e2e.images.cache import REPOSITORY, digest, kept, run
+from e2e.images.go import ENVIRONMENT, LINKED
+
+__all__ = ("BUILD_SECONDS", "IMAGE", "prometheus_image", "prometheus_program")
+
+IMAGE = "localhost/drakit-prometheus:dev"
+"""The name under which a cluster knows the image."""
+
+BUILD_SECONDS = 3600
+"""From an empty module cache, with all sources to be fetched, on a machine that does other work."""
+
+SOURCES = REPOSITORY / "e2e" / "prometheus"
+
+
+def prometheus_program(name: str) -> Path:
+    """
+    Return the path of `prometheus` or `promtool`; built if it is not in the cache.
+
+    :raises ImageError: Go is missing, or a module cannot be had.
+    """
+    version = run(
+        ["go", "-C", SOURCES, "env", "GOVERSION"], what="asking Go's version", timeout_seconds=60
+    )
+    key = digest(version, SOURCES / "go.mod", SOURCES / "go.sum", Path(__file__))
+    return kept("prometheus", key, _build) / name
+
+
+def _build(folder: Path) -> None:
+    run(
+        [
+            *("go", "build", LINKED, "-tags=remove_all_sd,enable_kubernetes_sd"),
+            *("-o", f"{folder}/", "tool"),
+        ],
+        what="building Prometheus",
+        timeout_seconds=BUILD_SECONDS,
+        cwd=SOURCES,
+        env=ENVIRONMENT,
+    )
+
+
+def prometheus_image() -> Path:
+    """Return the image's archive; built if it is not in the cache."""
+    program = prometheus_program("prometheus")
+
+    def make(folder: Path) -> None:
+        write_image(
+            folder / "prometheus.tar",
+            name=IMAGE,
+            files={"prometheus": (program, 0o755)},
+            entrypoint=["/prometheus"],
+        )
+
+    key = digest(IMAGE, program.parent.name, Path(__file__), REPOSITORY / "e2e" / "archive.py")
+    return kept("images", f"prometheus-{key}", make, keep=6) / "prometheus.tar"
