@@ -104,7 +104,7 @@ PLACES = (
     # installed version, which stay when a later version moves or changes them.
     *(
         Place(files=files, pattern=_SITE, form=lambda v: v.site)
-        for files in ("charts/drakit/**", "docs/dashboards/*.yaml", "cli/**/*.py")
+        for files in ("charts/drakit/**", "cli/**/*.py")
     ),
     Place(
         files="docs/vendors/go-backend.md",

@@ -16,7 +16,7 @@ FILES = [
     file
     for file in sorted(CHART.rglob("*"))
     if file.suffix in (".yaml", ".tpl", ".txt", ".json") and "crds" not in file.parts
-] + [ROOT / "docs/dashboards/drakit-alerts.yaml"]
+]
 
 
 def targets(text: str) -> list[str]:
