@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # kind if a Docker engine is running, otherwise local. CLUSTER=local or CLUSTER=kind selects one.
 export CLUSTER ?= auto
-# A local cluster runs Kubernetes 1.36. KUBERNETES=1.37 selects 1.37.
+# A local cluster runs Kubernetes 1.37. KUBERNETES=1.36 selects 1.36.
 # Nothing directly below the repository may shadow the standard library (operator/ would).
 export PYTHONSAFEPATH := 1
 
@@ -309,10 +309,13 @@ kubernetes-tables: venv ## write Kubernetes' CEL selectors and feature gates, wh
 	$(BIN)/python -m tests.oracle.tables --write
 	$(BIN)/python -m tests.oracle.gates
 
+# `python -m e2e.outcomes keep NAME FILE` stores the results for the page about releases and runtimes.
+E2E_RESULTS := build/e2e/$(or $(RUNTIME),$(KUBERNETES),default).xml
+
 # Programs and images are built before the tests, because the tests' time limits do not include the builds.
 .PHONY: e2e
 e2e: compiler cluster-programs images ## run the tests on a real cluster (FEATURES=claims,explain selects features)
-	$(BIN)/pytest e2e -m "e2e and not slow" --durations=40 --durations-min=5 $(if $(FEATURES),--features=$(FEATURES))
+	$(BIN)/pytest e2e -m "e2e and not slow" --durations=40 --durations-min=5 --junitxml=$(E2E_RESULTS) $(if $(FEATURES),--features=$(FEATURES))
 
 .PHONY: e2e-docs
 e2e-docs: cluster-programs images ## run the commands of the tested pages on a real cluster
@@ -324,7 +327,7 @@ e2e-some: demo ## run the demo and the tests of devices, claims and faults, as `
 	$(BIN)/pytest e2e/test_devices.py e2e/test_claims.py e2e/test_faults.py -m "e2e and not slow"
 
 .PHONY: upstream-e2e
-upstream-e2e: deps venv ## run Kubernetes' own DRA tests with drakit (Go; FOCUS=regexp, KUBERNETES=1.36)
+upstream-e2e: deps venv ## run Kubernetes' own DRA tests with drakit (Go; FOCUS=regexp, KUBERNETES=1.37)
 	$(BIN)/python -m e2e.upstream $(if $(KUBERNETES),--kubernetes "$(KUBERNETES)") $(if $(FOCUS),--focus "$(FOCUS)") $(ARGS)
 
 .PHONY: upstream-quick
@@ -342,10 +345,10 @@ test: cluster-programs check conformance-quick crash-quick $(if $(filter kind,$(
 test-all: cluster-programs images check check-race conformance crash-matrix ## run also the slow tests, and all tests on kind
 	$(BIN)/pytest tests -m slow
 	$(BIN)/python -W error -m tests.oracle.tables
-	$(BIN)/pytest e2e -m e2e
+	$(BIN)/pytest e2e -m e2e --junitxml=$(E2E_RESULTS)
 	CLUSTER=local PYTHONPATH=$(CURDIR) $(BIN)/python -m bench.hostile
 	$(BIN)/python -m e2e.upstream --faults
-	CLUSTER=local $(BIN)/python -m e2e.upstream --kubernetes 1.37
+	CLUSTER=local $(BIN)/python -m e2e.upstream --kubernetes 1.36
 	$(BIN)/python -m e2e.cluster.kind run -- $(BIN)/pytest e2e -m e2e
 	$(BIN)/python -m e2e.cluster.kind run -- $(BIN)/python -m e2e.upstream
 

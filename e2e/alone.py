@@ -11,17 +11,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from drakit_formats import crds
 from e2e.closed_list import undocumented
-from e2e.cluster.api import DEFAULT_GATES, Cluster, Options
-from e2e.cluster.choice import REPOSITORY
-from e2e.cluster.choice import cluster as choose_cluster
-from e2e.cluster.local.names import default_cluster
+from e2e.cluster.api import Cluster, Options
+from e2e.cluster.choice import REPOSITORY, cluster_of_tests
+from e2e.cluster.gates import gates_of_tests
 from e2e.images.go import cel_program
 from e2e.kit import wait_for
 
@@ -30,12 +29,12 @@ STOP_SECONDS = 10
 
 
 @contextmanager
-def control_plane(suffix: str, *, gates: Mapping[str, bool] = DEFAULT_GATES) -> Generator[Cluster]:
-    """Start a control plane in the body, with drakit's kinds and no objects of them. The operator
-    may write only objects that its page lists."""
-    name = os.environ.get("CLUSTER_NAME") or default_cluster(REPOSITORY)
-    chosen = choose_cluster(f"{name}-{suffix}")
-    chosen.start(Options(nodes=0, gates=gates))
+def control_plane(suffix: str, **gates: bool) -> Generator[Cluster]:
+    """Start a control plane in the body, with drakit's kinds and no objects of them, and with
+    these feature gates beside those of all tests. The operator may write only objects that its page
+    lists."""
+    chosen = cluster_of_tests(suffix)
+    chosen.start(Options(nodes=0, gates={**gates_of_tests(chosen.minor), **gates}))
     chosen.kubectl("apply", "-f", str(REPOSITORY / "charts/drakit/crds"))
     for plural in (crds.DRIVERS, crds.MAINTENANCES, crds.POLICIES, crds.REPORTS):
         condition = ("wait", "--for=condition=Established", f"crd/{plural}.{crds.GROUP}")
@@ -57,7 +56,11 @@ def operator(
     config, log = folder / "operator.yaml", folder / "log"
     listen = {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
     config.write_text(json.dumps({"listen": listen, **settings}))
-    named = {"POD_NAME": "operator", "POD_NAMESPACE": "default", "DRAKIT_CEL": str(cel_program())}
+    named = {
+        "POD_NAME": "operator",
+        "POD_NAMESPACE": "default",
+        "DRAKIT_CEL": str(cel_program(server.minor)),
+    }
     with log.open("ab") as output:
         process = subprocess.Popen(
             [

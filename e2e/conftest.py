@@ -10,13 +10,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.cluster.api import DEFAULT_GATES, Capability, Cluster, Options
-from e2e.cluster.choice import REPOSITORY
-from e2e.cluster.choice import cluster as choose_cluster
-from e2e.cluster.local.names import default_cluster
+from e2e.cluster.api import Cluster, Options
+from e2e.cluster.choice import cluster_of_tests
+from e2e.cluster.gates import defaults, gates_of_tests, in_range
 from e2e.features import FEATURES, UnknownFeatureError, names_of, selected
 
 pytest_plugins = ["e2e.fixtures"]
+
+MARKERS = ("needs", "gate", "kubernetes")
+"""The markers of tests that not every cluster can run."""
 
 TIMEOUT_SECONDS = 300
 """Default time limit of a test on a cluster. The first test also starts cluster and releases."""
@@ -71,30 +73,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def skip_unsupported(items: list[pytest.Item]) -> None:
-    """Skip the tests whose marker `needs` names something that the provider cannot do."""
-    marked = [(item, set(needed)) for item in items if (needed := list(_needed(item)))]
-    if not marked:
+    """Skip the tests whose marker `needs` names something that the provider cannot do, and those
+    whose markers `gate` and `kubernetes` ask for another release of Kubernetes."""
+    if not any(item.get_closest_marker(name) for item in items for name in MARKERS):
         return
-    chosen = choose_cluster(cluster_name())
-    for item, needed in marked:
-        if missing := sorted(needed - chosen.capabilities):
+    chosen = cluster_of_tests("")
+    known = defaults(chosen.minor)
+    for item in items:
+        if missing := sorted(set(_named(item, "needs")) - chosen.capabilities):
             reason = f"the provider {chosen.provider} cannot do this: {', '.join(missing)}"
             item.add_marker(pytest.mark.skip(reason=reason))
+        if missing := sorted(set(_named(item, "gate")) - known.keys()):
+            reason = f"Kubernetes {chosen.minor} does not know {', '.join(missing)}"
+            item.add_marker(pytest.mark.skip(reason=reason))
+        for marker in item.iter_markers("kubernetes"):
+            if not in_range(chosen.minor, **marker.kwargs):
+                reason = f"not for Kubernetes {chosen.minor}: {marker.kwargs}"
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _needed(item: pytest.Item) -> Iterator[Capability]:
-    for marker in item.iter_markers("needs"):
+def _named(item: pytest.Item, name: str) -> Iterator[str]:
+    for marker in item.iter_markers(name):
         yield from marker.args
-
-
-def cluster_name() -> str:
-    """The name of the session's cluster."""
-    return os.environ.get("CLUSTER_NAME") or f"{default_cluster(REPOSITORY)}-e2e"
 
 
 def cluster_gates(config: pytest.Config) -> dict[str, bool]:
     """The gates that the session's cluster has, or will be started with."""
-    gates = dict(DEFAULT_GATES)
+    gates = gates_of_tests(cluster_of_tests("").minor)
     for text in config.option.gate:
         name, _, value = text.partition("=")
         gates[name] = value != "false"
@@ -108,7 +113,7 @@ def _features(item: pytest.Item) -> frozenset[str]:
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The session's cluster, with its nodes ready."""
-    chosen = choose_cluster(cluster_name())
+    chosen = cluster_of_tests("")
     found_up = chosen.is_up()
     keep = os.environ.get("KEEP_CLUSTER") == "1"
     nodes: int = request.config.option.cluster_nodes

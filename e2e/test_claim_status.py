@@ -23,7 +23,7 @@ from drakit_nodeplugin.claims.claim_status import ClaimStatuses
 from drakit_nodeplugin.claims.source import ApiClaims
 from drakit_nodeplugin.claims.work import ClaimAnswer, KubeletDevice
 from e2e.alone import control_plane
-from e2e.cluster.api import DEFAULT_GATES, Capability, Cluster
+from e2e.cluster.api import Capability, Cluster
 from e2e.cluster.choice import REPOSITORY
 from e2e.kit import write_kubeconfig
 
@@ -70,7 +70,7 @@ READY = Condition(type="Ready", status="True", reason="Configured")
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     values = tmp_path_factory.mktemp("values") / "values.yaml"
     values.write_text(json.dumps(VALUES))
-    with control_plane("status", gates={**DEFAULT_GATES, GATE: request.param}) as started:
+    with control_plane("status", **{GATE: request.param}) as started:
         chart = str(REPOSITORY / "charts/drakit")
         options = ("--namespace", NAMESPACE, "--values", str(values))
         text = started.helm("template", "drakit", chart, *options).stdout

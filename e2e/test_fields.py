@@ -2,13 +2,12 @@
 Fields of devices in slices of a real API server, and what its scheduler makes of them.
 
 The node plugin runs as a process beside a control plane. The Node has no kubelet: a pod that is
-bound there is as good as running. `KUBERNETES=1.37` runs the tests of fields that are newer.
+bound there is as good as running.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,25 +18,19 @@ import pytest
 from bench.machine import folders
 from bench.plugin import NODE, running
 from e2e.cluster.api import Capability, Cluster, Options
-from e2e.cluster.choice import REPOSITORY
-from e2e.cluster.choice import cluster as choose_cluster
-from e2e.cluster.local.binaries import DEFAULT_MINOR
-from e2e.cluster.local.names import default_cluster
+from e2e.cluster.choice import cluster_of_tests
+from e2e.cluster.gates import defaults, gates_of_tests
 from e2e.kit import device_class, holds_for, wait_for
 from e2e.listed import ATTACHED, DRIVER, FAILED, INVENTORIES, PROFILE
 from e2e.writes import written
 
-MINOR = os.environ.get("KUBERNETES") or DEFAULT_MINOR
-GATES = {
-    "1.36": ("DRANodeAllocatableResources",),
-    "1.37": (
-        "DRANodeAllocatableResources",
-        "DRADeviceCompatibilityGroups",
-        "DRAFractionalCapacityRange",
-        "DRAPartitionableDevicesType",
-        "DRAResourcePoolStatus",
-    ),
-}
+GATES = (
+    "DRANodeAllocatableResources",
+    "DRADeviceCompatibilityGroups",
+    "DRAFractionalCapacityRange",
+    "DRAPartitionableDevicesType",
+    "DRAResourcePoolStatus",
+)
 CPUS = "4"
 
 pytestmark = [
@@ -46,19 +39,18 @@ pytestmark = [
     pytest.mark.feature("versions"),
     pytest.mark.needs(Capability.CONTROL_PLANE_ALONE),
 ]
-newer = pytest.mark.skipif(MINOR != "1.37", reason="the field is newer than Kubernetes 1.36")
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    name = os.environ.get("CLUSTER_NAME") or default_cluster(REPOSITORY)
-    chosen = choose_cluster(f"{name}-fields")
-    chosen.start(Options(nodes=0, gates=dict.fromkeys(GATES[MINOR], True)))
+    chosen = cluster_of_tests("fields")
+    known = defaults(chosen.minor)
+    gates = {**gates_of_tests(chosen.minor), **{name: True for name in GATES if name in known}}
+    chosen.start(Options(nodes=0, gates=gates))
     amounts = {"cpu": CPUS, "memory": "8Gi", "pods": "100"}
     status: dict[str, Any] = {"capacity": amounts, "allocatable": amounts}
     status |= {"conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}
-    if MINOR == "1.37":
-        status["declaredFeatures"] = ["DRANodeAllocatableResources"]
+    status |= {"declaredFeatures": ["DRANodeAllocatableResources"]}
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
     create(chosen, node, device_class("listed", DRIVER))
     patch = ("patch", "node", NODE, "--subresource=status", "--type=merge", "-p")
@@ -218,7 +210,7 @@ def test_a_pod_is_not_bound_before_its_device_is_attached(driver: Driver):
     wait_for("the pod to be bound", lambda: driver.is_bound(name))
 
 
-@pytest.mark.skipif(MINOR != "1.36", reason="only Kubernetes 1.36 has this form of the field")
+@pytest.mark.kubernetes(oldest="1.36", newest="1.36")
 def test_a_field_that_drakit_does_not_know_is_published_and_the_scheduler_uses_it(driver: Driver):
     driver.list("mapped-in-1.36")
     for device in driver.published().values():
@@ -243,7 +235,7 @@ def test_the_fallback_replaces_a_field_that_no_server_knows(driver: Driver):
     assert any("extra fields; the node plugin publishes the driver's fallback" in n for n in notes)
 
 
-@newer
+@pytest.mark.kubernetes(oldest="1.37")
 def test_resources_of_the_node_are_counted(driver: Driver):
     driver.list("mapped")
     for device in driver.published().values():
@@ -254,7 +246,7 @@ def test_resources_of_the_node_are_counted(driver: Driver):
     assert_cpus_are_counted(driver)
 
 
-@newer
+@pytest.mark.gate("DRADeviceCompatibilityGroups")
 def test_partitions_without_a_common_group_are_not_allocated_together(driver: Driver):
     driver.list("grouped")
     types = {spec.get("partitionTypeAttribute") for spec in driver.specs() if "devices" in spec}
@@ -266,7 +258,7 @@ def test_partitions_without_a_common_group_are_not_allocated_together(driver: Dr
     assert driver.refusal(driver.pod())
 
 
-@newer
+@pytest.mark.gate("DRAFractionalCapacityRange")
 def test_claims_share_fractions_of_a_capacity(driver: Driver):
     driver.list("fractions")
     amounts = [driver.allocation(driver.pod(cores=cores)) for cores in ("600m", "100m")]

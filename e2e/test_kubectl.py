@@ -44,7 +44,7 @@ class User:
     def __init__(self, stage, kubeconfig: Path) -> None:
         self._stage = stage
         # With Kubernetes' allocator, as every documented install has it.
-        found = {"KUBECONFIG": str(kubeconfig), "DRAKIT_CEL": str(cel_program())}
+        found = {"KUBECONFIG": str(kubeconfig), "DRAKIT_CEL": str(cel_program(stage.cluster.minor))}
         self._environment = {**os.environ, **found}
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:

@@ -112,7 +112,7 @@ def kubectl_drakit(cluster: Cluster, *arguments: str) -> tuple[int, str]:
         env={
             **os.environ,
             "KUBECONFIG": str(cluster.kubeconfig),
-            "DRAKIT_CEL": str(cel_program()),
+            "DRAKIT_CEL": str(cel_program(cluster.minor)),
         },
         capture_output=True,
         text=True,

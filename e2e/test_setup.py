@@ -23,9 +23,7 @@ import yaml
 from drakit_cli.setup import read_definitions
 from drakit_formats import crds
 from e2e.cluster.api import Capability, Cluster, Options
-from e2e.cluster.choice import REPOSITORY
-from e2e.cluster.choice import cluster as choose_cluster
-from e2e.cluster.local.names import default_cluster
+from e2e.cluster.choice import REPOSITORY, cluster_of_tests
 from e2e.kit import claim, device_class, from_claim, pod, wait_for
 
 pytestmark = [
@@ -42,8 +40,7 @@ NODES, DRIVERS = ("node-1", "node-2"), ("lamps.test", "horns.test")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Cluster]:
-    name = os.environ.get("CLUSTER_NAME") or default_cluster(REPOSITORY)
-    chosen = choose_cluster(f"{name}-setup")
+    chosen = cluster_of_tests("setup")
     chosen.start(Options(nodes=0))
     yield chosen
     chosen.stop()

@@ -9,7 +9,6 @@ Its claims are allocated here, as a scheduler would.
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,9 +22,7 @@ from bench.plugin import NODE, Plugin, running
 from drakit.device import ClaimReference
 from e2e.alone import operator
 from e2e.cluster.api import Capability, Cluster, Options
-from e2e.cluster.choice import REPOSITORY
-from e2e.cluster.choice import cluster as choose_cluster
-from e2e.cluster.local.names import default_cluster
+from e2e.cluster.choice import cluster_of_tests
 from e2e.kit import holds_for, wait_for
 from e2e.simulated import DRIVER
 from e2e.writes import SliceWrites, slice_writes, written
@@ -104,8 +101,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def control_plane() -> Iterator[Server]:
-    name = os.environ.get("CLUSTER_NAME") or default_cluster(REPOSITORY)
-    chosen = choose_cluster(f"{name}-versions")
+    chosen = cluster_of_tests("versions")
     yield Server(chosen)
     chosen.stop()
     assert chosen.leftovers() == []
@@ -245,7 +241,8 @@ def test_a_cluster_is_updated_to_another_version_under_a_running_plugin(server, 
 
 @pytest.mark.slow
 def test_where_features_are_off_the_fallback_is_published_until_they_are_on(server, places):
-    server.serve("v1", **dict.fromkeys(FEATURES, False))
+    # Rules need taints.
+    server.serve("v1", **dict.fromkeys([*FEATURES, "DRADeviceTaintRules"], False))
     with plugin(server, places, nic={"listAttributes": True}):
 
         def names() -> set[str]:

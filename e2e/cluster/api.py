@@ -13,10 +13,12 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
+
+from .gates import gates_of_tests, runtime_config_of_tests
 
 ResultT = TypeVar("ResultT")
 
@@ -51,6 +53,7 @@ class Capability(StrEnum):
     FREEZE = "freeze"
     REBOOT = "reboot"
     STOP_API_SERVER = "stop-api-server"
+    UPGRADE = "upgrade"
 
 
 class Component(StrEnum):
@@ -70,13 +73,6 @@ CONTROL_PLANE = "control-plane"
 
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
-DEFAULT_GATES: Mapping[str, bool] = {"DRADeviceTaintRules": True}
-
-DEFAULT_RUNTIME_CONFIG: Mapping[str, bool] = {
-    "resource.k8s.io/v1beta1": True,
-    "resource.k8s.io/v1beta2": True,
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -85,12 +81,16 @@ class Options:
     nodes: int = 1
     """Number of nodes; 0 is the control plane alone."""
 
-    gates: Mapping[str, bool] = field(default_factory=lambda: dict(DEFAULT_GATES))
-    """Feature gates, for every component."""
+    gates: Mapping[str, bool] | None = None
+    """Feature gates, for every component. By default, those of :mod:`.gates` for the release."""
 
-    runtime_config: Mapping[str, bool] = field(default_factory=lambda: dict(DEFAULT_RUNTIME_CONFIG))
+    runtime_config: Mapping[str, bool] | None = None
     """API versions that the API server serves beside its defaults, or does not serve. Nodes need
-    ``resource.k8s.io/v1``: without it there is the control plane alone."""
+    ``resource.k8s.io/v1``: without it there is the control plane alone. By default, those of
+    :mod:`.gates` for the release."""
+
+    kubelet: str | None = None
+    """The minor release of the nodes' kubelets, such as 1.36, if it is not the cluster's."""
 
     kept: bool = False
     """Whether the cluster outlives the process that started it. If not, and that process died, the
@@ -98,6 +98,16 @@ class Options:
 
     images: Sequence[Path] = ()
     """docker-archive tars that every node gets before its kubelet starts."""
+
+    def gates_for(self, minor: str) -> dict[str, bool]:
+        """Return the feature gates of a cluster of a minor release, such as 1.36."""
+        return gates_of_tests(minor) if self.gates is None else dict(self.gates)
+
+    def runtime_config_for(self, minor: str) -> dict[str, bool]:
+        """Return the API versions that are served beside the defaults of a minor release."""
+        if self.runtime_config is None:
+            return runtime_config_of_tests(minor)
+        return dict(self.runtime_config)
 
 
 class Cluster(ABC):
@@ -296,6 +306,14 @@ class Cluster(ABC):
     def reboot_node(self, node: str) -> None:
         """End everything on a node at once, empty /run, change the boot id, start it again."""
         raise UnsupportedError(self.provider, "reboot a node")
+
+    def upgrade_control_plane(self, minor: str) -> None:
+        """Replace the control plane by that of another minor release, such as 1.37; nodes stay."""
+        raise UnsupportedError(self.provider, "upgrade the control plane")
+
+    def upgrade_node(self, node: str) -> None:
+        """Replace the kubelet of a node by that of the control plane's release; its pods go on."""
+        raise UnsupportedError(self.provider, "upgrade a node")
 
     def boot_id_file(self) -> str:
         """The file on a node that has its boot id."""

@@ -43,6 +43,18 @@ def cluster(name: str | None = None, *, minor: str | None = None) -> Cluster:
     raise ClusterError(f"CLUSTER={provider} is not auto, kind or local")
 
 
+def cluster_of_tests(suffix: str, *, minor: str | None = None) -> Cluster:
+    """
+    Return one of the clusters of the tests. Each process of pytest-xdist has its own.
+
+    :param suffix: ends the name; CLUSTER_NAME names the cluster with the empty suffix.
+    :param minor: as for :func:`cluster`.
+    """
+    base = os.environ.get("CLUSTER_NAME") or f"{default_cluster(REPOSITORY)}-e2e"
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    return cluster("-".join(part for part in (base, suffix, worker) if part), minor=minor)
+
+
 def docker_answers() -> bool:
     """Whether a Docker engine answers, the one of `make kind-up` too; one that hangs does not."""
     engine.use()

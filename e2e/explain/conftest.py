@@ -35,7 +35,7 @@ def api(cluster: Cluster) -> Iterator[Api]:
 
 @pytest.fixture(scope="session")
 def explaining(cluster: Cluster, api: Api) -> Iterator[Explaining]:
-    program = cel_program()
+    program = cel_program(cluster.minor)
     command = partial(_explained, cluster.kubeconfig, program, Semaphore(COMMANDS_AT_ONCE))
     with Helper(program) as helper:
         yield Explaining(api, helper, program=program, command=command)

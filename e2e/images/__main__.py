@@ -18,7 +18,7 @@ from e2e.cluster.choice import cluster
 from e2e.images.build import build_images, cache_note
 from e2e.images.cache import ImageError
 from e2e.images.context import TARGETS, write_context
-from e2e.images.go import CEL_DEFAULT, CEL_MINORS
+from e2e.images.go import CEL_MINORS, DEFAULT_MINOR
 from e2e.images.vendor import driver_image
 
 
@@ -39,7 +39,7 @@ def main() -> None:
             return
         if arguments.command == "driver":
             nodeplugin, *_ = build_images(
-                lambda text: print(text, file=sys.stderr), minors=(CEL_DEFAULT,)
+                lambda text: print(text, file=sys.stderr), minors=(DEFAULT_MINOR,)
             )
             print(driver_image(arguments.name, arguments.folder, nodeplugin=nodeplugin))
             return

@@ -29,6 +29,9 @@ __all__ = (
 
 CEL_SOURCES = REPOSITORY / "operator" / "cel"
 
+DEFAULT_MINOR = "1.37"
+"""The newest stable minor release of Kubernetes, which clusters run by default."""
+
 CEL_DEFAULT = "1.36"
 """The minor release that the helper's `go.mod` is for; another one has its `go-MINOR.mod`."""
 
@@ -68,7 +71,7 @@ def cel_programs(minors: Sequence[str] = CEL_MINORS, *, platform: str = "") -> P
     return kept("backends", key, link, keep=KEPT)
 
 
-def cel_program(minor: str = CEL_DEFAULT, *, platform: str = "") -> Path:
+def cel_program(minor: str = DEFAULT_MINOR, *, platform: str = "") -> Path:
     """
     Return the explainer's helper for a minor release; built if it is not in the cache.
 

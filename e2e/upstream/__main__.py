@@ -18,6 +18,7 @@ from e2e.cluster.choice import REPOSITORY
 from e2e.cluster.choice import cluster as choose_cluster
 from e2e.cluster.local.names import default_cluster
 from e2e.images.cache import ImageError
+from e2e.images.go import DEFAULT_MINOR
 
 from .events import unexpected
 from .program import minors, programs
@@ -29,7 +30,7 @@ RESULTS = REPOSITORY / "build" / "upstream"
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.upstream", description=__doc__)
-    parser.add_argument("--kubernetes", default=minors()[0], help=", ".join(minors()))
+    parser.add_argument("--kubernetes", default=DEFAULT_MINOR, help=", ".join(minors()))
     parser.add_argument("--focus", default="", help="a regular expression for names of specs")
     parser.add_argument("--quick", action="store_true", help="only the specs of `make test`")
     parser.add_argument("--part", choices=[part.name for part in PARTS], help="only this part")

@@ -19,14 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster.api import (
-    CONTROL_PLANE,
-    DEFAULT_GATES,
-    DEFAULT_RUNTIME_CONFIG,
-    Cluster,
-    ClusterError,
-    Options,
-)
+from e2e.cluster.api import CONTROL_PLANE, Cluster, ClusterError, Options
+from e2e.cluster.gates import gates_of_tests, runtime_config_of_tests
 from e2e.cluster.local.binaries import minor_of
 from e2e.images import build_images
 from e2e.kit import restarts
@@ -52,7 +46,6 @@ MINOR_GATES = {
     ),
 }
 
-RUNTIME_CONFIG = {**DEFAULT_RUNTIME_CONFIG, "resource.k8s.io/v1alpha3": True}
 SCHEDULING_VERSIONS = {"1.36": "v1alpha2", "1.37": "v1beta1"}
 """The version of scheduling.k8s.io whose PodGroups the specs create."""
 
@@ -140,11 +133,12 @@ def prepared(cluster: Cluster, programs: Programs, *, kept: bool = False) -> Non
     options = Options(
         nodes=NODES,
         gates={
-            **DEFAULT_GATES,
+            **gates_of_tests(programs.minor),
             **dict.fromkeys((*GATES, *MINOR_GATES.get(programs.minor, ())), True),
         },
         runtime_config={
-            **RUNTIME_CONFIG,
+            **runtime_config_of_tests(programs.minor),
+            "resource.k8s.io/v1alpha3": True,
             f"scheduling.k8s.io/{SCHEDULING_VERSIONS[programs.minor]}": True,
         },
         kept=kept,

@@ -43,7 +43,7 @@ from drakit_explain.projection import (
 from drakit_explain.trial import Judged, Trial, judge
 from drakit_explain.verdicts import Verdict as AllocatorVerdict
 from drakit_explain.world import World
-from e2e.images.go import SCHEDULER_MINORS, cel_program, scheduler_program
+from e2e.images.go import CEL_DEFAULT, SCHEDULER_MINORS, cel_program, scheduler_program
 from tests.fakes.world import evaluate_for
 from tests.oracle.pods import Situation, make_situation
 
@@ -288,7 +288,7 @@ def compare(seeds: range, *, minor: str) -> Tally:
     number = int(minor.removeprefix("1."))
     program = scheduler_program(minor)
     with (
-        Helper(cel_program()) as helper,
+        Helper(cel_program(CEL_DEFAULT)) as helper,
         closing(Allocator(cel_program)) as allocator,
         Scheduler(program, minor=number) as scheduler,
     ):

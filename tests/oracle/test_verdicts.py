@@ -13,7 +13,7 @@ import pytest
 from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.cel.helper import ANSWER_SECONDS, Helper, QuestionError
 from drakit_explain.verdicts import MAX_BYTES, Verdict, VerdictOutcome
-from e2e.images.go import cel_program
+from e2e.images.go import CEL_DEFAULT, cel_program
 from tests.oracle.worlds import Body
 from tests.programs import needs_go
 
@@ -29,7 +29,7 @@ pytestmark = [needs_go, pytest.mark.timeout(1200)]  # the first run builds the a
 
 @pytest.fixture(scope="module")
 def program() -> Path:
-    return cel_program()
+    return cel_program(CEL_DEFAULT)
 
 
 @pytest.fixture

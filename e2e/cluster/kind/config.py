@@ -61,12 +61,16 @@ class Facts:
     """Whether the machine has udev's database, which nodes then share."""
 
 
-def kind_config(options: Options, *, name: str, folder: Path, facts: Facts) -> dict[str, Any]:
+def kind_config(
+    options: Options, *, name: str, minor: str, folder: Path, facts: Facts
+) -> dict[str, Any]:
     """
     Return kind's configuration.
 
+    :param minor: the minor release of Kubernetes that the node image contains, such as 1.36.
     :param folder: where :func:`write_files` wrote what nodes mount.
     """
+    gates, served = options.gates_for(minor), options.runtime_config_for(minor)
     workers = options.nodes if options.nodes > 1 else 0
     mounts = _mounts(folder, facts)
     policy = _mount(folder / "audit-policy.json", AUDIT_POLICY, read_only=True)
@@ -74,14 +78,14 @@ def kind_config(options: Options, *, name: str, folder: Path, facts: Facts) -> d
     config: dict[str, Any] = {
         "kind": "Cluster",
         "apiVersion": "kind.x-k8s.io/v1alpha4",
-        "featureGates": dict(options.gates),
-        "runtimeConfig": {name: str(on).lower() for name, on in options.runtime_config.items()},
+        "featureGates": gates,
+        "runtimeConfig": {name: str(on).lower() for name, on in served.items()},
         "containerdConfigPatches": [
             CONTAINERD_PATCH,
             *([OOM_SCORE_PATCH] if facts.address else []),
         ],
         "kubeadmConfigPatches": [yaml.safe_dump(_kubelet(facts))],
-        "kubeadmConfigPatchesJSON6902": _kubeadm_patches(options),
+        "kubeadmConfigPatchesJSON6902": _kubeadm_patches(gates=bool(gates)),
         "nodes": [
             control_plane,
             *({"role": "worker", "extraMounts": mounts} for _ in range(workers)),
@@ -185,7 +189,7 @@ def _kubelet(facts: Facts) -> dict[str, Any]:
     return patch
 
 
-def _kubeadm_patches(options: Options) -> list[dict[str, str]]:
+def _kubeadm_patches(*, gates: bool) -> list[dict[str, str]]:
     """
     Return patches of kubeadm's configuration: audit, and components without leader election.
 
@@ -215,14 +219,14 @@ def _kubeadm_patches(options: Options) -> list[dict[str, str]]:
             _add("/controllerManager/extraArgs/leader-elect", "false"),
             # kind gives the scheduler no arguments but the gates.
             _add("/scheduler/extraArgs/leader-elect", "false")
-            if options.gates
+            if gates
             else _add("/scheduler/extraArgs", {"leader-elect": "false"}),
         ],
         "v1beta4": [
             *(_add("/apiServer/extraArgs/-", _argument(*flag)) for flag in flags.items()),
             _add("/controllerManager/extraArgs/-", _argument("leader-elect", "false")),
             _add("/scheduler/extraArgs/-", _argument("leader-elect", "false"))
-            if options.gates
+            if gates
             else _add("/scheduler/extraArgs", [_argument("leader-elect", "false")]),
         ],
     }

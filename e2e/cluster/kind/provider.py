@@ -65,7 +65,7 @@ class KindProvider(Cluster):
     """A cluster of kind's, known by its name."""
 
     provider = "kind"
-    capabilities = frozenset(Capability) - {Capability.CONTROL_PLANE_ALONE}
+    capabilities = frozenset(Capability) - {Capability.CONTROL_PLANE_ALONE, Capability.UPGRADE}
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -240,9 +240,11 @@ class KindProvider(Cluster):
         )
         write_files(self._folder, audit_policy=audit_policy())
         config = self._folder / "kind.yaml"
-        content = kind_config(options, name=self.name, folder=self._folder, facts=facts)
+        content = kind_config(
+            options, name=self.name, minor=self.minor, folder=self._folder, facts=facts
+        )
         config.write_text(yaml.safe_dump(content))
-        (self._folder / "gates.json").write_text(json.dumps(dict(options.gates)))
+        (self._folder / "gates.json").write_text(json.dumps(options.gates_for(self.minor)))
         started = time.monotonic()
         try:
             self._cluster(chosen).create(config_file=config)
@@ -336,7 +338,8 @@ class KindProvider(Cluster):
         )
 
     def _check(self, options: Options) -> None:
-        if not (self._folder / "gates.json").exists() or dict(self.gates) != dict(options.gates):
+        gates = options.gates_for(self.minor)
+        if not (self._folder / "gates.json").exists() or dict(self.gates) != gates:
             raise ClusterError(
                 f"cluster {self.name} is up, but was started with other gates: `make cluster-down`"
             )

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...images.cache import cache_folder
+from ...images.go import DEFAULT_MINOR
 from ...images.go import ENVIRONMENT as BUILD_ENVIRONMENT
 from ..api import ClusterError, run
 
@@ -35,8 +36,8 @@ LOCAL = ("pause", "tools", "kubernetes")
 KIND = ("kind", "coredns")
 """The modules that only a kind cluster needs: a change of them builds nothing else again."""
 
-DEFAULT_MINOR = "1.36"
-"""The minor release that `go.mod` requires; another one, such as 1.37, has its `go-1.37.mod`."""
+KUBELETS = {"1.33": "kubelet-1.33"}
+"""The modules of kubelets of releases that no cluster of the tests runs, by release."""
 
 KUBERNETES_PROGRAMS = (
     "kube-apiserver",
@@ -70,16 +71,19 @@ class Module:
     file: str = "go.mod"
     """The name of its go.mod."""
 
+    c: bool = False
+    """Whether it needs a C compiler."""
+
 
 def minors(module: Path = SOURCES / "kubernetes") -> list[str]:
-    """Return the minor releases of Kubernetes that a module has a go.mod of, the default one
-    first."""
+    """Return the minor releases of Kubernetes that a module has a go.mod of, oldest first."""
     others = (path.stem.removeprefix("go-") for path in module.glob("go-*.mod"))
-    return [DEFAULT_MINOR, *sorted(others)]
+    return sorted([DEFAULT_MINOR, *others])
 
 
 def file_of(minor: str) -> str:
-    """Return the name of the go.mod of a minor release of Kubernetes."""
+    """Return the name of the go.mod of a minor release: `go.mod` of the default one, and otherwise
+    such as `go-1.36.mod`."""
     return "go.mod" if minor == DEFAULT_MINOR else f"go-{minor}.mod"
 
 
@@ -196,11 +200,6 @@ def _build_all(folder: Path, modules: Sequence[str], minor: str) -> None:
 
 def _modules(minor: str, into: Path) -> Iterator[Module]:
     version = kubernetes_version(minor)
-    major, _, number = minor.partition(".")
-    package = "k8s.io/component-base/version"
-    # Without these, the servers call themselves v0.0.0, and clients do not know what they can.
-    values = {"gitVersion": version, "gitMajor": major, "gitMinor": number}
-    stamp = " ".join(f"-X {package}.{key}={value}" for key, value in values.items())
     common = ("build", "-v", "-ldflags")
     yield Module(
         folder="pause",
@@ -217,7 +216,7 @@ def _modules(minor: str, into: Path) -> Iterator[Module]:
     yield Module(
         folder="kubernetes",
         title=f"Kubernetes {version}",
-        arguments=(*common, f"-s -w {stamp}", "-o", f"{into}/kubernetes", "."),
+        arguments=(*common, _stamped(version), "-o", f"{into}/kubernetes", "."),
         packages=".",
         file=module_file(minor).name,
     )
@@ -233,11 +232,46 @@ def _modules(minor: str, into: Path) -> Iterator[Module]:
         arguments=(*common, "-s -w", "-o", f"{into}/coredns", "."),
         packages=".",
     )
+    yield Module(
+        folder="containerd-1.7",
+        title="containerd 1.7",
+        arguments=(*common, "-s -w", "-o", f"{into}/", "tool"),
+        packages="tool",
+    )
+    yield Module(
+        folder="runc-1.4",
+        title="runc 1.4",
+        arguments=(*common, "-s -w", "-tags=seccomp", "-o", f"{into}/", "tool"),
+        packages="tool",
+        c=True,
+    )
+    for release, module in KUBELETS.items():
+        yield Module(
+            folder=module,
+            title=f"the kubelet of {release}",
+            arguments=(*common, _stamped(_version_of(module)), "-o", f"{into}/kubelet", "."),
+            packages=".",
+        )
+
+
+def _version_of(module: str) -> str:
+    return required_version(SOURCES / module / "go.mod", "k8s.io/kubernetes")
+
+
+def _stamped(version: str) -> str:
+    """Return the linker's flags. Without the values, the servers call themselves v0.0.0, and
+    clients do not know what they can."""
+    major, _, number = minor_of(version).partition(".")
+    values = {"gitVersion": version, "gitMajor": major, "gitMinor": number}
+    package = "k8s.io/component-base/version"
+    return " ".join(["-s -w", *(f"-X {package}.{key}={value}" for key, value in values.items())])
 
 
 def _build(module: Module) -> None:
     progress = Progress(module.title)
     env = {**os.environ, **BUILD_ENVIRONMENT, **ENVIRONMENT}
+    if module.c:
+        env["CGO_ENABLED"] = "1"
     folder = SOURCES / module.folder
     go, file = ["go", "-C", str(folder)], f"-modfile={module.file}"
     if (folder / module.file).with_suffix(".sum").exists():

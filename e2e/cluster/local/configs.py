@@ -19,8 +19,9 @@ RESOLV_CONF = "# the local cluster runs no DNS\n"
 
 
 def containerd(*, folder: Path, programs: Path, runc: str, sandbox_image: str) -> str:
+    """The configuration of containerd 1.7, which 2.x understands, too."""
     return f"""\
-version = 3
+version = 2
 root = "{folder}/containerd"
 state = "/run/containerd"
 # NRI would make folders below /opt, which is the machine's; nothing here uses it.
@@ -29,25 +30,23 @@ disabled_plugins = ["io.containerd.nri.v1.nri"]
 [grpc]
   address = "{CONTAINERD_SOCKET}"
 
-[plugins.'io.containerd.internal.v1.opt']
+[plugins."io.containerd.internal.v1.opt"]
   path = "{folder}/containerd-opt"
 
-[plugins.'io.containerd.cri.v1.images']
-  snapshotter = "overlayfs"
-  [plugins.'io.containerd.cri.v1.images'.pinned_images]
-    sandbox = "{sandbox_image}"
-
-[plugins.'io.containerd.cri.v1.runtime']
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{sandbox_image}"
   enable_cdi = true
   cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
   # Without CAP_SYS_RESOURCE a sandbox cannot lower its score, and would not start.
   restrict_oom_score_adj = true
-  [plugins.'io.containerd.cri.v1.runtime'.cni]
-    bin_dirs = ["{programs}"]
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{programs}"
     conf_dir = "{folder}/net.d"
-  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
-    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
       BinaryName = "{runc}"
       SystemdCgroup = false
 """

@@ -32,6 +32,9 @@ class ControlPlane:
     )
     """In the order of their start."""
 
+    KUBERNETES = COMPONENTS[1:]
+    """Those of a release of Kubernetes, in the order of its upgrade."""
+
     def __init__(
         self,
         names: Names,

@@ -7,7 +7,6 @@ cluster's folder; what does not lies in the box.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from . import cgroups, configs, network
 from .boxes import Box
 from .names import Names
 from .pki import Authority
+from .runtime import Runtime
 
 FOLDERS = (
     "kubelet", "cni", "net.d", "log", "lib", "run", "etc-upper/cdi", "etc-work", "containerd",
@@ -38,20 +38,25 @@ class Node:
         number: int,
         *,
         programs: Path,
+        kubelet: Path | None,
         server: str,
         gates: Mapping[str, bool],
         sandbox_image: str,
+        runtime: Runtime,
     ) -> None:
         self.names, self.number, self.name = names, number, names.node(number)
         self.folder = names.folder / self.name
         self.box = Box(names.folder, self.name, is_node=True)
         self._programs, self._server, self._gates = programs, server, gates
-        self._sandbox_image = sandbox_image
+        self._sandbox_image, self._runtime = sandbox_image, runtime
+        self._folders = {Component.CONTAINERD: runtime.containerd, Component.KUBELET: kubelet}
 
     @property
     def _env(self) -> dict[str, str]:
         # Nothing of the caller's environment, least of all its proxies.
-        return {"PATH": f"{self._programs}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
+        folders = [folder for folder in (self._runtime.containerd, self._programs) if folder]
+        path = ":".join([*map(str, folders), "/usr/sbin:/usr/bin:/sbin:/bin"])
+        return {"PATH": path, "HOME": "/root"}
 
     def boot(self, *, others: Sequence["Node"]) -> None:
         """Make the box and its network, and start containerd."""
@@ -101,6 +106,15 @@ class Node:
             "--v=2",
         ]
 
+    def restart_kubernetes(self) -> None:
+        """Restart kubelet and kube-proxy with these programs and new configurations; containers go
+        on."""
+        for component in (Component.KUBELET, Component.KUBE_PROXY):
+            self.box.stop(component, timeout_seconds=KUBELET_STOP_SECONDS)
+        self._write_files()
+        self.start_kubernetes()
+        self.wait_kubelet()
+
     def stop_kubelet(self) -> None:
         self.box.stop(Component.KUBELET, timeout_seconds=KUBELET_STOP_SECONDS)
 
@@ -138,7 +152,8 @@ class Node:
 
     def _spawn(self, component: Component) -> None:
         name, *flags = self._argv(component)
-        self.box.spawn(component, [str(self._programs / name), *flags], env=self._env)
+        argv = [str((self._folders.get(component) or self._programs) / name), *flags]
+        self.box.spawn(component, argv, env=self._env)
 
     def _write_files(self) -> None:
         for folder in FOLDERS:
@@ -148,7 +163,7 @@ class Node:
             configs.containerd(
                 folder=self.folder,
                 programs=self._programs,
-                runc=shutil.which("runc", path="/usr/sbin:/usr/bin:/usr/local/sbin") or "runc",
+                runc=self._runtime.oci,
                 sandbox_image=self._sandbox_image,
             )
         )

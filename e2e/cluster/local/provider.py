@@ -29,14 +29,16 @@ from ..api import (
     run,
     wait_until,
 )
+from ..gates import gates_of_tests, runtime_config_of_tests
 from ..kind import engine
 from . import binaries, cgroups, network, pause, records, requirements
 from .boxes import Box, end_all
-from .control_plane import ControlPlane
+from .control_plane import STOP_SECONDS, ControlPlane
 from .leftovers import leftovers
 from .names import MAX_NODES, ROOT, Names, choose, cluster_id
 from .node import Node
 from .records import Process, Record
+from .runtime import Runtime, runtime
 
 LOCK_SECONDS = 300
 
@@ -51,6 +53,7 @@ class LocalCluster(Cluster):
         super().__init__(name)
         self._minor = minor
         self._folders: dict[str, Path] = {}
+        self._runtimes: dict[str, Runtime] = {}
 
     # -- life
 
@@ -60,6 +63,7 @@ class LocalCluster(Cluster):
 
     def prepare(self) -> None:
         self._programs_of(self._minor)
+        self._runtime(os.environ.get("RUNTIME", ""))
 
     def start(self, options: Options) -> None:
         requirements.check()
@@ -89,11 +93,15 @@ class LocalCluster(Cluster):
                 raise ClusterError(
                     f"cluster {self.name} is up with Kubernetes {record.version}: stop it first"
                 )
-            elif dict(record.gates) != dict(options.gates):
+            elif record.runtime != os.environ.get("RUNTIME", ""):
+                raise ClusterError(
+                    f"cluster {self.name} is up with another container runtime: stop it first"
+                )
+            elif dict(record.gates) != options.gates_for(self._minor):
                 raise ClusterError(
                     f"cluster {self.name} is up with other feature gates: stop it first"
                 )
-            elif dict(record.runtime_config) != dict(options.runtime_config):
+            elif dict(record.runtime_config) != options.runtime_config_for(self._minor):
                 raise ClusterError(
                     f"cluster {self.name} is up with other API versions: stop it first"
                 )
@@ -230,6 +238,32 @@ class LocalCluster(Cluster):
             rebooted.start_kubernetes()
             rebooted.wait_kubelet()
 
+    def upgrade_control_plane(self, minor: str) -> None:
+        with records.lock(self.name, timeout_seconds=LOCK_SECONDS):
+            old = self._record
+            before = {node: binaries.minor_of(old.version) for node in self.nodes}
+            record = replace(
+                old,
+                version=binaries.kubernetes_version(minor),
+                gates=gates_of_tests(minor),
+                runtime_config=runtime_config_of_tests(minor),
+                kubelets={**before, **old.kubelets},
+            )
+            # Before the record names them.
+            self._programs_of(minor)
+            record.write()
+            control_plane = self._control_plane(record)
+            for component in control_plane.KUBERNETES:
+                control_plane.box.stop(component, timeout_seconds=STOP_SECONDS)
+                control_plane.start_component(component)
+
+    def upgrade_node(self, node: str) -> None:
+        with records.lock(self.name, timeout_seconds=LOCK_SECONDS):
+            record = self._record
+            others = {name: minor for name, minor in record.kubelets.items() if name != node}
+            replace(record, kubelets=others).write()
+            self._node(node).restart_kubernetes()
+
     def boot_id_file(self) -> str:
         return "/run/boot_id"
 
@@ -244,6 +278,11 @@ class LocalCluster(Cluster):
         if minor not in self._folders:
             self._folders[minor] = binaries.programs(minor=minor)
         return self._folders[minor]
+
+    def _runtime(self, text: str) -> Runtime:
+        if text not in self._runtimes:
+            self._runtimes[text] = runtime(text)
+        return self._runtimes[text]
 
     @property
     def _record(self) -> Record:
@@ -261,18 +300,23 @@ class LocalCluster(Cluster):
         )
 
     def _nodes(self, record: Record) -> list[Node]:
-        server = self._control_plane(record).server
-        return [
-            Node(
-                record.names,
-                number,
-                programs=self._programs,
-                server=server,
-                gates=record.gates,
-                sandbox_image=pause.NAME,
-            )
-            for number in range(1, record.nodes + 1)
-        ]
+        return [self._node_of(record, number) for number in range(1, record.nodes + 1)]
+
+    def _node_of(self, record: Record, number: int) -> Node:
+        minor = record.kubelets.get(record.names.node(number))
+        kubelet = binaries.KUBELETS.get(minor or "")
+        whole = binaries.minor_of(record.version) if minor is None or kubelet else minor
+        return Node(
+            record.names,
+            number,
+            programs=self._programs_of(whole),
+            kubelet=binaries.programs((kubelet,)) if kubelet else None,
+            server=self._control_plane(record).server,
+            # Another release may not know the gates of the cluster's.
+            gates=gates_of_tests(minor) if minor else record.gates,
+            sandbox_image=pause.NAME,
+            runtime=self._runtime(record.runtime),
+        )
 
     def _node(self, name: str) -> Node:
         for node in self._nodes(self._record):
@@ -318,9 +362,10 @@ class LocalCluster(Cluster):
                 kept=options.kept,
                 owner=Process.of(os.getpid()),
                 nodes=0,
-                gates=dict(options.gates),
-                runtime_config=dict(options.runtime_config),
+                gates=options.gates_for(self._minor),
+                runtime_config=options.runtime_config_for(self._minor),
                 version=binaries.kubernetes_version(self._minor),
+                runtime=os.environ.get("RUNTIME", ""),
             )
             record.write()
         return record
@@ -341,8 +386,13 @@ class LocalCluster(Cluster):
         """Start missing nodes, give all nodes the images, and report that the cluster is up."""
         with _removed_on_failure(record):
             started = time.monotonic()
+            names = [record.names.node(n) for n in range(record.nodes + 1, options.nodes + 1)]
+            other = dict.fromkeys(names, options.kubelet) if options.kubelet else {}
             wanted = replace(
-                record, nodes=max(record.nodes, options.nodes), kept=record.kept or options.kept
+                record,
+                nodes=max(record.nodes, options.nodes),
+                kept=record.kept or options.kept,
+                kubelets={**record.kubelets, **other},
             )
             replace(wanted, phase="starting", owner=Process.of(os.getpid())).write()
             nodes = self._nodes(wanted)

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..api import DEFAULT_RUNTIME_CONFIG, ClusterError
+from ..api import ClusterError
 from .names import ROOT, Names, cluster_id
 
 RECORD = "cluster.json"
@@ -88,8 +88,13 @@ class Record:
     owner: Process
     nodes: int
     gates: Mapping[str, bool] = field(default_factory=dict[str, bool])
-    runtime_config: Mapping[str, bool] = field(default_factory=lambda: dict(DEFAULT_RUNTIME_CONFIG))
+    runtime_config: Mapping[str, bool] = field(default_factory=dict[str, bool])
     version: str = ""
+    kubelets: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The minor release of kubelet and kube-proxy by node, where it is not the control plane's."""
+
+    runtime: str = ""
+    """The value of RUNTIME at its start."""
 
     def write(self) -> None:
         self.names.folder.mkdir(parents=True, exist_ok=True)

@@ -50,9 +50,9 @@ def test_the_choice_by_hand_wins(docker, monkeypatch):
 @pytest.mark.parametrize(
     ("environment", "argument", "minor"),
     [
-        pytest.param("", None, "1.36", id="without-a-choice-the-default"),
-        pytest.param("1.37", None, "1.37", id="the-environment-chooses"),
-        pytest.param("1.37", "1.36", "1.36", id="the-caller-overrides-the-environment"),
+        pytest.param("", None, "1.37", id="without-a-choice-the-default"),
+        pytest.param("1.36", None, "1.36", id="the-environment-chooses"),
+        pytest.param("1.36", "1.35", "1.35", id="the-caller-overrides-the-environment"),
     ],
 )
 def test_a_cluster_starts_the_chosen_kubernetes(local, monkeypatch, environment, argument, minor):
@@ -68,16 +68,16 @@ def test_a_cluster_keeps_the_kubernetes_that_it_was_started_with(local, monkeypa
         kept=True,
         owner=Process(pid=1, started=2),
         nodes=0,
-        version="v1.37.2",
+        version="v1.36.3",
     ).write()
     monkeypatch.delenv("KUBERNETES", raising=False)
-    assert choice.cluster("a").program("kubelet") == str(local / "1.37" / "kubelet")
-    assert choice.cluster("b").program("kubelet") == str(local / "1.36" / "kubelet")
+    assert choice.cluster("a").program("kubelet") == str(local / "1.36" / "kubelet")
+    assert choice.cluster("b").program("kubelet") == str(local / "1.37" / "kubelet")
 
 
 @pytest.mark.parametrize("provider", ["local", "kind"])
 def test_an_unknown_kubernetes_is_refused_with_the_known_ones(docker, monkeypatch, provider):
     monkeypatch.setenv("CLUSTER", provider)
-    monkeypatch.setenv("KUBERNETES", "1.35")
-    with pytest.raises(ClusterError, match=r"Kubernetes 1\.35; KUBERNETES can be: 1\.36, 1\.37"):
+    monkeypatch.setenv("KUBERNETES", "1.30")
+    with pytest.raises(ClusterError, match=r"Kubernetes 1\.30; KUBERNETES can be: 1\.34, 1\.35,"):
         choice.cluster("a")

@@ -34,7 +34,7 @@ def row(text: str, beginning: str) -> list[str]:
 @pytest.mark.parametrize(
     ("beginning", "module", "package"),
     [
-        ("1.36", "kubernetes", "k8s.io/kubernetes"),
+        ("1.37", "kubernetes", "k8s.io/kubernetes"),
         ("containerd 2.4", "tools", "github.com/containerd/containerd/v2"),
         ("Helm 4", "tools", "helm.sh/helm/v4"),
     ],
