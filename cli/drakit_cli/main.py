@@ -189,6 +189,18 @@ def _add_setup(group: _Group) -> None:
         "YAML file that maps names of policies to their specs (default: no policies)",
     )
     policies.set_defaults(command="setup.policies")
+    test = group.add_parser(
+        "test",
+        help="check the claimed device of this container",
+        description="Checks that the container runtime has given this container the device of its "
+        "claim. The chart runs it in the pod of `helm test`.",
+    )
+    add_option(
+        test,
+        "--variable NAME",
+        "environment variable that the driver sets (default: none is expected)",
+    )
+    test.set_defaults(command="setup.test")
     for command in (crds, policies):
         add_option(
             command,

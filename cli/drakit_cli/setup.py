@@ -1,6 +1,6 @@
 """
 ``drakit setup``: installs and upgrades drakit's CustomResourceDefinitions, rewrites stored objects
-in the current version, and applies the policies of a release.
+in the current version, applies the policies of a release, and checks the device of a `helm test`.
 
 The chart runs it in hooks, because Helm never upgrades the definitions of a chart, and `helm
 --wait` would wait until each policy of a release matches a device. Each object carries the release
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -114,6 +115,30 @@ def policies(options: argparse.Namespace) -> int:
         return code
 
     return _run(options, work)
+
+
+def test(options: argparse.Namespace) -> int:
+    """
+    Check that this container has the device of its claim; return the exit code.
+
+    A container runtime that does not support CDI starts the container without the device.
+
+    :raises CommandError: the variable of the driver, or a path in it, does not exist.
+    """
+    if options.variable is None:
+        print("the container has started with its claim")
+        return 0
+    value = os.environ.get(options.variable, "")
+    if not value:
+        raise CommandError(
+            f"the container has no variable {options.variable}, so the container runtime has not "
+            "applied the CDI file of the claim; enable CDI in the container runtime"
+        )
+    for path in value.split(":"):
+        if path.startswith("/") and not os.path.lexists(path):
+            raise CommandError(f"{options.variable} has {path}, which the container does not have")
+    print(f"the container has its device: {options.variable}={value}")
+    return 0
 
 
 def _run(options: argparse.Namespace, work: Callable[[Session], Awaitable[int]]) -> int:

@@ -137,6 +137,9 @@ spec:
       nodeSelector: {{ toJson . }}
       {{- end }}
       enableServiceLinks: false
+      {{- if not .root.Values.operator.hostUsers }}
+      hostUsers: false
+      {{- end }}
       securityContext:
         runAsNonRoot: true
         runAsUser: 65532
@@ -157,6 +160,9 @@ spec:
             readOnlyRootFilesystem: true
             capabilities:
               drop: [ALL]
+            {{- with .root.Values.operator.appArmorProfile }}
+            appArmorProfile: {{ toJson . }}
+            {{- end }}
           resources:
             requests: {cpu: 10m, memory: 64Mi}
             limits: {memory: 128Mi}
@@ -242,6 +248,39 @@ claims, the taints of device nodes, and the tolerations of the values.
 {{- end }}
 {{- end }}
 {{- concat $tolerations (.Values.nodeplugin.tolerations | default list) | toJson }}
+{{- end }}
+
+{{/*
+drakit.test: the DeviceClass of `helm test`, and the environment variable that its driver sets, as a JSON
+object; empty if the values have no class. The request of the claim is `device`.
+*/}}
+{{- define "drakit.test" -}}
+{{- $found := list }}
+{{- with .Values.test.deviceClass }}
+{{- $found = append $found (dict "class" .) }}
+{{- end }}
+{{- $simulated := .Values.simulated }}
+{{- if and $simulated.enabled $simulated.deviceClasses }}
+{{- range $type := list "gpu" "nic" "cpu" }}
+{{- if (get $simulated.config $type).count }}
+{{- $found = append $found (dict "class" (printf "%s.%s" $type $simulated.config.driverName) "variable" "SIMULATED_DEVICE") }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if .Values.devicePlugins.enabled }}
+{{- range $class := include "drakit.devicePlugins.classes" . | fromJson }}
+{{- $found = append $found (dict "class" $class) }}
+{{- end }}
+{{- end }}
+{{- if .Values.hostdev.enabled }}
+{{- range $name, $policy := include "drakit.hostdev.policies" . | fromJson }}
+{{- $class := dig "deviceClass" dict $policy }}
+{{- if and (ne (dig "create" "Always" $class) "Never") (not $policy.allowedNamespaces) }}
+{{- $found = append $found (dict "class" (dig "name" "" $class | default (printf "%s.drakit.dev" $name)) "variable" "HOSTDEV_DEVICE") }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with $found }}{{ first . | toJson }}{{ end }}
 {{- end }}
 
 {{/* drakit.hosts: not empty if the plugin hosts drivers in its own process. */}}

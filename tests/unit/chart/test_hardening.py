@@ -67,7 +67,6 @@ def test_a_network_policy_admits_probes_and_metrics_alone(render, component):
     spec = the(objects, "NetworkPolicy", name)["spec"]
     selector = the(objects, WORKLOADS[component], name)["spec"]["selector"]
     assert spec["podSelector"] == selector
-    # No policy can select the API server on every cluster: sites must restrict egress themselves.
     assert spec["policyTypes"] == ["Ingress"]
     ports = {port["port"]: rule.get("from") for rule in spec["ingress"] for port in rule["ports"]}
     assert ports == {"probes": None, "metrics": None}
@@ -84,6 +83,119 @@ def test_metrics_can_be_restricted_to_scrapers(render):
         assert sources == {"probes": None, "metrics": peers}
 
 
+EGRESS = {"enabled": True, "apiServer": {"192.0.2.10/32": 6443, "10.96.0.1/32": 443}}
+
+
+def destinations(rules: list[dict[str, Any]]) -> set[tuple[str, str, int]]:
+    """Return the address (or `any`), protocol and port of each allowed connection."""
+    return {
+        (peer["ipBlock"]["cidr"] if peer else "any", port["protocol"], port["port"])
+        for rule in rules
+        for peer in rule.get("to", [None])
+        for port in rule["ports"]
+    }
+
+
+@pytest.mark.parametrize("component", ["nodeplugin", "operator", "setup"])
+def test_egress_is_to_the_api_server_and_dns_alone(render, component):
+    objects = render({"networkPolicy": {"enabled": True, "egress": EGRESS}})
+    spec = the(objects, "NetworkPolicy", f"drakit-{component}")["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert ("ingress" in spec) is (component != "setup")
+    assert destinations(spec["egress"]) == {
+        ("192.0.2.10/32", "TCP", 6443),
+        ("10.96.0.1/32", "TCP", 443),
+        ("any", "UDP", 53),
+        ("any", "TCP", 53),
+    }
+
+
+def test_the_policy_of_the_hooks_selects_their_pods(render):
+    policies = {"hostdev": {"policies": {"kvm": {"enabled": True}}}}
+    objects = render({"networkPolicy": {"enabled": True, "egress": EGRESS}, **policies})
+    selector = the(objects, "NetworkPolicy", "drakit-setup")["spec"]["podSelector"]["matchLabels"]
+    jobs = of_kind(objects, "Job")
+    assert jobs
+    for job in jobs:
+        assert selector.items() <= job["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_drivers_can_open_connections_of_their_own(render):
+    rule = {"to": [{"ipBlock": {"cidr": "198.51.100.0/24"}}], "ports": [{"port": 8443}]}
+    egress = {**EGRESS, "dns": False, "nodeplugin": [rule]}
+    objects = render({"networkPolicy": {"enabled": True, "egress": egress}})
+    assert rule in the(objects, "NetworkPolicy", "drakit-nodeplugin")["spec"]["egress"]
+    rules = the(objects, "NetworkPolicy", "drakit-operator")["spec"]["egress"]
+    assert rule not in rules
+    assert {port for _, _, port in destinations(rules)} == {443, 6443}
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        pytest.param(
+            {"enabled": True, "egress": {"enabled": True}},
+            "networkPolicy.egress.apiServer is empty",
+            id="no-address",
+        ),
+        pytest.param(
+            {"enabled": False, "egress": EGRESS},
+            "networkPolicy.egress.enabled has no effect without networkPolicy.enabled",
+            id="no-policies",
+        ),
+        pytest.param(
+            {"enabled": True, "egress": {**EGRESS, "apiServer": {"api.example.com": 443}}},
+            "api.example.com",
+            id="a-name",
+        ),
+    ],
+)
+def test_egress_that_would_cut_off_the_pods_is_refused(refusal, policy, words):
+    image = {"repository": "registry.example.com/drakit"}
+    assert words in refusal({"image": image, "networkPolicy": policy})
+
+
+# ------------------------------------------------------------ user namespaces, AppArmor
+
+
+def pods(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the specs of all pods, by the name of their workload."""
+    return {
+        body["metadata"]["name"]: body["spec"]["template"]["spec"]
+        for body in objects
+        if any(containers(body)) and body["kind"] != "Pod"
+    }
+
+
+def test_user_namespaces_are_for_pods_without_host_paths(render):
+    policies = {"hostdev": {"policies": {"kvm": {"enabled": True}}}}
+    assert not [1 for spec in pods(render(policies)).values() if "hostUsers" in spec]
+    found = pods(render({"operator": {"hostUsers": False}, **policies}))
+    assert "drakit-setup-policies" in found
+    for name, spec in found.items():
+        assert spec.get("hostUsers", True) is (name == "drakit-nodeplugin"), name
+        assert spec.get("hostUsers", True) is any("hostPath" in each for each in spec["volumes"])
+
+
+def test_each_component_has_its_apparmor_profile(render):
+    local = {"type": "Localhost", "localhostProfile": "drakit"}
+    default = {"type": "RuntimeDefault"}
+    values = {
+        "hostdev": {"policies": {"kvm": {"enabled": True}}},
+        "nodeplugin": {"appArmorProfile": local},
+        "operator": {"appArmorProfile": default},
+    }
+    found = {
+        name: spec["containers"][0]["securityContext"]["appArmorProfile"]
+        for name, spec in pods(render(values)).items()
+    }
+    assert found.pop("drakit-nodeplugin") == local
+    assert found
+    assert all(profile == default for profile in found.values())
+    # A pod with a profile does not start on nodes without AppArmor.
+    assert "appArmorProfile" not in str(render())
+
+
 def test_an_operator_that_is_not_installed_has_neither_policy_nor_binding(render):
     objects = render(
         {
@@ -95,7 +207,10 @@ def test_an_operator_that_is_not_installed_has_neither_policy_nor_binding(render
     assert [body["metadata"]["name"] for body in of_kind(objects, "NetworkPolicy")] == [
         "drakit-nodeplugin"
     ]
-    assert not of_kind(objects, "RoleBinding")
+    # Its hooks use the same constraints.
+    assert [body["metadata"]["name"] for body in of_kind(objects, "RoleBinding")] == [
+        "drakit-setup-scc"
+    ]
     assert not [body for body in objects if "drakit-operator" in body["metadata"]["name"]]
 
 
@@ -112,7 +227,9 @@ def test_an_operator_that_is_not_installed_has_neither_policy_nor_binding(render
 def test_a_component_may_use_the_constraints_that_the_site_names(render, component, scc):
     assert "security.openshift.io" not in str(render())
     objects = render({"openShift": {"scc": {component: scc}}})
-    (role,) = [body for body in of_kind(objects, "Role") if "security.openshift.io" in str(body)]
+    roles = [body for body in of_kind(objects, "Role") if "security.openshift.io" in str(body)]
+    assert len(roles) == (1 if component == "nodeplugin" else 2), "the hooks have the operator's"
+    role = the(roles, "Role", f"drakit-{component}-scc")
     assert role["rules"] == [
         {
             "apiGroups": ["security.openshift.io"],
@@ -144,7 +261,7 @@ def test_the_values_of_the_documentation_can_be_installed(render, values):
 
 
 def test_the_constraints_of_the_documentation_fit_the_node_plugin(render):
-    scc = yaml.safe_load(listing("docs/admin/install.md", "scc.yaml"))
+    scc = yaml.safe_load(listing("docs/admin/platforms.md", "scc.yaml"))
     assert scc["apiVersion"] == "security.openshift.io/v1"
     spec = pod_spec(render(), "DaemonSet", "drakit-nodeplugin")
     used = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
@@ -186,6 +303,8 @@ def test_with_every_switch_on_no_container_is_privileged_or_has_a_capability(ren
     everything = switched_on(values)
     everything["nodeplugin"] |= {"kubeletStateDirectory": "/srv/kubelet", "bootIDFile": "/srv/id"}
     everything["openShift"]["scc"] = {"nodeplugin": "privileged", "operator": "nonroot-v2"}
+    everything["networkPolicy"]["egress"]["apiServer"] = EGRESS["apiServer"]
+    everything["operator"]["hostUsers"] = False
     everything["image"]["repository"] = "registry.example.com/drakit"
     objects = render(everything, upgrade=True)
     owners = {body["metadata"]["name"] for body in objects if any(containers(body))}
@@ -199,7 +318,8 @@ def test_with_every_switch_on_no_container_is_privileged_or_has_a_capability(ren
         assert context["capabilities"] == {"drop": ["ALL"]}, name
     for body in objects:
         if any(containers(body)):
-            context = body["spec"]["template"]["spec"]["securityContext"]
+            spec = body["spec"] if body["kind"] == "Pod" else body["spec"]["template"]["spec"]
+            context = spec["securityContext"]
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}
             is_plugin = body["metadata"]["name"] == "drakit-nodeplugin"
             assert context.get("runAsNonRoot", False) is not is_plugin

@@ -15,7 +15,10 @@ EVERYTHING: dict[str, Any] = {
         "enabled": True,
         "plugins": {"things": {"resources": ["vendor.example/thing"]}},
     },
-    "networkPolicy": {"enabled": True},
+    "networkPolicy": {
+        "enabled": True,
+        "egress": {"enabled": True, "apiServer": {"192.0.2.10/32": 6443}},
+    },
     "metrics": {
         "podDevices": True,
         **{name: {"enabled": True} for name in ("podMonitor", "prometheusRule", "dashboard")},

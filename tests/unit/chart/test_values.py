@@ -72,6 +72,16 @@ def test_an_unknown_key_is_refused(values, schema, path):
         pytest.param("image", "digest", {"nodeplugin": "sha256:12"}, id="short-digest"),
         pytest.param("image", "digest", {"operator": "1" * 64}, id="digest-without-algorithm"),
         pytest.param("networkPolicy", "metricsFrom", {}, id="peers-that-are-no-list"),
+        pytest.param(
+            *("networkPolicy", "egress", {"enabled": True, "apiServer": ["192.0.2.1/32"]}),
+            id="addresses-without-ports",
+        ),
+        pytest.param(
+            *("operator", "appArmorProfile", {"localhostProfile": "drakit"}),
+            id="profile-without-a-type",
+        ),
+        pytest.param("operator", "hostUsers", "no", id="text-for-user-namespaces"),
+        pytest.param("test", "deviceClass", "No Name", id="malformed-class"),
         pytest.param("openShift", "scc", {"nodeplugin": "No Name"}, id="malformed-scc"),
         pytest.param("hostdev", "rescanInterval", 10, id="duration-without-unit"),
         pytest.param("logging", "level", "LOUD", id="unknown-log-level"),

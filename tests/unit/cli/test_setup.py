@@ -289,3 +289,30 @@ async def test_an_upgrade_with_a_new_storage_version_migrates(server, session, m
     assert await apply_crds(session, OURS, definitions) == 0
     assert definition_changes(server)[-1] == ([crds.VERSION, OLD], [crds.VERSION])
     assert [verb for verb, _ in server.writes()].count("PUT") == 4
+
+
+# ------------------------------------------------------------ the pod of `helm test`
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "problem"),
+    [
+        pytest.param([], {}, "", id="a-driver-without-variables"),
+        pytest.param(["--variable=LAMP"], {"LAMP": "lamp-0"}, "", id="a-name"),
+        pytest.param(["--variable=LAMP"], {"LAMP": "/dev/null:/dev/zero"}, "", id="paths"),
+        pytest.param(["--variable=LAMP"], {}, "no variable LAMP", id="no-cdi"),
+        pytest.param(
+            *(["--variable=LAMP"], {"LAMP": "/dev/null:/dev/lamp7"}),
+            *("LAMP has /dev/lamp7, which the container does not have",),
+            id="a-path-that-does-not-exist",
+        ),
+    ],
+)
+def test_a_container_has_its_device(monkeypatch, capsys, arguments, environment, problem):
+    monkeypatch.delenv("LAMP", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["setup", "test", *arguments]) == (1 if problem else 0)
+    out, error = capsys.readouterr()
+    assert problem in error
+    assert bool(out) is not bool(problem)
