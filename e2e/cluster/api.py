@@ -13,6 +13,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -303,9 +304,15 @@ class Cluster(ABC):
         """Undo :meth:`cut_kubelet`."""
         raise UnsupportedError(self.provider, "cut a kubelet from the API server")
 
+    def power_off(self, node: str) -> AbstractContextManager[None]:
+        """End everything on a node at once, as if its power was cut; at the end of the block, start
+        it again with an empty /run and another boot id, and wait until its kubelet answers."""
+        raise UnsupportedError(self.provider, "power off a node")
+
     def reboot_node(self, node: str) -> None:
-        """End everything on a node at once, empty /run, change the boot id, start it again."""
-        raise UnsupportedError(self.provider, "reboot a node")
+        """Power off a node, and start it again at once."""
+        with self.power_off(node):
+            pass
 
     def upgrade_control_plane(self, minor: str) -> None:
         """Replace the control plane by that of another minor release, such as 1.37; nodes stay."""

@@ -217,13 +217,16 @@ class KindProvider(Cluster):
     def heal_kubelet(self, node: str) -> None:
         self._heal(node, self._addresses(node)[0])
 
-    def reboot_node(self, node: str) -> None:
+    @contextlib.contextmanager
+    def power_off(self, node: str) -> Generator[None]:
         container = self._container(node)
-        # All at once, as if its power was cut.
         run([*DOCKER, "kill", container])
         run([*DOCKER, "wait", container])
-        run([*DOCKER, "start", container], timeout_seconds=120)
-        self._wait_kubelet(node)
+        try:
+            yield
+        finally:
+            run([*DOCKER, "start", container], timeout_seconds=120)
+            self._wait_kubelet(node)
 
     def boot_id_file(self) -> str:
         return BOOT_ID

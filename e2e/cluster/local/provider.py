@@ -228,15 +228,19 @@ class LocalCluster(Cluster):
         found = self._node(node)
         network.heal(found.names, found.box, address=str(found.names.node_ip(found.number)))
 
-    def reboot_node(self, node: str) -> None:
+    @contextlib.contextmanager
+    def power_off(self, node: str) -> Generator[None]:
+        # The lock, because a cluster that misses a node would be removed as the remains of one.
         with records.lock(self.name, timeout_seconds=LOCK_SECONDS):
-            record = self._record
-            rebooted = self._node(node)
-            rebooted.end()
-            others = [other for other in self._nodes(record) if other.name != node]
-            rebooted.boot(others=others)
-            rebooted.start_kubernetes()
-            rebooted.wait_kubelet()
+            stopped = self._node(node)
+            stopped.end()
+            try:
+                yield
+            finally:
+                others = [other for other in self._nodes(self._record) if other.name != node]
+                stopped.boot(others=others)
+                stopped.start_kubernetes()
+                stopped.wait_kubelet()
 
     def upgrade_control_plane(self, minor: str) -> None:
         with records.lock(self.name, timeout_seconds=LOCK_SECONDS):
