@@ -48,6 +48,11 @@ def test_the_pod_of_the_notes_uses_the_class_that_its_policy_names(notes):
     assert "{deviceClassName: fuse.example.com}" in named
 
 
+def test_an_install_names_the_test_if_the_values_have_a_class_for_it(notes):
+    assert "helm test drakit -n default" in notes()
+    assert "helm test" not in notes("--set", "hostdev.policies.fuse.enabled=false")
+
+
 def test_an_install_says_that_maintenances_outlive_the_release(notes):
     command = "kubectl get devicemaintenances"
     assert command not in notes()
