@@ -6,7 +6,7 @@ import pytest
 
 from e2e.fixtures import release_values, wait_settled
 from e2e.kit import DRIVER, cdi_files, plugin_pod, published, ready, slices, wait_for
-from e2e.release import DRAKIT, install, uninstall
+from e2e.release import DRAKIT, NAMESPACE, install, uninstall
 from e2e.test_maintenance import Maintenances
 from tools.crds.__main__ import CHECKSUM
 
@@ -42,6 +42,20 @@ def test_the_plugin_is_not_privileged(release):
     assert context["capabilities"] == {"drop": ["ALL"]}
     assert not body["spec"].get("hostNetwork")
     assert not body["spec"].get("hostPID")
+
+
+def test_helm_test_runs_a_pod_with_a_device_and_leaves_nothing(release):
+    done = release.helm(
+        *("test", DRAKIT.name, f"--namespace={NAMESPACE}", "--timeout=90s"), timeout=120
+    )
+    assert "Succeeded" in done.stdout
+    assert "the container has its device: HOSTDEV_DEVICE=/dev/fuse" in done.stdout + done.stderr
+    kinds = "pods,resourceclaimtemplates,resourceclaims"
+
+    def left() -> str:
+        return release.kubectl("-n", NAMESPACE, "get", kinds, "-o", "name").stdout
+
+    wait_for("the test to be gone", lambda: "drakit-test" not in left())
 
 
 @pytest.mark.slow
