@@ -271,6 +271,10 @@ demo: demo-plan deps venv ## start a cluster, build the images, install the char
 version: venv ## print the version in each format, or write it to all files that state it (SET=0.2.0.dev0)
 	@$(BIN)/python -m tools.release.version $(if $(SET),--set "$(SET)") $(if $(TAG),--tag "$(TAG)")
 
+.PHONY: release-dry-run
+release-dry-run: deps venv ## build all files of a release in dist, without publishing them (root, Go; ARGS="--architecture amd64" for less)
+	$(BIN)/python -m tools.release $(ARGS)
+
 .PHONY: wheel
 wheel: venv ## write a wheel for this platform to build/wheel, with the programs of kubectl drakit (Go)
 	@$(BIN)/python -m tools.wheel $(ARGS)

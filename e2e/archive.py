@@ -34,6 +34,8 @@ class Image:
     entrypoint: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     user: str = ""
+    architecture: str = ""
+    """In the words of image configurations; by default that of this machine."""
 
 
 def architecture() -> str:
@@ -87,7 +89,7 @@ def _config(image: Image, layer_digest: str) -> bytes:
     if image.user:
         process["User"] = image.user
     config = {
-        "architecture": architecture(),
+        "architecture": image.architecture or architecture(),
         "os": "linux",
         "config": process,
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},

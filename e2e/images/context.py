@@ -68,10 +68,14 @@ def write_context(folder: Path, minors: Sequence[str] = CEL_MINORS) -> Context:
     )
 
 
-def wheels(name: str) -> Path:
-    """The folder with the wheels of one requirements file, for the images' Python."""
+def wheels(name: str, machine: str = "") -> Path:
+    """
+    The folder with the wheels of one requirements file, for the images' Python.
+
+    :param machine: the processor, such as aarch64; by default that of this machine.
+    """
     requirements = REQUIREMENTS / f"{name}.txt"
-    platforms = _platforms()
+    platforms = _platforms(machine or platform.machine())
 
     def download(folder: Path) -> None:
         run(
@@ -97,9 +101,8 @@ def wheels(name: str) -> Path:
     return kept("wheels", digest(requirements, PYTHON_VERSION, *platforms), download, keep=9)
 
 
-def _platforms() -> list[str]:
-    """The wheel platforms that both bases can run: glibc 2.36 and newer, on this processor."""
-    machine = platform.machine()
+def _platforms(machine: str) -> list[str]:
+    """The wheel platforms that both bases can run: glibc 2.36 and newer, on a processor."""
     return ["any", f"manylinux2014_{machine}"] + [
         f"manylinux_2_{minor}_{machine}" for minor in range(17, 37)
     ]

@@ -14,6 +14,11 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 WRITES = {
     "docs.yml publish": {"contents"},
+    "release.yml attest-files": {"attestations", "id-token"},
+    "release.yml chart": {"attestations", "id-token", "packages"},
+    "release.yml images": {"attestations", "id-token", "packages"},
+    "release.yml packages": {"id-token"},
+    "release.yml publish": {"contents"},
     "scan.yml codeql": {"security-events"},
 }
 """The jobs that can change something, and what."""
@@ -50,6 +55,14 @@ def test_only_these_jobs_can_write():
         for name, job in jobs(workflow).items()
     }
     assert {name: scopes for name, scopes in found.items() if scopes} == WRITES
+
+
+def test_jobs_that_publish_a_release_run_nothing_of_the_repository():
+    release = jobs(ROOT / ".github/workflows/release.yml")
+    for name in {each.partition(" ")[2] for each in WRITES if each.startswith("release.yml")}:
+        used = [step.get("uses", "") for step in release[name]["steps"]]
+        assert not [action for action in used if action.startswith(("actions/checkout", "./"))]
+        assert not [step for step in release[name]["steps"] if "make " in step.get("run", "")]
 
 
 def test_the_job_that_publishes_the_site_builds_nothing():
