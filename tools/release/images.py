@@ -39,6 +39,7 @@ TRANSLATIONS = (
 """Parts of paths on amd64, and the same parts on arm64."""
 
 ELF = b"\x7fELF"
+PT_LOAD, PT_DYNAMIC, DT_NEEDED, DT_STRTAB = 1, 2, 1, 5
 ELF_ARM64 = 183
 """The value of e_machine in an ELF file for arm64."""
 
@@ -228,6 +229,7 @@ def for_arm64(
             result[place] = Entry(info=entry.info, content=_resolved(debian, place).content)
     for wheel in wheels:
         result.update(_machine_code(wheel, packages))
+    _add_libraries(result, debian)
     wrong = [
         name
         for name, entry in result.items()
@@ -236,6 +238,52 @@ def for_arm64(
     if wrong:
         raise AssemblyError(f"these files are not for arm64: {', '.join(sorted(wrong))}")
     return result
+
+
+def _add_libraries(files: Files, debian: Files) -> None:
+    """Add the libraries that machine code needs on arm64 and not on amd64."""
+    present = {PurePosixPath(name).name for name in files}
+    waiting = [entry for entry in files.values() if entry.is_elf]
+    while waiting:
+        for library in needed_libraries(waiting.pop().content):
+            if library not in present:
+                place = f"usr/lib/aarch64-linux-gnu/{library}"
+                found = _resolved(debian, place)
+                files[place] = Entry(info=found.info, content=found.content)
+                present.add(library)
+                waiting.append(files[place])
+
+
+def needed_libraries(program: bytes) -> list[str]:
+    """
+    Return the names of the libraries that a program or library loads (DT_NEEDED).
+
+    :param program: an ELF file for 64 bits, little-endian.
+    """
+    (table,) = struct.unpack_from("<Q", program, 32)
+    size, count = struct.unpack_from("<HH", program, 54)
+    segments = [
+        struct.unpack_from("<II6Q", program, table + size * number) for number in range(count)
+    ]
+    # The fields are type, flags, offset, address, physical address and size in the file.
+    loaded = [(s[3], s[2], s[5]) for s in segments if s[0] == PT_LOAD]
+    names: list[int] = []
+    strings = 0
+    for segment in segments:
+        if segment[0] != PT_DYNAMIC:
+            continue
+        for tag, value in struct.iter_unpack("<QQ", program[segment[2] : segment[2] + segment[5]]):
+            if tag == DT_NEEDED:
+                names.append(value)
+            elif tag == DT_STRTAB:
+                strings = value
+    for address, offset, length in loaded:
+        if address <= strings < address + length:
+            start = strings - address + offset
+            return [
+                program[start + name : program.index(0, start + name)].decode() for name in names
+            ]
+    return []
 
 
 def translated(path: str) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 import subprocess
+import sys
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 import yaml
@@ -21,6 +24,7 @@ from tools.release.images import (
     Entry,
     add_layer,
     for_arm64,
+    needed_libraries,
     read_files,
     read_image,
     write_layer,
@@ -125,8 +129,19 @@ def test_files_that_differ_or_are_missing_are_named(tmp_path):
 # ------------------------------------------------------------ images for arm64
 
 
-def elf(machine: int, text: str = "") -> bytes:
-    return b"\x7fELF" + bytes(14) + machine.to_bytes(2, "little") + text.encode()
+def elf(machine: int, text: str = "", needs: str = "") -> bytes:
+    """An ELF file with one segment, which has the names of one library."""
+    strings = b"\0" + needs.encode() + b"\0"
+    dynamic = struct.pack("<4Q", 1, 1, 5, 0x1000) if needs else b""
+    header = bytearray(b"\x7fELF" + bytes(60))
+    struct.pack_into("<H", header, 18, machine)
+    struct.pack_into("<Q", header, 32, 64)
+    struct.pack_into("<HH", header, 54, 56, 2)
+    start = 64 + 2 * 56
+    load = struct.pack("<II6Q", 1, 0, start, 0x1000, 0, len(strings), 0, 0)
+    end = start + len(strings)
+    described = struct.pack("<II6Q", 2, 0, end, 0, 0, len(dynamic), 0, 0)
+    return bytes(header) + load + described + strings + dynamic + text.encode()
 
 
 AMD64, ARM64 = 62, 183
@@ -206,6 +221,27 @@ def test_a_library_that_debian_does_not_have_for_arm64_is_an_error(amd64, debian
     del debian["usr/lib/aarch64-linux-gnu/libc.so.6"]
     with pytest.raises(AssemblyError, match=r"do not contain /usr/lib/aarch64-linux-gnu/libc"):
         for_arm64(amd64, debian=debian, wheels=[orjson], programs={"drakit-cel-1.36": elf(ARM64)})
+
+
+def test_libraries_that_only_the_wheels_for_arm64_need_are_added(amd64, debian, tmp_path):
+    needs = {"a.so": elf(ARM64, "a", needs="libpthread.so.0")}
+    package = wheel(tmp_path / "a-1-cp313-cp313-manylinux2014_aarch64.whl", needs)
+    folder = "usr/lib/aarch64-linux-gnu"
+    debian[f"{folder}/libpthread.so.0"] = entry(elf(ARM64, "pthread", needs="libnew.so.1"))
+    debian[f"{folder}/libnew.so.1"] = entry(elf(ARM64, "new"))
+    cel = {"drakit-cel-1.36": elf(ARM64)}
+    result = for_arm64(amd64, debian=debian, wheels=[package], programs=cel)
+    assert {f"{folder}/libpthread.so.0", f"{folder}/libnew.so.1"} <= set(result)
+    del debian[f"{folder}/libnew.so.1"]
+    with pytest.raises(AssemblyError, match="do not contain /usr/lib/aarch64-linux-gnu/libnew"):
+        for_arm64(amd64, debian=debian, wheels=[package], programs=cel)
+
+
+def test_the_libraries_of_a_real_program_are_found():
+    program = Path(sys.executable).resolve().read_bytes()
+    if not program.startswith(b"\x7fELF"):
+        pytest.skip("Python is not an ELF file here")
+    assert "libc.so.6" in needed_libraries(program)
 
 
 def test_machine_code_for_another_processor_is_an_error(amd64, debian, orjson):
