@@ -338,3 +338,33 @@ def test_a_kept_cluster_outlives_its_starter(other: Cluster):
     kill(starter)
     assert other.is_up()
     assert other.nodes == ["node-1"]
+
+
+@pytest.mark.slow
+@pytest.mark.needs(Capability.DISK, Capability.REBOOT)
+def test_a_disk_of_a_node_is_small_and_survives_a_reboot(cluster: Cluster):
+    node, path = cluster.nodes[0], "/var/lib/kubelet/rig-disk"
+    cluster.give_disk(node, path, mib=8)
+    (cluster.node_path(node, path) / "kept").write_text("kept")
+    cluster.reboot_node(node)
+    cluster.wait_for_nodes()
+    assert (cluster.node_path(node, path) / "kept").read_text() == "kept"
+    fill = ["dd", "if=/dev/zero", f"of={path}/full", "bs=1M", "count=16"]
+    assert "No space left" in cluster.exec_on_node(node, fill, check=False).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.needs(Capability.COMPACTION)
+def test_a_watch_from_before_a_compaction_and_a_restart_must_list_again(cluster: Cluster):
+    path = "/api/v1/nodes"
+    listed = json.loads(cluster.kubectl("get", "--raw", path).stdout)
+    version = listed["metadata"]["resourceVersion"]
+    old = f"{path}?watch=1&timeoutSeconds=1&resourceVersion={version}"
+    assert "Expired" not in cluster.kubectl("get", "--raw", old).stdout
+    cluster.kubectl("annotate", "node", cluster.nodes[0], "rig=1", "--overwrite")
+    cluster.stop_api_server()
+    cluster.compact()
+    cluster.start_api_server()
+    found = cluster.kubectl("get", "--raw", old, check=False)
+    assert "Expired" in found.stdout + found.stderr
+    cluster.kubectl("annotate", "node", cluster.nodes[0], "rig-")

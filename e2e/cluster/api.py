@@ -50,7 +50,9 @@ class Capability(StrEnum):
 
     CONTROL_PLANE_ALONE = "control-plane-alone"
     AUDIT = "audit"
+    COMPACTION = "compaction"
     CUT = "cut"
+    DISK = "disk"
     FREEZE = "freeze"
     REBOOT = "reboot"
     STOP_API_SERVER = "stop-api-server"
@@ -321,6 +323,15 @@ class Cluster(ABC):
     def upgrade_node(self, node: str) -> None:
         """Replace the kubelet of a node by that of the control plane's release; its pods go on."""
         raise UnsupportedError(self.provider, "upgrade a node")
+
+    def give_disk(self, node: str, path: str, *, mib: int) -> None:
+        """Put a folder of a node on a file system of this size, now and after each reboot. What the
+        folder contained is hidden."""
+        raise UnsupportedError(self.provider, "give a node a disk")
+
+    def compact(self) -> None:
+        """Forget the history of all objects: a watch from before it must list again."""
+        raise UnsupportedError(self.provider, "forget the history of objects")
 
     def boot_id_file(self) -> str:
         """The file on a node that has its boot id."""

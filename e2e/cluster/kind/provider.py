@@ -65,7 +65,12 @@ class KindProvider(Cluster):
     """A cluster of kind's, known by its name."""
 
     provider = "kind"
-    capabilities = frozenset(Capability) - {Capability.CONTROL_PLANE_ALONE, Capability.UPGRADE}
+    capabilities = frozenset(Capability) - {
+        Capability.COMPACTION,
+        Capability.CONTROL_PLANE_ALONE,
+        Capability.DISK,
+        Capability.UPGRADE,
+    }
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

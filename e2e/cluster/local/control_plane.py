@@ -6,8 +6,11 @@ address and for nodes and pods on the cluster's bridge.
 """
 
 import ipaddress
+import json
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..api import CONTROL_PLANE, ClusterError, Component, run, wait_until
 from . import configs
@@ -84,6 +87,20 @@ class ControlPlane:
             return self._kubectl("get", "--raw", "/readyz")
 
         wait_until("the API server is ready", ready, timeout_seconds=timeout_seconds)
+
+    def compact(self) -> None:
+        """Have etcd forget all revisions before the current one."""
+        status = self._etcd_call("maintenance/status", {})
+        revision = status["header"]["revision"]
+        self._etcd_call("kv/compaction", {"revision": revision, "physical": True})
+
+    def _etcd_call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Call etcd through its gateway for JSON."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.names.ports.etcd}/v3/{path}", data=json.dumps(body).encode()
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return json.load(response)
 
     def _wait_service_account(self) -> None:
         # Before it exists, every pod of the namespace is refused.

@@ -19,6 +19,10 @@ MARK = "drakit-rig-init"
 """Stands in the command line: it identifies the process in the machine's process list."""
 
 
+DISKS = "disks.json"
+"""The file in a node's folder with its disks: path on the node -> image of a file system."""
+
+
 def main() -> None:
     _, _, folder, box = sys.argv
     state = Path(folder)
@@ -57,6 +61,9 @@ def make_node(state: Path, node: Path, name: str) -> None:
     mount("--bind", f"{node}/log", "/var/log")
     make_var_lib(state, node)
     make_run(node)
+    for path, image in disks(node).items():
+        os.makedirs(path, exist_ok=True)
+        mount("-o", "loop", image, path)
     # Kubernetes' mount propagation between pods needs a shared root.
     mount("--make-rshared", "/")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
@@ -64,6 +71,11 @@ def make_node(state: Path, node: Path, name: str) -> None:
     bridged = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
     if bridged.exists():
         bridged.write_text("1")
+
+
+def disks(node: Path) -> dict[str, str]:
+    file = node / DISKS
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def make_var_lib(state: Path, node: Path) -> None:

@@ -6,6 +6,7 @@ What survives a reboot (images, the kubelet's folder, /etc/cdi) lies in the node
 cluster's folder; what does not lies in the box.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..api import ClusterError, Component, run, wait_until
-from . import cgroups, configs, network
+from . import cgroups, configs, init, network
 from .boxes import Box
 from .names import Names
 from .pki import Authority
@@ -143,6 +144,15 @@ class Node:
         if done.returncode != 0:
             output = done.stderr.decode(errors="replace").strip()
             raise ClusterError(f"{archive} could not be imported on {self.name}: {output}")
+
+    def add_disk(self, path: str, *, mib: int) -> None:
+        """Mount a new file system at a path of the node; :mod:`.init` mounts it after reboots."""
+        disks = init.disks(self.folder)
+        image = str(self.folder / f"disk-{len(disks)}.img")
+        run(["mkfs.ext4", "-q", "-m", "0", image, f"{mib}M"])
+        (self.folder / init.DISKS).write_text(json.dumps({**disks, path: image}))
+        run([*self.box.enter(), "mkdir", "-p", path])
+        run([*self.box.enter(), "mount", "-n", "-o", "loop", image, path])
 
     def path(self, path: str) -> Path:
         return inside(Path(f"/proc/{self.box.pid}/root"), path)

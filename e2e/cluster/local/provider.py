@@ -268,6 +268,12 @@ class LocalCluster(Cluster):
             replace(record, kubelets=others).write()
             self._node(node).restart_kubernetes()
 
+    def give_disk(self, node: str, path: str, *, mib: int) -> None:
+        self._node(node).add_disk(path, mib=mib)
+
+    def compact(self) -> None:
+        self._control_plane(self._record).compact()
+
     def boot_id_file(self) -> str:
         return "/run/boot_id"
 
