@@ -51,7 +51,8 @@ def install(
     :param build: a name for the images' content: pods are replaced when it is another one, though
         the images' tag is the same.
     """
-    waiting = ["--wait", f"--timeout={WAIT_SECONDS}s"] if wait else []
+    # Also without --wait, helm waits for hooks.
+    waiting = [f"--timeout={WAIT_SECONDS}s", *(["--wait"] if wait else [])]
     with tempfile.TemporaryDirectory() as scratch:
         ours, theirs = Path(scratch, "cluster.yaml"), Path(scratch, "values.yaml")
         ours.write_text(json.dumps(cluster_values(cluster, build)))
