@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator
 from bench.apiserver import ApiServer, connected
 from bench.claims import FULL, QUICK, Bench, Plan
 from bench.cost import footprint, measure_cost
+from bench.fleet import measure_fleet
 from bench.hops import measure_hops
 from bench.kinds import measure_kinds
 from bench.machine import describe
@@ -26,7 +27,7 @@ from e2e.cluster.api import Cluster, Options
 from e2e.cluster.choice import cluster as find_cluster
 
 CLAIMS = ("cost", "times", "pods")
-PARTS = ("hops", "footprint", "slices", "kinds", "operator", *CLAIMS)
+PARTS = ("hops", "footprint", "slices", "fleet", "kinds", "operator", *CLAIMS)
 
 
 def main() -> None:
@@ -69,6 +70,8 @@ def _measure(
         yield footprint(kubeconfig, idle_seconds=plan.idle_seconds)
     if "slices" in parts:
         yield from measure_slices(api, kubeconfig, changes=plan.changes)
+    if "fleet" in parts:
+        yield from measure_fleet(api, cluster)
     if "kinds" in parts:
         yield from measure_kinds(api, kubeconfig, repetitions=plan.repetitions[1])
     if "operator" in parts:

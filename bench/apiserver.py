@@ -89,7 +89,7 @@ class ApiServer:
 
     def slice_writes(self) -> int:
         """Return how many writes of ResourceSlices have succeeded, from any client."""
-        return self._runner.run(self._slice_writes())
+        return self._runner.run(self.count_slice_writes())
 
     def delete_slices(self, driver: str) -> None:
         """Delete the driver's ResourceSlices."""
@@ -116,7 +116,8 @@ class ApiServer:
         events = self._runner.run(self._session.list(_EVENTS)).items
         return any(each.get("reportingController") == "drakit.dev/operator" for each in events)
 
-    async def _slice_writes(self) -> int:
+    async def count_slice_writes(self) -> int:
+        """As `slice_writes`, in the session's loop."""
         writes = 0
         # Not JSON, which is all that a session reads.
         async with self._session.http.get(f"{self._session.server}/metrics") as response:
