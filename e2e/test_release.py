@@ -1,12 +1,28 @@
-"""Installing, stopping and removing: nothing is left that should not be."""
+"""Install, roll back and remove a release: nothing is left that should not be."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
+from e2e.cluster.api import CommandError
 from e2e.fixtures import release_values, wait_settled
-from e2e.kit import DRIVER, cdi_files, plugin_pod, published, ready, slices, wait_for
-from e2e.release import DRAKIT, NAMESPACE, install, uninstall
+from e2e.kit import (
+    DRIVER,
+    cdi_files,
+    claim,
+    from_claim,
+    plugin_pod,
+    plugin_pods,
+    pod,
+    published,
+    ready,
+    slices,
+    wait_for,
+)
+from e2e.release import CHART, DRAKIT, NAMESPACE, install, uninstall
 from e2e.test_maintenance import Maintenances
 from tools.crds.__main__ import CHECKSUM
 
@@ -58,33 +74,156 @@ def test_helm_test_runs_a_pod_with_a_device_and_leaves_nothing(release):
     wait_for("the test to be gone", lambda: "drakit-test" not in left())
 
 
+def classes(release) -> list[str]:
+    """The DeviceClasses of the release. Other releases may have classes of their own."""
+    owner = "meta.helm.sh/release-name"
+    found = [body["metadata"] for body in release.get("deviceclasses")["items"]]
+    return [m["name"] for m in found if m.get("annotations", {}).get(owner) == DRAKIT.name]
+
+
+def policies(release) -> set[str]:
+    return {body["metadata"]["name"] for body in release.get("hostdevicepolicies")["items"]}
+
+
+def reports(release) -> list[dict[str, Any]]:
+    items = release.get("nodedevicereports")["items"]
+    return [body for body in items if body["spec"]["driver"] == DRIVER]
+
+
+def revision(release) -> int:
+    history = release.helm("history", DRAKIT.name, "-n", DRAKIT.namespace, "-o", "json").stdout
+    return json.loads(history)[-1]["revision"]
+
+
+def helm(release, action: str, *arguments: str) -> str:
+    """Run helm for the release; return what it prints."""
+    done = release.helm(action, DRAKIT.name, *arguments, "-n", DRAKIT.namespace, timeout=240)
+    return done.stdout + done.stderr
+
+
 @pytest.mark.slow
-def test_a_removed_release_leaves_only_its_data_and_after_the_kubelets_wipe_no_slice(release, zram):
+def test_a_removed_release_leaves_only_its_data_and_no_slice(release, zram):
     nodes = release.nodes[:2]
     for node in nodes:
         assert registry(release, node)
-    uninstall(release)
+    assert reports(release)
+    assert "node plugins: stopped on 2 nodes" in uninstall(release)
 
     for node in nodes:
-        wait_for("the plugin to be gone", lambda: plugin_pod(release, node) is None)  # noqa: B023
+        assert plugin_pod(release, node) is None
         assert registry(release, node) == set()
         assert data(release, node) <= {"checkpoint.db", "policies.json"}
         assert cdi_files(release, node) == set()
-    wait_for("the kubelet's wipe, 30 s after the plugin", lambda: not slices(release), seconds=60)
-    # Other releases may have classes of their own below drakit.dev.
-    owner = "meta.helm.sh/release-name"
-
-    def classes() -> list[dict]:
-        return [body["metadata"] for body in release.get("deviceclasses")["items"]]
-
-    assert not [m for m in classes() if m.get("annotations", {}).get(owner) == DRAKIT.name]
+    assert not slices(release), "they do not wait for the kubelet's wipe"
+    assert not reports(release)
+    assert not policies(release)
+    assert not classes(release)
 
     # A plain install is ready (helm waits for that) and publishes nothing.
     install(release)
     assert all(ready(plugin_pod(release, node)) for node in nodes)
     assert not published(release)
-    assert not [m for m in classes() if m.get("annotations", {}).get(owner) == DRAKIT.name]
+    assert not classes(release)
 
+    install(release, values=release_values(release, zram))
+    wait_settled(release, zram)
+
+
+@pytest.mark.slow
+def test_policies_are_in_force_neither_after_a_rollback_nor_after_an_uninstall(release, zram):
+    uninstall(release)
+    install(release)
+    assert policies(release) == set()
+    install(release, values=release_values(release, zram))
+    wait_settled(release, zram)
+    assert policies(release)
+    helm(release, "rollback", "1", "--wait")
+    assert policies(release) == set()
+    wait_for("no published device", lambda: not published(release))
+
+    # Without its hook, a rollback leaves the policies; the uninstallation deletes them.
+    install(release, values=release_values(release, zram))
+    helm(release, "rollback", "1", "--no-hooks")
+    assert policies(release)
+    uninstall(release)
+    assert policies(release) == set()
+
+    install(release, values=release_values(release, zram))
+    wait_settled(release, zram)
+
+
+def test_a_release_whose_devices_pods_use_is_not_uninstalled(space, zram):
+    release, node = space.cluster, space.cluster.nodes[0]
+    space.apply(claim("disk", ("disk", "zram.test")), pod("user", ("disk", from_claim("disk"))))
+    space.wait_phase("user", "Running")
+    before = plugin_pod(release, node)
+    with pytest.raises(CommandError) as refused:
+        uninstall(release)
+    assert f"pod {space.name}/user: uses claim disk of {DRIVER}" in refused.value.output
+    assert "drakit.dev/force-uninstall=true" in refused.value.output
+    assert plugin_pod(release, node) == before
+    assert policies(release)
+    assert space.phase("user") == "Running"
+    # Helm keeps the state `uninstalling`, which a rollback to the installed revision ends.
+    helm(release, "rollback", str(revision(release)), "--wait")
+    install(release, values=release_values(release, zram))
+
+    override = "drakit.dev/force-uninstall=true"
+    release.kubectl("annotate", "ds", "drakit-nodeplugin", override, "-n", DRAKIT.namespace)
+    assert f"pod {space.name}/user" in uninstall(release)
+    assert not slices(release)
+    assert space.phase("user") == "Running"
+    space.delete("pod", "user", wait=False)
+    install(release, values=release_values(release, zram))
+    space.wait_gone("user")
+    wait_settled(release, zram)
+    wait_for("its CDI file to be gone", lambda: not cdi_files(release, node))
+
+
+@pytest.mark.slow
+def test_an_uninstall_names_a_node_that_does_not_answer(release, zram):
+    first, second = release.nodes[:2]
+    values = release_values(release, zram)
+    install(release, values={**values, "nodeplugin": {"terminationGracePeriodSeconds": 1}})
+    wait_settled(release, zram)
+    release.stop_kubelet(second)
+    try:
+        lines = helm(release, "uninstall").splitlines()
+        assert "node plugins: stopped on 1 node" in lines
+        assert f"node {second}" in lines
+        assert not slices(release, first)
+        assert slices(release, second)
+    finally:
+        release.start_kubelet(second)
+    wait_for("no slice of the node", lambda: not slices(release, second), seconds=90)
+    wait_for("no plugin of the node", lambda: not plugin_pods(release, second), seconds=90)
+    assert registry(release, second) == set()
+    install(release, values=values)
+    wait_settled(release, zram)
+
+
+@pytest.mark.slow
+def test_an_uninstall_whose_hook_has_no_image_succeeds_without_hooks(release, zram):
+    helm(release, "uninstall")
+    values = ("--reuse-values", "--set", "image.tag=missing", "--no-hooks")
+    install(release, values=release_values(release, zram))
+    helm(release, "upgrade", str(CHART), *values)
+    with pytest.raises(CommandError):
+        helm(release, "uninstall", "--timeout", "10s")
+    assert policies(release)
+    helm(release, "uninstall", "--no-hooks", "--wait")
+    labels = "drakit.dev/release-namespace=drakit-system,drakit.dev/release-name=drakit"
+    release.kubectl("delete", "hostdevicepolicies", "-l", labels)
+    assert policies(release) == set()
+    jobs = release.kubectl(
+        "-n",
+        DRAKIT.namespace,
+        "delete",
+        "all,sa,configmap,role,rolebinding",
+        "-l",
+        "app.kubernetes.io/component=setup",
+    )
+    assert "job.batch/drakit-setup-remove" in jobs.stdout
     install(release, values=release_values(release, zram))
     wait_settled(release, zram)
 

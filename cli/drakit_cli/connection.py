@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from drakit_cli.answers import UsageError
-from drakit_daemon.kube import ConfigError, Overrides, Session, connect
+from drakit_cli.answers import CommandError, UsageError
+from drakit_daemon.kube import ApiError, ConfigError, Overrides, Session, connect
 from drakit_daemon.kube.session import Timeouts
 
 Answer = TypeVar("Answer")
@@ -44,6 +44,21 @@ def fetch(options: argparse.Namespace, ask: Callable[[Session, str], Awaitable[A
 
     asyncio.run(fetch())
     return answers[0]
+
+
+def fetch_checked(
+    options: argparse.Namespace, ask: Callable[[Session], Awaitable[Answer]]
+) -> Answer:
+    """
+    Connect as the user, and ask; an answer of the API server is the error of the command.
+
+    :raises CommandError: the API server refuses, or does not answer.
+    :raises UsageError: the kubeconfig is unusable.
+    """
+    try:
+        return fetch(options, lambda session, _: ask(session))
+    except ApiError as error:
+        raise CommandError(str(error)) from error
 
 
 def namespace_of(options: argparse.Namespace, session: Session) -> str:

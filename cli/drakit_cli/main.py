@@ -181,12 +181,10 @@ def _add_setup(group: _Group) -> None:
         help="apply the HostDevicePolicies of a release",
         description="Applies the HostDevicePolicies in the file for a release of the chart, and "
         "deletes policies of this release that are not in the file. Does not change other "
-        "policies. Without a file, also names the devices that stay in maintenance.",
+        "policies.",
     )
     add_option(
-        policies,
-        "--file FILE",
-        "YAML file that maps names of policies to their specs (default: no policies)",
+        policies, "--file FILE", "YAML file that maps names of policies to specs", required=True
     )
     policies.set_defaults(command="setup.policies")
     test = group.add_parser(
@@ -201,14 +199,32 @@ def _add_setup(group: _Group) -> None:
         "environment variable that the driver sets (default: none is expected)",
     )
     test.set_defaults(command="setup.test")
-    for command in (crds, policies):
+    remove = group.add_parser(
+        "remove",
+        help="prepare the uninstallation of a release",
+        description="Prepares the uninstallation of a release of the chart. Fails, and changes "
+        "nothing, while claims of its drivers are prepared, and names the pods that use them. The "
+        "annotation drakit.dev/force-uninstall=true on the DaemonSet overrides this. Then deletes "
+        "the HostDevicePolicies of the release, stops its node plugins, waits for every node, and "
+        "deletes their ResourceSlices and NodeDeviceReports. Names nodes that do not answer, and "
+        "devices that stay in maintenance.",
+    )
+    add_option(remove, "--daemonset NAME", "DaemonSet of the node plugins", required=True)
+    add_option(remove, "--driver NAME", "driver of the release; can be repeated", action="append")
+    add_option(
+        remove,
+        "--unnamed-drivers",
+        "print that the values of the release do not name all drivers",
+    )
+    remove.set_defaults(command="removal.remove")
+    for command in (crds, policies, remove):
         add_option(
             command,
             "--release NAMESPACE/NAME",
             "release of the chart that owns the objects",
             required=True,
         )
-    for command in (crds, migrate, policies):
+    for command in (crds, migrate, policies, remove):
         add_connection(command, user_agent="drakit-setup")
 
 

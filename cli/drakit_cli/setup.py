@@ -6,7 +6,8 @@ The chart runs it in hooks, because Helm never upgrades the definitions of a cha
 --wait` would wait until each policy of a release matches a device. Each object carries the release
 that owns it. What another release or a person owns is never changed.
 
-It must not know what is in a definition or a policy: the API server checks both.
+What it does before an uninstallation is in :mod:`.removal`. Does not depend on the content of a
+definition or a policy: the API server checks both.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from typing import Any, TypeVar, cast
 import yaml
 
 from drakit_cli.answers import CommandError, UsageError
-from drakit_cli.connection import fetch
+from drakit_cli.connection import fetch_checked
 from drakit_daemon.kube import ApiError, ConflictError, NotFoundError, Session, resource_path
-from drakit_formats.crds import API_VERSION, MAINTENANCES
+from drakit_formats.crds import API_VERSION
 from drakit_formats.crds import POLICIES as POLICIES_PLURAL
 from drakit_formats.crds import REPORTS as REPORTS_PLURAL
 
@@ -94,27 +95,20 @@ def crds(options: argparse.Namespace) -> int:
     """Install or upgrade the definitions; return the exit code."""
     owner = Owner.parse(options.release)
     definitions = tuple(read_definitions())
-    return _run(options, lambda session: apply_crds(session, owner, definitions))
+    return fetch_checked(options, lambda session: apply_crds(session, owner, definitions))
 
 
 def migrate(options: argparse.Namespace) -> int:
     """Rewrite all objects in the version in which they are stored now; return the exit code."""
     names = [each["metadata"]["name"] for each in read_definitions()]
-    return _run(options, lambda session: migrate_objects(session, names))
+    return fetch_checked(options, lambda session: migrate_objects(session, names))
 
 
 def policies(options: argparse.Namespace) -> int:
     """Make the HostDevicePolicies of a release those of a file; return the exit code."""
     owner = Owner.parse(options.release)
-    wanted = {} if options.file is None else _read(options.file)
-
-    async def work(session: Session) -> int:
-        code = await apply_policies(session, owner, wanted)
-        if options.file is None:
-            await name_maintenances(session)
-        return code
-
-    return _run(options, work)
+    wanted = _read(options.file)
+    return fetch_checked(options, lambda session: apply_policies(session, owner, wanted))
 
 
 def test(options: argparse.Namespace) -> int:
@@ -139,13 +133,6 @@ def test(options: argparse.Namespace) -> int:
             raise CommandError(f"{options.variable} has {path}, which the container does not have")
     print(f"the container has its device: {options.variable}={value}")
     return 0
-
-
-def _run(options: argparse.Namespace, work: Callable[[Session], Awaitable[int]]) -> int:
-    try:
-        return fetch(options, lambda session, _: work(session))
-    except ApiError as error:
-        raise CommandError(str(error)) from error
 
 
 # ------------------------------------------------------------ definitions
@@ -419,17 +406,6 @@ async def _apply(
         return False
     print(f"hostdevicepolicy {name}: applied")
     return True
-
-
-async def name_maintenances(session: Session) -> None:
-    """Print the DeviceMaintenances whose devices stay out of service without the release."""
-    with suppress(ApiError):  # it does not keep a release from being uninstalled
-        listed = await session.list(resource_path(API_VERSION, MAINTENANCES))
-        for body in listed.items:
-            status: dict[str, Any] = body.get("status") or {}
-            if status.get("phase") != "Ended":
-                name = body["metadata"]["name"]
-                print(f"devicemaintenance {name}: its devices stay out of service")
 
 
 def _complain(name: str, reason: str) -> None:

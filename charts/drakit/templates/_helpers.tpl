@@ -7,9 +7,9 @@ room for the component in a label of 63.
 {{- if .Values.fullnameOverride -}}
 {{ .Values.fullnameOverride }}
 {{- else if contains .Chart.Name .Release.Name -}}
-{{ .Release.Name | trunc 52 | trimSuffix "-" }}
+{{ .Release.Name | trunc 52 | trimAll "-." }}
 {{- else -}}
-{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimSuffix "-" }}
+{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 52 | trimAll "-." }}
 {{- end }}
 {{- end }}
 
@@ -19,6 +19,20 @@ room for the component in a label of 63.
 {{- define "drakit.nodeplugin" -}}{{ include "drakit.fullname" . }}-nodeplugin{{- end }}
 {{- define "drakit.operator" -}}{{ include "drakit.fullname" . }}-operator{{- end }}
 {{- define "drakit.setup" -}}{{ include "drakit.fullname" . }}-setup{{- end }}
+
+{{/*
+drakit.setup.jobName: the name of a hook's Job, which becomes a label of its pods, and has at most 63
+characters. A long prefix is truncated, and its digest keeps the names of two releases different.
+*/}}
+{{- define "drakit.setup.jobName" -}}
+{{- $prefix := include "drakit.fullname" .root }}
+{{- $suffix := printf "-setup-%s" .command }}
+{{- if gt (add (len $prefix) (len $suffix)) 63 }}
+{{- $room := sub 54 (len $suffix) | int }}
+{{- $prefix = printf "%s-%s" ($prefix | trunc $room | trimAll "-.") ($prefix | sha256sum | trunc 8) }}
+{{- end }}
+{{- $prefix }}{{ $suffix }}
+{{- end }}
 
 {{/*
 drakit.selector: the labels that select the pods of one component of this release. Selectors are
@@ -97,14 +111,15 @@ the hour. On most clusters, the token that Kubernetes mounts by default is valid
 
 {{/*
 drakit.setup.job: a Job that runs `drakit setup`, as a hook. It uses the image of the node plugin, because
-a vendor's release has no image of the operator.
+a vendor's release has no image of the operator. A removal that is refused stays refused: only an admin
+can change that, so it is not retried.
 */}}
 {{- define "drakit.setup.job" -}}
 {{- $component := dict "root" .root "component" "nodeplugin" -}}
 apiVersion: batch/v1
 kind: Job
 metadata:
-  name: {{ include "drakit.setup" .root }}-{{ .suffix }}
+  name: {{ include "drakit.setup.jobName" . }}
   namespace: {{ .root.Release.Namespace }}
   labels:
     {{- include "drakit.labels" (dict "root" .root "component" "setup") | nindent 4 }}
@@ -113,11 +128,11 @@ metadata:
     helm.sh/hook-weight: "0"
     # A failed Job stays, with its log.
     helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
-    {{- if eq .suffix "remove" }}
-    helm.sh/hook-output-log-policy: hook-succeeded
+    {{- if eq .command "remove" }}
+    helm.sh/hook-output-log-policy: hook-succeeded,hook-failed
     {{- end }}
 spec:
-  backoffLimit: 2
+  backoffLimit: {{ ternary 0 2 (eq .command "remove") }}
   activeDeadlineSeconds: 300
   template:
     metadata:
@@ -154,6 +169,16 @@ spec:
             - --release={{ .root.Release.Namespace }}/{{ .root.Release.Name }}
             {{- with .file }}
             - --file={{ . }}
+            {{- end }}
+            {{- if eq .command "remove" }}
+            - --daemonset={{ include "drakit.nodeplugin" .root }}
+            {{- $drivers := include "drakit.drivers" .root | fromJson }}
+            {{- range $drivers.names }}
+            - --driver={{ . }}
+            {{- end }}
+            {{- if not $drivers.complete }}
+            - --unnamed-drivers
+            {{- end }}
             {{- end }}
           securityContext:
             allowPrivilegeEscalation: false

@@ -208,9 +208,8 @@ def test_an_operator_that_is_not_installed_has_neither_policy_nor_binding(render
         "drakit-nodeplugin"
     ]
     # Its hooks use the same constraints.
-    assert [body["metadata"]["name"] for body in of_kind(objects, "RoleBinding")] == [
-        "drakit-setup-scc"
-    ]
+    bindings = {body["metadata"]["name"] for body in of_kind(objects, "RoleBinding")}
+    assert bindings == {"drakit-setup-scc", "drakit-setup-remove"}
     assert not [body for body in objects if "drakit-operator" in body["metadata"]["name"]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from drakit_cli.new import project_of
 from tests.unit.chart.reading import pod_spec, the
@@ -74,8 +75,8 @@ def test_the_policies_of_hostdev_come_from_the_release_that_has_it(render):
     policies = {"policies": {"kvm": {"enabled": True}}}
     for hostdev, applied in ((policies, 1), (policies | {"enabled": False}, 0)):
         objects = render(VENDOR | {"hostdev": hostdev}, release="cameras")
-        jobs = [body["metadata"]["name"] for body in objects if body["kind"] == "Job"]
-        assert len([name for name in jobs if name.endswith("-policies")]) == applied
+        data = the(objects, "ConfigMap", "cameras-drakit-setup")["data"]["policies.yaml"]
+        assert len(yaml.safe_load(data)) == applied
 
 
 def test_selectors_are_those_of_charts_that_could_be_installed_once(render):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -30,8 +31,9 @@ def command(job: dict[str, Any]) -> list[str]:
     return [*container["command"], *container["args"]]
 
 
-def test_a_plain_install_has_no_hook_because_helm_installs_the_definitions(render):
-    assert hooks(render()) == {}
+def test_a_plain_install_runs_no_hook_because_helm_installs_the_definitions(render):
+    events = {event for found in hooks(render()).values() for event in found}
+    assert events == {"post-rollback", "pre-delete"}
     shipped = [yaml.safe_load(file.read_text()) for file in (CHART / "crds").iterdir()]
     names = sorted(body["metadata"]["name"] for body in shipped)
     assert names == sorted(body["metadata"]["name"] for body in read_definitions())
@@ -66,14 +68,65 @@ def test_enabled_policies_are_applied_after_the_install_with_their_specs_alone(r
     assert "HostDevicePolicy" not in {body["kind"] for body in objects}
 
 
-def test_an_uninstall_names_what_is_still_in_maintenance(render):
-    found = hooks(objects := render({"maintenance": {"enabled": True}}))
-    assert {name: events for (kind, name), events in found.items() if kind == "Job"} == {
-        "drakit-setup-remove": ["pre-delete"]
-    }
-    job = the(objects, "Job", "drakit-setup-remove")
-    assert job["metadata"]["annotations"]["helm.sh/hook-output-log-policy"] == "hook-succeeded"
-    assert "--file" not in " ".join(command(job))
+@pytest.mark.parametrize("hostdev", [True, False], ids=["hostdev", "without-hostdev"])
+def test_a_rollback_to_a_revision_without_policies_applies_none(render, hostdev):
+    # Helm runs the hooks of this revision, as they were rendered, when a later one had policies.
+    objects = render({"hostdev": {"enabled": hostdev}, "simulated": {"enabled": True}})
+    for kind in ("Job", "ConfigMap"):
+        name = "drakit-setup-policies" if kind == "Job" else "drakit-setup"
+        assert hooks(objects)[kind, name] == ["post-rollback"]
+    data = the(objects, "ConfigMap", "drakit-setup")["data"]["policies.yaml"]
+    assert yaml.safe_load(data) == {}
+
+
+def test_helm_prints_the_result_of_a_removal_which_is_not_retried(render):
+    job = the(render(), "Job", "drakit-setup-remove")
+    policy = job["metadata"]["annotations"]["helm.sh/hook-output-log-policy"]
+    assert set(policy.split(",")) == {"hook-succeeded", "hook-failed"}
+    assert job["spec"]["backoffLimit"] == 0
+
+
+def test_a_removal_knows_the_drivers_of_the_values(render):
+    drivers = [{"driver": "camera:Camera"}, {"driver": "lamp:Lamp", "name": "lamps.test"}]
+    values = {"nodeplugin": {"drivers": drivers}, "devicePlugins": {"enabled": True}}
+    arguments = command(the(render(values), "Job", "drakit-setup-remove"))
+    named = {each.partition("=")[2] for each in arguments if each.startswith("--driver=")}
+    assert named == {"hostdev.drakit.dev", "lamps.test", "deviceplugin.drakit.dev"}
+    assert "--unnamed-drivers" in arguments
+    del drivers[0]
+    assert "--unnamed-drivers" not in command(the(render(values), "Job", "drakit-setup-remove"))
+
+
+LONGEST = 53
+"""Characters of a release's name that Helm accepts."""
+
+
+@pytest.mark.parametrize("length", [1, 41, 42, 43, 44, 52, LONGEST])
+@pytest.mark.parametrize("pattern", ["c", "c."])
+def test_the_names_of_jobs_and_services_fit_into_a_label(render, pattern, length):
+    release = (pattern * LONGEST)[: length - 1] + "c"
+    objects = render(
+        {"hostdev": {"policies": POLICIES}, "operator": {"admission": {"enabled": True}}},
+        release=release,
+        upgrade=True,
+    )
+    jobs = [body["metadata"]["name"] for body in objects if body["kind"] == "Job"]
+    assert len(set(jobs)) == 3
+    for name in jobs:
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", name), name
+    for body in objects:
+        for value in body["metadata"]["labels"].values():
+            assert re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", value), value
+
+
+def test_long_names_of_two_releases_stay_different(render):
+    jobs = [
+        body["metadata"]["name"]
+        for end in ("a", "b")
+        for body in render(release="c" * 51 + end)
+        if body["kind"] == "Job"
+    ]
+    assert len(set(jobs)) == 4
 
 
 def test_a_release_that_does_not_upgrade_the_definitions_applies_its_policies(render):
@@ -87,10 +140,15 @@ def test_each_hook_has_its_account_and_rights_before_it_runs(render):
     objects = render({"hostdev": {"policies": POLICIES}}, upgrade=True)
     found = hooks(objects)
     needed = {event for (kind, _), events in found.items() if kind == "Job" for event in events}
-    for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding"):
-        assert needed <= set(found[kind, "drakit-setup"])
-        weight = the(objects, kind, "drakit-setup")["metadata"]["annotations"]
-        assert int(weight["helm.sh/hook-weight"]) < 0
+    kinds = ("ClusterRole", "ClusterRoleBinding")
+    accounts = [(kind, "drakit-setup", needed) for kind in ("ServiceAccount", *kinds)]
+    removal = [
+        (kind, "drakit-setup-remove", {"pre-delete"}) for kind in (*kinds, "Role", "RoleBinding")
+    ]
+    for kind, name, events in (*accounts, *removal):
+        assert events == set(found[kind, name])
+        weight = the(objects, kind, name)["metadata"]["annotations"]["helm.sh/hook-weight"]
+        assert int(weight) < 0
 
 
 @pytest.mark.parametrize("name", ["crds", "policies", "remove"])

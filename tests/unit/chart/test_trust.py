@@ -12,6 +12,7 @@ from tests.unit.chart.reading import pod_spec, the
 
 TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 SERIAL = {"match": [{"subsystem": "tty", "paths": ["/dev/ttyUSB*"]}]}
+DELETES = ("list", "delete")
 POLICIES = {"hostdev": {"policies": {"serial": SERIAL}}}
 
 WORKLOADS = [
@@ -122,11 +123,6 @@ def test_only_policies_of_enabled_backends_can_be_read(render, enabled):
             id="both",
         ),
         pytest.param({"crds": {"enabled": False}}, {"hostdevicepolicies"}, id="policies"),
-        pytest.param(
-            {"crds": {"enabled": False}, "maintenance": {"enabled": True}},
-            {"hostdevicepolicies", "devicemaintenances"},
-            id="maintenance",
-        ),
     ],
 )
 def test_the_hooks_have_only_the_rights_that_they_need(render, values, resources):
@@ -140,6 +136,21 @@ def test_the_hooks_have_only_the_rights_that_they_need(render, values, resources
     assert {resource for resource, _ in rights(render(POLICIES), "drakit-setup")} == {
         "hostdevicepolicies"
     }
+
+
+def test_the_removal_has_only_the_rights_that_it_needs(render):
+    expected = {
+        ("resourceclaims", "list"),
+        *((kind, verb) for kind in ("resourceslices", "nodedevicereports") for verb in DELETES),
+    }
+    assert rights(render(), "drakit-setup-remove") == expected
+    maintenance = render({"maintenance": {"enabled": True}})
+    added = rights(maintenance, "drakit-setup-remove") - expected
+    assert added == {("devicemaintenances", "list")}
+    workloads, pods = the(render(), "Role", "drakit-setup-remove")["rules"]
+    assert workloads["resourceNames"] == ["drakit-nodeplugin"]
+    assert (workloads["resources"], workloads["verbs"]) == (["daemonsets"], ["get", "delete"])
+    assert (pods["resources"], pods["verbs"]) == (["pods"], ["list"])
 
 
 # ------------------------------------------------------------ tolerations

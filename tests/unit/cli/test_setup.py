@@ -16,7 +16,6 @@ from drakit_cli.setup import (
     apply_crds,
     apply_policies,
     migrate_objects,
-    name_maintenances,
 )
 from drakit_daemon.kube import ConflictError, connect
 from drakit_formats import crds
@@ -91,20 +90,6 @@ async def test_the_last_policies_of_a_release_are_deleted_with_it(server, sessio
     server.store(f"{POLICIES}/kvm", owned(OURS))
     assert await apply_policies(session, OURS, {}) == 0
     assert await names(session) == set()
-
-
-async def test_a_removal_names_what_stays_in_maintenance_and_never_fails_for_it(
-    server, session, capsys
-):
-    path = f"/apis/{crds.API_VERSION}/devicemaintenances"
-    for name, phase in (("fans", "Active"), ("later", "Scheduled"), ("over", "Ended")):
-        server.store(f"{path}/{name}", {"spec": {}, "status": {"phase": phase, "deviceCount": 2}})
-    await name_maintenances(session)
-    lines = capsys.readouterr().out.splitlines()
-    assert [each.partition(":")[0].split()[1] for each in lines] == ["fans", "later"]
-    assert lines[0].endswith("its devices stay out of service")
-    server.forbidden.add(("list", "devicemaintenances"))
-    await name_maintenances(session)
 
 
 async def test_without_the_definition_there_is_nothing_to_delete(server, session):
@@ -270,7 +255,9 @@ async def test_without_definitions_there_is_nothing_to_migrate(server, session, 
 
 async def test_a_user_can_be_impersonated(server, tmp_path, capsys):
     given = ["--kubeconfig", str(server.write_kubeconfig(tmp_path)), "--as", "alice"]
-    for command in (["migrate"], ["policies", "--release", str(OURS)]):
+    file = tmp_path / "policies.yaml"
+    file.write_text("{}")
+    for command in (["migrate"], ["policies", "--release", str(OURS), "--file", str(file)]):
         assert await asyncio.to_thread(main, ["setup", *command, *given]) == 0
         assert {each["Impersonate-User"] for each in server.headers} == {"alice"}
     assert await asyncio.to_thread(main, ["setup", "migrate", *given[:2], "--as-uid", "7"]) == 2
