@@ -42,6 +42,7 @@ def install(
     values: Mapping[str, Any] | None = None,
     wait: bool = True,
     build: str = "",
+    chart: Path = CHART,
 ) -> None:
     """
     Install a release, or bring an installed one to these values.
@@ -50,6 +51,7 @@ def install(
     :param wait: until every pod of it is ready.
     :param build: a name for the images' content: pods are replaced when it is another one, though
         the images' tag is the same.
+    :param chart: the chart; another one has the values of its own checkout.
     """
     # Also without --wait, helm waits for hooks.
     waiting = [f"--timeout={WAIT_SECONDS}s", *(["--wait"] if wait else [])]
@@ -57,10 +59,11 @@ def install(
         ours, theirs = Path(scratch, "cluster.yaml"), Path(scratch, "values.yaml")
         ours.write_text(json.dumps(cluster_values(cluster, build)))
         theirs.write_text(json.dumps(values or {}))
-        files = [f"--values={path}" for path in (VALUES, ours, theirs)]
+        common = chart.parents[1] / VALUES.relative_to(CHART.parents[1])
+        files = [f"--values={path}" for path in (common, ours, theirs)]
         try:
             cluster.helm(
-                *("upgrade", "--install", release.name, str(CHART)),
+                *("upgrade", "--install", release.name, str(chart)),
                 *(f"--namespace={release.namespace}", "--create-namespace", *files, *waiting),
                 timeout=WAIT_SECONDS + 60,
             )

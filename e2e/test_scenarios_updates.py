@@ -1,19 +1,44 @@
 """
 A node plugin is updated while pods come and go: two instances at once, or one that cannot start.
 
-See `tests/scenarios.md`. What is removed with a release is in `test_release.py`.
+See `tests/scenarios.md`. Removing a release, and the rollback of policies, are in
+`test_release.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.kit import holds_for, ready, slice_versions, wait_for
+from e2e.cluster.choice import REPOSITORY
+from e2e.images.cache import kept
+from e2e.images.vendor import vendor_image
+from e2e.kit import devices, holds_for, ready, slice_versions, wait_for
+from e2e.release import CHART, install, uninstall
+from e2e.scripted import IMAGE
 from e2e.scripted.control import Rule
-from e2e.scripted.stage import CLASSES, DEVICES, LAMPS, SCRIPTED, Stage, install_scripted
+from e2e.scripted.stage import (
+    CLASSES,
+    DEVICES,
+    LAMPS,
+    SCRIPTED,
+    Stage,
+    folder,
+    install_scripted,
+    scripted_values,
+    wait_scripted,
+)
 
 pytestmark = [
     pytest.mark.e2e,
@@ -82,6 +107,33 @@ def test_a_rolling_update_hands_over_when_calls_in_flight_have_ended(stage: Stag
     stage.wait_empty()
 
 
+def run_pods(stage: Stage, *, until: Callable[[], bool]) -> None:
+    """Run pods on all lamps but the first, round by round, three times and until a condition."""
+    rounds = 0
+    while not until() or rounds < 3:
+        names = [f"load-{uuid.uuid4().hex[:6]}-{index}" for index in range(1, DEVICES)]
+        for index, name in enumerate(names, start=1):
+            stage.with_lamp(name, index)
+        for name in names:
+            stage.wait_phase(name, "Running", seconds=150)
+        for name in names:
+            stage.delete("pod", name, wait=False)
+        for name in names:
+            stage.wait_gone(name, seconds=120)
+        rounds += 1
+        assert rounds < 20, "the update does not end"
+
+
+def failed_prepares(stage: Stage, *, allowed: Sequence[str] = ()) -> list[str]:
+    """The messages of failed prepares, except those with one of these words."""
+    return [
+        event["message"]
+        for event in stage.items("events")
+        if event["reason"] == "FailedPrepareDynamicResources"
+        and not any(word in event["message"] for word in allowed)
+    ]
+
+
 @pytest.mark.parametrize(
     ("strategy", "allowed"),
     [
@@ -107,26 +159,8 @@ def test_a_rolling_update_under_load(stage: Stage, update, strategy, allowed):
         found = instances(stage)
         return len(found) == 1 and found[0]["metadata"]["uid"] != old["metadata"]["uid"]
 
-    rounds = 0
-    while not is_updated() or rounds < 3:
-        names = [f"load-{rounds}-{index}" for index in range(1, DEVICES)]
-        for index, name in enumerate(names, start=1):
-            stage.with_lamp(name, index)
-        for name in names:
-            stage.wait_phase(name, "Running", seconds=150)
-        for name in names:
-            stage.delete("pod", name, wait=False)
-        for name in names:
-            stage.wait_gone(name, seconds=120)
-        rounds += 1
-        assert rounds < 20, "the update does not end"
-    failed = [
-        event["message"]
-        for event in stage.items("events")
-        if event["reason"] == "FailedPrepareDynamicResources"
-        and not any(word in event["message"] for word in allowed)
-    ]
-    assert failed == []
+    run_pods(stage, until=is_updated)
+    assert failed_prepares(stage, allowed=allowed) == []
     assert stage.phase("resident") == "Running"
     assert slice_versions(stage.cluster, *CLASSES.values()) == written, "slices are not touched"
 
@@ -153,3 +187,137 @@ def test_after_an_update_that_cannot_start_the_old_instance_goes_on(stage: Stage
     uid = stage.uid("after", "lamp")
     wait_for("the first lamp to be given back", lambda: stage.prepared() == {uid})
     assert slice_versions(stage.cluster, *CLASSES.values()) == written
+
+
+# ------------------------------------------------------------ an earlier commit
+
+EARLIER = "93db3028c3ab822ede76383cbeffd88fbc290d9c"
+"""The commit from which the test upgrades, of 2026-11-29. It is built as it was."""
+
+MAX_GAP_SECONDS = 5.0
+"""The longest time in which the published devices of a driver may be incomplete."""
+
+
+def earlier_checkout() -> Path:
+    """Return the files of the earlier commit; skip the test where its history is missing."""
+    git = ("git", "-C", str(REPOSITORY))
+
+    def has_commit() -> bool:
+        argv = [*git, "cat-file", "-e", f"{EARLIER}^{{commit}}"]
+        return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+
+    if shutil.which("git") is None:
+        pytest.skip("git is missing: the earlier commit cannot be built")
+    if not has_commit():
+        # A shallow clone, as CI makes one.
+        argv = [*git, "fetch", "--quiet", "--depth=1", "origin", EARLIER]
+        subprocess.run(argv, capture_output=True, timeout=120, check=False)
+    if not has_commit():
+        pytest.skip(f"this clone has no commit {EARLIER}: run git fetch --unshallow")
+
+    def extract(place: Path) -> None:
+        packed = place / "files.tar"
+        subprocess.run([*git, "archive", f"--output={packed}", EARLIER], check=True)
+        subprocess.run(["tar", "-x", "-f", packed, "-C", place], check=True)
+        packed.unlink()
+
+    return kept("checkouts", EARLIER, extract)
+
+
+def earlier_image(checkout: Path) -> Path:
+    """Build the node plugin of the earlier commit with its own tools, and the drivers on it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "e2e.images", "--cluster"],
+        cwd=checkout,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (nodeplugin,) = (line for line in done.stdout.splitlines() if line.endswith("nodeplugin.tar"))
+    drivers = checkout / IMAGE.relative_to(REPOSITORY)
+    return vendor_image("earlier", drivers, nodeplugin=Path(nodeplugin))
+
+
+@contextmanager
+def watched_devices(stage: Stage) -> Generator[dict[str, float]]:
+    """Measure in the background, for each driver, the longest time with a missing device."""
+    gaps = dict.fromkeys(CLASSES.values(), 0.0)
+    complete = dict.fromkeys(gaps, time.monotonic())
+    stopped = threading.Event()
+
+    def watch() -> None:
+        while not stopped.wait(0.3):
+            for driver in gaps:
+                found = len(devices(stage.cluster, driver=driver))
+                now = time.monotonic()
+                if found == DEVICES:
+                    complete[driver] = now
+                gaps[driver] = max(gaps[driver], now - complete[driver])
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield gaps
+    finally:
+        stopped.set()
+        thread.join()
+
+
+@pytest.fixture
+def earlier_release(stage: Stage) -> Iterator[None]:
+    """The scripted drivers, installed from the earlier commit in place of the current one."""
+    checkout = earlier_checkout()
+    stage.cluster.load_image(earlier_image(checkout))
+    build = (stage.plugin() or {})["metadata"]["annotations"]["drakit.dev/build"]
+    uninstall(stage.cluster, SCRIPTED)
+    for driver in CLASSES.values():
+        stage.cluster.exec_on_node(stage.node, ["rm", "-rf", folder(driver)])
+    try:
+        values = scripted_values(stage.cluster, vendor="earlier", updateStrategy=SURGE)
+        chart = checkout / CHART.relative_to(REPOSITORY)
+        install(stage.cluster, SCRIPTED, values=values, build=build, chart=chart)
+        wait_scripted(stage.cluster)
+        yield
+    finally:
+        stage.wait_empty()
+        install_scripted(stage.cluster, build=build)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_an_upgrade_from_an_earlier_commit_and_its_rollback_under_load(
+    stage: Stage, earlier_release: None
+):
+    stage.with_lamp("resident", 0)
+    stage.wait_phase("resident", "Running")
+    stage.lamps.play(Rule(operation="prepare", delay_seconds=1.0))
+    build = (stage.plugin() or {})["metadata"]["annotations"]["drakit.dev/build"]
+
+    def is_replaced(old: dict[str, Any]) -> bool:
+        found = instances(stage)
+        return len(found) == 1 and found[0]["metadata"]["uid"] != old["metadata"]["uid"]
+
+    with watched_devices(stage) as gaps:
+        (first,) = instances(stage)
+        install_scripted(stage.cluster, build=build, wait=False, updateStrategy=SURGE)
+        run_pods(stage, until=lambda: is_replaced(first))
+        (second,) = instances(stage)
+        assert images_of(second) != images_of(first)
+
+        stage.cluster.helm("rollback", SCRIPTED.name, "1", "-n", SCRIPTED.namespace)
+        run_pods(stage, until=lambda: is_replaced(second))
+        (third,) = instances(stage)
+        assert images_of(third) == images_of(first)
+    print(f"longest gaps: {gaps}")
+    assert failed_prepares(stage) == []
+    assert max(gaps.values()) <= MAX_GAP_SECONDS
+    assert stage.phase("resident") == "Running"
+    stage.delete("pod", "resident")
+    stage.wait_empty()
+
+
+def images_of(body: dict[str, Any]) -> list[str]:
+    return [container["image"] for container in body["spec"]["containers"]]

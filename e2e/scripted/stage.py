@@ -63,7 +63,9 @@ def folder(driver: str) -> str:
     return f"/var/lib/kubelet/plugins/drakit.dev/drivers/{driver}"
 
 
-def scripted_values(cluster: Cluster, **nodeplugin: Any) -> dict[str, Any]:
+def scripted_values(
+    cluster: Cluster, *, vendor: str = "scripted", **nodeplugin: Any
+) -> dict[str, Any]:
     """The chart's values; `nodeplugin` are further ones of that component."""
     drivers = [
         {
@@ -74,7 +76,7 @@ def scripted_values(cluster: Cluster, **nodeplugin: Any) -> dict[str, Any]:
         for kind, driver in (("Scripted", LAMPS), ("ScriptedTwo", HORNS))
     ]
     return {
-        "image": {"repository": repository_name("scripted")},
+        "image": {"repository": repository_name(vendor)},
         "hostdev": {"enabled": False},
         "operator": {"enabled": False},
         "nodeplugin": {
