@@ -275,6 +275,12 @@ version: venv ## print the version in each format, or write it to all files that
 release-dry-run: deps venv ## build all files of a release in dist, without publishing them (root, Go; ARGS="--architecture amd64" for less)
 	$(BIN)/python -m tools.release $(ARGS)
 
+# Only for this processor: the test cannot run programs for another one.
+.PHONY: e2e-release
+e2e-release: cluster-programs ## build the files of a release for amd64, and test them on a cluster, without the sources
+	$(BIN)/python -m tools.release --architecture amd64 --folder build/release
+	DRAKIT_DIST=build/release $(BIN)/pytest e2e/test_dist.py -m e2e -s
+
 .PHONY: wheel
 wheel: venv ## write a wheel for this platform to build/wheel, with the programs of kubectl drakit (Go)
 	@$(BIN)/python -m tools.wheel $(ARGS)
@@ -357,6 +363,7 @@ test-all: cluster-programs images check check-race conformance crash-matrix ## r
 	$(BIN)/python -W error -m tests.oracle.tables
 	$(BIN)/pytest e2e -m e2e --junitxml=$(E2E_RESULTS)
 	$(MAKE) chaos
+	$(MAKE) e2e-release
 	CLUSTER=local PYTHONPATH=$(CURDIR) $(BIN)/python -m bench.hostile
 	$(BIN)/python -m e2e.upstream --faults
 	CLUSTER=local $(BIN)/python -m e2e.upstream --kubernetes 1.36
