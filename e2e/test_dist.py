@@ -215,8 +215,11 @@ def test_kubectl_drakit_runs_from_the_krew_archive(installed, user, dist, tmp_pa
         arguments = {"cwd": tmp_path, "PATH": path, "KUBECONFIG": str(installed.kubeconfig)}
         devices = call("kubectl", "drakit", "devices", **arguments)
         explained = call("kubectl", "drakit", "explain", "pod/user", **arguments)
+        version = call("kubectl", "drakit", "version", **arguments)
     assert "hostdev.drakit.dev" in devices
     assert "user" in explained
+    (packages,) = dist.glob("drakit-*-py3-none-any.whl")
+    assert packages.name.split("-")[1] in version
 
 
 def test_a_driver_is_made_and_tested_with_the_wheel(dist, tmp_path):

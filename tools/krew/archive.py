@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.images.go import cel_programs
+from tools.release.version import current
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUIREMENTS = REPOSITORY / "requirements" / "kubectl.txt"
@@ -114,9 +115,18 @@ def _install(platform: Platform, python: str, folder: Path) -> None:
         )
     for name in UNUSED:
         shutil.rmtree(folder / name, ignore_errors=True)
+    copy_own(folder)
+
+
+def copy_own(folder: Path) -> None:
+    """Copy our packages to a folder, with the metadata that tell the plugin its version."""
     unused = shutil.ignore_patterns("__pycache__")
     for package in OURS:
         shutil.copytree(REPOSITORY / package, folder / Path(package).name, ignore=unused)
+    version = current().python
+    metadata = folder / f"drakit-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: drakit\nVersion: {version}\n")
 
 
 def pins_without(requirements: str) -> str:

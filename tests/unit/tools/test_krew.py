@@ -15,7 +15,8 @@ import yaml
 
 from e2e.images.go import CEL_MINORS
 from tools.krew.__main__ import render
-from tools.krew.archive import LAUNCHER, OURS, PLATFORMS, REPOSITORY, write
+from tools.krew.archive import LAUNCHER, OURS, PLATFORMS, REPOSITORY, copy_own, write
+from tools.release.version import current
 
 PINS = (REPOSITORY / "requirements" / "kubectl.txt").read_text()
 
@@ -71,6 +72,18 @@ def test_the_archive_has_all_packages_that_the_plugin_imports():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     loaded = {name for name in json.loads(done.stdout) if name.startswith("drakit")}
     assert loaded - {Path(path).name for path in OURS} == set()
+
+
+def test_the_packages_of_the_archive_know_their_version(tmp_path):
+    copy_own(tmp_path)
+    ask = "import sys; sys.path.insert(0, sys.argv[1]); from importlib.metadata import version;"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"{ask} print(version('drakit'))", tmp_path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == current().python
 
 
 @pytest.fixture
