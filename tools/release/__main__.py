@@ -121,6 +121,9 @@ class Build:
         found = json.loads(output)
         found.pop("serialNumber", None)
         found["metadata"].pop("timestamp", None)
+        if source.startswith("dir:"):
+            # An archive has each package once for each Python, and syft links any of them.
+            found.pop("dependencies", None)
         file = self._folder / "sbom" / f"{name}.cdx.json"
         file.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
