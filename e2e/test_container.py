@@ -76,7 +76,7 @@ class Project:
         """Create a device, as the README does."""
         self.cluster.kubectl(
             *("-n", "torches", "exec", "daemonset/torches", "--"),
-            *("touch", f"/var/lib/{TORCHES}/{name}"),
+            *("python3", "-c", f'open("/var/lib/{TORCHES}/{name}", "w")'),
         )
 
     def allocatable(self) -> str | None:

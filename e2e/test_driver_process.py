@@ -192,7 +192,8 @@ def test_a_driver_in_its_container_opens_what_the_node_plugin_cannot(yard, drive
     yard.wait_phase("user", "Running")
     assert yard.inside("user", "exec 3<>/dev/fuse && echo opened") == ["opened"]
     status = yard.cluster.kubectl(
-        *("-n", FOREIGN.namespace, "exec", own["metadata"]["name"], "--"), "cat", "/proc/1/status"
+        *("-n", FOREIGN.namespace, "exec", own["metadata"]["name"], "--"),
+        *("python3", "-c", "print(open('/proc/1/status').read())"),
     ).stdout
     (resident,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
     print(f"drakit-driver: VmRSS {int(resident) / 1024:.1f} MiB")

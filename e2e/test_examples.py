@@ -198,8 +198,11 @@ def gpus(drakit: Cluster, images: list[Path], tmp_path_factory) -> Iterator[str]
     """The node that has a GPU, and another one with three MIG instances."""
     folder = tmp_path_factory.mktemp("gpus")
     dockerfile = (NVIDIA / "Dockerfile").read_text()
-    fake = re.sub(r"^RUN (.*\\\n)*.*\n", "", dockerfile, flags=re.M)  # pip needs an index
-    (folder / "Dockerfile").write_text(fake.replace("requirements.txt", FAKE_NVML.name))
+    # The stage with pip needs a registry and an index.
+    fake = re.sub(r"^FROM .* AS packages\n.*?(?=^FROM )", "", dockerfile, flags=re.M | re.S)
+    copied = f"COPY {FAKE_NVML.name} /opt/driver/"
+    fake = fake.replace("COPY --from=packages /opt/driver /opt/driver", copied)
+    (folder / "Dockerfile").write_text(fake)
     for path in (NVIDIA / "gpus.py", FAKE_NVML):
         shutil.copy(path, folder)
     drakit.load_image(driver_image(GPUS_IMAGE, folder, nodeplugin=images[0]))

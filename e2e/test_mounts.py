@@ -54,7 +54,8 @@ def parse(line: str) -> Mount:
 
 def mounts_of(cluster, pod: str) -> list[Mount]:
     """The mounts of the plugin's container, as the plugin itself sees them."""
-    command = ("-n", NAMESPACE, "exec", pod, "--", "cat", "/proc/self/mountinfo")
+    script = "print(end=open('/proc/self/mountinfo').read())"
+    command = ("-n", NAMESPACE, "exec", pod, "--", "python3", "-c", script)
     return [parse(line) for line in cluster.kubectl(*command).stdout.splitlines()]
 
 

@@ -30,6 +30,8 @@ RECIPE = (
     # grpcio needs the C++ library; public Python images have it.
     "--include=python3,libstdc++6",
     *SMALL,
+    # The images have the copyrights of what they contain.
+    "--dpkgopt=path-include=/usr/share/doc/*/copyright",
 )
 
 

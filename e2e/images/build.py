@@ -14,12 +14,13 @@ from pathlib import Path
 
 from e2e.images.base import base_archive
 from e2e.images.cache import ImageError, cache_folder, digest, kept, locked, run
-from e2e.images.context import TARGETS, Context, wheels, write_context
-from e2e.images.go import CEL_MINORS
+from e2e.images.context import EPOCH, RELEASED, TARGETS, Context, wheels, write_context
 from e2e.images.testimage import test_image
 
 REPOSITORY_NAME = "localhost/drakit"
 TAG = "dev"
+REPRODUCIBLE = (f"--timestamp={EPOCH}", "--identity-label=false")
+"""Options of buildah with which equal files make images of equal digests."""
 
 
 def image_name(target: str) -> str:
@@ -35,7 +36,7 @@ def download_parts() -> None:
 
 
 def build_images(
-    progress: Callable[[str], None] = print, *, minors: Sequence[str] = CEL_MINORS
+    progress: Callable[[str], None] = print, *, minors: Sequence[str] = RELEASED
 ) -> list[Path]:
     """
     Return docker-archive tars of all images, which are built if something changed.
@@ -63,6 +64,7 @@ def _built(target: str, context: Context, report: Callable[[str], None]) -> Path
     base = base_archive()
     dockerfile = context.folder / "Dockerfile"
     parts = [base.parent.name, dockerfile, context.dependencies[target], context.drakit]
+    parts += [context.root, EPOCH]
     key = digest(*parts, context.cel) if target == "operator" else digest(*parts)
 
     def make(folder: Path) -> None:
@@ -117,11 +119,11 @@ class Store:
 
     def build(self, target: str, context: Context, *, base: str) -> None:
         self._run(
-            *("bud", "--quiet", "--layers", "--isolation=chroot", "--pull-never"),
+            *("bud", "--quiet", "--layers", "--isolation=chroot", "--pull-never", *REPRODUCIBLE),
             *("--build-arg", f"BASE={base}"),
+            *("--build-arg", f"ROOT={context.root}"),
             *("--build-arg", f"DEPENDENCIES={context.dependencies[target]}"),
             *("--build-arg", f"DRAKIT={context.drakit}"),
-            *("--build-arg", f"CEL={context.cel}"),
             *("--target", target, "--tag", image_name(target), str(context.folder)),
             what=f"building the image of the {target}",
         )
@@ -129,7 +131,7 @@ class Store:
     def build_on(self, base: str, folder: Path, *, name: str) -> None:
         """Build the Dockerfile of a folder on an image here, or on `docker-archive:PATH`."""
         self._run(
-            *("bud", "--quiet", "--isolation=chroot", "--pull-never"),
+            *("bud", "--quiet", "--isolation=chroot", "--pull-never", *REPRODUCIBLE),
             *("--build-arg", f"BASE={base}", "--tag", name, str(folder)),
             what=f"building {name}",
         )

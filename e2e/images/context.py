@@ -16,11 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
+from e2e.images.cel import combined_programs
 from e2e.images.go import CEL_MINORS, cel_programs
 
 TARGETS = ("nodeplugin", "operator")
+RELEASED = CEL_MINORS[:-1]
+"""The minor releases of Kubernetes whose allocators the operator has: those that are not alpha."""
+
 PYTHON_VERSION = "3.13"
 REQUIREMENTS = REPOSITORY / "requirements"
+ROOT = Path(__file__).with_name("root.py")
+EPOCH = os.environ.get("SOURCE_DATE_EPOCH", "1704067200")
+"""The time of all files in wheels and images. It never changes, so that releases share layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +41,14 @@ class Context:
     drakit: str
     """A name for our own wheel."""
 
+    root: str
+    """A name for the program that collects the files of the images."""
+
     cel: str
     """A name for the operator's helper programs."""
 
 
-def write_context(folder: Path, minors: Sequence[str] = CEL_MINORS) -> Context:
+def write_context(folder: Path, minors: Sequence[str] = RELEASED) -> Context:
     """
     Write the context to a folder that does not exist or is empty.
 
@@ -48,6 +58,7 @@ def write_context(folder: Path, minors: Sequence[str] = CEL_MINORS) -> Context:
         raise ImageError(f"{folder} is not empty: name a folder for the build context alone")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(REPOSITORY / "Dockerfile", folder)
+    shutil.copy(ROOT, folder)
     (folder / "pip").mkdir()
     pip = wheels("image")
     for wheel in pip.glob("pip-*.whl"):
@@ -58,12 +69,13 @@ def write_context(folder: Path, minors: Sequence[str] = CEL_MINORS) -> Context:
         shutil.copytree(own, folder / target)
         shutil.copy(REQUIREMENTS / f"{target}.txt", folder / target / "requirements.txt")
         dependencies[target] = digest(pip.name, own.name)
-    helpers = cel_programs(minors)
-    shutil.copytree(helpers, folder / "cel")
+    helpers = cel_programs(minors) if len(minors) == 1 else combined_programs(minors)
+    shutil.copytree(helpers, folder / "cel", symlinks=True)
     return Context(
         folder=folder,
         dependencies=dependencies,
         drakit=_own_wheel(folder / "drakit"),
+        root=digest(ROOT),
         cel=helpers.name,
     )
 
@@ -116,7 +128,7 @@ def _own_wheel(folder: Path) -> str:
             what="building the wheel of drakit",
             timeout_seconds=120,
             cwd=REPOSITORY,
-            env={"SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", "1704067200")},
+            env={"SOURCE_DATE_EPOCH": EPOCH},
         )
         (wheel,) = Path(scratch).glob("*.whl")
         folder.mkdir()

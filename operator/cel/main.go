@@ -156,8 +156,14 @@ func answer(evaluator *evaluator, line []byte) (result any) {
 	return result
 }
 
+// linked is kubernetesVersion in a program for several releases, which renames the allocator's module.
+var linked string
+
 // kubernetesVersion is the version of the allocator's module, as a version of Kubernetes.
 func kubernetesVersion() string {
+	if linked != "" {
+		return linked
+	}
 	built, ok := debug.ReadBuildInfo()
 	if !ok {
 		return ""
