@@ -49,23 +49,31 @@ func main() {{
 """
 
 
-def combined_programs(minors: Sequence[str]) -> Path:
+def combined_programs(minors: Sequence[str], *, platform: str = "") -> Path:
     """
     Return a folder with the program, which has the name `drakit-cel-MINOR` for each release.
 
+    :param platform: such as linux/arm64; by default that of this machine.
     :raises ImageError: Go is missing, or the sources are wrong.
     """
     go = run(["go", "env", "GOVERSION"], what="asking Go's version", timeout_seconds=60)
     sources = [*CEL_SOURCES.glob("*.go"), *CEL_SOURCES.glob("go*.mod"), *CEL_SOURCES.glob("*.sum")]
     parts = (part for path in sorted(sources) for part in (path.name, path))
-    key = digest(go, Path(__file__), *ENVIRONMENT.values(), *minors, *parts)
-    return kept("backends", f"cel-{key}", lambda folder: _build(folder, minors), keep=KEPT)
+    native = run(
+        ["go", "env", "GOHOSTOS", "GOHOSTARCH"], what="asking Go's platform", timeout_seconds=60
+    ).split()
+    system, architecture = platform.split("/") if platform else native
+    environment = ENVIRONMENT | {"GOOS": system, "GOARCH": architecture}
+    key = digest(go, Path(__file__), *environment.values(), *minors, *parts)
+    return kept(
+        "backends", f"cel-{key}", lambda folder: _build(folder, minors, environment), keep=KEPT
+    )
 
 
-def _build(folder: Path, minors: Sequence[str]) -> None:
+def _build(folder: Path, minors: Sequence[str], environment: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory(prefix="drakit-cel-") as scratch:
         sources = Path(scratch)
-        versions = [_copy_release(sources, minor) for minor in minors]
+        versions = [_copy_release(sources, minor, environment) for minor in minors]
         required: dict[str, str] = {}
         sums: set[str] = set()
         for minor in minors:
@@ -89,13 +97,13 @@ def _build(folder: Path, minors: Sequence[str]) -> None:
             what="building the helper for several releases of Kubernetes",
             timeout_seconds=BUILD_SECONDS,
             cwd=sources,
-            env=ENVIRONMENT,
+            env=environment,
         )
     for minor in minors[:-1]:
         (folder / f"drakit-cel-{minor}").symlink_to(program.name)
 
 
-def _copy_release(sources: Path, minor: str) -> str:
+def _copy_release(sources: Path, minor: str, environment: dict[str, str]) -> str:
     """Copy the helper and the packages of a release, and return the release's version."""
     listed = run(
         [
@@ -109,7 +117,7 @@ def _copy_release(sources: Path, minor: str) -> str:
         what=f"listing the packages of the helper for Kubernetes {minor}",
         timeout_seconds=BUILD_SECONDS,
         cwd=CEL_SOURCES,
-        env=ENVIRONMENT,
+        env=environment,
     )
     version = ""
     prefix = f"{MODULE}/{_prefix(minor)}"

@@ -24,8 +24,9 @@ from e2e.archive import Image, write_images
 from e2e.images.base import RECIPE, SUITE, write_root
 from e2e.images.build import build_images
 from e2e.images.cache import digest, kept, run
-from e2e.images.context import TARGETS, wheels
-from e2e.images.go import cel_programs
+from e2e.images.cel import combined_programs
+from e2e.images.context import RELEASED, TARGETS, wheels
+from e2e.images.root import stripped
 
 AMD64, ARM64 = "amd64", "arm64"
 
@@ -118,8 +119,8 @@ def _assemble(component: str, amd64: Path, target: Path, scratch: Path) -> None:
     debian = read_files(_debian_for_arm64())
     programs: dict[str, bytes] = {}
     if component == "operator":
-        found = cel_programs(platform="linux/arm64").iterdir()
-        programs = {path.name: path.read_bytes() for path in found}
+        found = combined_programs(RELEASED, platform="linux/arm64").iterdir()
+        programs = {path.name: path.read_bytes() for path in found if not path.is_symlink()}
     result = for_arm64(
         files,
         debian=debian,
@@ -328,7 +329,7 @@ def _machine_code(wheel: Path, packages: str) -> Files:
     found: Files = {}
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
-            content = archive.read(member)
+            content = stripped(archive.read(member))
             listing = member.filename.endswith((".dist-info/WHEEL", ".dist-info/RECORD"))
             if content.startswith(ELF) or listing:
                 info = tarfile.TarInfo(packages + member.filename)
