@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,16 @@ OURS = {
     )
 }
 PROGRAMS = {"nodeplugin": set[str](), "operator": {f"/opt/drakit/bin/{CEL}"}}
+
+
+LOAD = f"""
+import ctypes, pathlib
+folders = pathlib.Path("/usr/lib/python3.13"), pathlib.Path("/{PACKAGES}")
+files = [file for folder in folders for file in folder.rglob("*.so")]
+for file in files:
+    ctypes.CDLL(str(file))
+print(len(files))
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +102,18 @@ def test_no_shell_package_manager_pip_or_compiler_is_in_an_image(image):
         *("pip", "pip3", "pip.whl", "ensurepip", "gcc", "cc", "as", "ld", "strip"),
     }
     assert not any(name.startswith("pip-") for name in names)
+
+
+def test_the_loader_finds_every_library_that_a_module_needs(archives, target, tmp_path):
+    with tarfile.open(archives[target]) as outer:
+        (manifest,) = json.load(outer.extractfile("manifest.json"))  # pyright: ignore[reportArgumentType]
+        for name in manifest["Layers"]:
+            with tarfile.open(fileobj=outer.extractfile(name)) as layer:
+                layer.extractall(tmp_path, filter="fully_trusted")
+    python = ["chroot", tmp_path, "/opt/drakit/bin/python3", "-c", LOAD]
+    done = subprocess.run(python, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 40
 
 
 def test_no_file_is_set_uid_and_only_tmp_is_writable_for_all(image):

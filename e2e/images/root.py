@@ -55,8 +55,17 @@ UNNEEDED = (
 )
 """Parts of the standard library that need a terminal or a compiler, or contain pip."""
 
-LIBRARIES = ("libstdc++.so.6", "libgcc_s.so.1")
-"""Libraries that wheels may load, by the manylinux policy, and Python itself does not load."""
+LIBRARIES = (
+    "libdl.so.2",
+    "libgcc_s.so.1",
+    "libm.so.6",
+    "libpthread.so.0",
+    "libresolv.so.2",
+    "librt.so.1",
+    "libstdc++.so.6",
+    "libutil.so.1",
+)
+"""Libraries that wheels may load, by the manylinux policy. Python does not load all of them."""
 
 UNUSED = ("kubernetes_asyncio/client/api", "kubernetes_asyncio/client/models", "CHANGELOG.md")
 """Modules of 22 MB that `drakit_daemon.kube` never imports, and a file of their package."""
