@@ -22,6 +22,7 @@ FEATURES = {
     "faults": "nodes, kubelets, plugins and networks that fail",
     "hostdev": "policies for host devices, and their discovery",
     "health": "device health, taints and eviction",
+    "monitoring": "Prometheus: metrics, the dashboard's queries and alerts",
     "operator": "the operator as a program: replicas, writes",
     "pages": "the commands of the tested pages",
     "release": "the chart: install, update, uninstall, probes, mounts",

@@ -108,6 +108,7 @@ def release_values(cluster: Cluster, zram: Zram) -> dict:
     return {
         "hostdev": hostdev,
         "maintenance": maintenance,
+        "metrics": {"podDevices": True},
         "operator": {"replicas": 2, "config": {"events": events}},
     }
 

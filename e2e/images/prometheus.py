@@ -1,8 +1,9 @@
 """
 Prometheus and its `promtool`, unmodified, built from their Go module, and an image of Prometheus.
 
-Without the service discovery of other platforms than Kubernetes, which would take most of the
-build's time. It must not know what is scraped.
+The service discovery of platforms other than Kubernetes is left out, because it takes most of the
+build's time. Debian's package cannot be used: it does not include that of Kubernetes. Does not
+depend on what is scraped.
 """
 
 from __future__ import annotations
