@@ -192,6 +192,16 @@ def test_the_definitions_and_the_examples(check):
     assert check(manifests) == []
 
 
+@pytest.mark.parametrize("name", ["nvidia", "sensor"])
+def test_the_chart_of_an_example(check, helm, name):
+    values = {"image": {"repository": "registry.example.com/example"}}
+    done = helm("template", name, str(ROOT / "examples" / name / "chart"), values=values)
+    assert done.returncode == 0, done.stderr
+    objects = [body for body in yaml.safe_load_all(done.stdout) if body]
+    assert "DaemonSet" in {body["kind"] for body in objects}
+    assert check([(body["metadata"]["name"], body) for body in objects]) == []
+
+
 def test_the_manifests_of_the_pages(check):
     manifests = [(name, body) for name, body in documents() if is_manifest(body)]
     assert len(manifests) > 50
