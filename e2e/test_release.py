@@ -11,6 +11,7 @@ from e2e.cluster.api import CommandError
 from e2e.fixtures import release_values, wait_settled
 from e2e.kit import (
     DRIVER,
+    OPERATOR,
     cdi_files,
     claim,
     from_claim,
@@ -19,6 +20,7 @@ from e2e.kit import (
     pod,
     published,
     ready,
+    signal_pod,
     slices,
     wait_for,
 )
@@ -99,6 +101,41 @@ def helm(release, action: str, *arguments: str) -> str:
     """Run helm for the release; return what it prints. Helm escapes the lines of a hook."""
     done = release.helm(action, DRAKIT.name, *arguments, "-n", DRAKIT.namespace, timeout=240)
     return (done.stdout + done.stderr).replace("\\n", "\n")
+
+
+@pytest.mark.slow
+def test_the_operator_and_the_hooks_run_in_user_namespaces(release, zram):
+    """Only with an OCI runtime that supports them, such as RUNTIME=runc-1.4."""
+    handlers = release.get("node", release.nodes[0])["status"].get("runtimeHandlers", [])
+    if not any(handler.get("features", {}).get("userNamespaces") for handler in handlers):
+        pytest.skip("the container runtime of the nodes does not support user namespaces")
+    values = release_values(release, zram)
+    values["operator"]["hostUsers"] = False
+    try:
+        # Helm waits for the operator, and for the Job that applies the policies.
+        install(release, values=values)
+        maps = {uid_map(release, body) for body in operator_pods(release)}
+        assert len(maps) == values["operator"]["replicas"], "each pod has a range of its own"
+        assert all(first > 0 for first, _ in maps)
+    finally:
+        install(release, values=release_values(release, zram))
+    wait_settled(release, zram)
+    assert {uid_map(release, body)[0] for body in operator_pods(release)} == {0}
+
+
+def operator_pods(release) -> list[dict]:
+    """The operator's pods that do not terminate."""
+    items = release.get("pods", "-n", NAMESPACE, "-l", OPERATOR)["items"]
+    return [body for body in items if "deletionTimestamp" not in body["metadata"]]
+
+
+def uid_map(release, body: dict) -> tuple[int, int]:
+    """Return the node's user ID of user 0 in a pod, and the number of user IDs in the pod."""
+    (process, *_) = signal_pod(release, body, "drakit-operator", "0")
+    text = release.exec_on_node(body["spec"]["nodeName"], ["cat", f"/proc/{process}/uid_map"])
+    inside, outside, count = map(int, text.stdout.split())
+    assert inside == 0
+    return outside, count
 
 
 @pytest.mark.slow
