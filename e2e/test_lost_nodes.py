@@ -127,9 +127,8 @@ def test_a_dead_node_that_is_deleted_returns_under_the_same_name(space, node, ho
     with cluster.power_off(node):
         cluster.kubectl("delete", "node", node)
         wait_for("the slices to be gone", lambda: not slices(cluster, node))
-        reports = "hostdevicepolicies,nodedevicereports"
-        text = cluster.kubectl("get", reports, "-o", "name").stdout
-        assert f"nodedevicereport.drakit.dev/{node}.{DRIVER}" not in text.split()
+        report = ("nodedevicereport", f"{node}.{DRIVER}", "--ignore-not-found", "-o", "name")
+        wait_for("its report to be gone", lambda: not cluster.kubectl("get", *report).stdout)
         wait_lost(space, holder)
     wait_for("the node", lambda: uid_of_node(cluster, node) not in ("", before))
     wait_for(
@@ -143,8 +142,7 @@ def test_a_node_that_is_created_again_under_running_pods_keeps_their_claims(spac
     cluster = space.cluster
     before, plugin = uid_of_node(cluster, node), plugin_pod(cluster, node)
     cluster.kubectl("delete", "node", node)
-    wait_for("the slices to be gone", lambda: before not in owners(cluster, node))
-    cluster.restart_kubelet(node)
+    cluster.restart_kubelet(node)  # before Kubernetes deletes the pods of a Node that is gone
     wait_for("the node", lambda: uid_of_node(cluster, node) not in ("", before))
     cluster.wait_for_nodes()
     wait_for(
