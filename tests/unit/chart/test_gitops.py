@@ -35,9 +35,12 @@ def named(objects: list[dict[str, Any]]) -> dict[str, set[str] | None]:
     return {f"{body['kind']}/{body['metadata']['name']}": phases(body) for body in objects}
 
 
-def test_without_policies_in_the_values_there_is_no_hook(render):
+def test_without_policies_in_the_values_no_hook_runs_at_a_sync(render):
     """Argo CD renders every sync as an install, and passes no --is-upgrade."""
-    assert [name for name, when in named(render()).items() if when is not None] == []
+    found = named(render())
+    assert [name for name, when in found.items() if when and when != {"PreDelete"}] == []
+    assert found["Job/drakit-setup-policies"] == set()
+    assert found["Job/drakit-setup-remove"] == {"PreDelete"}
 
 
 def test_policies_in_the_values_are_applied_at_each_sync(render):
