@@ -122,8 +122,10 @@ class Build:
         found.pop("serialNumber", None)
         found["metadata"].pop("timestamp", None)
         if source.startswith("dir:"):
-            # An archive has each package once for each Python, and syft links any of them.
+            # An archive has each package once for each Python, and syft links any of them. The
+            # reference is made from the path, which is temporary.
             found.pop("dependencies", None)
+            found["metadata"]["component"].pop("bom-ref", None)
         file = self._folder / "sbom" / f"{name}.cdx.json"
         file.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
