@@ -322,7 +322,7 @@ kubernetes-tables: venv ## write Kubernetes' CEL selectors and feature gates, wh
 # `python -m e2e.outcomes keep NAME FILE` stores the results for the page about releases and runtimes.
 E2E_RESULTS := build/e2e/$(or $(RUNTIME),$(KUBERNETES),default).xml
 
-# Each process has its own cluster. The tests mostly wait, so two processes need little more than half the time of one.
+# Each process has its own cluster.
 E2E_PROCESSES := 2
 
 # Programs and images are built before the tests, because the tests' time limits do not include the builds.

@@ -15,7 +15,7 @@ from e2e.images import build_images
 from e2e.images.context import RELEASED, TARGETS
 
 # The images may have to be built.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.feature("release"), pytest.mark.timeout(1200)]
 
 BYTES = {"nodeplugin": 110_000_000, "operator": 150_000_000}
 """Bounds of the archives, whose layers are not compressed."""
