@@ -25,7 +25,7 @@ from drakit_cli.connection import fetch_checked
 from drakit_cli.setup import Owner, apply_policies
 from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
 from drakit_formats.crds import API_VERSION, MAINTENANCES, REPORTS
-from drakit_formats.resource.nodes import is_pool_of
+from drakit_formats.resource.nodes import node_of_pool
 from drakit_formats.resource.objects import GROUP, VERSIONS, Object, child, children
 
 Kept = TypeVar("Kept")
@@ -161,7 +161,7 @@ def _uses_of(claim: Object, drivers: Collection[str], nodes: Collection[str]) ->
         {
             each["driver"]
             for each in results
-            if each["driver"] in drivers and any(is_pool_of(node, each["pool"]) for node in nodes)
+            if each["driver"] in drivers and node_of_pool(each["pool"]) in nodes
         }
     )
     if not names:

@@ -21,10 +21,15 @@ def pool_name(node: str, pool: str) -> str:
     return f"{node}/{pool}" if pool else node
 
 
+def node_of_pool(name: str) -> str:
+    """Return the node that a pool in the API is named after, if it is named after one: other pools
+    have devices that are not part of a node, such as devices on a network."""
+    return name.partition("/")[0]
+
+
 def is_pool_of(node: str, name: str) -> bool:
-    """Return whether a pool in the API is one of the node; other pools have devices that are not
-    part of a node, such as devices on a network."""
-    return name == node or name.startswith(f"{node}/")
+    """Return whether a pool in the API is one of the node."""
+    return node_of_pool(name) == node
 
 
 def short_pool(node: str, name: str) -> str:
