@@ -2,7 +2,6 @@
 package main
 
 import (
-	"context"
 	"os"
 
 	"k8s.io/component-base/cli"
@@ -10,5 +9,5 @@ import (
 )
 
 func main() {
-	os.Exit(cli.Run(kubelet.NewKubeletCommand(context.Background())))
+	os.Exit(cli.Run(kubelet.NewKubeletCommand()))
 }
