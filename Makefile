@@ -10,6 +10,10 @@ BIN := $(VENV)/bin
 # kind if a Docker engine is running, otherwise local. CLUSTER=local or CLUSTER=kind selects one.
 export CLUSTER ?= auto
 # A local cluster runs Kubernetes 1.37. KUBERNETES=1.36 selects 1.36.
+
+# Tests start Python hundreds of times: without compiled modules, each start takes a second longer.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Nothing directly below the repository may shadow the standard library (operator/ would).
 export PYTHONSAFEPATH := 1
 
