@@ -332,7 +332,7 @@ E2E_PROCESSES := 2
 # Programs and images are built before the tests, because the tests' time limits do not include the builds.
 .PHONY: e2e
 e2e: compiler cluster-programs images ## run the tests on a real cluster (FEATURES=claims,explain selects features)
-	$(BIN)/pytest e2e -m "e2e and not slow" --numprocesses $(E2E_PROCESSES) --dist loadfile --durations=40 --durations-min=5 --junitxml=$(E2E_RESULTS) $(if $(FEATURES),--features=$(FEATURES))
+	$(BIN)/pytest e2e -m "e2e and not slow" --numprocesses $(E2E_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5 --junitxml=$(E2E_RESULTS) $(if $(FEATURES),--features=$(FEATURES))
 
 .PHONY: e2e-docs
 e2e-docs: cluster-programs images ## run the commands of the tested pages on a real cluster
