@@ -24,6 +24,7 @@ from e2e.kit import (
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.slow,  # a lost node is noticed after 40 s and more
     pytest.mark.disruptive,
     pytest.mark.serial,
     pytest.mark.timeout(600),
@@ -104,7 +105,6 @@ def wait_returned(space, node: str, claim: dict[str, Any]) -> None:
     assert set(devices_of(claim)) < set(devices_of(space.claim_of("next", "disk")))
 
 
-@pytest.mark.slow
 @pytest.mark.needs(Capability.REBOOT)
 def test_a_node_that_dies_with_prepared_claims_is_taken_out_of_service(space, node, holder):
     cluster = space.cluster
@@ -119,7 +119,6 @@ def test_a_node_that_dies_with_prepared_claims_is_taken_out_of_service(space, no
     wait_returned(space, node, holder)
 
 
-@pytest.mark.slow
 @pytest.mark.needs(Capability.REBOOT)
 def test_a_dead_node_that_is_deleted_returns_under_the_same_name(space, node, holder):
     cluster = space.cluster

@@ -37,6 +37,7 @@ from e2e.kit import (
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.slow,  # Prometheus is built from source, and alerts wait for minutes
     pytest.mark.feature("monitoring"),
     pytest.mark.timeout(BUILD_SECONDS),  # the first test builds Prometheus
 ]
