@@ -47,7 +47,7 @@ def test_policies_in_the_values_are_applied_at_each_sync(render):
     found = named(render(POLICIES))
     assert found["Job/drakit-setup-policies"] == {"PostSync"}
     assert found["Job/drakit-setup-remove"] == {"PreDelete"}
-    # Without its account in the same phase, a Job of a hook would wait for ever.
+    # Without its account in the same phase, a Job of a hook would wait forever.
     assert found["ServiceAccount/drakit-setup"] == {"PostSync", "PreDelete"}
 
 
