@@ -74,6 +74,7 @@ def installed(project: Path) -> Path:
         command = re.search(r"pip (install --no-deps .*) \.$", readme(project), re.M)
         assert command is not None
         run(project, "pip", *command[1].split(), "--quiet", "--no-build-isolation", ".")
+        assert not list(target.rglob("*.pyc"))
     return target
 
 

@@ -127,4 +127,3 @@ def test_the_package_is_where_the_dockerfile_takes_it_from(lamps):
     assert re.search(r"^COPY build/driver (\S+)\nENV PYTHONPATH=\1$", text, re.M)
     assert (lamps / ".dockerignore").read_text().splitlines() == ["*", "!build/driver"]
     assert {path.name for path in target.iterdir()} == {"lamps", "lamps-0.1.0.dist-info"}
-    assert not list(target.rglob("*.pyc"))

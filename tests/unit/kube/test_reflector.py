@@ -207,10 +207,9 @@ async def test_after_a_success_waiting_starts_again():
 
 
 class TestWatchList:
-    """All objects by a watch, in real time: the server sends them, and then a bookmark."""
+    """All objects by a watch: the server sends them, and then a bookmark."""
 
-    pytestmark = pytest.mark.looptime(False)
-
+    @pytest.mark.looptime(False)
     @pytest.mark.parametrize("supported", [True, False])
     async def test_all_objects_come_first_then_changes(self, session, api_server, supported):
         api_server.watch_lists = supported
@@ -238,7 +237,6 @@ class TestWatchList:
         listed = ("GET", PATH) in api_server.requests
         assert listed is not supported
 
-    @pytest.mark.looptime
     async def test_a_stream_that_ends_before_its_end_is_followed_by_pages_but_not_at_once(self):
         part = [with_uid("ADDED", "a", 10)]
         session = Scripted([*part, gone()], part, lost(), lost(), 20)
@@ -263,6 +261,7 @@ class TestWatchList:
             assert await anext(stream) == Replaced(items=["a"])
         assert calls(session) == ["", ""], "a stream that broke begins again"
 
+    @pytest.mark.looptime(False)
     @pytest.mark.parametrize("streams", [True, False])
     async def test_an_object_that_cannot_be_read_is_kept_by_its_metadata(
         self, session, api_server, streams
