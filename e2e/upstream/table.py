@@ -244,16 +244,6 @@ def page(found: Results) -> str:
     return "\n".join(lines)
 
 
-def summary(found: Results) -> str:
-    """Return the sentence about the specs through drakit, which README has."""
-    parts: list[str] = []
-    for minor in sorted(found):
-        counts = counted(found[minor].values(), "kubelet")
-        applicable = counts["passed"] + counts["failed"]
-        parts.append(f"{counts['passed']} of {applicable} on {minor}")
-    return f"With drakit as the driver, Kubernetes' own DRA tests pass: {', '.join(parts)}"
-
-
 def counted(found: Iterable[Result], part: str) -> Counter[str]:
     """Return the number of a part's results of each verdict."""
     return Counter(result.verdict for result in found if result.part == part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
 import yaml
@@ -11,7 +12,7 @@ from tests.unit.docs.listings import ROOT, code_lines, listing
 
 PERFORMANCE = (ROOT / "docs/contributors/performance.md").read_text()
 SIZING = (ROOT / "docs/admin/sizing.md").read_text()
-VENDORS = (ROOT / "docs/vendors/index.md").read_text()
+COMPARISON = (ROOT / "docs/comparison.md").read_text()
 NODE_PLUGIN = (ROOT / "bench/results/node-plugin.txt").read_text()
 
 
@@ -64,17 +65,18 @@ def test_the_times_with_prepared_claims_are_in_the_output():
             assert figures["p50_ms"] == time.removesuffix("ms ").strip()
 
 
-def test_the_machine_is_that_of_the_output():
-    (python,) = re.findall(r"python=(\S+)", NODE_PLUGIN.splitlines()[0])
-    assert f"Python {python}" in PERFORMANCE
+@pytest.mark.parametrize("name", ["node-plugin.txt", "operator.txt", "kinds.txt"])
+def test_the_machines_are_those_of_the_output(name):
+    first = (ROOT / "bench/results" / name).read_text().splitlines()[0]
+    machine = dict(word.split("=", 1) for word in shlex.split(first) if "=" in word)
+    assert f"| {machine['cores']} cores, {machine['cpu']}" in row(PERFORMANCE, f"`{name}`")
+    assert f"Python\n{machine['python']}" in PERFORMANCE.replace(" ", "\n")
 
 
-def test_the_times_of_the_readme_are_in_the_output():
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    for resident in (0, 10000):
-        figures = measured("prepare", "batch=1", f"resident={resident}")
-        assert f"takes {figures['p50_ms']} ms" in readme
-        assert resident or f"needs {figures['floor_ms']} ms" in readme
+def test_only_the_page_about_performance_names_the_machines():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    naming = [path.stem for path in pages if re.search(r"\bXeon\b|\bEPYC\b", path.read_text())]
+    assert naming == ["performance"]
 
 
 def test_the_resources_of_the_sizing_page_are_those_of_the_chart():
@@ -100,16 +102,16 @@ def test_the_figures_of_the_sizing_page_are_results():
         assert re.search(rf"\w*{key[unit]}={re.escape(number)}\b", results), (number, unit)
 
 
-def test_the_lines_of_the_page_for_vendors_are_those_of_the_examples():
-    shown = row(VENDORS, "Lines of an example")
+def test_the_lines_of_the_comparison_are_those_of_the_examples():
+    shown = row(COMPARISON, "Code for a new device")
     lamps = code_lines(listing("docs/vendors/driver-contract.md", "lamp.py"))
     rotors = code_lines((ROOT / "examples/driver/rotors.py").read_text())
     backend = (ROOT / "examples/backend").glob("*.go")
     sources = [path for path in backend if not path.name.endswith("_test.go")]
     lines = sum(len(path.read_text().splitlines()) for path in sources)
-    assert f"| {lamps} ([the lamps]" in shown
+    assert f" {lamps} lines of Python ([the lamps]" in shown
     assert f", {rotors} ([examples/driver]" in shown
-    assert f"| {lines} ([examples/backend]" in shown
+    assert f" {lines} lines of Go ([examples/backend]" in shown
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_the_lines_of_the_page_for_vendors_are_those_of_the_examples():
         ("Memory on a node", "idle_mib"),
     ],
 )
-def test_the_figures_of_the_page_for_vendors_are_of_one_run(beginning, figure):
+def test_the_figures_of_the_kinds_of_drivers_are_of_one_run(beginning, figure):
     output = (ROOT / "bench/results/kinds.txt").read_text()
     found = {
         line.split()[1]: float(line.partition(f"{figure}=")[2].split()[0])
@@ -129,10 +131,10 @@ def test_the_figures_of_the_page_for_vendors_are_of_one_run(beginning, figure):
     }
     kinds = ("python", "python-container", "go", "kubeletplugin")
     expected = [found[f"driver={kind}"] for kind in kinds]
-    shown = re.findall(r"([\d.]+) M?[im][sB]", row(VENDORS, beginning))
+    shown = re.findall(r"([\d.]+) M?[im][sB]", row(PERFORMANCE, beginning))
     assert [float(each) for each in shown] == expected
 
 
-def test_the_memory_of_the_page_for_vendors_is_that_of_the_output():
-    (memory,) = re.findall(r"\*\*(\d+) MiB of memory per node", VENDORS)
+def test_the_memory_of_the_comparison_is_that_of_the_output():
+    (memory,) = re.findall(r"\*\*(\d+) MiB of memory per node", COMPARISON)
     assert int(memory) == round(float(measured("idle")["rss_mib"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from typing import Any
 
 import yaml
 
@@ -65,6 +66,31 @@ def test_the_policy_the_claim_and_the_pod_of_the_readme_belong_together():
     (container,) = pod["spec"]["containers"]
     assert container["resources"]["claims"] == [{"name": claim["name"]}]
     assert f"$HOSTDEV_{request['name'].upper()}" in container["command"][-1]
+
+
+def test_the_output_in_the_readme_is_that_of_its_manifests():
+    (text,) = listings("README.md", "yaml")
+    (shown,) = listings("README.md", "console")
+    objects = yaml.safe_load_all(text)
+    created = [
+        f"{resource(body)}/{body['metadata']['name']} created" for body in objects
+    ]
+    assert shown.splitlines() == ["$ kubectl apply -f serial.yaml", *created]
+
+
+def resource(body: dict[str, Any]) -> str:
+    """The resource of an object as kubectl prints it."""
+    group, _, _ = body["apiVersion"].rpartition("/")
+    return ".".join(filter(None, (body["kind"].lower(), group)))
+
+
+def test_the_first_screen_of_the_readme_has_the_site_and_the_time_of_the_demo():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    start = " ".join(lines[:40])
+    page = " ".join((ROOT / "docs/start/from-nothing.md").read_text().split())
+    (duration,) = re.findall(r"The first run takes .*?, because it compiles Kubernetes\.", page)
+    assert duration in start
+    assert f"({URLS['Documentation']})" in start
 
 
 def test_the_contracts_of_imports_have_all_packages_and_ignore_nothing():

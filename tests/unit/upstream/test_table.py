@@ -2,9 +2,8 @@
 
 import pytest
 
-from e2e.images.cache import REPOSITORY
 from e2e.upstream.report import Spec
-from e2e.upstream.table import PAGE, Note, TableError, counted, keep, page, results, summary
+from e2e.upstream.table import PAGE, Note, TableError, counted, keep, page, results
 from tests.unit.upstream.test_report import body, read
 
 NOTE = Note(spec="control plane must .* after use", verdict="failed", reason="kubernetes#1")
@@ -54,8 +53,3 @@ def test_the_page_has_a_line_for_each_spec_that_did_not_pass_in_a_release(folder
 
 def test_the_page_is_that_of_the_last_results():
     assert PAGE.read_text() == page(results()), "run python -m e2e.upstream.table"
-
-
-def test_the_readme_has_the_numbers():
-    readme = " ".join((REPOSITORY / "README.md").read_text().split())
-    assert summary(results()) in readme
