@@ -66,10 +66,9 @@ class _Contract:
 
     def blocks(self) -> Iterator[str]:
         yield (
-            "This page describes every method and message of the gRPC service that a backend implements.\n"
-            "[Write a backend](../vendors/backend.md) shows how to build one. The source of this page is\n"
-            f"[backend.proto](../../proto/{CONTRACT}). A message can be at most 4 MiB in size, and other\n"
-            "[limits](limits.md) apply to its parts."
+            "The gRPC service that a backend implements, from\n"
+            f"[backend.proto](../../proto/{CONTRACT}). [Write a backend](../vendors/backend.md) shows how to\n"
+            "build one. A message can have 4 MiB, and other [limits](limits.md) apply to its parts."
         )
         for index, service in enumerate(self._file.service):
             yield f"## Service {service.name}"
@@ -91,17 +90,11 @@ class _Contract:
         for index, enum in enumerate(self._file.enum_type):
             yield f"### {enum.name}"
             yield from _paragraphs(self._comment(ENUMS, index))
-            yield markdown.table(
-                ("Value", "Number", "Meaning"),
-                [
-                    (
-                        markdown.code(value.name),
-                        str(value.number),
-                        _prose(self._comment(ENUMS, index, VALUES, number)),
-                    )
-                    for number, value in enumerate(enum.value)
-                ],
-            )
+            declared = [
+                (f"{value.name} = {value.number};", self._comment(ENUMS, index, VALUES, number))
+                for number, value in enumerate(enum.value)
+            ]
+            yield _block("enum", enum.name, declared)
 
     def _comment(self, *path: int) -> str:
         location = self._comments.get(path)
@@ -109,27 +102,30 @@ class _Contract:
 
     def _fields(self, message: Any, path: Sequence[int]) -> str:
         declared = [
-            f"{_type(field, message)} {field.name} = {field.number};" for field in message.field
+            (
+                f"{_type(field, message)} {field.name} = {field.number};",
+                self._comment(*path, FIELDS, number),
+            )
+            for number, field in enumerate(message.field)
         ]
-        if any(_in_oneof(field) for field in message.field):
-            # A message of the contract has at most one, and nothing beside it.
-            declared = [
-                f"oneof {message.oneof_decl[0].name} {{",
-                *(f"  {x}" for x in declared),
-                "}",
-            ]
-        body = "\n".join(["", *(f"  {line}" for line in declared), ""])
-        stub = f"```proto\nmessage {message.name} {{{body if declared else ''}}}\n```"
-        if not declared:
-            return stub
-        table = markdown.table(
-            ("Field", "Meaning"),
-            [
-                (markdown.code(field.name), _prose(self._comment(*path, FIELDS, number)))
-                for number, field in enumerate(message.field)
-            ],
+        # A message of the contract has at most one oneof, and no other fields.
+        oneof = any(_in_oneof(field) for field in message.field)
+        return _block(
+            "message", message.name, declared, oneof=message.oneof_decl[0].name if oneof else ""
         )
-        return f"{stub}\n\n{table}"
+
+
+def _block(
+    kind: str, name: str, declared: Sequence[tuple[str, str]], *, oneof: str = ""
+) -> str:
+    """Return a message or an enum as in the contract: each member with its comment."""
+    if not declared:
+        return f"```proto\n{kind} {name} {{}}\n```"
+    lines = markdown.members(declared, "//", "    " if oneof else "  ")
+    if oneof:
+        lines = [f"  oneof {oneof} {{", *lines, "  }"]
+    body = "\n".join(lines)
+    return f"```proto\n{kind} {name} {{\n{body}\n}}\n```"
 
 
 def _in_oneof(field: Any) -> bool:

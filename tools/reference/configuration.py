@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
+import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -64,7 +65,7 @@ FILES: Mapping[str, File] = {
     ),
     "Operator": File(
         intro="The chart mounts this file at `/etc/drakit/operator.yaml`. The chart sets `listen`, and every\n"
-        "key whose Meaning links to a chart value. Set other keys in the value `operator.config`. The option `--config` of\n"
+        "key whose comment names a chart value. Set other keys in the value `operator.config`. The option `--config` of\n"
         "[`drakit-operator`](cli.md#drakit-operator) sets the path. The operator also runs without a file.",
         model=Config,
         values={"logging": "logging", "events.nameHolders": "events.nameHolders"},
@@ -107,8 +108,7 @@ def page() -> str:
         source="the pydantic models of the daemons and drivers",
         body=[
             "This page lists the keys of the configuration files of both daemons and of drakit's own drivers. The chart\n"
-            "renders these files from [its values](values.md). If the Meaning column contains only a\n"
-            "link, the linked chart value sets the key. See its description there.",
+            "renders these files from [its values](values.md), which describe the keys that they set.",
             "If a key is unknown or a value is invalid, the daemon does not start, and the error names the file, the key and\n"
             "the reason. A duration is a string with units: `500ms`, `10s`, `1m30s` or `1h`.",
             *(
@@ -140,7 +140,7 @@ def section(
     described = {} if described is None else described
     yield f"## {title}"
     yield intro
-    yield _table(model, "", values, described)
+    yield _block(model, "", values, described)
     paths: dict[type[BaseModel], list[str]] = {}
     meanings = set(_meanings(model))
     for nested, path in _nested(model, "", described):
@@ -160,7 +160,7 @@ def section(
         if base:
             text += f" The other fields are those of {described[base]}."
         yield markdown.paragraph(text)
-        yield _table(nested, f"{of[0]}.", values, described, leave_out=base)
+        yield _block(nested, f"{of[0]}.", values, described, leave_out=base)
 
 
 def _is_chart_value(path: str, values: Mapping[str, str]) -> bool:
@@ -214,7 +214,7 @@ def _meanings(model: type[BaseModel]) -> Iterator[str]:
                 yield _own_meaning(above, name, nested)
 
 
-def _table(
+def _block(
     model: type[BaseModel],
     above: str,
     values: Mapping[str, str],
@@ -222,20 +222,25 @@ def _table(
     *,
     leave_out: type[BaseModel] | None = None,
 ) -> str:
+    """Return the fields of a model as YAML: meanings above the keys, defaults, and types."""
     known = leave_out.model_fields if leave_out else {}
-    return markdown.table(
-        ("Key", "Type", "Default", "Meaning"),
-        [
-            (
-                markdown.code(_key(name, field)),
-                type_text(_annotation(name, field), field.metadata),
-                _default(field),
-                _meaning(model, name, field, values.get(above + _key(name, field)), described),
-            )
-            for name, field in model.model_fields.items()
-            if name not in known
-        ],
-    )
+    declared = [
+        (
+            _declaration(name, field),
+            _meaning(model, name, field, values.get(above + _key(name, field)), described),
+        )
+        for name, field in model.model_fields.items()
+        if name not in known
+    ]
+    lines = "\n".join(markdown.members(declared, "#", ""))
+    return f"```yaml\n{lines}\n```"
+
+
+def _declaration(name: str, field: FieldInfo) -> str:
+    kind = type_text(_annotation(name, field), field.metadata).replace("`", "")
+    default = "" if field.is_required() else _default(field)
+    shown = f"{_key(name, field)}: {default}".rstrip()
+    return f"{shown}  # {kind}{', required' if field.is_required() else ''}"
 
 
 def _meaning(
@@ -246,11 +251,11 @@ def _meaning(
     described: Mapping[type[BaseModel], str],
 ) -> str:
     if value:
-        return f"[{markdown.code(value)}](values.md#{value.partition('.')[0].lower()})"
+        return f"See the chart value {value}."
     nested = next(_models(_annotation(name, field)), None)
     text = _own_meaning(model, name, nested)
     if nested is not None and nested in described:
-        text += f" See {described[nested]}."
+        text += f" See {re.sub(r'[][]|[(].*', '', described[nested])}."
     return text
 
 
@@ -383,13 +388,12 @@ def _duration(value: Any) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
+    """Return the default as YAML; empty if there is none."""
     value = field.get_default(call_default_factory=True)
     if value is None or value is PydanticUndefined or isinstance(value, BaseModel):
         return ""
     if isinstance(value, timedelta) or _is_seconds(field.metadata):
-        return markdown.code(_duration(value))
-    if isinstance(value, Path):
-        value = str(value)
-    return markdown.code(value if isinstance(value, str) and value else json.dumps(value))
+        return _duration(value)
+    if isinstance(value, Path | str):
+        return yaml.safe_dump(str(value), explicit_end=False).removesuffix("...\n").strip()
+    return json.dumps(list(value) if isinstance(value, tuple) else value)

@@ -17,6 +17,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 WIDTH = 120
 
+CODE_WIDTH = 100
+"""The width of generated code blocks: longer lines scroll."""
+
 _ROLE = re.compile(r":[a-z]+:`[~!]?\.*([^`]+)`")
 _CODE = re.compile(r"``([^`]+)``")
 _FIELD = re.compile(r"^:(param|raises|returns?)\s*([^:]*):\s*(.*)$")
@@ -63,6 +66,31 @@ def code(text: str) -> str:
         # Renderers differ in what a backslash before it means within backticks.
         return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
     return f"`{text}`" if text else ""
+
+
+def comments(text: str, mark: str) -> list[str]:
+    """Return a text as the comment lines of a member in a code block, without an indent."""
+    plain = _CODE.sub(r"\1", _ROLE.sub(lambda match: _referenced(match).strip("`"), text))
+    return textwrap.wrap(
+        " ".join(plain.split()),
+        CODE_WIDTH - 4,
+        initial_indent=f"{mark} ",
+        subsequent_indent=f"{mark} ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def members(declared: Iterable[tuple[str, str]], mark: str, indent: str) -> list[str]:
+    """Return the lines of declarations with comments above them, and empty lines between them."""
+    lines: list[str] = []
+    commented = False
+    for declaration, text in declared:
+        if lines and (text or commented):
+            lines.append("")
+        commented = bool(text)
+        lines += [f"{indent}{line}" for line in (*comments(text, mark), declaration)]
+    return lines
 
 
 def escaped(text: str) -> str:

@@ -85,11 +85,10 @@ def page() -> str:
         description="The public names of the Python package drakit, for drivers.",
         source="the docstrings of drakit",
         body=[
-            "This page is the reference of the package `drakit`. Drivers import its names from the package:\n"
-            "`from drakit import Device, Driver`. Pass the fields of dataclasses as keyword arguments.\n"
-            "[The driver contract](../vendors/driver-contract.md) shows how the names work together, and\n"
-            "[Python API for tests](python-testing.md) describes `drakit.testing`. All other modules are internal\n"
-            "and can change in any release.",
+            "Drivers import these names from the package: `from drakit import Device, Driver`. Pass the fields of\n"
+            "dataclasses as keyword arguments. [The driver contract](../vendors/driver-contract.md) shows how the\n"
+            "names work together, and [Python API for tests](python-testing.md) describes `drakit.testing`. All\n"
+            "other modules are internal and can change in any release.",
             *(
                 block
                 for title, names in GROUPS.items()
@@ -161,17 +160,6 @@ def _shortened(text: str) -> str:
 def _class(found: type) -> Iterator[str]:
     yield _code(_stub(found))
     yield _text(inspect.cleandoc(vars(found).get("__doc__") or ""))
-    # A field with a self-explanatory name has no docstring.
-    texts = {name: docstrings.of_attribute(found, name) for name in _field_names(found)}
-    rows = [
-        (markdown.code(name), markdown.links(markdown.prose(text)))
-        for name, text in texts.items()
-        if text
-    ]
-    if rows:
-        yield markdown.table(
-            ("Field" if dataclasses.is_dataclass(found) else "Attribute", "Meaning"), rows
-        )
     for name, member in vars(found).items():
         if not name.startswith("_"):
             yield from _member(found, name, member)
@@ -186,7 +174,9 @@ def _field_names(found: type) -> list[str]:
 
 def _stub(found: type) -> str:
     """Return the class with its fields and its constructor, as a stub file would."""
-    fields = [f"    {line}" for line in _declarations(found)]
+    # A field with a self-explanatory name has no docstring.
+    declared = ((line, docstrings.of_attribute(found, name)) for name, line in _declarations(found))
+    fields = markdown.members(declared, "#", "    ")
     create = [f"    {line}" for line in _constructor(found)]
     lines = [*fields, *([""] if fields and create else []), *create]
     head = f"class {found.__name__}{_bases(found)}:"
@@ -199,16 +189,23 @@ def _bases(found: type) -> str:
     return f"({', '.join(names)})" if names else ""
 
 
-def _declarations(found: type) -> Iterator[str]:
+def _declarations(found: type) -> Iterator[tuple[str, str]]:
+    """Yield the name and the declaration of each field."""
     if dataclasses.is_dataclass(found):
         for field in dataclasses.fields(found):
             if not field.name.startswith("_"):
-                yield f"{field.name}: {_quotes(_annotation(field.type))}{_default(field)}"
+                yield (
+                    field.name,
+                    f"{field.name}: {_quotes(_annotation(field.type))}{_default(field)}",
+                )
         return
-    annotations = inspect.get_annotations(found)
+    # Attributes that the constructor assigns have the types of its parameters.
+    create = vars(found).get("__init__")
+    annotations = inspect.get_annotations(create) if create else {}
+    annotations |= inspect.get_annotations(found)
     for name in _field_names(found):
-        if name in annotations:
-            yield f"{name}: {_annotation(annotations[name])}{_value(found, name)}"
+        known = f": {_annotation(annotations[name])}" if name in annotations else ""
+        yield name, f"{name}{known}{_value(found, name)}"
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -1,8 +1,7 @@
 """
 The page of the chart's values: keys, defaults and comments of values.yaml, types of its schema.
 
-A comment stands directly above its key. Its lines that are indented after the ``#`` are an example,
-which the page shows below the table.
+A comment stands directly above its key. Its lines that are indented after the ``#`` are an example.
 
 It must not know what the chart does with a value.
 """
@@ -11,8 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -32,34 +30,46 @@ STRUCTURES = {
 }
 """Values whose fields are described on another page."""
 
+OBVIOUS = ("boolean", "string", "map", "path")
+"""Types that a default shows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
     """One key of values.yaml."""
 
     path: str
-    default: Any
     comment: str
-    example: str
     is_group: bool
+    line: int
+    """The index of the key's line in values.yaml."""
+
+    comment_lines: int
+    """The number of lines of the comment above the key."""
+
+    end: int
+    """The index of the line after the value."""
 
 
 def page() -> str:
     """Return the page."""
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     values = read(CHART / "values.yaml", schema)
+    lines = (CHART / "values.yaml").read_text(encoding="utf-8").splitlines()
+    structures = ", ".join(f"[`{path}`]({where})" for path, where in STRUCTURES.items())
     body = [
-        "This page lists every value of the chart `charts/drakit`. The chart rejects other keys.\n"
-        "[Install drakit](../admin/install.md) shows how to set values.",
-        "A duration is a string with units, such as `10s`, `2m`, `1m30s` or `1h`, and must be greater than zero. The keys\n"
-        "in a table are relative to the heading above it.",
+        "This page shows `values.yaml` of the chart `charts/drakit`: every value with its default and, where the default\n"
+        "does not show it, its type. The chart rejects other keys. [Install drakit](../admin/install.md) shows how to set\n"
+        "values. A duration is a string with units, such as `10s`, `2m`, `1m30s` or `1h`, and must be greater than zero.",
+        markdown.paragraph(f"These values have fields that another page describes: {structures}."),
     ]
     scalars = [each for each in values if "." not in each.path and not each.is_group]
-    body += ["## Names and images", *_section(scalars, schema, prefix="")]
+    body += ["## Names and images"]
+    body += [_block([each], lines, schema, commented=True) for each in scalars]
     for group in (each for each in values if "." not in each.path and each.is_group):
         members = [each for each in values if each.path.startswith(f"{group.path}.")]
         body += [f"## {group.path}", markdown.paragraph(_text(group.comment))]
-        body += _section(members, schema, prefix=f"{group.path}.")
+        body += [_block([group, *members], lines, schema)]
     return markdown.document(
         "Chart values",
         description="Every value of the drakit Helm chart, with its type, default and meaning.",
@@ -68,70 +78,50 @@ def page() -> str:
     )
 
 
-MAX_DEFAULT = 60
-"""Characters of a default within a table; a longer one follows the table."""
-
-
-def _section(values: list[Value], schema: Mapping[str, Any], *, prefix: str) -> Iterator[str]:
-    yield markdown.table(
-        ("Key", "Type", "Default", "Meaning"),
-        [
-            (
-                markdown.code(value.path.removeprefix(prefix)),
-                "" if value.is_group else type_text(lookup(schema, value.path), schema),
-                "" if value.is_group else _default(value),
-                _meaning(value),
-            )
-            for value in values
-        ],
-    )
+def _block(
+    values: Sequence[Value], lines: Sequence[str], schema: Mapping[str, Any], *, commented: bool = False
+) -> str:
+    """Return the part of values.yaml with a key and the keys below it, with their types."""
+    first, last = values[0], values[-1]
+    shown = list(lines[first.line - (first.comment_lines if commented else 0) : last.end])
     for value in values:
-        if _is_long(value):
-            default = yaml.safe_dump(value.default, sort_keys=False, default_flow_style=None)
-            yield f"The default of `{value.path}`:"
-            yield f"```yaml\n{default.strip()}\n```"
-        if value.example:
-            key = value.path.rpartition(".")[2]
-            example = textwrap.indent(value.example, "  ")
-            yield f"An example of `{value.path}`:"
-            yield f"```yaml\n{key}:\n{example}\n```"
-
-
-def _meaning(value: Value) -> str:
-    text = _text(value.comment)
-    if where := STRUCTURES.get(value.path):
-        text += f" See [the fields]({where})."
-    return text.strip()
+        kind = "" if value.is_group else type_text(lookup(schema, value.path), schema)
+        if kind and kind not in OBVIOUS:
+            line = value.line - last.end + len(shown)
+            shown[line] += f"  # {kind.replace('`', '')}"
+    text = "\n".join(shown).strip()
+    return f"```yaml\n{text}\n```"
 
 
 def _text(comment: str) -> str:
     return markdown.links(markdown.escaped(comment))
 
 
-def _default(value: Value) -> str:
-    return "see below" if _is_long(value) else markdown.code(json.dumps(value.default))
-
-
-def _is_long(value: Value) -> bool:
-    return not value.is_group and len(json.dumps(value.default)) > MAX_DEFAULT
-
-
 def read(path: Path, schema: Mapping[str, Any]) -> list[Value]:
     """Read all keys in their order, with their comments."""
     text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
     root = cast("yaml.MappingNode", yaml.compose(text))
     found: list[Value] = []
 
     def visit(node: yaml.MappingNode, above: str) -> None:
         for key, value in node.value:
             name = f"{above}{key.value}"
-            comment, example = _comment(text.splitlines(), key.start_mark.line)
+            comment = _comment(lines, key.start_mark.line)
             # Without properties, a map has keys that an admin chooses.
             is_group = "properties" in _resolved(lookup(schema, name), schema)
-            default = None if is_group else yaml.SafeLoader("").construct_object(value, deep=True)
+            # A block collection ends where the next token begins, after empty lines and comments.
+            end = value.end_mark.line + (value.end_mark.column > 0)
+            while not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#"):
+                end -= 1
             found.append(
                 Value(
-                    path=name, default=default, comment=comment, example=example, is_group=is_group
+                    path=name,
+                    comment=" ".join(each for each in comment if not each.startswith("  ")),
+                    is_group=is_group,
+                    line=key.start_mark.line,
+                    comment_lines=len(comment),
+                    end=end,
                 )
             )
             if is_group:
@@ -141,17 +131,15 @@ def read(path: Path, schema: Mapping[str, Any]) -> list[Value]:
     return found
 
 
-def _comment(lines: list[str], line: int) -> tuple[str, str]:
-    """Return the comment directly above a line: its text and its example."""
+def _comment(lines: list[str], line: int) -> list[str]:
+    """Return the comment directly above a line; indented lines in it are an example."""
     found: list[str] = []
     for above in reversed(lines[:line]):
         match = re.fullmatch(r"\s*# ?(.*)", above)
         if match is None:
             break
         found.insert(0, match[1])
-    example = [each for each in found if each.startswith("  ")]
-    text = [each for each in found if not each.startswith("  ")]
-    return " ".join(text), textwrap.dedent("\n".join(example))
+    return found
 
 
 def lookup(schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
