@@ -115,9 +115,7 @@ class _Contract:
         )
 
 
-def _block(
-    kind: str, name: str, declared: Sequence[tuple[str, str]], *, oneof: str = ""
-) -> str:
+def _block(kind: str, name: str, declared: Sequence[tuple[str, str]], *, oneof: str = "") -> str:
     """Return a message or an enum as in the contract: each member with its comment."""
     if not declared:
         return f"```proto\n{kind} {name} {{}}\n```"

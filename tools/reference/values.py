@@ -79,7 +79,11 @@ def page() -> str:
 
 
 def _block(
-    values: Sequence[Value], lines: Sequence[str], schema: Mapping[str, Any], *, commented: bool = False
+    values: Sequence[Value],
+    lines: Sequence[str],
+    schema: Mapping[str, Any],
+    *,
+    commented: bool = False,
 ) -> str:
     """Return the part of values.yaml with a key and the keys below it, with their types."""
     first, last = values[0], values[-1]

@@ -72,9 +72,7 @@ def test_the_output_in_the_readme_is_that_of_its_manifests():
     (text,) = listings("README.md", "yaml")
     (shown,) = listings("README.md", "console")
     objects = yaml.safe_load_all(text)
-    created = [
-        f"{resource(body)}/{body['metadata']['name']} created" for body in objects
-    ]
+    created = [f"{resource(body)}/{body['metadata']['name']} created" for body in objects]
     assert shown.splitlines() == ["$ kubectl apply -f serial.yaml", *created]
 
 
