@@ -1,6 +1,6 @@
 """
-What both daemons share: the session with the API server (:mod:`.kube`), logs, metrics, probes, and
-the tasks of a process.
+Parts that both daemons share: the session with the API server (:mod:`.kube`), logs, metrics,
+probes, and the tasks of a process. The commands use the session, too.
 
-Commands use its session too. It must not know devices, claims, or what a daemon does.
+Does not depend on devices, claims, or the purpose of a daemon.
 """

@@ -1,7 +1,7 @@
 """
 Exponential backoff with jitter: each retry waits twice as long, up to a limit.
 
-The caller sleeps, and decides whether to continue. It must not know what is retried.
+The caller sleeps, and decides whether to continue. Does not depend on the operation.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ class Backoff:
     """The delays between the attempts of one operation."""
 
     def __init__(self, first_seconds: float, limit_seconds: float, *, jitter: float = 0.5) -> None:
-        """``jitter`` is the part of each delay that is random: nodes that lost the API server at
-        the same time must not all reconnect at the same time."""
+        """``jitter`` is the random part of each delay, so that nodes that lost the API server at
+        the same time do not all reconnect at the same time."""
         self._first = first_seconds
         self._limit = limit_seconds
         self._jitter = jitter
@@ -27,11 +27,11 @@ class Backoff:
 
     def next_seconds(self) -> float:
         """Count a failure, and return the delay before the next attempt."""
-        # The exponent is bounded: 2.0 ** 1024 raises an error, after a long night of retries.
+        # The exponent is bounded: after a long night of retries, 2.0 ** 1024 would raise an error.
         delay = min(self._limit, self._first * 2.0 ** min(self._failures, 32))
         self._failures += 1
         return delay * (1 - self._jitter * random.random())  # noqa: S311 - no secret
 
     def succeeded(self) -> None:
-        """Start with the first delay again."""
+        """Reset the delay to the first one."""
         self._failures = 0

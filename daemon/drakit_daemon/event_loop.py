@@ -1,8 +1,8 @@
 """
 The event loop of all daemons, and of the threads in which drivers run: uvloop if it is installed.
 
-It takes a quarter of a prepare's processor time off. The standard loop does the same work, and
-serves a driver whose image leaves uvloop out.
+With uvloop, a prepare needs a quarter less processor time. The standard loop does the same work for
+a driver whose image does not contain uvloop.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ async def run_in_thread(
     stop_seconds: float,
 ) -> None:
     """
-    Run a coroutine in a thread with a loop of its own, and raise what ends it.
+    Run a coroutine in a thread with its own event loop, and raise the error that ends it.
 
-    At a cancellation, the event that it gets is set, and it has some seconds to return.
+    A cancellation sets the event that the coroutine receives. The coroutine then has `stop_seconds`
+    to return.
     """
     loop, stop, done = new_event_loop(), asyncio.Event(), Future[None]()
 

@@ -1,18 +1,19 @@
 """
-A small HTTP server for a hostile network: GET of a few fixed paths, in the daemon's own loop.
+A small HTTP server for a hostile network: GET of a few fixed paths, in the daemon's own event loop.
 
-Anyone on the pod network can connect, so no client may prevent another client from getting an
-answer:
+Anyone on the pod network can connect, so no client may prevent another client from getting a
+response:
 
-* one deadline covers a request, from the accept to the last byte of the answer
-* connections are limited; a new one replaces the oldest that waits for its client
+* one deadline covers a request, from the accept to the last byte of the response
+* the number of connections is limited; a new connection replaces the oldest one that waits for its
+  client
 * the server accepts one connection per loop iteration, so that it reads a request that has
   arrived before a flood can replace the connection
-* concurrent requests for the same path share one answer
+* concurrent requests for the same path share one response
 
-The paths need no header, body or keep-alive. The server parses only the first line of a request,
-which takes less code than a library, and no memory. It must not know the purpose of the paths:
-:mod:`.probes` does.
+The paths need no headers, body or keep-alive. The server parses only the first line of a request,
+which takes less code than a library, and no memory. Does not depend on the purpose of the paths,
+which is in :mod:`.probes`.
 """
 
 from __future__ import annotations
@@ -32,30 +33,30 @@ from drakit.settings import parse_address
 logger: logging.Logger = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 2.0
-"""From the accept to the last byte of the answer."""
+"""The time limit from the accept to the last byte of the response."""
 
 MAX_CONNECTIONS = 32
-"""Concurrent connections; a kubelet and a Prometheus need two or three."""
+"""The limit of concurrent connections. A kubelet and a Prometheus need two or three."""
 
 MAX_REQUEST_BYTES = 8192
-"""Request line and headers: the usual limit of other servers."""
+"""The limit of a request's first line and headers, which is usual for HTTP servers."""
 
 SHARED_SECONDS = 0.25
-"""The age up to which an answer is shared: a flood of requests costs four answers per second."""
+"""How long a response is shared: a flood of requests costs at most four responses per second."""
 
 SHARED_FACTOR = 50
-"""An answer that takes long is shared for this many times as long, if its server allows that: a
+"""A slow response is shared for this many times the time that it took, up to the server's limit. A
 flood then takes 2 % of the time."""
 
 _BACKLOG = 1024
-"""Connections that the kernel queues; in a flood, a probe waits in this queue."""
+"""Connections that the kernel queues. During a flood, a probe waits in this queue."""
 
 _RETRY_SECONDS = 0.5
-"""Pause after a failed accept, for example for lack of file descriptors."""
+"""The pause after a failed accept, for example because there are no file descriptors left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Response:
     """The response to a client."""
 
     body: bytes
@@ -63,7 +64,7 @@ class Answer:
     content_type: str = "text/plain; charset=utf-8"
 
     def encoded(self) -> bytes:
-        """Return the response as it goes over the wire."""
+        """Return the bytes of the HTTP response."""
         head = (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
             f"Content-Type: {self.content_type}\r\n"
@@ -73,31 +74,31 @@ class Answer:
         return head.encode() + self.body
 
 
-Route: TypeAlias = Callable[[], Awaitable[Answer]]
+Route: TypeAlias = Callable[[], Awaitable[Response]]
 
 
-def _plain(status: HTTPStatus) -> Answer:
-    return Answer(status=status, body=f"{status.phrase.lower()}\n".encode())
+def _plain(status: HTTPStatus) -> Response:
+    return Response(status=status, body=f"{status.phrase.lower()}\n".encode())
 
 
-class _SharedAnswer:
-    """The answer of one path, computed once for concurrent requests."""
+class _SharedResponse:
+    """The response for one path, computed once for concurrent requests."""
 
     def __init__(self, path: str, route: Route, *, shared_limit_seconds: float) -> None:
         self._path = path
         self._route = route
         self._shared_limit_seconds = shared_limit_seconds
         self._shared_until = 0.0
-        self.task: asyncio.Task[Answer] | None = None
+        self.task: asyncio.Task[Response] | None = None
 
-    async def get(self) -> Answer:
+    async def get(self) -> Response:
         now = asyncio.get_running_loop().time()
         if self.task is None or (self.task.done() and now >= self._shared_until):
-            self.task = asyncio.create_task(self._compute(), name=f"answer of {self._path}")
-        # A client that disconnects must not cancel the answer for the others.
+            self.task = asyncio.create_task(self._compute(), name=f"response of {self._path}")
+        # A client that disconnects must not cancel the response for the others.
         return await asyncio.shield(self.task)
 
-    async def _compute(self) -> Answer:
+    async def _compute(self) -> Response:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -116,21 +117,19 @@ class HttpServer:
     def __init__(
         self, *, listen: str, routes: Mapping[str, Route], shared_limit_seconds: float = 0.0
     ) -> None:
-        """
-        :param shared_limit_seconds: how long answers that take long are shared at most.
-        """
+        """:param shared_limit_seconds: the longest time for which slow responses are shared."""
         self.listen: str = listen
-        self._answers = {
-            path: _SharedAnswer(path, route, shared_limit_seconds=shared_limit_seconds)
+        self._responses = {
+            path: _SharedResponse(path, route, shared_limit_seconds=shared_limit_seconds)
             for path, route in routes.items()
         }
-        # Whether each connection waits for its client, the oldest connection first.
+        # Whether each connection waits for its client. The oldest connection is first.
         self._connections: dict[asyncio.Task[None], bool] = {}
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen; raises OSError if the address cannot be used."""
+        """Listen. Raises OSError if the address cannot be used."""
         self._listener = await asyncio.to_thread(open_listener, self.listen)
         self._accepting = asyncio.create_task(
             self._accept(self._listener), name=f"HTTP at {self.listen}"
@@ -138,7 +137,7 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port in use, even if the kernel has chosen it."""
+        """The port that the server listens on, even if the kernel chose it."""
         assert self._listener is not None
         return self._listener.getsockname()[1]
 
@@ -149,7 +148,7 @@ class HttpServer:
             for task in (
                 self._accepting,
                 *self._connections,
-                *(answer.task for answer in self._answers.values()),
+                *(response.task for response in self._responses.values()),
             )
             if task is not None
         ]
@@ -163,7 +162,8 @@ class HttpServer:
     async def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                # Not sock_accept: a cancellation of uvloop's loses a connection that it accepted.
+                # sock_accept is not used: if it is canceled, uvloop loses a connection that it has
+                # accepted.
                 client, _ = listener.accept()
             except BlockingIOError:
                 await _readable(listener)
@@ -196,16 +196,16 @@ class HttpServer:
     async def _serve(self, client: socket.socket) -> None:
         connection = asyncio.current_task()
         assert connection is not None
-        # If a client disconnects or is too slow, that concerns only this client.
+        # A client that disconnects or is too slow affects only itself.
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(REQUEST_SECONDS):
                 request = await _read_request(client)
                 self._connections[connection] = False
-                answer = await self._answer(request)
+                response = await self._respond(request)
                 self._connections[connection] = True
-                await asyncio.get_running_loop().sock_sendall(client, answer.encoded())
+                await asyncio.get_running_loop().sock_sendall(client, response.encoded())
 
-    async def _answer(self, request: bytes | None) -> Answer:
+    async def _respond(self, request: bytes | None) -> Response:
         if request is None:
             return _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         line = request.partition(b"\r\n")[0].decode("latin-1").split(" ")
@@ -213,13 +213,17 @@ class HttpServer:
             return _plain(HTTPStatus.BAD_REQUEST)
         if line[0] != "GET":
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
-        shared = self._answers.get(line[1].partition("?")[0])
+        shared = self._responses.get(line[1].partition("?")[0])
         return _plain(HTTPStatus.NOT_FOUND) if shared is None else await shared.get()
 
 
 async def _readable(listener: socket.socket) -> None:
-    """Wait for a connection. The loop watches only meanwhile: one that waits after a failed accept
-    would keep it busy."""
+    """
+    Wait for a connection.
+
+    The loop watches the listener only during the wait. Otherwise, a connection that waits after a
+    failed accept would keep the loop busy.
+    """
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(listener, readable.set)
     try:
@@ -229,7 +233,7 @@ async def _readable(listener: socket.socket) -> None:
 
 
 async def _read_request(client: socket.socket) -> bytes | None:
-    """Return a request up to its blank line; None if it is too long."""
+    """Return a request up to its blank line, or None if the request is too long."""
     loop = asyncio.get_running_loop()
     request = bytearray()
     while b"\r\n\r\n" not in request:
@@ -243,7 +247,8 @@ async def _read_request(client: socket.socket) -> bytes | None:
 
 
 def open_listener(address: str) -> socket.socket:
-    """Return a listening socket; no host means all addresses of both families. Blocks."""
+    """Return a listening socket. Without a host, it listens on all addresses of both families.
+    Blocks."""
     host, port = parse_address(address)
     if host is None and socket.has_dualstack_ipv6():
         listener = socket.create_server(

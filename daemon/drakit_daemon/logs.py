@@ -3,10 +3,10 @@ Log lines of both daemons: a constant message, named facts, and the ID of the re
 
 The ID is a context variable that a filter adds to every record, so no caller passes it along. Tasks
 and ``run_coroutine_threadsafe`` inherit it; ``run_in_executor`` does not (use
-``contextvars.copy_context().run``). The caller decides which facts it logs. A condition that a loop
-checks repeatedly is logged only when it changes, by :class:`ProblemLog`.
+``contextvars.copy_context().run``). The caller decides which facts it logs. :class:`ProblemLog`
+logs the result of a repeated check only when it changes.
 
-It must not know what a request is.
+Does not depend on the meaning of a request.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 def new_request_id() -> str:
     """Return an ID that is short enough to read aloud and unlikely to repeat within a log."""
-    return f"{random.getrandbits(32):08x}"  # a secret would need a system call for each
+    return f"{random.getrandbits(32):08x}"  # a secure one would need a system call each time
 
 
 @contextmanager
 def request_scope(identifier: str) -> Generator[None]:
-    """Add this ID to each log line of the block, and of the tasks that it starts."""
+    """Add this ID to each log line of the block and of the tasks that it starts."""
     token = request_id.set(identifier)
     try:
         yield
@@ -48,7 +48,7 @@ class ProblemLog:
     """
     Logs a problem when it appears or changes, and once when it is gone.
 
-    For periodic checks: report the result of each check, and only changes are logged. It is not
+    For periodic checks: report the result of each check, and only changes are logged. Not
     thread-safe.
     """
 
@@ -65,11 +65,12 @@ class ProblemLog:
     ) -> None:
         """
         ``recovered`` is the message for the end of a problem; without it, the end is not logged.
-        The problem is logged under the name ``fact``, beside ``facts``. ``pause_seconds`` is the
-        minimum time between two lines, loop clock: a flapping result must not flood the log.
+        The problem is logged as the fact ``fact``, in addition to ``facts``. ``pause_seconds`` is
+        the minimum time between two lines (loop clock), so that a flapping result does not flood
+        the log.
         """
         self.problem: str | None = None
-        """The result that was last logged; None if there was no problem then."""
+        """The last logged result. None if there was no problem."""
 
         self._logger = logger
         self._message = message
@@ -119,7 +120,7 @@ _encode = json.JSONEncoder(default=str, ensure_ascii=False).encode
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -137,9 +138,9 @@ class JsonFormatter(logging.Formatter):
 
 class TextFormatter(logging.Formatter):
     """
-    One human-readable line: time, level, message, then the facts as key=value.
+    Formats a record as one human-readable line: time, level, message, then the facts as key=value.
 
-    A traceback follows, indented, so that no text in it can look like the start of a log line.
+    A traceback follows, indented, so that no line of it can look like the start of a record.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -154,17 +155,17 @@ class TextFormatter(logging.Formatter):
 
 
 def configure(*, level: str = "INFO", form: Literal["json", "text"] = "json") -> None:
-    """Log everything to standard error in one format. A daemon's ``main`` calls it once."""
+    """Log everything to standard error in one format. A daemon calls this once in ``main``."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     handler.addFilter(RequestIdFilter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # No line shows the place in the code, thread or process: finding them takes a third of the time
-    # of a line (Python's Logging HOWTO, "Optimization").
+    # No line contains the location in the code, the thread or the process: finding them takes a
+    # third of the time of a line (Python's Logging HOWTO, "Optimization").
     logging._srcfile = None  # pyright: ignore[reportPrivateUsage]
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    # At DEBUG, these libraries log each step of their own machinery.
+    # At DEBUG, these libraries log each of their internal steps.
     for name in ("grpc", "asyncio"):
         logging.getLogger(name).setLevel(max(root.level, logging.INFO))

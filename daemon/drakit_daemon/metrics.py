@@ -1,12 +1,12 @@
 """
-The metric types of prometheus-client, and the text format, without the client's HTTP servers.
+The metric types of prometheus-client and the text format, without the client's HTTP servers.
 
-The usual import of the package also imports the HTTP servers of the standard library, among others:
-a MiB more on every node, and :mod:`.probes` serves the metrics. So the two modules that we need are
-imported below an empty package, and leave no trace: a driver of a vendor that imports the package
-gets a complete one of its own.
+A normal import of the package also imports the HTTP servers of the standard library, among others.
+That takes 1 MiB more on every node, although :mod:`.probes` serves the metrics. Therefore, the two
+required modules are imported below an empty package, and then removed from ``sys.modules``. If a
+vendor's driver imports the package, it gets a complete one.
 
-It must not know any metric.
+Does not depend on any metric.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PACKAGE = "prometheus_client"
 
 
 def _import(*names: str) -> list[Any]:
-    """Import modules of the package without the package itself, if it is not imported yet."""
+    """Import modules of the package without the package itself, unless it is already imported."""
     spec = None if _PACKAGE in sys.modules else find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return [import_module(f"{_PACKAGE}.{name}") for name in names]

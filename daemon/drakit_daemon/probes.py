@@ -2,7 +2,7 @@
 Probes and metrics of a daemon: two HTTP servers, so that a flood on one does not affect the other.
 
 The probes port serves ``/healthz`` and ``/readyz``, the metrics port ``/metrics``. Anyone on the
-pod network can read a probe's answer, so it is only a status; the log has the reasons.
+pod network can read the result of a probe, so it is only a status. The log has the reasons.
 
 Connections and their limits belong to :mod:`.httpserver`. Does not depend on the checks or the
 metrics.
@@ -17,7 +17,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from drakit.settings import Listen
-from drakit_daemon.httpserver import Answer, HttpServer
+from drakit_daemon.httpserver import HttpServer, Response
 from drakit_daemon.logs import ProblemLog
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -29,15 +29,15 @@ CHECK_SECONDS = 1.5
 """The time limit of a check: less than the deadline of its request."""
 
 SCRAPE_SECONDS = 5.0
-"""The time for which the text of a scrape is used again if it takes long: scrapes are 15 s or more
-apart, and anyone can send a hundred per second."""
+"""How long the response to a slow scrape is reused: scrapes are 15 s or more apart, and anyone can
+send a hundred per second."""
 
 REPORT_SECONDS = 5.0
 """The minimum pause between two log lines of one probe, in case its result flaps."""
 
 
 class Probed(Protocol):
-    """A daemon, as probes and metrics see it."""
+    """A daemon, from the point of view of probes and metrics."""
 
     async def liveness_problems(self) -> Sequence[str]:
         """Return the reasons to restart the process; empty if it is healthy."""
@@ -60,13 +60,13 @@ class StatusServers:
         healthz = Probe("/healthz", probed.liveness_problems, failed=b"unhealthy\n")
         readyz = Probe("/readyz", probed.readiness_problems, failed=b"not ready\n")
 
-        async def measured() -> Answer:
+        async def measured() -> Response:
             async with asyncio.timeout(CHECK_SECONDS):
                 await probed.measure()
-            return Answer(body=metrics(), content_type=CONTENT_TYPE)
+            return Response(body=metrics(), content_type=CONTENT_TYPE)
 
         self.probes: HttpServer = HttpServer(
-            listen=listen.probes, routes={probe.path: probe.answer for probe in (healthz, readyz)}
+            listen=listen.probes, routes={probe.path: probe.respond for probe in (healthz, readyz)}
         )
         self.metrics: HttpServer = HttpServer(
             listen=listen.metrics,
@@ -75,7 +75,8 @@ class StatusServers:
         )
 
     async def start(self) -> None:
-        """Listen; an OSError names the setting and the address that cannot be used."""
+        """Listen. The message of an OSError names the setting and the address that cannot be
+        used."""
         for name, server in (("probes", self.probes), ("metrics", self.metrics)):
             try:
                 await server.start()
@@ -85,7 +86,7 @@ class StatusServers:
                     f"listen.{name}: {server.listen} cannot be used ({error}); choose another "
                     f"address"
                 ) from error
-        # Port 0 lets the kernel choose a free port; only the log has its number.
+        # With port 0, the kernel chooses a free port, and only the log shows its number.
         logger.info(
             "probes and metrics served",
             extra={"probes_port": self.probes.port, "metrics_port": self.metrics.port},
@@ -98,7 +99,7 @@ class StatusServers:
 
 
 class Probe:
-    """One probe: its check, and the log of its result."""
+    """A probe: its check, and the log of its result."""
 
     def __init__(
         self, path: str, check: Callable[[], Awaitable[Sequence[str]]], *, failed: bytes
@@ -115,7 +116,7 @@ class Probe:
             pause_seconds=REPORT_SECONDS,
         )
 
-    async def answer(self) -> Answer:
+    async def respond(self) -> Response:
         """Return the result of the check."""
         try:
             async with asyncio.timeout(CHECK_SECONDS):
@@ -124,5 +125,5 @@ class Probe:
             reasons = [f"the check takes longer than {CHECK_SECONDS:g} s"]
         self._log.report("; ".join(reasons) or None)
         if reasons:
-            return Answer(status=HTTPStatus.SERVICE_UNAVAILABLE, body=self._failed)
-        return Answer(body=b"ok\n")
+            return Response(status=HTTPStatus.SERVICE_UNAVAILABLE, body=self._failed)
+        return Response(body=b"ok\n")

@@ -1,7 +1,7 @@
 """
 A rate limit with a burst: a token bucket on the loop's clock.
 
-The caller decides whether to wait, drop or refuse. Does not depend on what is limited.
+The caller decides whether to wait, drop or reject. Does not depend on the limited operation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 TURN_SECONDS = 0.05
-"""Pause between two looks at whose turn it is, while objects wait."""
+"""The interval at which the next turn is checked while objects wait."""
 
 
 class RateLimiter:
@@ -31,17 +31,17 @@ class RateLimiter:
         return True
 
     def reserve(self) -> float:
-        """Take the next token; return in how many seconds the bucket has it."""
+        """Take the next token. Return the seconds until the bucket has it."""
         self._refill()
         self._left -= 1
         return max(0.0, -self._left / self._per_second)
 
     def give_back(self) -> None:
-        """Return a token that was taken and not used."""
+        """Return an unused token to the bucket."""
         self._left = min(self._burst, self._left + 1)
 
     async def wait(self) -> None:
-        """Take a token, and wait until there is one; concurrent callers get theirs in order."""
+        """Take a token, waiting if necessary. Concurrent callers get their tokens in order."""
         if seconds := self.reserve():
             await asyncio.sleep(seconds)
 
@@ -53,25 +53,27 @@ class RateLimiter:
 
 class FairRateLimiter:
     """
-    One rate for the objects of many owners: owners take turns, however many objects of each wait.
+    A shared rate for the objects of many owners: owners take turns, however many of their objects
+    wait.
 
-    An object has one token, or one place among those that wait. It keeps them until it uses the
-    token, or leaves and gives them back. Use it in one event loop.
+    An object has one token, or one place in the queue. It keeps them until it uses the token, or
+    gives them back with `leave`. Use it in one event loop.
     """
 
     def __init__(self, *, burst: float, per_second: float) -> None:
         self._limiter = RateLimiter(burst=burst, per_second=per_second)
         self._waiting: dict[str, dict[str, Callable[[], None]]] = {}
-        """What wakes each object, by owner and object, both in the order of their turns."""
+        """The callback that wakes each object, by owner and object, both in the order of their
+        turns."""
 
         self._owner_of: dict[str, str] = {}
-        """The owner of each object that waits."""
+        """The owner of each waiting object."""
 
         self._granted: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, name: str, owner: str, wake: Callable[[], None]) -> bool:
-        """Return whether an object has a token; otherwise, `wake` is called when it has one."""
+        """Return whether an object has a token. If not, `wake` is called when it gets one."""
         if name in self._granted:
             return True
         if name not in self._owner_of:
@@ -87,11 +89,11 @@ class FairRateLimiter:
         return name in self._owner_of
 
     def use(self, name: str) -> None:
-        """The object has used its token, and needs another one for the next time."""
+        """Mark the object's token as used. The object needs another token next time."""
         self._granted.discard(name)
 
     def leave(self, name: str) -> None:
-        """The object does not need its token, or its place among those that wait."""
+        """Give back the object's token, or its place in the queue."""
         if name in self._granted:
             self._granted.discard(name)
             self._limiter.give_back()

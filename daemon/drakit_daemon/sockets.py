@@ -1,7 +1,7 @@
 """
-Unix sockets in a directory that several processes use: whether a socket is still served.
+Unix sockets in a directory that several processes use: whether a process still serves a socket.
 
-It must not know whose sockets they are.
+Does not depend on the owner of a socket.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ def is_socket(path: Path) -> bool:
     """Return whether there is a socket at a path. Blocks."""
     try:
         return stat.S_ISSOCK(os.lstat(path).st_mode)
-    except OSError:  # absent, or a name that no file can have
+    except OSError:  # absent, or an invalid file name
         return False
 
 
 def refuses_connections(path: Path) -> bool:
-    """Return whether a socket has no listener. One that is only slow to accept is alive. Blocks."""
+    """Return whether a socket has no listener. A listener that is slow to accept is alive.
+    Blocks."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:
             client.connect(str(path))
         except ConnectionRefusedError:
             return True
-        except OSError:  # also a path that is too long
+        except OSError:  # a path that is too long, too
             return False
     return False

@@ -1,11 +1,11 @@
 """
 Owners of background tasks: a part of a daemon that ends without a stop request ends the daemon.
 
-``asyncio.TaskGroup`` notices exceptions only. It does not notice a loop that returns, or a
-cancellation that a library raises itself (closing a ``grpc.aio`` channel does that to its reader).
-The composition root decides what follows when a part has ended, and limits the time of the exit.
+``asyncio.TaskGroup`` notices only exceptions. It does not notice that a loop returns, or that a
+library cancels a task (closing a ``grpc.aio`` channel cancels its reader). The composition root
+decides what follows when a part has ended, and limits the time of the exit.
 
-It must not know what the parts do.
+Does not depend on the work of the parts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class TaskEndedError(Exception):
 
 
 def cancelled_by_owner() -> bool:
-    """Return whether our own stop caused a cancellation, rather than a library."""
+    """Return whether a cancellation is part of our own shutdown. A library can also cause one."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def until_stopped(name: str, part: Callable[[], Awaitable[None]]) -> None:
-    """Run one part of a daemon; any end except our stop is an error."""
+    """Run a part of a daemon. Any end except our own stop is an error."""
     try:
         await part()
     except asyncio.CancelledError:
@@ -43,14 +43,14 @@ async def until_stopped(name: str, part: Callable[[], Awaitable[None]]) -> None:
 
 
 async def run(parts: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
-    """Run parts concurrently; the first that ends stops the others and is raised."""
+    """Run parts concurrently. The end of a part stops the others, and is raised."""
     async with asyncio.TaskGroup() as group:
         for name, part in parts.items():
             group.create_task(until_stopped(name, part), name=name)
 
 
 def stop_signals() -> asyncio.Event:
-    """Return what SIGTERM or SIGINT sets from now on."""
+    """Return an event that SIGTERM and SIGINT set."""
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
@@ -63,8 +63,8 @@ async def run_until(
     *,
     drain: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Run parts until a stop is requested, and `drain` before they are canceled; the end of a part
-    is raised."""
+    """Run parts until a stop is requested. Call `drain` before they are canceled. Raise the end of
+    a part."""
     running = asyncio.create_task(run(parts))
     asked = asyncio.create_task(stopping.wait())
     await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -78,7 +78,7 @@ async def run_until(
 
 
 LEFT_THREADS_SECONDS = 3.0
-"""The grace period of threads that still run when everything else has ended."""
+"""The grace period for threads that are still running when everything else has ended."""
 
 
 def limit_exit(code: int, *, seconds: float = LEFT_THREADS_SECONDS) -> None:
@@ -86,7 +86,7 @@ def limit_exit(code: int, *, seconds: float = LEFT_THREADS_SECONDS) -> None:
     Limit the time that the process takes to exit, even if a driver has left a thread that does not
     end.
 
-    At exit, Python waits without a limit for the threads of executors.
+    At exit, Python waits for the threads of executors without a time limit.
     """
     timer = threading.Timer(seconds, os._exit, (code,))
     timer.daemon = True

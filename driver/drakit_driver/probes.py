@@ -24,7 +24,7 @@ import grpc
 import grpc.aio
 
 from drakit.settings import SettingsError
-from drakit_daemon.httpserver import Answer, HttpServer
+from drakit_daemon.httpserver import HttpServer, Response
 from drakit_daemon.logs import ProblemLog
 from drakit_daemon.probes import CONTENT_TYPE, Probe
 from drakit_driver.runtime.contract import CALL_SECONDS
@@ -252,9 +252,9 @@ class DriverProbes:
         self._blocked_since = now if self._blocked_since is None else self._blocked_since
         return [blocked] if now - self._blocked_since >= CALL_SECONDS else []
 
-    async def _metrics(self) -> Answer:
+    async def _metrics(self) -> Response:
         body = self._probed.monitor.metrics().encode()
-        return Answer(body=body, content_type=CONTENT_TYPE)
+        return Response(body=body, content_type=CONTENT_TYPE)
 
     async def log_connection(self) -> None:
         """Log that nobody is connected for a while, until canceled."""

@@ -79,8 +79,8 @@ class Leadership:
 
     def silent_seconds(self) -> float:
         """Return for how long the API server has not answered about the Lease."""
-        answered_at = self._election.answered_at if self._election is not None else float("-inf")
-        return asyncio.get_running_loop().time() - answered_at
+        responded_at = self._election.responded_at if self._election is not None else float("-inf")
+        return asyncio.get_running_loop().time() - responded_at
 
     async def _campaign(self, owner: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         settings = self._settings

@@ -55,7 +55,7 @@ class Bench:
         self.refreshed.append((asyncio.get_running_loop().time(), name))
         if self.failures:
             self.failures -= 1
-            raise UnavailableError.no_answer("GET", name, why="it is away")
+            raise UnavailableError.no_response("GET", name, why="it is away")
 
     async def refresh_report(self, name):
         self.refreshed_reports.append(name)

@@ -15,7 +15,7 @@ import pytest
 from drakit.settings import Listen
 from drakit.testing.conformance.node import unready
 from drakit_daemon import httpserver, probes
-from drakit_daemon.httpserver import Answer, HttpServer
+from drakit_daemon.httpserver import HttpServer, Response
 from drakit_daemon.logs import TextFormatter
 from drakit_daemon.metrics import CollectorRegistry, Gauge, text_of
 from drakit_daemon.probes import StatusServers
@@ -192,8 +192,8 @@ async def test_slow_clients_do_not_make_a_probe_fail(servers, flooded):
 
 
 async def test_clients_that_do_not_read_their_answer_do_not_keep_others_from_theirs():
-    async def large() -> Answer:
-        return Answer(body=b"x" * 8_000_000)  # more than the buffers of both sockets hold
+    async def large() -> Response:
+        return Response(body=b"x" * 8_000_000)  # more than the buffers of both sockets hold
 
     server = HttpServer(listen="127.0.0.1:0", routes={"/large": large})
     await server.start()

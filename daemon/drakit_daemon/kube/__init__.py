@@ -1,11 +1,11 @@
 """
-One session to the Kubernetes API: configuration, requests, lists, watches, queue, lease, events.
+A session with the Kubernetes API: configuration, requests, lists, watches, queue, Lease, Events.
 
-Objects are plain dictionaries, as the server sent them; :mod:`drakit_formats.resource` knows claims
-and slices. Reflector, queue, lease and events are optional modules of their own.
+Objects are plain dictionaries, as the server sent them; :mod:`drakit_formats.resource` reads claims
+and slices. Reflector, queue, Lease and Events are separate, optional modules.
 
-It must not know drivers, devices, or which daemon uses it. Only :mod:`.client_library` may import
-the client library, and never loads its models: they cost 30 MiB on every node.
+Does not depend on drivers, devices, or the daemon that uses it. Only :mod:`.client_library` may
+import the client library. It never loads the library's models, which cost 30 MiB on every node.
 """
 
 from __future__ import annotations

@@ -2,18 +2,19 @@
 Imports aiohttp so that TLS needs little memory: neither the certificates of all public authorities,
 nor large buffers.
 
-At import, aiohttp creates two TLS contexts, each with the whole bundle of the system: a MiB on
-every node, for servers that the daemons never call. If the system also has a directory of its
-certificates by their hashes (Debian does), the contexts get that instead: OpenSSL reads a
-certificate from it when it needs one. A vendor's driver in our process that uses aiohttp finds them
-there, also a private authority that ``update-ca-certificates`` has added, but not one that only the
-bundle contains. On other systems, or if the environment names other certificates, nothing changes.
+At import, aiohttp creates two TLS contexts, each with the system's whole bundle of certificates.
+They take 1 MiB on every node, for servers that the daemons never call. Some systems, such as
+Debian, also have a directory of certificates by hash. There, the contexts use the directory:
+OpenSSL reads a certificate from it when it needs one. If a vendor's driver in our process uses
+aiohttp, it finds the certificates there. This includes private authorities that
+``update-ca-certificates`` has added, but not those that only the bundle contains. On other systems,
+or if the environment names other certificates, nothing changes.
 
 asyncio fills a buffer of 256 KiB with zeros for each TLS connection, and the node plugin keeps four
-connections at rest. Smaller buffers save 0.8 MiB on every node. asyncio has no parameter for the
-size, only an attribute of a class.
+idle connections. Smaller buffers save 0.8 MiB on every node. asyncio has no parameter for the size,
+only a class attribute.
 
-It must be imported before aiohttp itself, and must not know the requests.
+Import this module before aiohttp. Does not depend on the requests.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 BUFFER_BYTES = 64 * 1024
-"""The most that one call receives from a TLS connection: three records of 16 KiB, the largest."""
+"""The most bytes that one call receives from a TLS connection: three whole records of 16 KiB, the
+largest size."""
 
 _HASHED = re.compile(r"[0-9a-f]{8}\.[0-9]+")
 
 
 def hashed_directory() -> str | None:
-    """Return the system's directory of certificates by their hashes, if it is in effect."""
+    """Return the system's directory of certificates by hash, if OpenSSL uses it."""
     paths = ssl.get_default_verify_paths()
     chosen = {paths.openssl_cafile_env, paths.openssl_capath_env} & os.environ.keys()
     if not paths.capath or chosen:
@@ -47,7 +49,7 @@ def hashed_directory() -> str | None:
 
 @contextmanager
 def _directories_alone(directory: str) -> Generator[None]:
-    """Let new contexts read certificates when they are needed."""
+    """Make new contexts read each certificate only when it is needed."""
     original = ssl.SSLContext.set_default_verify_paths
 
     def set_default_verify_paths(self: ssl.SSLContext) -> None:

@@ -1,14 +1,15 @@
 """
-The only importer of kubernetes-asyncio, for what is tedious to write: the rules of in-cluster and
-kubeconfig files, exec plugins, OIDC, TLS settings and proxies.
+The only importer of kubernetes-asyncio. The library provides the rules of in-cluster and kubeconfig
+files, exec plugins, OIDC, TLS settings and proxies.
 
-The usual import of any of its modules imports all of its models: 32 MiB more on every node, and up
-to two seconds. So its packages are registered as empty ones that only know their folder, and the
-few modules that we need are imported below them. urllib3, which the library needs only for basic
-authentication, is loaded when it is first used: a MiB less. All this relies on the library's
-private layout: if that changes, the library is imported as usual, and one log line reports it.
+A normal import of any of its modules imports all of its models, which takes 32 MiB more on every
+node and up to two seconds. Therefore, this module registers the library's packages as empty
+packages that contain only their folder, and imports only the modules that we need. urllib3, which
+the library needs only for basic authentication, is loaded on first use, which saves 1 MiB. All this
+relies on the library's private layout. If the layout changes, the library is imported as usual, and
+one log line reports it.
 
-It must not know requests, errors and objects. Everything untyped in the library ends here.
+Does not depend on requests, errors or objects. No untyped value of the library leaves this module.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 if TYPE_CHECKING:
-    # For the reader and for import-linter; at run time see _library().
+    # Only for readers and import-linter. At run time, _library() imports it.
     import kubernetes_asyncio as kubernetes_asyncio
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -40,22 +41,25 @@ logger: logging.Logger = logging.getLogger(__name__)
 _ROOT = "kubernetes_asyncio"
 _EMPTY_PACKAGES = (_ROOT, f"{_ROOT}.client", f"{_ROOT}.client.models", f"{_ROOT}.config")
 _LOAD_TIMEOUT_SECONDS = 30.0
-"""An exec plugin may ask a cloud for a token; one that hangs must not hang the daemon."""
+"""The time limit for loading credentials. An exec plugin may request a token from a cloud; if the
+plugin hangs, the daemon must not hang."""
 
 _import_lock = threading.Lock()
-"""Two loops in two threads may connect at the same time."""
+"""Two event loops in two threads may connect at the same time."""
 
 
 class ConfigError(Exception):
-    """There is no usable configuration of the API server; the text names the places."""
+    """No usable configuration of the API server was found. The message names the places."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overrides:
-    """Replacements for parts of a kubeconfig, as kubectl's options; empty ones replace nothing."""
+    """Replacements for parts of a kubeconfig, like kubectl's options. Empty fields replace
+    nothing."""
 
     cluster: str = ""
-    """The name of a cluster of the kubeconfig, instead of the context's; so is the next one."""
+    """The name of the kubeconfig's cluster to use instead of the context's cluster. `user` replaces
+    the context's user in the same way."""
 
     user: str = ""
     server: str = ""
@@ -69,7 +73,7 @@ class Overrides:
 
     @property
     def of_cluster(self) -> dict[str, Any]:
-        """The fields of the kubeconfig's cluster that are replaced."""
+        """The replaced fields of the kubeconfig's cluster."""
         fields = {
             "server": self.server,
             "certificate-authority": self.certificate_authority
@@ -81,7 +85,7 @@ class Overrides:
 
     @property
     def of_user(self) -> dict[str, Any]:
-        """The fields of the kubeconfig's user that are replaced."""
+        """The replaced fields of the kubeconfig's user."""
         fields = {
             "as": self.as_user,
             "as-uid": self.as_uid,
@@ -97,25 +101,27 @@ class ClusterAccess:
 
     server: str
     authorization: str | None
-    """The value of the Authorization header; None with client certificates or without users."""
+    """The value of the Authorization header. None with client certificates, or if there is no
+    user."""
     configuration: Any
     loader: Any = None
-    """The library's kubeconfig loader; None in a cluster."""
+    """The library's kubeconfig loader. None in a pod."""
 
     impersonation: tuple[tuple[str, str], ...] = ()
-    """The headers by which the user acts as another one."""
+    """The headers with which the user impersonates another user."""
 
     @property
     def namespace(self) -> str:
-        """The namespace that the kubeconfig's context names; empty if it names none."""
+        """The namespace of the kubeconfig's context. Empty if the context does not set one."""
         found = self.loader and self.loader.current_context
         return str(found["context"].get("namespace") or "") if found else ""
 
     async def renew(self, *, refused: bool) -> str | None:
         """
-        Ask the kubeconfig's source for credentials: file, exec plugin or OIDC.
+        Get credentials from the source in the kubeconfig: a file, an exec plugin or OIDC.
 
-        A plugin whose token has no time of expiry runs again only if that token was refused.
+        If a plugin's token does not have an expiry time, the plugin runs again only after the API
+        server has rejected the token.
         """
         loader = self.loader
         if loader is None:
@@ -123,7 +129,7 @@ class ClusterAccess:
         if not refused and _has_endless_token(loader):
             return self.authorization
         if refused and hasattr(loader, "exec_plugin_expiry"):
-            del loader.exec_plugin_expiry  # else it is answered from the loader's memory
+            del loader.exec_plugin_expiry  # otherwise the loader returns its cached token
         await _in_thread(loader._load_authentication)
         self.authorization = getattr(loader, "token", None)
         return self.authorization
@@ -139,17 +145,17 @@ class Connection:
         headers: Mapping[str, str],
         middlewares: tuple[aiohttp.ClientMiddlewareType, ...],
     ) -> None:
-        """Open nothing yet; needs a running loop."""
+        """Open no connection yet. Needs a running event loop."""
         self.server: str = access.server
         self._pool: Any = _library().rest.RESTClientObject(access.configuration)
-        # A session of our own on the library's pool: it needs headers and middlewares.
+        # A separate session on the library's pool, because it needs headers and middlewares.
         self.http: aiohttp.ClientSession = aiohttp.ClientSession(
             connector=self._pool.pool_manager.connector,
             connector_owner=False,
             headers=[*headers.items(), *access.impersonation],
             middlewares=middlewares,
-            # Not `trust_env`: that would read the environment, and a .netrc, in threads, at
-            # each request; half of what a request costs.
+            # `trust_env` would read the environment and a .netrc in threads for each request, which
+            # is half of a request's cost.
             proxy=_proxy_for(access, configured=self._pool.proxy),
         )
         self.server_hostname: str | None = self._pool.server_hostname
@@ -160,7 +166,8 @@ class Connection:
 
 
 async def load_in_cluster(token: Path, ca: Path, environ: Mapping[str, str]) -> ClusterAccess:
-    """Use a pod's service account. Its token is not kept here: it is replaced every hour."""
+    """Use a pod's service account. The token is not stored here, because it is replaced every
+    hour."""
     return await asyncio.to_thread(_load_in_cluster, token, ca, environ)
 
 
@@ -170,7 +177,8 @@ async def load_kubeconfig(
     """
     Use a kubeconfig's current context, or the given one.
 
-    ``path`` may be a list, as in ``$KUBECONFIG``: the first file that has something counts.
+    ``path`` may be a list, as in ``$KUBECONFIG``: the first file that sets a value takes
+    precedence.
     """
     library = await asyncio.to_thread(_library)
     kube_config = await asyncio.to_thread(library.import_config, "kube_config")
@@ -208,8 +216,8 @@ async def load_kubeconfig(
 
 
 def _use_first_context(merged: Any) -> None:
-    """Use the current context of the first file that has one, as kubectl does; the library uses
-    that of the last."""
+    """Use the current context of the first file that has one, as kubectl does. The library uses the
+    context of the last file."""
     for path in merged.paths:
         if current := merged.config_files[path].get("current-context"):
             merged.config.value["current-context"] = current
@@ -217,7 +225,8 @@ def _use_first_context(merged: Any) -> None:
 
 
 def _override(loader: Any, overrides: Overrides) -> None:
-    """Replace parts of the cluster and the user, in copies: the library can save the files."""
+    """Replace parts of the cluster and the user in copies, because the library can save the
+    originals."""
     if name := overrides.cluster:
         loader._cluster = loader._config["clusters"].get_with_name(name)["cluster"]
     if name := overrides.user:
@@ -238,7 +247,7 @@ def _override(loader: Any, overrides: Overrides) -> None:
             loader.provider = None
             for name in ("auth-provider", "exec", "tokenFile", "username", "password"):
                 kept.pop(name, None)
-        path = user.path if user is not None else None  # an empty user counts as false
+        path = user.path if user is not None else None  # an empty user is false
         loader._user = node("user", {**kept, **fields}, path)
 
 
@@ -275,9 +284,10 @@ def _load_in_cluster(token: Path, ca: Path, environ: Mapping[str, str]) -> Clust
 
 async def _in_thread(work: Any) -> Any:
     """
-    Run a coroutine of the library in a loop and thread of its own.
+    Run a coroutine of the library in a separate thread with its own event loop.
 
-    It reads and writes files and starts programs, which must not stop the caller's loop.
+    The coroutine reads and writes files and starts programs, which must not block the caller's
+    loop.
     """
 
     async def bounded() -> Any:
@@ -290,15 +300,15 @@ async def _in_thread(work: Any) -> Any:
 
 
 def _proxy_for(access: ClusterAccess, *, configured: str | None) -> str | None:
-    # A pod never reaches the Service of the API server through a proxy, and clusters
-    # exclude it by a CIDR in NO_PROXY, which Python does not honour.
+    # A pod never reaches the Service of the API server through a proxy. Clusters exclude the
+    # Service by a CIDR in NO_PROXY, which Python does not support.
     if access.loader is None:
         return None
     return configured or _proxy_of_environment(access.server)
 
 
 def _proxy_of_environment(server: str) -> str | None:
-    """Find the proxy for the one server that we ask (``HTTPS_PROXY``, ``NO_PROXY``)."""
+    """Find the proxy for the API server (``HTTPS_PROXY``, ``NO_PROXY``)."""
     url = urllib.parse.urlsplit(server)
     if urllib.request.proxy_bypass(url.netloc):
         return None
@@ -311,7 +321,7 @@ def _has_endless_token(loader: Any) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    # YAML errors quote the file with its tokens: only their type is reported.
+    # YAML errors quote the file, including its tokens, so only the type of the error is reported.
     if type(error).__name__ == "ConfigException" or isinstance(error, OSError):
         return str(error)
     return f"it cannot be read ({type(error).__name__})"
@@ -319,8 +329,8 @@ def _reason(error: Exception) -> str:
 
 def _configuration(library: _Library) -> Any:
     configuration = library.configuration.Configuration()
-    # From Python 3.13 on certificates must name their authority's key. Those of many clusters do
-    # not; they are verified as strictly as by every Go client.
+    # Since Python 3.13, a certificate must name the key of its authority. The certificates of many
+    # clusters do not, so the verification is relaxed to be as strict as that of Go clients.
     configuration.disable_strict_ssl_verification = True
     return configuration
 
@@ -332,7 +342,7 @@ class _Library:
 
     @staticmethod
     def import_config(name: str) -> Any:
-        """Import a module of the library's ``config``, when it is first needed."""
+        """Import a module of the library's ``config`` on first use."""
         with _import_lock:
             return importlib.import_module(f"{_ROOT}.config.{name}")
 
@@ -341,7 +351,7 @@ _loaded: _Library | None = None
 
 
 def _library() -> _Library:
-    """Import what we need of the library, once."""
+    """Import the required parts of the library, once."""
     global _loaded
     with _import_lock:
         if _loaded is None:
@@ -374,7 +384,7 @@ def _import_parts() -> _Library:
     with _urllib3_on_first_use():
         configuration: Any = importlib.import_module(f"{_ROOT}.client.configuration")
     rest = importlib.import_module(f"{_ROOT}.client.rest")
-    # The config modules import these two names of the package. ApiClient is only an annotation
+    # The config modules import these two names from the package. ApiClient is only an annotation
     # there, and the real one would cost 2 MiB.
     packages[f"{_ROOT}.client"].Configuration = configuration.Configuration
     packages[f"{_ROOT}.client"].ApiClient = object
@@ -384,10 +394,10 @@ def _import_parts() -> _Library:
 @contextmanager
 def _urllib3_on_first_use() -> Generator[None]:
     """
-    Give importers a module that imports urllib3 when an attribute is read.
+    Let importers get a module that imports urllib3 when an attribute is read.
 
-    Not by importlib's LazyLoader: before Python 3.12.3, threads that use a module first at the same
-    time break it. No other importer gets the module.
+    importlib's LazyLoader is not used: before Python 3.12.3, it breaks if several threads use a
+    module for the first time at the same time. Other importers do not get the module.
     """
     module = "urllib3"
     if module in sys.modules:

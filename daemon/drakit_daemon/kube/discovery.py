@@ -1,10 +1,8 @@
 """
 Finds the served versions of an API group and of its resources, without full discovery, and the
-release of Kubernetes.
+minor version of Kubernetes.
 
-The callers know what the versions mean.
-
-It must not know kinds, or remember an answer.
+The callers know the meaning of the versions. Does not depend on kinds, and caches nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +18,8 @@ _RELEASE = re.compile(r"v?1\.(\d+)")
 
 
 class VersionNotServedError(Exception):
-    """The API server serves a group in no version that we know. The text is a sentence for logs."""
+    """The API server does not serve any known version of a group. The message is a sentence for
+    logs."""
 
     def __init__(self, *, group: str, known: Sequence[str], served: Sequence[str]) -> None:
         wanted = ", ".join(known)
@@ -33,25 +32,26 @@ class VersionNotServedError(Exception):
 
 
 async def served_versions(session: Session, group: str) -> tuple[str, ...]:
-    """Return the versions of a group that the API server serves; empty if it has no such group."""
+    """Return the versions of a group that the API server serves; empty if it does not serve the
+    group."""
     try:
-        answer = await session.get(f"/apis/{group}")
+        response = await session.get(f"/apis/{group}")
     except NotFoundError:
         return ()
-    versions: list[dict[str, Any]] = answer.get("versions") or []
+    versions: list[dict[str, Any]] = response.get("versions") or []
     return tuple(str(version.get("version")) for version in versions)
 
 
 async def version_of(
     session: Session, group: str, plural: str, versions: Sequence[str]
 ) -> str | None:
-    """Return the first of these served versions that has a resource; None if none has it."""
+    """Return the first of these served versions that has a resource; None if no version has it."""
     for version in versions:
         try:
-            answer = await session.get(f"/apis/{group}/{version}")
+            response = await session.get(f"/apis/{group}/{version}")
         except NotFoundError:  # an upgrade has just removed it
             continue
-        resources: list[dict[str, Any]] = answer.get("resources") or []
+        resources: list[dict[str, Any]] = response.get("resources") or []
         if any(each.get("name") == plural for each in resources):
             return version
     return None
@@ -61,7 +61,7 @@ async def served_version(session: Session, group: str, known: Sequence[str]) -> 
     """
     Return the first of the known versions that the API server serves (``v1``, without the group).
 
-    Raises VersionNotServedError if it serves none, ApiError if it does not answer.
+    Raises VersionNotServedError if it serves none of them, ApiError if it does not respond.
     """
     served = await served_versions(session, group)
     for version in known:
@@ -72,9 +72,10 @@ async def served_version(session: Session, group: str, known: Sequence[str]) -> 
 
 async def minor_release(session: Session) -> int | None:
     """
-    Return the minor version of Kubernetes 1 that the API server reports; None if it has no such.
+    Return the minor version of Kubernetes 1 that the API server reports; None if it reports another
+    major version or none.
 
-    Raises ApiError if it does not answer.
+    Raises ApiError if the API server does not respond.
     """
     found = _RELEASE.match(str((await session.get("/version")).get("gitVersion")))
     return int(found[1]) if found else None

@@ -1,12 +1,13 @@
 """
-Kubernetes Events: deduplicated notes for people about an object.
+Kubernetes Events: deduplicated messages for users about an object.
 
-The same note about the same object is one Event with a count (``series``), also after a restart and
-from another replica: its name is a digest of its content. If another reporter has taken the name,
-the Event gets one that nobody can guess. :meth:`EventRecorder.record` limits the rate of Events
-from one source about one object; callers of :meth:`EventRecorder.write` have a limit of their own.
+The same message about the same object is one Event with a count (``series``), even after a restart
+or from another replica, because the name of the Event is a hash of its content. If another reporter
+has taken the name, the Event gets a name that nobody can guess. :meth:`EventRecorder.record` limits
+the rate of Events from one source about one object. Callers of :meth:`EventRecorder.write` must
+limit the rate themselves.
 
-It must not know why an Event is emitted.
+Does not depend on the reason for an Event.
 """
 
 from __future__ import annotations
@@ -38,33 +39,35 @@ _API_VERSION = "events.k8s.io/v1"
 _MAX_NOTE_CHARACTERS = 1024
 _MAX_WORD_CHARACTERS = 128
 _MAX_OBJECT_NAME_CHARACTERS = 230
-"""The part of an Event's name, which has 253 characters at most, before the digest."""
+"""The length limit for the part of an Event's name before the hash. A name has at most 253
+characters."""
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventTimings:
-    """Seconds on the loop's clock, and limits of what is written and kept."""
+    """Times in seconds of the loop's clock, and limits of the written and cached Events."""
 
     same_seconds: float = 600.0
-    """How long a note is remembered; after that the server decides whether the Event exists."""
+    """How long an Event is cached. After that, the server decides whether the Event exists."""
 
     count_seconds: float = 30.0
-    """Between two writes of a count: a note that repeats each second needs no write each second."""
+    """The time between two updates of a count: an Event that repeats every second is not updated
+    every second."""
 
     burst: int = 10
-    """New notes from one source about one object before their rate is limited
+    """New Events from one source about one object before their rate is limited
     (:meth:`EventRecorder.record`)."""
 
     refill_seconds: float = 60.0
-    """The pause after which an object may have one more."""
+    """After this time, another new Event from the source about the object is allowed."""
 
     request_seconds: float = 5.0
-    """Time limit of a write; the caller waits for it."""
+    """The time limit of a write, for which the caller waits."""
 
     capacity: int = 2048
-    """Notes and objects that are remembered; the least recently used are forgotten first."""
+    """The limit of cached Events and objects. The least recently used ones are dropped first."""
 
 
 @dataclass(slots=True)
@@ -77,7 +80,7 @@ class _Series:
 
 @dataclass(slots=True)
 class _Bounded(Generic[Value]):
-    """A mapping that forgets the least recently used items."""
+    """A mapping that drops its least recently used items."""
 
     capacity: int
     items: OrderedDict[str, Value] = field(default_factory=lambda: OrderedDict[str, Value]())
@@ -96,7 +99,7 @@ class _Bounded(Generic[Value]):
 
 
 class EventRecorder:
-    """Emits Events about objects, in the name of one controller."""
+    """Emits Events about objects on behalf of one controller."""
 
     def __init__(
         self,
@@ -109,8 +112,8 @@ class EventRecorder:
     ) -> None:
         """
         ``controller`` is a qualified name (``drakit.dev/operator``), and ``instance`` is one of its
-        instances. If Events are ``shared``, all instances update the same Event for a text;
-        otherwise each instance writes its own.
+        instances. If Events are ``shared``, all instances update one Event for the same message.
+        Otherwise, each instance writes its own Event.
         """
         self._session = session
         self._controller = controller
@@ -131,8 +134,9 @@ class EventRecorder:
         source: str = "",
     ) -> None:
         """
-        Emit an Event as :meth:`write` does, but only log an error of the API server, and drop new
-        notes about an object that has too many from this source, such as a driver.
+        Emit an Event as :meth:`write` does, but log an error of the API server instead of raising
+        it, and drop new Events about an object that has too many from this source, such as a
+        driver.
         """
         event = self._event(regarding, type=type, reason=reason, action=action, note=note)
         series = self._recent(event)
@@ -155,12 +159,13 @@ class EventRecorder:
         type: Literal["Normal", "Warning"] = "Warning",
     ) -> bool:
         """
-        Emit an Event about an object. Raises :class:`ApiError` if it could not be written. Return
-        False if its namespace is being deleted, or no longer exists: nobody could read it.
+        Emit an Event about an object. Raises :class:`ApiError` if it could not be written. Returns
+        False if the object's namespace is being deleted or no longer exists, because nobody could
+        read the Event.
 
-        ``regarding`` is the object, or a reference to it (kind, apiVersion, name, namespace, uid);
-        objects of a list need their kind and apiVersion added. ``reason`` is one of a few words in
-        CamelCase, ``action`` what was attempted. The same cause must have the same note.
+        ``regarding`` is the object, or a reference to it (kind, apiVersion, name, namespace, uid).
+        Items of a list need their kind and apiVersion added. ``reason`` is one of a few words in
+        CamelCase, and ``action`` is the attempted action. The same cause must have the same note.
         """
         event = self._event(regarding, type=type, reason=reason, action=action, note=note)
         return await self._emit(event, self._recent(event))
@@ -223,7 +228,7 @@ class EventRecorder:
                 series.path, body, timeout_seconds=self._timings.request_seconds
             )
         except NotFoundError:
-            # The server has deleted it (after an hour, by default): the next one is new.
+            # The server has deleted the Event (after an hour, by default), so the next one is new.
             series.emitted_at = -self._timings.same_seconds
 
     def _within_rate(self, event: Mapping[str, Any], source: str) -> bool:
@@ -241,7 +246,7 @@ class EventRecorder:
         self, regarding: Mapping[str, Any], *, type: str, reason: str, action: str, note: str
     ) -> dict[str, Any]:
         reference = _reference(regarding)
-        note = escaped(note)  # vendors and tenants write parts of it
+        note = escaped(note)  # it contains strings from vendors and tenants
         # Everything that distinguishes two Events, so that the same cause has the same name.
         about = (reference["kind"], reference.get("uid", ""), type, reason, note)
         parts = (*self._author, *about)
@@ -251,7 +256,7 @@ class EventRecorder:
             "kind": "Event",
             "metadata": {
                 "name": f"{reference['name'][:_MAX_OBJECT_NAME_CHARACTERS].rstrip('.-')}.{digest}",
-                # Events about objects without a namespace belong to "default".
+                # Events about cluster-scoped objects belong to "default".
                 "namespace": reference.get("namespace") or "default",
             },
             "eventTime": _timestamp(),
@@ -275,7 +280,7 @@ def _namespace_is_gone(error: ApiError) -> bool:
 
 
 def _reference(regarding: Mapping[str, Any]) -> dict[str, str]:
-    """Return an object reference for an object or a reference."""
+    """Return an object reference to an object, or the given reference."""
     metadata: Mapping[str, Any] = regarding.get("metadata") or regarding
     found = {
         "apiVersion": regarding.get("apiVersion"),
@@ -296,7 +301,7 @@ def _shortened(note: str) -> str:
 
 
 def _path(event: Mapping[str, Any]) -> str:
-    """Return the path of an Event; equal for all that are the same Event with a count."""
+    """Return the path of an Event. Events that share a count have the same path."""
     metadata = event["metadata"]
     return resource_path(
         _API_VERSION, "events", namespace=metadata["namespace"], name=metadata["name"]

@@ -1,15 +1,15 @@
 """
 Leader election with a Lease: at most one of several processes does the work.
 
-The holder renews its Lease; a candidate takes it over once it has seen no renewal for the Lease's
-duration. Both measure what they did and saw themselves with the loop's clock: times in the Lease
-are for people, because the clocks of two nodes differ. A holder that cannot renew ends well before
-any candidate may start: it has ``lease - renew_deadline`` seconds for that.
+The holder renews its Lease. A candidate acquires the Lease if it has seen no renewal for the
+Lease's duration. Both measure times with their own clocks. The times in the Lease are only for
+people, because the clocks of two nodes differ. A holder that cannot renew the Lease exits well
+before any candidate may start: it has ``lease - renew_deadline`` seconds for that.
 
-There is no fencing: a process that is frozen for longer than the lease notices when it wakes.
+There is no fencing: a process that is frozen for longer than the lease notices this when it wakes.
 Check ``is_leader`` immediately before a write that must not happen twice.
 
-It must not know what the work is.
+Does not depend on the work of the leader.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 _API_VERSION = "coordination.k8s.io/v1"
 _RELEASE_TIMEOUT_SECONDS = 2.0
-"""A release saves the others the wait, but must not delay our own end for long."""
+"""The time limit of a release. A release shortens the wait of the other candidates, but must not
+delay our own exit for long."""
 
 
 class _LostError(Exception):
@@ -45,22 +46,23 @@ class _LostError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseTimings:
-    """Seconds, each longer than the one below; a candidate leads at most ``lease + 2 * retry``
-    after the holder's last renewal."""
+    """Times in seconds, each longer than the next one. A candidate becomes the leader at most
+    ``lease + 2 * retry`` after the holder's last renewal."""
 
     lease_seconds: int = 15
     """The duration of a Lease after its last renewal."""
 
     renew_deadline_seconds: float = 10.0
-    """After this time without a renewal the holder ends; the rest is for its end."""
+    """The holder stops after this time without a renewal. The rest of the Lease's duration is for
+    its exit."""
 
     retry_seconds: float = 2.0
-    """Between two renewals, and between two checks of a candidate."""
+    """The time between two renewals, and between two checks of a candidate."""
 
     @property
     def request_seconds(self) -> float:
-        """The time limit of a request. A connection can hang, for example if the API server behind
-        it is gone; there must be time for another one. Kubernetes' own components do the same."""
+        """The time limit of a request, as in Kubernetes' own components. If a connection hangs, for
+        example because the API server behind it is gone, there must be time for another attempt."""
         return self.renew_deadline_seconds / 2
 
 
@@ -76,8 +78,8 @@ class LeaseElection:
         identity: str,
         timings: LeaseTimings | None = None,
     ) -> None:
-        """``identity`` is for people (the pod's name); each candidate adds a random part, because a
-        restarted container of the pod is another candidate."""
+        """``identity`` is for people (the pod's name). Each candidate adds a random part, because a
+        restarted container of the pod is a different candidate."""
         self._session = session
         self._collection = resource_path(_API_VERSION, "leases", namespace=namespace)
         self._path = resource_path(_API_VERSION, "leases", namespace=namespace, name=name)
@@ -85,19 +87,20 @@ class LeaseElection:
         self._timings = timings or LeaseTimings()
         self.identity: str = f"{identity}_{secrets.token_hex(4)}"
         self.holder: str | None = None
-        """The last known holder of the Lease; "" if it has none, None before the first read."""
+        """The last known holder of the Lease. Empty if nobody holds it, None before the first
+        read."""
         self._lease: dict[str, Any] | None = None
         self._seen: tuple[Any, ...] = ()
         self._seen_at = 0.0
-        # What prevents us from leading may last, such as a missing permission.
+        # A problem that prevents us from leading, such as a missing permission, may last long.
         self._log = ProblemLog(logger, "cannot take the lease")
         self._renewals = ProblemLog(
             logger, "cannot renew the lease", recovered="the lease is renewed again"
         )
-        self.answered_at = float("-inf")
-        """When the API server last answered about the Lease (loop clock)."""
+        self.responded_at = float("-inf")
+        """When the API server last responded about the Lease (loop clock)."""
         self._renewed_at: float | None = None
-        """When the last successful renewal was sent; None if we do not hold the Lease."""
+        """When the last successful renewal was sent. None if we do not hold the Lease."""
 
     @property
     def is_leader(self) -> bool:
@@ -105,7 +108,7 @@ class LeaseElection:
         return self._renewed_at is not None and _now() < self._deadline()
 
     async def acquire(self) -> None:
-        """Wait until the Lease is ours."""
+        """Wait until we hold the Lease."""
         while True:
             try:
                 async with asyncio.timeout(self._timings.renew_deadline_seconds):
@@ -125,9 +128,9 @@ class LeaseElection:
 
     async def hold(self) -> str:
         """
-        Renew the Lease until it may be lost; return the reason.
+        Renew the Lease until it may be lost. Return the reason.
 
-        The process must then end at once: another candidate may lead after ``lease -
+        The process must then exit at once: another candidate may lead after ``lease -
         renew_deadline`` seconds.
         """
         while True:
@@ -141,7 +144,7 @@ class LeaseElection:
                 return f"the Lease was taken by {self.holder}"
 
     async def _renew_persistently(self) -> None:
-        """Renew once, with as many attempts as the caller has time for."""
+        """Renew once, with as many attempts as the caller's time limit allows."""
         while True:
             began = _now()
             try:
@@ -149,7 +152,7 @@ class LeaseElection:
                 self._renewals.report(None)
                 return
             except (ConflictError, NotFoundError, AlreadyExistsError):
-                # A renewal of ours whose answer was lost, an edit by hand, or another holder.
+                # Another holder, a manual edit, or a renewal of ours whose response was lost.
                 pass
             except ApiError as error:
                 self._renewals.report(str(error))
@@ -163,15 +166,15 @@ class LeaseElection:
                 raise _LostError
 
     async def _read(self) -> None:
-        """Read the Lease, and note the time if it has changed."""
+        """Read the Lease, and note the time if the Lease has changed."""
         timeout = self._timings.request_seconds
         try:
             self._lease = await self._session.get(self._path, timeout_seconds=timeout)
-            self.answered_at = _now()
+            self.responded_at = _now()
         except NotFoundError:
-            self.answered_at = _now()
-            # If it was deleted, its holder continues until its next renewal. So it counts as
-            # the holder as if the Lease still existed.
+            self.responded_at = _now()
+            # If the Lease was deleted, its holder continues until its next renewal, so it is still
+            # treated as the holder.
             self._lease, self.holder = None, self.holder or ""
             return
         spec = self._spec()
@@ -183,13 +186,13 @@ class LeaseElection:
     def _free(self) -> bool:
         if not self.holder or self.holder == self.identity:
             return True
-        # The holder's own duration counts: its version may differ from ours.
+        # The holder's duration applies, because its version may differ from ours.
         lease_seconds = self._spec().get("leaseDurationSeconds") or self._timings.lease_seconds
         return _now() >= self._seen_at + lease_seconds
 
     async def _write(self) -> None:
-        """Take or renew the Lease; overwrite only the version that we last read."""
-        sent_at = _now()  # others see it later, so for us it expires first
+        """Acquire or renew the Lease. Overwrite only the version that we last read."""
+        sent_at = _now()  # others see it later, so our view expires first
         old, now = self._spec(), _timestamp()
         ours = old.get("holderIdentity") == self.identity
         transitions = int(old.get("leaseTransitions") or 0)
@@ -202,10 +205,11 @@ class LeaseElection:
         }
         self._lease = await self._put(spec, timeout_seconds=self._timings.request_seconds)
         self.holder = self.identity
-        self._renewed_at, self.answered_at = sent_at, _now()
+        self._renewed_at, self.responded_at = sent_at, _now()
 
     async def release(self) -> None:
-        """Release the Lease if it is ours, so that the next holder need not wait for its end."""
+        """Release the Lease if we hold it, so that other candidates need not wait until it
+        expires."""
         held, self._renewed_at = self._renewed_at, None
         if held is None:
             return
@@ -214,16 +218,17 @@ class LeaseElection:
                 try:
                     await self._put_released()
                 except ConflictError:
-                    # Another candidate has it, or the stop cut off the answer to a renewal.
+                    # Another candidate holds the Lease, or the stop interrupted the response to a
+                    # renewal.
                     await self._read()
                     await self._put_released()
         except (ApiError, TimeoutError) as error:
-            # It expires by itself.
+            # The Lease expires by itself.
             logger.info("the lease was not released", extra={"error": str(error)})
 
     async def _put_released(self) -> None:
         if self._spec().get("holderIdentity") != self.identity:
-            return  # another candidate had it at the last read
+            return  # another candidate held it at the last read
         spec = self._spec() | {
             "holderIdentity": "",
             "leaseDurationSeconds": 1,

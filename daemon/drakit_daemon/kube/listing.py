@@ -2,16 +2,16 @@
 Paged lists and watch streams, in which an unreadable object affects only itself.
 
 If a page is too large or cannot be parsed, the list fetches smaller pages until the offending
-object is alone in its page. It then skips this object, and reports its name. The consumer extracts
-its data from each object at once, while the API server prepares the next page, so that at most one
-page is in memory.
+object is the only one in its page. It then skips this object, and reports its name. The consumer
+extracts its data from each object at once, while the API server prepares the next page, so that at
+most one page is in memory.
 
 A watch is one stream, from its first byte to its end or first error; :mod:`.reflector` starts a new
 one. An object that is too large, or nested too deeply even without its managed fields, affects only
 its own event, which then contains only its name, namespace, UID and version.
 
-It must not know connections and timeouts: a page is fetched by a function that is handed in, and
-the chunks of a stream are passed.
+Does not depend on connections and timeouts: the caller passes a function that fetches a page, and
+the chunks of a stream.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 import orjson
 
 from drakit_daemon.kube.request import (
-    Answer,
     GoneError,
+    JsonResponse,
     UnavailableError,
     UnreadableError,
     error_of_status,
@@ -41,17 +41,17 @@ logger: logging.Logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- lists
 
 MAX_PAGE_BYTES = 2 * 2**20
-"""Bytes of a page of several objects. A tenant can make one byte of JSON take 25 bytes after
-parsing (``[[],[],...]``): this is at most 50 MiB."""
+"""Size limit of a page with several objects. A tenant can make one byte of JSON take 25 bytes after
+parsing (``[[],[],...]``), which is at most 50 MiB."""
 
 MAX_OBJECT_BYTES = 4 * 2**20
-"""Bytes of a single object: it has at most 1.5 MiB in etcd, and grows in JSON."""
+"""Size limit of a single object: it has at most 1.5 MiB in etcd, and grows in JSON."""
 
 ATTEMPTS = 3
-"""Restarts of a list whose version has expired, before it fails."""
+"""How often a list is restarted after its resource version has expired, before it fails."""
 
 REMEMBERED = 1000
-"""Skipped objects that are remembered, so that each is logged once."""
+"""The limit of remembered skipped objects. Each remembered object is logged only once."""
 
 _SHRINK = 4
 
@@ -63,7 +63,7 @@ class Skipped:
     """An object of the collection that cannot be read."""
 
     metadata: Mapping[str, Any]
-    """Its name, namespace and UID, as far as the API server returns them."""
+    """The name, namespace and UID of the object, if the API server returns them."""
 
     reason: str
 
@@ -74,7 +74,7 @@ class Listing(Generic[Kept]):
 
     items: list[Kept]
     resource_version: str
-    """The version from which a watch must start to miss no change after this list."""
+    """The version from which a watch must start so that it misses no change after this list."""
 
     skipped: tuple[Skipped, ...] = ()
 
@@ -98,12 +98,12 @@ class SkippedLog:
 
 
 class Fetch(Protocol):
-    """Fetch one page; UnreadableError if it is larger than ``max_bytes`` or cannot be parsed. Only
-    pages of one object are requested without the rest of the object."""
+    """Fetch one page. Raises UnreadableError if it is larger than ``max_bytes`` or cannot be
+    parsed. ``metadata_only`` is used only for pages of one object."""
 
     def __call__(
         self, params: Mapping[str, str], *, max_bytes: int, metadata_only: bool
-    ) -> Coroutine[Any, Any, Answer]: ...
+    ) -> Coroutine[Any, Any, JsonResponse]: ...
 
 
 async def read_list(
@@ -117,8 +117,8 @@ async def read_list(
     """
     Fetch page after page, all of the same resource version.
 
-    If that version expires meanwhile (410; a slow reader, a compaction), the list starts again,
-    and raises GoneError after repeated failures.
+    If that version expires during the list (410; a slow reader, a compaction), the list starts
+    again, and raises GoneError after repeated failures.
     """
     for attempt in range(ATTEMPTS):
         try:
@@ -140,7 +140,7 @@ async def _read(
     skipped: list[Skipped] = []
     limit, token = page_size, ""
 
-    def ask(*, metadata_only: bool = False) -> asyncio.Task[Answer]:
+    def ask(*, metadata_only: bool = False) -> asyncio.Task[JsonResponse]:
         query = {**params, "limit": str(limit), **({"continue": token} if token else {})}
         max_bytes = max_page_bytes if limit > 1 else MAX_OBJECT_BYTES
         return asyncio.create_task(fetch(query, max_bytes=max_bytes, metadata_only=metadata_only))
@@ -150,23 +150,24 @@ async def _read(
         while True:
             reason = ""
             try:
-                answer = await page
+                response = await page
             except UnreadableError as error:
                 if limit > 1:
                     limit = max(limit // _SHRINK, 1)
                     page = ask()
                     continue
-                # If the metadata is unreadable, too, the object is not the cause: the list fails.
+                # If the metadata cannot be read either, the object is not the cause, and the list
+                # fails.
                 page = ask(metadata_only=True)
-                answer, reason = await page, error.message
-            bodies: list[dict[str, Any]] = answer.body.get("items") or []
-            metadata: Mapping[str, Any] = answer.body.get("metadata") or {}
+                response, reason = await page, error.message
+            bodies: list[dict[str, Any]] = response.body.get("items") or []
+            metadata: Mapping[str, Any] = response.body.get("metadata") or {}
             token = metadata.get("continue") or ""
             if token:
-                if answer.size_bytes * 2 <= max_page_bytes:
+                if response.size_bytes * 2 <= max_page_bytes:
                     limit = min(limit * 2, page_size)
                 page = ask()
-                await asyncio.sleep(0)  # the request is sent
+                await asyncio.sleep(0)  # sends the request
             if reason:
                 skipped += [
                     Skipped(metadata=each.get("metadata") or {}, reason=reason) for each in bodies
@@ -176,7 +177,7 @@ async def _read(
             if not token:
                 version = metadata.get("resourceVersion", "")
                 return Listing(items=items, resource_version=version, skipped=tuple(skipped))
-            del answer, bodies  # before the next page is parsed
+            del response, bodies  # before the next page is parsed
     finally:
         page.cancel()
 
@@ -186,14 +187,14 @@ async def _read(
 EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 
 _HEAD_BYTES = 4096
-"""The bytes that are kept of a line that is too long. Objects of built-in kinds begin with their
-names; those of other kinds, whose fields are sorted, are never that long."""
+"""The first bytes of a line that are kept if the line is too long. Objects of built-in kinds begin
+with their names. Objects of other kinds, whose fields are sorted, are never that long."""
 
 _HEAD = re.compile(rb'\{"type":"(ADDED|MODIFIED|DELETED)",')
 _MEMBER = re.compile(
     rb'[{,]"(?:(object|metadata)":(?=\{)|(name|namespace|uid|resourceVersion)":"([^"\\]*)")'
 )
-"""A member that names an object. It is one at any depth: its quotes would be escaped in a string,
+"""A field that identifies an object, at any depth. Within a string, its quotes would be escaped,
 and the API server sends no white space between tokens."""
 
 _NAMES = {"name", "uid", "resourceVersion"}
@@ -201,16 +202,16 @@ _NAMES = {"name", "uid", "resourceVersion"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchEvent:
-    """One change. A bookmark's object has only a meaningful ``metadata.resourceVersion``."""
+    """One change. In the object of a bookmark, only ``metadata.resourceVersion`` is meaningful."""
 
     type: EventType
     object: dict[str, Any]
     unreadable: str = ""
-    """Why the object cannot be read; the object then holds only partial metadata."""
+    """The reason why the object cannot be read. The object then holds only partial metadata."""
 
 
 async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenerator[WatchEvent]:
-    """Yield each event; raise an ERROR event as the error that it contains (410: GoneError)."""
+    """Yield each event. Raise an ERROR event as the error that it contains (410: GoneError)."""
     async for line, whole in _lines(chunks):
         try:
             event = parse(line) if whole else None
@@ -230,7 +231,7 @@ async def read_events(chunks: AsyncIterable[bytes], *, path: str) -> AsyncGenera
 
 
 def _unreadable(line: bytes, *, path: str, reason: str) -> WatchEvent:
-    """Return an object's name and version without parsing it; raise if the line is no event."""
+    """Return an object's name and version without parsing it. Raise if the line is not an event."""
     head = _HEAD.match(line)
     metadata = _names(line)
     if head is None or not metadata.keys() >= _NAMES:
@@ -241,10 +242,11 @@ def _unreadable(line: bytes, *, path: str, reason: str) -> WatchEvent:
 
 def _names(line: bytes) -> dict[str, str]:
     """
-    Return the members of ``object.metadata`` that name an object, and no member below them.
+    Return the fields directly in ``object.metadata`` that identify an object, without nested
+    fields.
 
-    Any writer of an object can nest its `managedFields` at will, with any names in them. They come
-    before the names in custom resources.
+    Any writer of an object can nest its `managedFields` arbitrarily, with any names in them. In
+    custom resources, they come before the names.
     """
     parents: list[bytes] = [b"object", b"metadata"]
     found: dict[str, str] = {}
@@ -268,14 +270,14 @@ def _names(line: bytes) -> dict[str, str]:
 
 def _no_event(path: str) -> UnavailableError:
     why = "the watch sent a line that is not an event"
-    return UnavailableError.no_answer("WATCH", path, why=why)
+    return UnavailableError.no_response("WATCH", path, why=why)
 
 
 async def _lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[tuple[bytes, bool]]:
     """Yield each line, and whether it is complete: a line that is too long is truncated."""
-    # Not readline: its limit would have to be as large as the largest object, and it is kept in
-    # memory twice. What is left without a newline at the end is a broken line, and is dropped:
-    # the next watch begins at the last whole event.
+    # readline is not used: its limit would have to be the size of the largest object, and it holds
+    # the object in memory twice. An incomplete line at the end of the stream is dropped, because
+    # the next watch starts from the last complete event.
     buffer = bytearray()
     whole = True
     async for chunk in chunks:

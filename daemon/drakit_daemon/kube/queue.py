@@ -1,25 +1,26 @@
 """
 A fair queue of keys: many changes of one object are one piece of work; failures are retried later.
 
-A key is in one lane at a time. A lane has workers of its own, so none waits for the work of another
-lane. Its rules decide who pays, whose turn it is, and when:
+A key is in one lane at a time. Each lane has its own workers, so no lane waits for the work of
+another lane. These rules decide which owner is charged, and which key is next:
 
-1. Each key has an owner, who pays for its work: the time that the workers measure.
+1. Each key has an owner, who is charged for the time that the workers measure.
 2. The next key of a lane belongs to the owner who has used the least time of the lane. Owners who
-   have used the same time take turns. The keys of an owner keep their order, and one that was moved
-   to a lane and goes on there stays the first: what it has found so far may not be kept for long.
-3. An owner without work does not accumulate credit: when its next key arrives, it counts as having
-   used :data:`CREDIT_SECONDS` less than the owner whose turn came last.
+   have used the same time take turns. The keys of an owner keep their order. A key that is moved to
+   a lane and continues there stays first, because its results so far may expire soon.
+3. An owner without work does not accumulate credit: when its next key arrives, its used time is set
+   to :data:`CREDIT_SECONDS` less than that of the owner whose turn came last.
 
-So an owner with little work waits only for the key in progress, however many others have more.
-These share the rest of the time, and none is left unused. :class:`Turns` has the same rules.
+So an owner with little work waits only for the key in progress, however much work others have. The
+others share the rest of the time, and no time is left unused. :class:`Turns` has the same rules.
 
-While a worker has a key, no other worker gets it; if the key is added meanwhile, it is queued again
-afterwards. Time is the loop's. The workers decide what a key means.
+While a worker has a key, no other worker gets it. If the key is added during that time, it is
+queued again afterwards. All times are the loop's. The workers know the meaning of a key.
 
-A key is in the queue once, so the owner's objects are its bound.
+A key is in the queue at most once, so the number of objects limits the queue.
 
-Does not depend on Kubernetes. It belongs to one loop; from elsewhere use ``call_soon_threadsafe``.
+Does not depend on Kubernetes. Use it in one event loop, and ``call_soon_threadsafe`` from
+elsewhere.
 """
 
 from __future__ import annotations
@@ -40,21 +41,22 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 CREDIT_SECONDS = 1.0
-"""How far an owner without work falls behind the others: a burst of a hundred keys comes before
-those of owners that are always busy."""
+"""The maximum advantage of an owner without work: a burst of a hundred keys comes before the keys
+of owners that are always busy."""
 
 KEY_SECONDS = 0.0001
-"""What a key costs at least: an owner whose keys cost nothing must not keep the others waiting."""
+"""The minimum charge for a key: an owner whose keys cost nothing must not keep the others
+waiting."""
 
 MANY_OWNERS = 1000
-"""Owners with an account, before those with the whole credit are dropped."""
+"""The number of owners with an account, above which accounts with full credit are dropped."""
 
 OUTDATED = 1000
-"""Outdated entries of the heap that are kept, beside as many as keys wait: a key that is checked
-many times before its time leaves one each time."""
+"""Outdated entries that the heap keeps, in addition to one per waiting key. Each time a key is
+checked before its time, it leaves an outdated entry."""
 
 DUE_AT_ONCE = 1000
-"""Keys that become ready in one turn of the loop: 100,000 can be due at the same time."""
+"""Keys that become ready in one iteration of the loop: 100,000 can be due at the same time."""
 
 
 class FairShare:
@@ -63,7 +65,8 @@ class FairShare:
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
         self._reached = 0.0
-        """What the owner had used whose turn it last was; it never becomes less."""
+        """The time that the owner whose turn came last had used by then. This value never
+        decreases."""
 
         self._many = MANY_OWNERS
 
@@ -76,13 +79,13 @@ class FairShare:
             self._many = 2 * len(self._used) + MANY_OWNERS
 
     def choose(self, owners: Iterable[str]) -> str:
-        """Return the first of the owners, of which each has entered, that have used least."""
+        """Return the first of the owners that have used the least time. Each must have entered."""
         owner = min(owners, key=self._used.__getitem__)
         self._reached = max(self._reached, self._used[owner])
         return owner
 
     def charge(self, owner: str, seconds: float) -> None:
-        """Take the time of work from an owner."""
+        """Charge an owner for the time of its work."""
         used = self._used.get(owner, self._reached - CREDIT_SECONDS)
         self._used[owner] = used + max(seconds, 0.0)
 
@@ -90,7 +93,7 @@ class FairShare:
 @dataclass(slots=True, eq=False)
 class _Lane(Generic[Key]):
     ready: dict[str, deque[Key]] = field(default_factory=dict[str, "deque[Key]"])
-    """By owner, in the order of their turns."""
+    """The keys of each owner, in the order of the owners' turns."""
 
     share: FairShare = field(default_factory=FairShare)
     getters: deque[asyncio.Future[None]] = field(default_factory=deque["asyncio.Future[None]"])
@@ -122,7 +125,7 @@ class WorkQueue(Generic[Key]):
         lane_of: Callable[[Key], str] = lambda key: "",
     ) -> None:
         """
-        Make an empty queue.
+        Create an empty queue.
 
         :param owner_of: returns the owner of a key.
         :param lane_of: returns the lane in which a key starts.
@@ -133,16 +136,16 @@ class WorkQueue(Generic[Key]):
         self._lane_of = lane_of
         self._lanes: dict[str, _Lane[Key]] = {name: _Lane() for name in lanes}
         self._ready_keys: set[Key] = set()
-        self._waiting: dict[Key, float] = {}  # until when
+        self._waiting: dict[Key, float] = {}  # the time at which each key is due
         self._due: list[tuple[float, int, Key]] = []  # a heap; outdated if not in `_waiting`
-        self._numbers = count()  # keys of one time are not compared
+        self._numbers = count()  # so that keys with the same time are not compared
         self._timer: asyncio.TimerHandle | None = None  # one for all keys
-        self._timer_at = 0.0  # uvloop's handles do not have a time if they are due at once
-        self._working: dict[Key, str] = {}  # in which lane
-        self._again: dict[Key, str] = {}  # keys in progress, and the lane in which they go on
+        self._timer_at = 0.0  # uvloop's handles have no time if they are due at once
+        self._working: dict[Key, str] = {}  # the lane of each key in progress
+        self._again: dict[Key, str] = {}  # keys in progress, and the lane in which they continue
         self._backoffs: dict[Key, Backoff] = {}
         self._progress_at = float("-inf")
-        """When a worker last took a key or was done with one, or the first key became ready."""
+        """When a worker last took or finished a key, or the first key became ready."""
 
     def __len__(self) -> int:
         """The number of keys that are ready or waiting."""
@@ -157,8 +160,8 @@ class WorkQueue(Generic[Key]):
             self._put(key, self._lane_of(key))
 
     def move(self, key: Key, lane: str) -> None:
-        """Queue a key that is in progress for the workers of another lane, or again for those of
-        the lane to which it was moved."""
+        """Queue a key that is in progress in another lane, or again in the lane to which it was
+        moved."""
         self._waiting.pop(key, None)
         self._again[key] = lane
 
@@ -177,7 +180,7 @@ class WorkQueue(Generic[Key]):
         _wake_first(place.getters)
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Queue a key after some time, or before if it is added otherwise."""
+        """Queue a key after a delay. Another addition of the key queues it earlier."""
         if seconds <= 0:
             self.add(key)
             return
@@ -198,7 +201,7 @@ class WorkQueue(Generic[Key]):
         return bool(self._lanes[lane].ready) or lane in self._working.values()
 
     def retry(self, key: Key) -> float:
-        """Queue a key again after a failure; return the delay in seconds."""
+        """Queue a key again after a failure. Return the delay in seconds."""
         backoff = self._backoffs.get(key)
         if backoff is None:
             backoff = self._backoffs[key] = Backoff(
@@ -209,7 +212,7 @@ class WorkQueue(Generic[Key]):
         return seconds
 
     def forget(self, key: Key) -> None:
-        """Reset a key's failures. Needed after success, and when its object is gone."""
+        """Reset a key's failures. Required after success, and when its object is gone."""
         self._backoffs.pop(key, None)
 
     def failures(self, key: Key) -> int:
@@ -217,7 +220,7 @@ class WorkQueue(Generic[Key]):
         return backoff.failures if backoff else 0
 
     async def get(self, lane: str = "") -> Key:
-        """Wait for a key of a lane; no other worker gets it until :meth:`done`."""
+        """Wait for a key of a lane. No other worker gets it until :meth:`done`."""
         place = self._lanes[lane]
         while not place.ready:
             getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -225,7 +228,7 @@ class WorkQueue(Generic[Key]):
             try:
                 await getter
             except asyncio.CancelledError:
-                # Woken and canceled at the same time: the key is for another worker.
+                # Woken and canceled at the same time: the key goes to another worker.
                 if getter.done() and not getter.cancelled() and place.ready:
                     _wake_first(place.getters)
                 raise
@@ -241,11 +244,11 @@ class WorkQueue(Generic[Key]):
         return key
 
     def charge(self, key: Key, seconds: float) -> None:
-        """Take the time of work from the owner of a key that is in progress."""
+        """Charge the owner of a key in progress for the time of its work."""
         self._lanes[self._working[key]].share.charge(self._owner_of(key), seconds)
 
     def done(self, key: Key) -> str | None:
-        """End the work on a key, with or without success. Return the lane in which it goes on."""
+        """End the work on a key, with or without success. Return the lane in which it continues."""
         was = self._working.pop(key)
         self._progress_at = asyncio.get_running_loop().time()
         if (lane := self._again.pop(key, None)) is not None:
@@ -254,9 +257,10 @@ class WorkQueue(Generic[Key]):
 
     def stalled_seconds(self) -> float:
         """
-        Seconds in which keys were ready and no worker took one or was done with one; for probes.
+        The time for which keys were ready, but no worker took or finished one. For probes.
 
-        The age of a key is no sign of a hang: a tenant can make more work than the workers can do.
+        The age of a key does not show a hang: a tenant can create more work than the workers can
+        do.
         """
         if not self._ready_keys:
             return 0.0
@@ -303,7 +307,7 @@ def _wake_first(getters: deque[asyncio.Future[None]]) -> None:
 
 
 class Turns:
-    """Turns of one caller after the other, by the rules of a lane. Not thread-safe."""
+    """Turns of one caller after another, by the rules of a lane. Not thread-safe."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         """
@@ -316,7 +320,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncGenerator[None]:
-        """Wait for a turn, and keep it until the end of the block; the owner pays for it."""
+        """Wait for a turn, and hold it until the end of the block. The owner is charged for it."""
         if owner not in self._waiting:
             self._share.enter(owner)
         if self._busy:
@@ -326,7 +330,7 @@ class Turns:
                 await waiter
             except asyncio.CancelledError:
                 if waiter.done() and not waiter.cancelled():
-                    self._hand_over()  # the turn came with the cancellation
+                    self._hand_over()  # the turn came together with the cancellation
                 raise
         self._busy = True
         began = self._clock()
@@ -337,7 +341,8 @@ class Turns:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Give the turn to the next one; it stays taken, so that no other comes in between."""
+        """Hand the turn to the next caller. The turn stays taken, so that no other caller takes it
+        first."""
         self._busy = False
         while self._waiting and not self._busy:
             owner = self._share.choose(self._waiting)

@@ -1,12 +1,13 @@
 """
-Follows a collection without end: all its objects, then every change, despite errors.
+Follows a collection continuously: all its objects, then every change, despite errors.
 
-A watch that ends is resumed at the last version (bookmarks included); one that cannot be resumed
-(410) or is denied (403, 404) starts with all objects again: a list in pages, or a stream of them
-(WatchList, KEP-3157) where the API server has it. Errors are retried with backoff. Of each object
-the reflector keeps only what the consumer needs, so that no whole collection is in memory.
+A watch that ends is resumed at the last version, which bookmarks also update. If a watch cannot be
+resumed (410) or is denied (403, 404), the reflector gets all objects again: by a list in pages, or
+by a stream (WatchList, KEP-3157) if the API server supports it. Errors are retried with backoff.
+The reflector keeps only the part of each object that the consumer needs, so that the whole
+collection is never in memory.
 
-It must not know kinds, or other watchers.
+Does not depend on kinds, or on other watchers.
 """
 
 from __future__ import annotations
@@ -34,31 +35,32 @@ logger: logging.Logger = logging.getLogger(__name__)
 KeptT = TypeVar("KeptT")
 
 PAGE_SIZE = 500
-"""Objects of a page of the list, as in Kubernetes' own clients; pages that are too large shrink."""
+"""Objects per page of the list, as in Kubernetes' own clients. Pages that are too large shrink."""
 
 HEALTHY_SECONDS = 12.0
-"""A watch that lasted this long, or received anything, is resumed at once when it ends: servers end
-watches every few minutes. One that ends before is a failure: otherwise it would be a hot loop. It
-is longer than a session waits for an answer (10 s), so a server that hangs is a failure, too."""
+"""A watch that lasted this long, or received anything, is resumed at once when it ends, because
+servers end watches every few minutes. A watch that ends earlier is a failure: otherwise, the
+reflector could retry in a hot loop. This time is longer than the request timeout of a session (10
+s), so a server that hangs is a failure, too."""
 
 _ALL_FIRST = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 _ALL_SENT = "k8s.io/initial-events-end"
-"""The annotation of the bookmark after all objects."""
+"""The annotation of the bookmark after all initial objects."""
 
 _NOT_SUPPORTED = (400, 422)
-"""The answers of an API server whose feature WatchList is off."""
+"""The status codes of an API server whose feature WatchList is disabled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replaced(Generic[KeptT]):
-    """All objects: those that the consumer knows and that are missing here have been deleted."""
+    """All objects. Objects that the consumer knows and that are missing here have been deleted."""
 
     items: list[KeptT]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Applied(Generic[KeptT]):
-    """An object is new, or has changed. It may be repeated."""
+    """An object is new, or has changed. The same change may be reported again."""
 
     object: KeptT
 
@@ -74,7 +76,7 @@ Change = Replaced[KeptT] | Applied[KeptT] | Deleted[KeptT]
 
 
 class Collection(Protocol):
-    """The requests that the reflector needs of a session."""
+    """The requests of a session that the reflector needs."""
 
     async def read_list(
         self,
@@ -91,7 +93,7 @@ class Collection(Protocol):
 
 
 class Reflector(Generic[KeptT]):
-    """Follows one collection of one session. One consumer reads its changes."""
+    """Follows one collection with one session. Only one consumer can read the changes."""
 
     def __init__(
         self,
@@ -107,10 +109,10 @@ class Reflector(Generic[KeptT]):
         retry_limit_seconds: float = 30.0,
     ) -> None:
         """
-        :param keep: returns what is needed of an object.
-        :param keep_unreadable: returns what is known of an object that cannot be read, from its
+        :param keep: returns the part of an object that the consumer needs.
+        :param keep_unreadable: returns the known part of an object that cannot be read, from its
             metadata and the reason. Without it, such objects are logged and skipped.
-        :param streams: all objects are requested by a watch, where the API server supports it.
+        :param streams: request all objects by a watch, if the API server supports it.
         :param on_error: called after each failed list or watch.
         """
         self._session = session
@@ -128,17 +130,19 @@ class Reflector(Generic[KeptT]):
         self.synced: bool = False
         """Whether the collection has been listed once."""
         self.last_error: ApiError | None = None
-        """Why it is not watching at the moment; None if it is, or is about to start."""
+        """Why the reflector is not watching at the moment. None if it is watching, or is about
+        to."""
 
     def silent_seconds(self) -> float:
-        """Seconds since the server last sent anything, bookmarks included, or has kept a new watch
-        open for HEALTHY_SECONDS; for health checks."""
+        """Seconds since the server last sent anything, including bookmarks, or has kept a new watch
+        open for HEALTHY_SECONDS. For health checks."""
         if self._heard_at is None:
             return float("inf")
         return asyncio.get_running_loop().time() - self._heard_at
 
     def failing_seconds(self) -> float:
-        """Seconds since it has not been watching because of errors; 0 if it is."""
+        """Seconds for which errors have prevented the reflector from watching. 0 if it is
+        watching."""
         if self._failing_since is None:
             return 0.0
         return asyncio.get_running_loop().time() - self._failing_since
@@ -153,7 +157,8 @@ class Reflector(Generic[KeptT]):
                     async for change in watched:
                         yield change
             except (GoneError, ForbiddenError, NotFoundError) as error:
-                # The consumer may drop what is denied, so after a denial it needs all objects, too.
+                # The consumer may drop denied objects, so it needs all objects again after a
+                # denial.
                 self._version = None
                 await self._wait(error)
             except ApiError as error:
@@ -172,8 +177,8 @@ class Reflector(Generic[KeptT]):
         return Replaced(items=[*listing.items, *(each for found in skipped for each in found)])
 
     async def _watched(self) -> AsyncGenerator[Change[KeptT]]:
-        """One watch. Returns if it may be resumed at once, otherwise raises the reason. Until all
-        objects are there, nothing has recovered."""
+        """Run one watch. Returns if the watch may be resumed at once, otherwise raises the reason.
+        The reflector has not recovered until it has received all objects."""
         loop = asyncio.get_running_loop()
         began, events = loop.time(), 0
         all_first = self._version is None
@@ -196,7 +201,7 @@ class Reflector(Generic[KeptT]):
                             self._heard(metadata["resourceVersion"])
                             self.synced = True
                             items = list(first.values())
-                            first.clear()  # the consumer now makes its own table of them
+                            first.clear()  # the consumer now builds its own table of them
                             yield Replaced(items=items)
                             del items
                         continue
@@ -216,16 +221,16 @@ class Reflector(Generic[KeptT]):
             if healthy is not None:
                 healthy.cancel()
         if all_first:
-            # The server ends watches after some minutes. Pages need not come in one of them.
+            # The server ends watches after some minutes. A list does not have to finish within one.
             self._streams = False
             why = "the watch ended before all objects were sent"
-            raise UnavailableError.no_answer("WATCH", self._path, why=why)
+            raise UnavailableError.no_response("WATCH", self._path, why=why)
         if not events and loop.time() - began < HEALTHY_SECONDS:
             why = "the watch ended at once, without an event"
-            raise UnavailableError.no_answer("WATCH", self._path, why=why)
+            raise UnavailableError.no_response("WATCH", self._path, why=why)
 
     def _kept(self, event: WatchEvent) -> list[KeptT]:
-        """Return what is kept of an event's object: nothing of a bookmark."""
+        """Return the kept part of an event's object; empty for a bookmark."""
         if event.type == "BOOKMARK":
             return []
         if event.unreadable and (event.type != "DELETED" or self._keep_unreadable is not None):
@@ -243,7 +248,8 @@ class Reflector(Generic[KeptT]):
         self._heard_at = asyncio.get_running_loop().time()
 
     def _kept_open(self) -> None:
-        """The server has accepted a watch, so nothing has changed since, although it is silent."""
+        """Note that the server has accepted a watch: nothing has changed since, although it sends
+        nothing."""
         self._heard_at = asyncio.get_running_loop().time()
         self._recovered()
 
@@ -258,8 +264,8 @@ class Reflector(Generic[KeptT]):
         seconds = self._backoff.next_seconds()
         if isinstance(error, TooManyRequestsError | UnavailableError):
             seconds = max(seconds, min(error.retry_after_seconds or 0, 60))
-        # A single failure of a watch is normal: a server restarts, a balancer cuts an idle
-        # connection. It is worth a warning when the next attempt fails too.
+        # A single failure of a watch is normal: a server restarts, or a load balancer closes an
+        # idle connection. If the next attempt fails too, a warning is logged.
         level = logging.WARNING if self._backoff.failures == 2 else logging.DEBUG
         logger.log(
             level,

@@ -1,24 +1,24 @@
 """
-The two ends of a request to the API server: its path, and the answer or the error.
+The two ends of a request to the API server: its path, and the response or the error.
 
-Paths are made from names, and read back for error sentences: any group, version and resource has a
-path of the same shape. The body of a response is read up to a limit, and parsed. There is one class
-of errors for each reaction of a caller:
+Paths are built from names, and parsed again for error messages: any group, version and resource has
+a path of the same form. The body of a response is read up to a limit, and parsed. Each kind of
+reaction of a caller has its own error class:
 
-    ApiError                    any answer that is not a success
+    ApiError                    any response that is not a success
       UnauthorizedError         401: the server rejects our token, even after it was read again
-      ForbiddenError            403: the text names the missing verb, or what else denied it
+      ForbiddenError            403: the message names the missing verb, or the other cause
       NotFoundError             404
       AlreadyExistsError        409: an object of this name exists
       ConflictError             409: the object has changed since it was read; read again
       GoneError                 410: the resource version is too old; list again
       InvalidError              422: the server will never accept this object
       TooManyRequestsError      429: ask again after ``retry_after_seconds``
-      UnavailableError          no answer (connection, timeout), or 5xx; ask again later
+      UnavailableError          no response (connection, timeout), or 5xx; ask again later
         UnreadableError         a response that is too large, or that cannot be parsed as JSON
 
-It must not know sessions, kinds, timeouts or the HTTP library: the caller passes the chunks. No
-text contains a token: headers are never shown.
+Does not depend on sessions, kinds, timeouts or the HTTP library: the caller passes the chunks. No
+message contains a token, because headers are never shown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import orjson
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """The resource that a path names; the core group is the empty string."""
+    """The resource that a path names. The core group is the empty string."""
 
     group: str
     resource: str
@@ -56,7 +56,7 @@ def resource_path(
     subresource: str | None = None,
 ) -> str:
     """
-    Make the path of a collection (no name) or of an object.
+    Build the path of a collection (without a name) or of an object.
 
     ``resource`` is the plural: ``resource_path("resource.k8s.io/v1", "resourceclaims", ...)``.
     """
@@ -73,7 +73,7 @@ def resource_path(
 
 
 def parse_path(path: str) -> Target | None:
-    """Read a path back; None if it is not that of a resource (``/version``)."""
+    """Parse a path. Return None if the path is not that of a resource (``/version``)."""
     parts = path.partition("?")[0].strip("/").split("/")
     match parts:
         case ["api", _, *rest] if rest:
@@ -83,7 +83,7 @@ def parse_path(path: str) -> Target | None:
         case _:
             return None
     namespace = None
-    # ".../namespaces/lab" is the namespace itself, ".../namespaces/lab/pods" what is in it.
+    # ".../namespaces/lab" is the namespace itself, ".../namespaces/lab/pods" is a collection in it.
     if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
         namespace, rest = rest[1], rest[2:]
     resource, name, subresource = (*rest, None, None)[:3]
@@ -99,15 +99,16 @@ def parse_path(path: str) -> Target | None:
 # ---------------------------------------------------------------- errors
 
 _MAX_MESSAGE_CHARACTERS = 2000
-"""A proxy in between may answer with a page of HTML; a validation error lists every field."""
+"""The length limit of a message. A proxy may return an HTML page, and a validation error may list
+every field."""
 
 
-_NO_ANSWER = frozenset([0, 401, 429, 503, 504])
-"""Statuses that say nothing about the request itself; a webhook that fails is a 500."""
+_NOT_PROCESSED = frozenset([0, 401, 429, 503, 504])
+"""Statuses that do not depend on the content of the request. A webhook that fails is a 500."""
 
 
 class ApiError(Exception):
-    """The API server did not fulfil a request. The text is a sentence for logs and Events."""
+    """A request to the API server failed. The message is a sentence for logs and Events."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class ApiError(Exception):
         retry_after_seconds: float | None = None,
     ) -> None:
         self.status = status
-        """The HTTP status; 0 if there was no answer."""
+        """The HTTP status; 0 if there was no response."""
         self.reason = reason
         """The server's reason, such as ``NotFound``."""
         self.message: str = message[:_MAX_MESSAGE_CHARACTERS]
@@ -133,9 +134,9 @@ class ApiError(Exception):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the API server, or a webhook that it asks, does not accept the request: another
+        """Whether the API server, or a webhook that it calls, does not accept the request. Another
         attempt can succeed only after somebody has changed something."""
-        return self.status not in _NO_ANSWER
+        return self.status not in _NOT_PROCESSED
 
     def sentence(self) -> str:
         return f"{self.method} {self.path}: {self.message} ({self.status} {self.reason})"
@@ -151,10 +152,10 @@ class UnauthorizedError(ApiError):
 
 class ForbiddenError(ApiError):
     """
-    Refused, by RBAC or by an admission plugin.
+    Denied by RBAC or by an admission plugin.
 
-    ``verb``, ``resource`` and ``group`` name the missing permission; ``verb`` is None if it was
-    not RBAC that refused (a quota, a policy), where granting more would not help.
+    ``verb``, ``resource`` and ``group`` name the missing permission. ``verb`` is None if the cause
+    was not RBAC but, for example, a quota or a policy. More permissions would not help then.
     """
 
     _RBAC = re.compile(r'cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)" in API group "(.*?)"')
@@ -166,7 +167,7 @@ class ForbiddenError(ApiError):
     def sentence(self) -> str:
         target = parse_path(self.path)
         if found := self._RBAC.search(self.message):
-            # The server's word comes first: the missing permission can be another than that of
+            # The server's message takes precedence: the missing permission can differ from that of
             # the request ("associated-node:update" on "resourceclaims/driver").
             self.verb, self.resource, self.group = found.groups()
         elif target is not None and (not self.message or self.message == self.reason):
@@ -210,7 +211,7 @@ class TooManyRequestsError(ApiError):
 
 class UnavailableError(ApiError):
     @classmethod
-    def no_answer(cls, method: str, path: str, *, why: str) -> Self:
+    def no_response(cls, method: str, path: str, *, why: str) -> Self:
         return cls(status=0, reason="NoAnswer", message=why, method=method, path=path)
 
     def sentence(self) -> str:
@@ -243,7 +244,7 @@ def error_of_status(
     code: int | None = None,
     retry_after_seconds: float | None = None,
 ) -> ApiError:
-    """Build the error for a ``Status`` object, as in answers and in ERROR events of watches."""
+    """Build the error for a ``Status`` object from a response or from an ERROR event of a watch."""
     code = code or int(status.get("code") or 500)
     reason = str(status.get("reason") or "Unknown")
     details: Mapping[str, Any] = status.get("details") or {}
@@ -266,14 +267,14 @@ def error_of_status(
 def error_of_response(
     code: int, body: bytes, *, method: str, path: str, retry_after: str | None = None
 ) -> ApiError:
-    """Build the error for an answer with any body: proxies answer with text or nothing."""
+    """Build the error for a response with any body. Proxies may return text or an empty body."""
     status: dict[str, Any] = {"message": body.decode(errors="replace").strip()}
     try:
-        answer: Any = orjson.loads(body)
+        response: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
-        answer = None
-    if isinstance(answer, dict):
-        status = cast("dict[str, Any]", answer)
+        response = None
+    if isinstance(response, dict):
+        status = cast("dict[str, Any]", response)
     seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
     return error_of_status(status, method=method, path=path, code=code, retry_after_seconds=seconds)
 
@@ -289,24 +290,23 @@ def _verb(method: str, *, named: bool) -> str:
             return verbs.get(method, method.lower())
 
 
-# ---------------------------------------------------------------- answers
+# ---------------------------------------------------------------- responses
 
-MAX_ANSWER_BYTES = 32 * 2**20
-"""Bytes of a response, unless the caller sets another limit."""
+MAX_RESPONSE_BYTES = 32 * 2**20
+"""The default size limit of a response."""
 
 
 _MANAGERS = b',"managedFields":['
-"""The last field of an object's metadata (ObjectMeta). Its writers can nest it at will, because the
-API server keeps it as it comes. Within a JSON string these quotes would be escaped."""
+"""The last field of an object's metadata (ObjectMeta). Its writers can nest it arbitrarily, because
+the API server stores it unchanged. Within a JSON string, these quotes would be escaped."""
 
 _AFTER_MANAGERS = re.compile(rb'\](?=\}?,"[A-Za-z]+":)')
-"""The end of a list before another member: of the metadata (custom resources have sorted fields),
-or of the object. Within a JSON string it would be the end of the string, and not followed by a
-name."""
+"""The end of a list before another field: of the metadata (custom resources have sorted fields), or
+of the object. Within a JSON string, the quote would end the string, and no name would follow."""
 
 MAX_ENDS = 10_000
-"""Lists in managed fields that are followed by a member: each costs 4 us, and there are none in
-fields that the API server made."""
+"""The limit of lists in managed fields that are followed by another field. Each costs 4 us, and
+fields that the API server wrote contain none."""
 
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 """A string in JSON."""
@@ -314,9 +314,9 @@ STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 def nesting(part: bytes) -> int:
     """
-    Return by how many levels a part of a JSON text nests; it begins and ends outside strings.
+    Return the depth of a fragment of JSON, which starts and ends outside strings.
 
-    There is no loop over each bracket: 1.5 MiB of them would keep everything else waiting.
+    There is no loop over each bracket: 1.5 MiB of brackets would block everything else.
     """
     brackets = STRING.sub(b"", part)
     opened = brackets.count(b"{") + brackets.count(b"[")
@@ -325,10 +325,10 @@ def nesting(part: bytes) -> int:
 
 def parse(data: bytes | bytearray) -> Any:
     """
-    Parse JSON while Python's cyclic collector is stopped; raises orjson.JSONDecodeError.
+    Parse JSON while Python's cyclic garbage collector is stopped. Raises orjson.JSONDecodeError.
 
-    With each 700 values, the collector would look for garbage among all new ones: of a pod of
-    1.4 MB, this takes longer than the rest.
+    The collector would run after every 700 new values, and inspect all of them. For a pod of 1.4
+    MB, that takes longer than the parsing.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -341,10 +341,11 @@ def parse(data: bytes | bytearray) -> Any:
 
 def parse_without_managers(data: bytes | bytearray) -> Any:
     """
-    Parse the JSON of an object that cannot be parsed with its `managedFields`; None if it cannot be
-    parsed without them, either.
+    Parse the JSON of an object that cannot be parsed with its `managedFields`. Return None if it
+    cannot be parsed without them, either.
 
-    Nobody needs them, and whoever may write an object could make it unreadable.
+    We do not need these fields, and anyone who may write an object could make it unreadable with
+    them.
     """
     rest = _without_managers(bytes(data))
     try:
@@ -367,44 +368,44 @@ def _without_managers(data: bytes) -> bytes | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class JsonResponse:
     """A JSON object, and its size in bytes."""
 
     body: dict[str, Any]
     size_bytes: int = 0
 
 
-async def read_answer(
+async def read_response(
     chunks: AsyncIterable[bytes],
     *,
     method: str,
     path: str,
     max_bytes: int | None = None,
     one_metadata: bool = False,
-) -> Answer:
+) -> JsonResponse:
     """
-    Read a response; UnreadableError if it is too large, or is not a JSON object.
+    Read a response. Raises UnreadableError if it is too large, or is not a JSON object.
 
-    With `one_metadata`, it is a list with the metadata of at most one object, whose `managedFields`
-    are dropped before parsing.
+    With `one_metadata`, the response is a list with the metadata of at most one object, whose
+    `managedFields` are dropped before parsing.
     """
-    bound = max_bytes or MAX_ANSWER_BYTES
-    answer = bytearray()
+    bound = max_bytes or MAX_RESPONSE_BYTES
+    response = bytearray()
     async for chunk in chunks:
-        answer += chunk
-        if len(answer) > bound:
+        response += chunk
+        if len(response) > bound:
             why = f"it has more than {bound} bytes"
-            raise UnreadableError.no_answer(method, path, why=why)
-    if one_metadata and (end := answer.find(_MANAGERS)) >= 0:
-        answer[end:] = b"}}]}"  # of the metadata, the object, the items and the list
+            raise UnreadableError.no_response(method, path, why=why)
+    if one_metadata and (end := response.find(_MANAGERS)) >= 0:
+        response[end:] = b"}}]}"  # ends the metadata, the object, the items and the list
     try:
-        parsed: Any = parse(answer) if answer else {}
+        parsed: Any = parse(response) if response else {}
     except orjson.JSONDecodeError as error:
-        parsed = parse_without_managers(answer)
+        parsed = parse_without_managers(response)
         if parsed is None:
             why = f"it cannot be parsed ({error.msg})"
-            raise UnreadableError.no_answer(method, path, why=why) from None
+            raise UnreadableError.no_response(method, path, why=why) from None
     if not isinstance(parsed, dict):
         why = "it is not a JSON object; is there a proxy in between?"
-        raise UnreadableError.no_answer(method, path, why=why)
-    return Answer(body=cast("dict[str, Any]", parsed), size_bytes=len(answer))
+        raise UnreadableError.no_response(method, path, why=why)
+    return JsonResponse(body=cast("dict[str, Any]", parsed), size_bytes=len(response))

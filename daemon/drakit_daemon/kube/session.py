@@ -1,15 +1,16 @@
 """
-One session to one API server: requests on paths, answered with plain dictionaries or typed errors.
+A session with one API server: requests on paths, with plain dictionaries or typed errors as
+results.
 
-Every request has a timeout and sends the current credentials. If the server rejects them, they are
-read again, once. Nothing else is retried: the caller decides whether and when. :mod:`.reflector`
-follows a collection without end.
+Every request has a timeout and sends the current credentials. If the server rejects them, the
+session reads them again, once. Nothing else is retried: the caller decides whether and when.
+:mod:`.reflector` follows a collection continuously.
 
-The file of a pod's token is replaced about every hour, an exec plugin's token when it expires. Both
-may be revoked at any time, which only the API server's 401 shows. Tokens are never logged and never
-part of an error's text.
+The file with a pod's token is replaced about every hour, and an exec plugin's token when it
+expires. Both may be revoked at any time, which only a 401 of the API server shows. Tokens are never
+logged, and error messages never contain them.
 
-It must not know kinds. It belongs to the loop that opened it.
+Does not depend on kinds. A session belongs to the event loop that opened it.
 """
 
 from __future__ import annotations
@@ -36,15 +37,20 @@ from drakit_daemon.kube.client_library import (
     load_kubeconfig,
 )
 from drakit_daemon.kube.listing import MAX_PAGE_BYTES, Listing, WatchEvent, read_events, read_list
-from drakit_daemon.kube.request import Answer, UnavailableError, error_of_response, read_answer
+from drakit_daemon.kube.request import (
+    JsonResponse,
+    UnavailableError,
+    error_of_response,
+    read_response,
+)
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 # ---------------------------------------------------------------- credentials
 
 REFRESH_SECONDS = 30.0
-"""The maximum age of credentials; the kubelet replaces a token when a fifth of its life is left, at
-least two minutes before its end."""
+"""The maximum age of credentials. The kubelet replaces a token when a fifth of its lifetime is
+left, which is at least two minutes before it expires."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,26 +73,28 @@ class ServiceAccount:
 
 
 class Credentials:
-    """The Authorization header's value, read again when it is old or was rejected."""
+    """The value of the Authorization header, which is read again when it is old or was rejected."""
 
     def __init__(self, fetch: Callable[[bool], Awaitable[str | None]]) -> None:
-        """``fetch`` asks the source; its argument is whether the last value was rejected."""
+        """``fetch`` gets the value from its source. Its argument is whether the last value was
+        rejected."""
         self._fetch = fetch
         self._value: str | None = None
         self._old_at = float("-inf")
-        """The time from which the value is old; loop time."""
+        """The time from which the value is old (loop clock)."""
         self._lock = asyncio.Lock()
 
     async def current(self) -> str | None:
         now = asyncio.get_running_loop().time
         if now() >= self._old_at:
             async with self._lock:
-                if now() >= self._old_at:  # no other request has asked meanwhile
+                if now() >= self._old_at:  # no other request has updated it in the meantime
                     await self._ask(refused=False)
         return self._value
 
     async def replace(self, refused: str | None) -> bool:
-        """After a 401: ask the source at once. Return whether there is another value to try."""
+        """Get the value again at once, after a 401. Return whether there is another value to
+        try."""
         async with self._lock:
             if self._value == refused:  # otherwise another request has replaced it
                 await self._ask(refused=True)
@@ -96,12 +104,13 @@ class Credentials:
         try:
             self._value = await self._fetch(refused)
         except Exception as error:
-            # The old token is better than none; without one, the server answers 401.
+            # An old token is better than none; without one, the server responds with 401.
             logger.warning(
                 "credentials cannot be reloaded, keeping the old ones",
                 extra={"error": type(error).__name__},
             )
-        # Also after a failure: an unavailable source is not asked on each request.
+        # This applies after a failure, too, so that an unavailable source is not asked for each
+        # request.
         self._old_at = asyncio.get_running_loop().time() + REFRESH_SECONDS
 
 
@@ -114,9 +123,9 @@ async def find_cluster(
     account: ServiceAccount | None = None,
 ) -> tuple[ClusterAccess, Credentials]:
     """
-    Use the given kubeconfig, else the pod's service account, else the user's kubeconfig.
+    Use the given kubeconfig, otherwise the pod's service account, otherwise the user's kubeconfig.
 
-    Contexts and overrides are those of a kubeconfig: with them, the service account is not used.
+    Contexts and overrides apply to kubeconfigs: with them, the service account is not used.
     """
     account = account or ServiceAccount()
     in_pod = kubeconfig is None and context is None and overrides in (None, Overrides())
@@ -162,32 +171,33 @@ def _locate(kubeconfig: Path | None, environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeouts:
-    """The time limits of the session's waits."""
+    """The timeouts of the session."""
 
     connect_seconds: float = 3.0
-    """For a connection: a node without network must know it before the kubelet's deadline."""
+    """For a connection: a node without network must notice before the kubelet's deadline."""
 
     request_seconds: float = 10.0
-    """For a whole request with its answer, unless the caller sets another limit."""
+    """For a whole request with its response, unless the caller sets another limit."""
 
     watch_seconds: int = 300
-    """After this the server ends a watch, so that watches spread over its replicas again."""
+    """The server ends a watch after this time, so that watches are distributed over its replicas
+    again."""
 
     watch_silence_seconds: float = 70.0
-    """After this without a byte, a watch ends: its connection may be dead. A server sends a
-    bookmark each minute at best, and none while etcd reports no progress (every 10 minutes by
-    default, if nothing of the kind changes)."""
+    """A watch without a byte for this time ends, because its connection may be dead. A server sends
+    a bookmark at most every minute, and none while etcd reports no progress (every 10 minutes by
+    default, if no object of the kind changes)."""
 
 
 _DRY_RUN = {"dryRun": "All"}
 _STRICT = {"fieldValidation": "Strict"}
 
 MAX_REQUESTS = 16
-"""Concurrent requests, without watches. A TLS connection costs 256 KiB while it is kept, and 64 of
-them do not answer 64 reads sooner (median) than 16."""
+"""The limit of concurrent requests, not including watches. A TLS connection costs 256 KiB while it
+is open, and 64 connections do not complete 64 reads sooner (median) than 16."""
 
 MAX_LINE = 1 << 20
-"""Bytes in a line of a text."""
+"""The length limit of a line of text."""
 
 PAGE_SIZE = 100
 """Objects per page: with full slices, 3 MiB of JSON."""
@@ -206,16 +216,17 @@ async def connect(
     timeouts: Timeouts | None = None,
 ) -> Session:
     """
-    Return a session: with the kubeconfig, else as the pod's service account, else as the user.
+    Return a session that uses the kubeconfig, otherwise the pod's service account, otherwise the
+    user's kubeconfig.
 
-    Nothing is sent yet. Raises ConfigError if there is no usable configuration.
+    Sends nothing yet. Raises ConfigError if there is no usable configuration.
     """
     access, credentials = await find_cluster(kubeconfig, context=context, overrides=overrides)
     return Session(access, credentials, user_agent=user_agent, timeouts=timeouts)
 
 
 class Session:
-    """Requests to one API server. Close it, or use it as an async context manager."""
+    """Requests to one API server. Close the session, or use it as an async context manager."""
 
     def __init__(
         self,
@@ -236,9 +247,9 @@ class Session:
         self.server: str = access.server
         """The API server's URL."""
         self.namespace: str = access.namespace
-        """The namespace of the kubeconfig's context; empty if it names none."""
+        """The namespace of the kubeconfig's context. Empty if the context does not set one."""
         self.http: aiohttp.ClientSession = self._connection.http
-        """The HTTP client of the session, for frameworks with requests of their own (Kopf)."""
+        """The HTTP client of the session, for frameworks that send their own requests (Kopf)."""
 
     async def close(self) -> None:
         await self._connection.close()
@@ -262,8 +273,8 @@ class Session:
         timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
         """Get an object, or one page of a collection."""
-        answer = await self._request("GET", path, params=params, timeout_seconds=timeout_seconds)
-        return answer.body
+        response = await self._request("GET", path, params=params, timeout_seconds=timeout_seconds)
+        return response.body
 
     async def create(
         self,
@@ -281,10 +292,10 @@ class Session:
         :param strict: reject the object if it has unknown fields.
         """
         params = {**(_DRY_RUN if dry_run else {}), **(_STRICT if strict else {})}
-        answer = await self._request(
+        response = await self._request(
             "POST", path, params=params, body=body, timeout_seconds=timeout_seconds
         )
-        return answer.body
+        return response.body
 
     async def replace(
         self,
@@ -294,33 +305,34 @@ class Session:
         dry_run: bool = False,
         timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
-        """Replace an object. Raises ConflictError if it has a resourceVersion that is not current.
-        For a dry run see `create`."""
+        """Replace an object. Raises ConflictError if its resourceVersion is not current. For
+        `dry_run` see `create`."""
         params = _DRY_RUN if dry_run else None
-        answer = await self._request(
+        response = await self._request(
             "PUT", path, params=params, body=body, timeout_seconds=timeout_seconds
         )
-        return answer.body
+        return response.body
 
     async def patch(
         self, path: str, body: Mapping[str, Any], *, timeout_seconds: float | None = None
     ) -> dict[str, Any]:
-        """Change parts of an object, by a merge patch."""
-        answer = await self._request(
+        """Change parts of an object with a merge patch."""
+        response = await self._request(
             "PATCH",
             path,
             body=body,
             content_type="application/merge-patch+json",
             timeout_seconds=timeout_seconds,
         )
-        return answer.body
+        return response.body
 
     async def apply(
         self, path: str, body: Mapping[str, Any], *, field_manager: str, dry_run: bool = False
     ) -> dict[str, Any]:
-        """Server-side apply: own exactly these fields, even if another client owns them now, and
-        create the object if it is missing. For a dry run see `create`; it is strict."""
-        answer = await self._request(
+        """Apply an object on the server side: own exactly these fields, even if another client owns
+        them now, and create the object if it is missing. For `dry_run` see `create`. Unknown fields
+        are rejected."""
+        response = await self._request(
             "PATCH",
             path,
             params={
@@ -331,17 +343,18 @@ class Session:
             body=body,
             content_type="application/apply-patch+yaml",  # JSON is YAML
         )
-        return answer.body
+        return response.body
 
     async def delete(
         self, path: str, *, uid: str | None = None, resource_version: str | None = None
     ) -> dict[str, Any]:
-        """Delete an object. Raises ConflictError if it differs from the one the caller has seen."""
+        """Delete an object. Raises ConflictError if it differs from the object that the caller has
+        seen."""
         wanted = {"uid": uid, "resourceVersion": resource_version}
         preconditions = {name: value for name, value in wanted.items() if value is not None}
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
-        answer = await self._request("DELETE", path, body=body if preconditions else None)
-        return answer.body
+        response = await self._request("DELETE", path, body=body if preconditions else None)
+        return response.body
 
     async def list(
         self, path: str, *, params: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE
@@ -362,7 +375,7 @@ class Session:
 
         async def fetch(
             params: Mapping[str, str], *, max_bytes: int, metadata_only: bool
-        ) -> Answer:
+        ) -> JsonResponse:
             return await self._request(
                 "GET",
                 path,
@@ -377,7 +390,7 @@ class Session:
         )
 
     async def lines(self, path: str) -> AsyncGenerator[bytes]:
-        """Get a text that can be large, such as metrics, line by line."""
+        """Get text that can be large, such as metrics, line by line."""
         timeout = aiohttp.ClientTimeout(
             total=self.timeouts.request_seconds, sock_connect=self.timeouts.connect_seconds
         )
@@ -387,7 +400,7 @@ class Session:
                 *lines, rest = (rest + chunk).split(b"\n")
                 if len(rest) > MAX_LINE:
                     why = f"a line has more than {MAX_LINE} bytes"
-                    raise UnavailableError.no_answer("GET", path, why=why)
+                    raise UnavailableError.no_response("GET", path, why=why)
                 for line in lines:
                     yield line
             if rest:
@@ -397,8 +410,8 @@ class Session:
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
     ) -> AsyncGenerator[WatchEvent]:
         """
-        Watch a collection over one connection, until the server ends it or is silent for
-        ``watch_silence_seconds``; then the watch returns.
+        Watch a collection over one connection. Returns when the server ends the watch, or has sent
+        nothing for ``watch_silence_seconds``.
 
         Raises GoneError if the resource version is too old: list again. Raises UnavailableError if
         the connection broke: resume from the last version.
@@ -433,19 +446,19 @@ class Session:
         max_bytes: int | None = None,
         one_metadata: bool = False,
         timeout_seconds: float | None = None,
-    ) -> Answer:
+    ) -> JsonResponse:
         timeout = aiohttp.ClientTimeout(
             total=timeout_seconds or self.timeouts.request_seconds,
             sock_connect=self.timeouts.connect_seconds,
         )
         data = None if body is None else orjson.dumps(body)
         try:
-            # Watches do not count.
+            # The limit does not apply to watches.
             async with asyncio.timeout(timeout.total if self._places.locked() else None):
                 await self._places.acquire()
         except TimeoutError:
             why = f"{MAX_REQUESTS} other requests already wait for an answer"
-            raise UnavailableError.no_answer(method, path, why=why) from None
+            raise UnavailableError.no_response(method, path, why=why) from None
         try:
             async with self._opened(
                 method,
@@ -457,7 +470,7 @@ class Session:
                 timeout=timeout,
             ) as response:
                 chunks = response.content.iter_any()
-                return await read_answer(
+                return await read_response(
                     chunks, method=method, path=path, max_bytes=max_bytes, one_metadata=one_metadata
                 )
         finally:
@@ -475,7 +488,7 @@ class Session:
         content_type: str | None = None,
         accept: str | None = None,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Send a request; yield a successful response, or raise the error that it means."""
+        """Send a request. Yield a successful response, or raise the error of the response."""
         headers: dict[str, str] = {}
         if data and content_type:
             headers["Content-Type"] = content_type
@@ -490,7 +503,7 @@ class Session:
                     data=data,
                     headers=headers,
                     timeout=timeout,
-                    allow_redirects=False,  # there are none, and a token must not follow one
+                    allow_redirects=False,  # a token must not follow a redirect
                     server_hostname=self._connection.server_hostname,
                 )
             async with response:
@@ -506,16 +519,17 @@ class Session:
         except TimeoutError:
             seconds = timeout.total or timeout.sock_read or 0
             why = f"nothing within {seconds:g} s"
-            raise UnavailableError.no_answer(method, path, why=why) from None
+            raise UnavailableError.no_response(method, path, why=why) from None
         except (aiohttp.ClientError, OSError) as error:
-            # Without its cause: the representation of some aiohttp errors holds our headers.
+            # The cause is not chained: the representation of some aiohttp errors contains our
+            # headers.
             why = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise UnavailableError.no_answer(method, path, why=why) from None
+            raise UnavailableError.no_response(method, path, why=why) from None
 
     async def _authorize(
         self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Middleware of every request: send the current token, and after a 401 once a new one."""
+        """Middleware of every request: send the current token, and a new one once after a 401."""
         value = await self._credentials.current()
         if value is not None:
             request.headers["Authorization"] = value

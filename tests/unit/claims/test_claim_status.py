@@ -299,7 +299,7 @@ async def test_a_device_that_is_no_longer_allocated_gets_no_entry(world):
 async def test_a_write_is_repeated_while_the_api_server_is_unavailable(world):
     world.server.add("a", "cam-0")
     world.server.failures = [
-        UnavailableError.no_answer("GET", "/x", why="refused"),
+        UnavailableError.no_response("GET", "/x", why="refused"),
         refusal(ApiError, 500, "InternalError"),
     ] * 6
     statuses = world.statuses()
@@ -357,7 +357,7 @@ async def test_a_refused_write_is_dropped_after_some_attempts(world, caplog):
 @pytest.mark.looptime
 async def test_only_the_newest_result_is_written(world):
     world.server.add("a", "cam-0")
-    world.server.failures = [UnavailableError.no_answer("GET", "/x", why="refused")]
+    world.server.failures = [UnavailableError.no_response("GET", "/x", why="refused")]
     statuses = world.statuses()
     prepared(statuses, "a", cam_0=of(LATE))
     async with running(statuses.run()):

@@ -40,7 +40,7 @@ def not_found(*, reason: str = "NotFound", **details: str) -> NotFoundError:
 BUSY = TooManyRequestsError(
     status=429, reason="TooManyRequests", message="later", method="GET", path="/"
 )
-DEEP = UnreadableError.no_answer("GET", "/x", why="depth limit exceeded")
+DEEP = UnreadableError.no_response("GET", "/x", why="depth limit exceeded")
 NO_CLAIM = "claim lab/claim-a: .* is not a ResourceClaim"
 
 

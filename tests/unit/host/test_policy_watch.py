@@ -26,7 +26,7 @@ from tests.fakes.tasks import until
 PATH = "/apis/lamps.example.com/v1/lamppolicies"
 MISSING = NotFoundError(status=404, reason="NotFound", message="no", method="GET", path=PATH)
 FORBIDDEN = ForbiddenError(status=403, reason="Forbidden", message="no", method="GET", path=PATH)
-DOWN = UnavailableError.no_answer("GET", PATH, why="nothing")
+DOWN = UnavailableError.no_response("GET", PATH, why="nothing")
 
 
 def body(

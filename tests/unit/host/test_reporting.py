@@ -33,7 +33,7 @@ from tests.unit.devices.conftest import Node
 
 DRIVER, NODE = "lamps.example.com", "node-1"
 MISSING = NotFoundError(status=404, reason="NotFound", message="no", method="PATCH", path="/x")
-DOWN = UnavailableError.no_answer("PATCH", "/x", why="nothing")
+DOWN = UnavailableError.no_response("PATCH", "/x", why="nothing")
 
 
 class Api:

@@ -178,7 +178,7 @@ async def test_a_write_that_fails_is_not_the_callers_trouble(objects, caplog, st
 async def test_a_failing_count_is_not_the_callers_trouble(objects):
     recorder = recorder_on(objects)
     await say(recorder)
-    objects.error = UnavailableError.no_answer("PATCH", EVENTS, why="cut")
+    objects.error = UnavailableError.no_response("PATCH", EVENTS, why="cut")
     await asyncio.sleep(60)
     await say(recorder)
     objects.error = None

@@ -24,16 +24,16 @@ class Link(ObjectSession):
     loses_answers = False
 
     def cut(self, how):
-        refused = UnavailableError.no_answer("PUT", LEASE, why="refused")
+        refused = UnavailableError.no_response("PUT", LEASE, why="refused")
         self.hangs, self.error = how == "hangs", refused if how == "refused" else None
 
     async def ask(self, method, path, body=None, timeout_seconds=None):
         if self.hangs:
             await asyncio.sleep(timeout_seconds)
-            raise UnavailableError.no_answer(method, path, why="it hangs")
+            raise UnavailableError.no_response(method, path, why="it hangs")
         answer = await super().ask(method, path, body)
         if self.loses_answers and method != "GET":
-            raise UnavailableError.no_answer(method, path, why="the answer is lost")
+            raise UnavailableError.no_response(method, path, why="the answer is lost")
         return answer
 
 
@@ -129,8 +129,8 @@ async def test_a_leader_that_is_cut_off_ends_before_another_may_lead(cluster, ho
         assert first.reason == "the Lease was not renewed in time"
         assert not first.election.is_leader
         assert first.task.done()
-        assert cut - 2.1 <= first.election.answered_at <= cut
-        assert second.election.answered_at >= cut + 27
+        assert cut - 2.1 <= first.election.responded_at <= cut
+        assert second.election.responded_at >= cut + 27
 
 
 @pytest.mark.parametrize(

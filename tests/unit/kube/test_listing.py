@@ -10,7 +10,7 @@ import pytest
 from drakit_daemon.kube import UnavailableError, UnreadableError, listing
 from drakit_daemon.kube.listing import read_list
 from drakit_daemon.kube.reflector import Reflector, Replaced
-from drakit_daemon.kube.request import Answer, parse
+from drakit_daemon.kube.request import JsonResponse, parse
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/lab/resourceclaims"
 DEEP = "[" * 1200 + "]" * 1200
@@ -122,7 +122,7 @@ def pages():
             raise
         items = [{"metadata": {"name": f"c{number}{each}"}} for each in "ab"]
         metadata = {"continue": str(number + 1)} if number < 2 else {}
-        return Answer(body={"items": items, "metadata": metadata})
+        return JsonResponse(body={"items": items, "metadata": metadata})
 
     return fetch, happened
 
@@ -164,7 +164,7 @@ async def test_a_proxys_answer_is_not_blamed_on_an_object(session, api_server):
 
 
 async def test_an_answer_that_is_too_large_counts_as_unavailable(session, api_server, monkeypatch):
-    monkeypatch.setattr("drakit_daemon.kube.request.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("drakit_daemon.kube.request.MAX_RESPONSE_BYTES", 1000)
     api_server.store(f"{CLAIMS}/a", {"spec": {"x": "x" * 2000}})
     with pytest.raises(UnavailableError, match="more than 1000 bytes"):
         await session.get(f"{CLAIMS}/a")

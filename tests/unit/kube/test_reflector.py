@@ -32,7 +32,7 @@ def gone():
 
 
 def lost():
-    return UnavailableError.no_answer("WATCH", PATH, why="it broke")
+    return UnavailableError.no_response("WATCH", PATH, why="it broke")
 
 
 def denied(status):

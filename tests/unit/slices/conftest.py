@@ -11,7 +11,7 @@ import pytest
 
 from drakit_daemon.kube import UnavailableError, WatchEvent
 from drakit_daemon.kube.listing import read_list
-from drakit_daemon.kube.request import Answer, error_of_status
+from drakit_daemon.kube.request import JsonResponse, error_of_status
 from drakit_nodeplugin.slices.publisher import SlicePublisher
 from tests.fakes.kube import FakeApiServer, StatusError, Target
 from tests.unit.slices.world import NODE, FakeSource
@@ -67,7 +67,7 @@ class Link:
 
     async def read_list(self, path, keep, *, params=None, page_size=100):
         async def fetch(params, *, max_bytes, metadata_only):
-            return Answer(body=await self.ask("GET", path, params))
+            return JsonResponse(body=await self.ask("GET", path, params))
 
         return await read_list(fetch, keep, params=params or {}, page_size=page_size)
 
@@ -107,7 +107,7 @@ class Link:
                     yield WatchEvent(type=event["type"], object=event["object"])
         finally:
             cluster.watchers.remove(events)
-        raise UnavailableError.no_answer("WATCH", path, why="the connection broke")
+        raise UnavailableError.no_response("WATCH", path, why="the connection broke")
 
 
 class Published:

@@ -171,7 +171,7 @@ async def test_a_create_whose_answer_was_lost_is_not_repeated_under_another_name
         answer = await ask(method, path, params, body)
         if method == "POST" and not lost:
             lost.append(body["metadata"]["name"])
-            raise UnavailableError.no_answer(method, path, why="the connection broke")
+            raise UnavailableError.no_response(method, path, why="the connection broke")
         return answer
 
     published.link.ask = losing  # type: ignore[method-assign]

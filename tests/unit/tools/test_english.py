@@ -1,0 +1,106 @@
+"""The check of the English in docstrings and comments."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from tools.english import Passage, main, passages, problems
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It must not know claims.",
+        "Not at once: the server restarts.",
+        "Retry. Also after a failure: the source is down.",
+        "Else a power cut leaves an empty file.",
+        "Of two with one name the first is kept.",
+        "Return what is remembered of an object.",
+        "What both daemons share.",
+        "The age of a key is no sign of a hang.",
+        "The holder, if the Lease has none.",
+        "An empty user counts as false.",
+        "An OCI runtime goes by the options alone.",
+        "The runtime gets them beside the names of ours.",
+        "The claim, as far as a node needs it.",
+        "Raise if the answer is too large.",
+        "Return whether a text is a label.",
+        "Not for threads.",
+        "Devices, of which any one fits.",
+        "Record it also if nobody asks.",
+        "Octal in the way of YAML 1.1.",
+        "The manager is told of each change.",
+        "The claim is prepared anew.",
+        "The call was cancelled.",
+        "The color is normalised.",
+    ],
+)
+def test_an_odd_wording_is_refused(text):
+    assert len(list(problems(Passage(1, text)))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Does not depend on claims.",
+        "Not all drivers publish health. Of course, they may.",
+        "There is no reason to retry, and there are no other callers.",
+        "The pod is no longer there. It is gone.",
+        "Leave the file alone: a stand-alone kubelet reads it.",
+        'Parse a text file, or "a text", or `cancelled()`, or asyncio.cancelled.',
+        "The work that must be done otherwise is a promise of precise rules.",
+        "Return the prepared claims. The server answers within a second.",
+        "Example::\n\n    beside = answer alone",
+    ],
+)
+def test_a_usual_wording_is_accepted(text):
+    assert list(problems(Passage(1, text, is_docstring=True))) == []
+
+
+@pytest.mark.parametrize(("is_docstring", "count"), [(True, 1), (False, 0)])
+def test_a_docstring_does_not_start_with_a_pronoun(is_docstring, count):
+    assert len(list(problems(Passage(1, "Its own problems.", is_docstring)))) == count
+
+
+def test_docstrings_and_comments_are_found_where_they_stand():
+    source = dedent(
+        '''\
+        """Module."""
+
+        LIMIT = 1  # after code
+        """Attribute."""
+
+
+        def f():
+            """
+            Function.
+
+                code
+            """
+            # two
+            # lines
+            text = "# not a comment"
+        '''
+    )
+    assert sorted(passages(source)) == [
+        Passage(1, "Module.", True),
+        Passage(3, "after code"),
+        Passage(4, "Attribute.", True),
+        Passage(8, "Function.\n\n    code", True),
+        Passage(13, "two\nlines"),
+    ]
+
+
+def test_each_module_of_the_folders_is_checked(tmp_path, capsys):
+    for name in ("fine/a.py", "odd/b.py", "odd/deep/c.py", "odd/d_pb2.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x = 1  # it must not know y\n" if "odd" in name else "")
+    assert main([str(tmp_path / "fine")]) == 0
+    assert main([str(tmp_path / "fine"), str(tmp_path / "odd")]) == 1
+    problem = '"must not know": write "Does not depend on ..."'
+    assert capsys.readouterr().err.splitlines() == [
+        f"{tmp_path}/odd/b.py:1: {problem}",
+        f"{tmp_path}/odd/deep/c.py:1: {problem}",
+    ]

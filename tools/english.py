@@ -1,0 +1,158 @@
+"""
+Checks the English of docstrings and comments: `python -m tools.english FOLDER ...`.
+
+Each rule refuses a wording over which native readers stumble, and names the replacement. Quotations
+and code in backticks are exempt. The rules are few and narrow: they do not replace a reader.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+GENERATED = ("_pb2.py", "_pb2_grpc.py")
+
+
+class Passage(NamedTuple):
+    """A docstring, or comments on consecutive lines."""
+
+    line: int
+    text: str
+    is_docstring: bool = False
+
+
+class Rule(NamedTuple):
+    pattern: re.Pattern[str]
+    advice: str
+    docstrings_only: bool = False
+
+
+def _rule(pattern: str, advice: str, *, docstrings_only: bool = False) -> Rule:
+    return Rule(re.compile(pattern), advice, docstrings_only)
+
+
+_SENTENCE = r"(?:\A|(?<=[.!?] )|(?<=\n\n))"
+"""The start of a sentence."""
+
+_NOUN = r"(?!longer\b|more than\b|less than\b|better\b|worse\b|different\b|doubt\b|matter\b)[a-z]"
+"""The start of a noun phrase after "is no"."""
+
+RULES = (
+    _rule(r"\b[Mm]ust not know\b", 'write "Does not depend on ..."'),
+    _rule(
+        _SENTENCE
+        + r"(?:Of (?!course\b|the \w+ \w+, )|Else\b|Also (?:after|before|if|in|for|of|when|with)\b"
+        r"|As far\b|Not (?!all\b|every\b|each\b|many\b|only\b|thread-safe\b|implemented\b))",
+        'start with a subject or an imperative: "Don\'t retry at once, because ..."',
+    ),
+    _rule(r"\AIts?\b", "name the thing once, before a pronoun refers to it", docstrings_only=True),
+    _rule(
+        r"(?i:\b(?:return|yield|read|write|keep|remove|remember|forget|give)s? what\b)"
+        r"|\AWhat\b(?!.*\?)",
+        'name the thing: "Return the remembered state of an object"',
+    ),
+    _rule(
+        rf"(?<!here )(?<!here's )\b(?:is|are|was|were) no {_NOUN}",
+        'write "is not a ...", or "there is no ..."',
+    ),
+    _rule(r"\b(?:has|have|had) none\b", 'write "does not have a ..."'),
+    _rule(r"\bcount(?:s|ed)? (?:as|for)\b", 'write "is treated as", "is" or "applies to"'),
+    _rule(
+        r"(?<!stand)(?<!stand-)\balone\b",
+        'write "only" before the noun, or "by itself"',
+    ),
+    _rule(r"\b[Bb]eside\b", 'write "next to", "alongside" or "besides"'),
+    _rule(r"\bas far as\b", 'write "if", "where", "that" or "to the extent that"'),
+    _rule(
+        r"\b(?:an|the|The|An|its|Its|whose|one|each|every|same|this|that|first|last|late|of|no|without)"
+        r" answers?\b(?! to (?:a|the) question)",
+        'write "response" or "result"',
+    ),
+    _rule(
+        r"\b(?:[Aa] text(?! (?:file|block|editor|format|table))|texts)\b",
+        'write "string" or "message"',
+    ),
+    _rule(r"\bof which any\b", 'write "any of which"'),
+    _rule(r"\balso if\b", 'write "even if"'),
+    _rule(r"\bin the way of\b", 'write "in the style of", or name the likeness'),
+    _rule(r"\b(?:is|are|was|were|be|been) told\b", 'write "is notified" or "gets"'),
+    _rule(r"\b(?:anew|so long as|for ever)\b", 'write "again", "while" or "forever"'),
+    _rule(
+        r"(?i)\b(?:cancell(?:ed|ing)|label(?:led|ling)|signall(?:ed|ing)|modell(?:ed|ing)|travell\w+"
+        r"|(?:col|hon|fav|behavi|neighb)our\w*|whilst|licence|catalogue|centre|analyse[sd]?"
+        r"|\w+(?:al|ial|mmar|gn|an|or|im)is(?:e[sd]?|ing|ation))\b(?<!otherwise)(?<!premise)(?<!promise)"
+        r"(?<!promised)(?<!promises)(?<!promising)(?<!precise)(?<!exercise)(?<!compromise)",
+        "use American spelling",
+    ),
+)
+
+_EXEMPT = re.compile(
+    r":\w+:`[^`]*`|``[^`]*``|`[^`]*`|\"[^\"\n]*\"|^ {2,}\S.*$|\b\w+[_.]\w[\w.()]*"
+    r"|\b(?i:leav(?:e|es|ing)|left|let) [^.:;]{0,60}?\balone\b",
+    re.MULTILINE,
+)
+"""Code, quotations, indented lines, and "leave alone"."""
+
+
+def passages(source: str) -> Iterator[Passage]:
+    """Yield the docstrings and comments of a module."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield Passage(node.lineno, _dedented(text), is_docstring=True)
+            case _:
+                pass
+    block: list[tuple[int, int, str]] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        (line, column), text = token.start, token.string.lstrip("#").strip()
+        if block and (line, column) != (block[-1][0] + 1, block[-1][1]):
+            yield _comment(block)
+            block = []
+        block.append((line, column, text))
+    if block:
+        yield _comment(block)
+
+
+def _dedented(text: str) -> str:
+    first, _, rest = text.partition("\n")
+    indent = min((len(x) - len(x.lstrip()) for x in rest.split("\n") if x.strip()), default=0)
+    return "\n".join([first, *(line[indent:] for line in rest.split("\n"))]).strip()
+
+
+def _comment(block: list[tuple[int, int, str]]) -> Passage:
+    return Passage(block[0][0], "\n".join(text for _, _, text in block))
+
+
+def problems(passage: Passage) -> Iterator[str]:
+    """Yield a sentence for each rule that a passage breaks."""
+    text = _EXEMPT.sub("X", passage.text)
+    text = re.sub(r"(?<!\n)\n(?!\n)", " ", text)
+    for rule in RULES:
+        if rule.docstrings_only and not passage.is_docstring:
+            continue
+        if found := rule.pattern.search(text):
+            yield f'"{found.group().strip()}": {rule.advice}'
+
+
+def main(folders: list[str]) -> int:
+    failed = False
+    for path in sorted(path for folder in folders for path in Path(folder).rglob("*.py")):
+        if path.name.endswith(GENERATED):
+            continue
+        for passage in passages(path.read_text()):
+            for problem in problems(passage):
+                print(f"{path}:{passage.line}: {problem}", file=sys.stderr)
+                failed = True
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
