@@ -1,6 +1,7 @@
 """
-What others define and drakit reads and writes: the objects of ``resource.k8s.io``, and CDI files.
+Formats that drakit reads and writes and that others define: the objects of ``resource.k8s.io``, and
+CDI files.
 
-Both are plain data and pure functions, but for the files of :mod:`.cdi.directory`. It must not know
-clients, daemons, or explanations.
+Everything here is plain data and pure functions, except for the files of :mod:`.cdi.directory`.
+Does not depend on clients, daemons, or explanations.
 """

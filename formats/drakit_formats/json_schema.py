@@ -1,10 +1,10 @@
 """
 Checks values against JSON schemas, such as those that pydantic generates for a driver's parameters.
 
-Values come from tenants, and schemas from administrators. Therefore, a check has a budget in steps,
-patterns take linear time, and messages contain no values: they may be secrets. A keyword that is
-not supported, such as ``if``, accepts every value, and so does the rest of a value that exceeds the
-budget: a value that fits is never refused.
+Values come from tenants, and schemas from administrators. Therefore, a check has a limited number
+of steps, patterns take linear time, and messages contain no values, which may be secrets. An
+unsupported keyword, such as ``if``, accepts every value. So does the rest of a value that exceeds
+the limit: a valid value is never rejected.
 
 Does not depend on drivers, or on the objects that contain the values.
 """
@@ -24,27 +24,28 @@ from pydantic_core import SchemaValidator, core_schema
 from drakit_formats.resource.objects import Object
 
 MAX_STEPS = 20_000
-"""Steps of a check: a value of 10 KiB, which the API server accepts, has at most 5,000 parts."""
+"""The limit of steps of a check. A value of 10 KiB, which the API server accepts, has at most 5,000
+parts."""
 
 CHEAP = 16
-"""Comparisons with an allowed value, or with a known key, that cost one step; and the steps of a
-comparison with a pattern, which may have to be compiled."""
+"""The number of comparisons with an allowed value or a known key that cost one step. Also the steps
+of a comparison with a pattern, which may have to be compiled."""
 
 MAX_PATTERNS = 1024
-"""Compiled patterns that are kept."""
+"""The limit of cached patterns."""
 
 MAX_DEPTH = 64
-"""Nested schemas; a schema can refer to itself."""
+"""The limit of nested schemas, because a schema can refer to itself."""
 
 MAX_PROBLEMS = 5
-"""Problems that are named: a message with all of them would be too long for a terminal."""
+"""The limit of reported problems. A message with all of them would be too long for a terminal."""
 
 MAX_NAMES = 10
-"""Keys and values of a schema that a message names."""
+"""The limit of keys and values of a schema that a message lists."""
 
 MAX_PART = 64
 MAX_PATH = 256
-"""Characters of a key, a value or a pattern in a message, and those of a path."""
+"""The length limit of a key, a value, a pattern or a path in a message."""
 
 Part: TypeAlias = "str | int"
 Path: TypeAlias = "tuple[Part, ...]"
@@ -90,27 +91,27 @@ _KEYWORDS: Mapping[str, Object] = {
     "required": _TEXTS,
     "type": {"anyOf": [{"type": "string"}, _TEXTS]},
 }
-"""The supported keywords, and what a check must be able to rely on."""
+"""The supported keywords, and the types that a check relies on."""
 
 
 class _SpentError(Exception):
-    """A check has no steps left."""
+    """A check has used all its steps."""
 
 
 class _Problem(NamedTuple):
-    """A part of a value that does not fit."""
+    """A part of a value that does not match the schema."""
 
     path: Path
     text: str
     known: Sequence[str] | None = None
-    """The known keys, if the part is an unknown one."""
+    """The known keys, if the part is an unknown key."""
 
     keyword: str = ""
-    """``type`` or ``const``, if the value has another one."""
+    """The keyword ``type`` or ``const``, if the part does not match it."""
 
 
 class JsonSchema:
-    """A schema."""
+    """A JSON schema that checks values."""
 
     def __init__(self, schema: Object) -> None:
         self._schema = schema
@@ -123,10 +124,10 @@ class JsonSchema:
         max_steps: int = MAX_STEPS,
     ) -> list[str]:
         """
-        Return what does not fit, each with the path of the field: at most `MAX_PROBLEMS`.
+        Return the problems of a value, each with the path of the field: at most `MAX_PROBLEMS`.
 
-        :param required: the only keys at the top level that can be missing by mistake. The others
-            may be in another value, with which this one is merged.
+        :param required: the only top-level keys that are reported if they are missing. The others
+            may be in another value, which is merged with this one.
         """
         found: list[_Problem] = []
         with suppress(_SpentError):
@@ -145,12 +146,13 @@ class JsonSchema:
 
 
 SCHEMA = JsonSchema({"type": ["object", "boolean"], "properties": _KEYWORDS})
-"""The schema of schemas."""
+"""The schema of JSON schemas."""
 
 
 @lru_cache(MAX_PATTERNS)
 def _compiled(pattern: str) -> SchemaValidator | None:
-    """Return what matches strings in linear time; None if the pattern needs backtracking."""
+    """Return a validator that matches strings in linear time, or None if the pattern needs
+    backtracking."""
     try:
         return SchemaValidator(core_schema.str_schema(pattern=pattern, strict=True))
     except CoreSchemaError:
@@ -196,7 +198,7 @@ class _Check:
                 yield from self.value(inner, part, (*path, number), depth + 1)
         for inner in body.get("allOf", ()):
             yield from self.value(inner, value, path, depth + 1)
-        for key in ("anyOf", "oneOf"):  # an approximation of oneOf that accepts more
+        for key in ("anyOf", "oneOf"):  # for oneOf, this approximation accepts more
             if key in body:
                 yield from self._any(body[key], value, path, depth + 1)
 
@@ -206,8 +208,8 @@ class _Check:
             raise _SpentError
 
     def _resolved(self, reference: str) -> Any:
-        """Return the schema to which a reference points; one that accepts everything if there is
-        none."""
+        """Return the schema that a reference points to. If there is none, return one that accepts
+        everything."""
         start, *parts = reference.split("/")
         found: Any = self._root if start == "#" else True
         for part in parts:
@@ -219,7 +221,7 @@ class _Check:
         return found
 
     def _plain(self, schema: Object, value: Any, path: Path) -> Iterator[_Problem]:
-        """Check what does not concern the parts of a value."""
+        """Check the keywords that do not concern parts of the value."""
         kinds = schema.get("type", ())
         kinds = [kinds] if isinstance(kinds, str) else kinds
         known = [_TYPES[kind] for kind in kinds if kind in _TYPES]
@@ -274,7 +276,7 @@ class _Check:
     def _any(
         self, schemas: Sequence[Any], value: Any, path: Path, depth: int
     ) -> Iterator[_Problem]:
-        """If no alternative fits, report the problems of the one that was meant: the only one with
+        """If no alternative matches, report the problems of the most likely one: the only one with
         the type of the value, and with most of its constants."""
         found: list[tuple[bool, int, list[_Problem]]] = []
         for each in schemas:
@@ -298,7 +300,7 @@ def _sentence(path: Path, problem: str) -> str:
 
 
 def shown(path: Sequence[Part]) -> str:
-    """Return the path of a field as users write it."""
+    """Return the path of a field in the form that users write."""
     text = ""
     for part in path:
         name = f"[{part}]" if isinstance(part, int) else _name(part)
@@ -307,7 +309,7 @@ def shown(path: Sequence[Part]) -> str:
 
 
 def listed(values: Sequence[object]) -> str:
-    """Return the first values as users write them, and the number of the others."""
+    """Return the first values in the form that users write, and the number of the others."""
     texts = [each if isinstance(each, str) else json.dumps(each) for each in values[:MAX_NAMES]]
     more = f" and {len(values) - MAX_NAMES} more" if len(values) > MAX_NAMES else ""
     return ", ".join(map(_name, texts)) + more

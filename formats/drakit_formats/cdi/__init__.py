@@ -1,13 +1,13 @@
 """
-CDI specs (Container Device Interface): they describe devices to container runtimes.
+CDI specs (Container Device Interface), which describe devices to container runtimes.
 
-Writing: :mod:`.spec` builds a spec from edits, of the lowest version that it needs,
-:mod:`.directory` serializes it and keeps the files. Reading: :mod:`.text` parses files, and
-:mod:`.lint` finds problems of specs, and of directories, which it resolves as runtimes do. Both use
+Writing: :mod:`.spec` builds a spec from edits, with the lowest version that it needs, and
+:mod:`.directory` serializes it and manages the files. Reading: :mod:`.text` parses files, and
+:mod:`.lint` finds problems of specs and of directories, which it resolves as runtimes do. Both use
 the rules of :mod:`.fields` and :mod:`.checks`. The node plugin decides which claims have a file,
-and when it is removed.
+and when it removes the file.
 
-It must not know claims, drivers, Kubernetes, or a container runtime's configuration.
+Does not depend on claims, drivers, Kubernetes, or a container runtime's configuration.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """
-What a value of a CDI spec may be: problems and their places, names, and checks for text, numbers,
+Checks of values in a CDI spec: problems and their paths, names, and checks for strings, numbers,
 lists and objects, which :mod:`.fields` combines.
 
 An *error* is rejected by a runtime, prevents a container from starting, or is forbidden by the
 specification. A *warning* works, but probably not as intended. A runtime rejects the whole file for
 one invalid name, so names are checked before a write.
 
-A check inspects one value and adds its problems to a list, so one pass finds everything.
-Null is the same as an absent field, as it is for the runtimes' own reader; in a list it is not.
+A check inspects one value and adds its problems to a list, so that one pass finds all problems.
+Like the runtimes' own reader, the checks treat a null field as absent. A null in a list is an
+error.
 
-It must not know which fields a spec has, or what a name refers to.
+Does not depend on the fields of a spec, or on the objects that names refer to.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Literal, TypeAlias, cast
 Severity = Literal["error", "warning"]
 
 _SHOWN_CHARACTERS = 80
-"""Characters of a value in a sentence: sentences appear in Events and terminals."""
+"""The length limit of a value in a message, because messages appear in Events and terminals."""
 
 _KINDS: dict[type, str] = {
     bool: "true or false",
@@ -42,10 +43,10 @@ class Problem:
     """One problem of a spec."""
 
     file: str = ""
-    """Path of the spec's file, or of a directory; empty if the spec came from none."""
+    """Path of the spec's file, or of a directory. Empty if the spec was not read from a file."""
 
     path: str
-    """The field (``devices[0].containerEdits.env[2]``); empty for the spec as a whole."""
+    """The field (``devices[0].containerEdits.env[2]``). Empty for the spec as a whole."""
 
     severity: Severity
     text: str
@@ -62,15 +63,15 @@ def has_errors(problems: Iterable[Problem]) -> bool:
 
 
 def kind_of(value: object) -> str:
-    """Return the kind of a value in terms of JSON; other Python types by their names."""
+    """Return the JSON type of a value. For other Python types, return their names."""
     return _KINDS.get(type(value)) or type(value).__name__
 
 
 def shown(value: object) -> str:
-    """Format a value for a sentence: on one line, and of limited length."""
+    """Format a value for a message: on one line, and of limited length."""
     try:
         text = repr(value)
-    except ValueError:  # Python refuses to write numbers of thousands of digits
+    except ValueError:  # Python does not format numbers with thousands of digits
         return "a number with thousands of digits"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
@@ -83,7 +84,7 @@ _FILE_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 
 class InvalidNameError(ValueError):
-    """A kind, device or file name that CDI does not allow; the text is a sentence."""
+    """A kind, device name or file name that CDI does not allow. The message is a sentence."""
 
 
 def split_kind(kind: str) -> tuple[str, str]:
@@ -110,8 +111,8 @@ def check_device_name(name: str) -> None:
 
 
 def split_qualified_name(name: str) -> tuple[str, str]:
-    """Split a device's name as the kubelet passes it to the runtime (``vendor/class=name``) into
-    kind and device, and check both."""
+    """Split a qualified device name, as the kubelet passes it to the runtime
+    (``vendor/class=name``), into kind and device, and check both."""
     kind, equals, device = name.partition("=")
     if not equals:
         raise InvalidNameError(f"qualified CDI name {name!r} must have the form vendor/class=name")
@@ -138,7 +139,7 @@ Check: TypeAlias = Callable[[object, str, Found], None]
 """Checks the value at a path, and adds its problems."""
 
 Rule: TypeAlias = Callable[[str], str | None]
-"""The problem of a text, as the end of a sentence; None if it is valid."""
+"""Returns the problem of a string, as the end of a sentence, or None if the string is valid."""
 
 
 def add(found: Found, path: str, severity: Severity, text: str) -> None:
@@ -149,13 +150,13 @@ def add(found: Found, path: str, severity: Severity, text: str) -> None:
 def text(
     rule: Rule | None = None, *, advice: Rule | None = None, may_be_empty: bool = False
 ) -> Check:
-    """Check a text by two rules: one gives an error, unless the text is empty and may be so, the
-    other a warning."""
+    """Check a string by two rules. `rule` gives an error, unless the string is empty and may be so.
+    `advice` gives a warning."""
 
     def check(value: object, path: str, found: Found) -> None:
         if not isinstance(value, str):
             add(found, path, "error", f"must be text, not {kind_of(value)}")
-        # Printable text has neither null bytes nor half characters.
+        # A printable string contains neither null bytes nor lone surrogates.
         elif wrong := (not value.isprintable() and _unreadable(value)) or (
             rule and (value or not may_be_empty) and rule(value)
         ):
@@ -180,7 +181,7 @@ def _unreadable(value: str) -> str | None:
 def number(
     least: int, most: int, *, octal: bool = False, advice: Callable[[int], str | None] | None = None
 ) -> Check:
-    """Check a whole number and its range; `octal` if users write it so."""
+    """Check an integer and its range. `octal` means that users write it in octal."""
 
     def check(value: object, path: str, found: Found) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
@@ -196,7 +197,7 @@ def number(
 def _out_of_range(value: int, least: int, most: int, *, octal: bool) -> str:
     if not octal:
         return f"must be from {least} to {most}, not {shown(value)}"
-    # JSON has no octal numbers, and to write 660 for them is a popular mistake.
+    # JSON has no octal numbers, and writing 660 for an octal mode is a common mistake.
     is_octal = value in range(778) and not {"8", "9"} & set(str(value))
     meant = f"; if you meant octal, write {int(str(value), 8)}" if is_octal else ""
     return f"must be from {least} to {most} (octal {most:o}), not {shown(value)}{meant}"
@@ -210,7 +211,7 @@ def flag(value: object, path: str, found: Found) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Listing:
-    """Checks a list: each element, and then all of them together."""
+    """Checks a list: each element, and then all elements together."""
 
     of: Check
     whole: Callable[[list[Any], str, Found], None] | None = None
@@ -228,13 +229,13 @@ class Listing:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Record:
-    """Checks an object: each field, the required fields, and then all of them together."""
+    """Checks an object: each field, the required fields, and then all fields together."""
 
     fields: Mapping[str, Check]
     required: tuple[str, ...] = ()
     whole: Callable[[dict[str, Any], str, Found], None] | None = None
     gone: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Explains fields that a version of CDI removed."""
+    """Explanations of fields that a version of CDI removed."""
 
     def __call__(self, value: object, path: str, found: Found) -> None:
         if not isinstance(value, dict):
@@ -258,7 +259,7 @@ class Record:
 
 
 def _meant(name: object, fields: Mapping[str, Check]) -> str:
-    from difflib import get_close_matches  # only needed if there is a problem
+    from difflib import get_close_matches  # needed only if there is a problem
 
     by_lower = {field.lower(): field for field in fields}
     close = get_close_matches(str(name)[:64].lower(), by_lower, n=1, cutoff=0.75)

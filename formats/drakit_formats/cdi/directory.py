@@ -1,12 +1,12 @@
 """
-The directory of generated CDI files: writes are atomic, and files of other programs stay unchanged.
+The directory of generated CDI files. Writes are atomic, and files of other programs stay unchanged.
 
-Runtimes watch the directory and read every ``*.json`` in it at any moment, so a file appears by
-rename, from a temporary file whose name they ignore.
+Runtimes watch the directory and can read each ``*.json`` file in it at any moment. Therefore, a
+file is written under a temporary name, which runtimes ignore, and then renamed.
 
 A node plugin verifies the files of a whole pod within milliseconds, so this module uses system
-calls and few objects. Functions block (a daemon calls them in a thread). It must not know claims,
-or what a spec means.
+calls and few objects. Functions block, so a daemon calls them in a thread. Does not depend on
+claims, or on the content of a spec.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, cast
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.json")
 _TEMPORARY = re.compile(r"\.(?P<name>.+\.json)\.[0-9a-f]{8}\.drakit")
 _ESCAPED = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""Characters that JSON allows in a text, and that parsers of YAML reject, or fold as line ends."""
+"""Characters that JSON allows in a string, but that YAML parsers reject or treat as line breaks."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _ATTEMPTS = 3
-"""Attempts to write one file: a starting plugin of the same driver may remove the temporary file of
-the one that it replaces, and an admin may remove the directory (/run is a tmpfs)."""
+"""Attempts to write a file. A new node plugin of the same driver may remove the temporary file of
+the old one, and an admin may remove the directory (/run is a tmpfs)."""
 
 
 class DamagedSpecError(ValueError):
@@ -36,7 +36,7 @@ class DamagedSpecError(ValueError):
 
 
 def dump_spec(spec: Mapping[str, Any]) -> str:
-    """Return the text of a spec's file: one line of JSON that is YAML as well."""
+    """Return the content of a spec's file: one line of JSON that is also valid YAML."""
     text = _ENCODER.encode(spec)
     if not text.isascii() or "\x7f" in text:
         text = _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
@@ -45,29 +45,29 @@ def dump_spec(spec: Mapping[str, Any]) -> str:
 
 class SpecDirectory:
     """
-    One directory of generated CDI files, usually ``/var/run/cdi``.
+    A directory of generated CDI files, usually ``/var/run/cdi``.
 
-    Several processes may use it, for different drivers or the same one: each call is safe alone.
-    An invalid file name raises ValueError.
+    Several processes may use it, for different drivers or the same one: each call is atomic. An
+    invalid file name raises ValueError.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         """
-        Use a directory, which need not exist yet.
+        Use a directory, which does not have to exist yet.
 
-        `durable`: a written file survives a power cut. A caller that compares all files after a
-        boot does not need that, and saves a flush for each.
+        `durable` means that a written file survives a power failure. A caller that compares all
+        files after a boot does not need that, and saves a flush for each file.
         """
         self.path = path
         self._folder = str(path)
         self._durable = durable
 
     def write(self, file_name: str, spec: Mapping[str, Any]) -> bool:
-        """Write a spec atomically; return whether the file changed."""
+        """Write a spec atomically. Return whether the file changed."""
         return self.write_text(file_name, dump_spec(spec))
 
     def write_text(self, file_name: str, text: str) -> bool:
-        """Write the text of a spec atomically; return whether the file changed."""
+        """Write the content of a spec's file atomically. Return whether the file changed."""
         target, data = self._target(file_name), text.encode()
         with suppress(FileNotFoundError):
             if _read(target) == data:
@@ -83,7 +83,7 @@ class SpecDirectory:
         return True
 
     def read(self, file_name: str) -> dict[str, Any] | None:
-        """Return a file's spec; None if there is no such file."""
+        """Return the spec in a file, or None if the file does not exist."""
         target = self._target(file_name)
         try:
             spec = json.loads(_read(target))
@@ -97,7 +97,7 @@ class SpecDirectory:
 
     def read_text(self, file_name: str) -> str | None:
         """
-        Return a file's text; None if there is no such file.
+        Return the content of a file, or None if the file does not exist.
 
         Bytes that are not UTF-8 are replaced; the parser then reports the damage.
         """
@@ -107,12 +107,12 @@ class SpecDirectory:
             return None
 
     def remove(self, file_name: str) -> None:
-        """Remove a file; one that is missing is fine."""
+        """Remove a file, if it exists."""
         with suppress(FileNotFoundError):
             os.unlink(self._target(file_name))
 
     def names(self, prefix: str) -> tuple[str, ...]:
-        """List the files with this prefix, in order; none if there is no directory."""
+        """List the files with this prefix, in order. Empty if the directory does not exist."""
         found = [
             name
             for name in self._listing()
@@ -121,7 +121,7 @@ class SpecDirectory:
         return tuple(sorted(found))
 
     def clean_temporary(self, prefix: str) -> None:
-        """Remove the temporary files with this prefix that a crash during a write has left."""
+        """Remove temporary files with this prefix that a crash during a write has left."""
         for name in self._listing():
             match = _TEMPORARY.fullmatch(name)
             if match and match["name"].startswith(prefix):
@@ -143,13 +143,13 @@ class SpecDirectory:
     def _replace(self, file_name: str, data: bytes) -> None:
         temporary = f"{self._folder}/.{file_name}.{secrets.token_hex(4)}.drakit"
         try:
-            # 0644 as CDI files are: a runtime may read them without being root.
+            # CDI files have mode 0644: a runtime may read them without being root.
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             with os.fdopen(descriptor, "wb", buffering=0) as file:
-                os.fchmod(descriptor, 0o644)  # whatever the umask took away
+                os.fchmod(descriptor, 0o644)  # independent of the umask
                 file.write(data)
                 if self._durable:
-                    # Else a power cut may leave a file that is in place, and empty.
+                    # Without it, a power failure may leave an empty file under the final name.
                     os.fsync(descriptor)
             os.rename(temporary, f"{self._folder}/{file_name}")
         except BaseException:
@@ -161,7 +161,7 @@ class SpecDirectory:
 def _read(path: str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        # One byte more than there is, so that one read reaches the end as well.
+        # One byte more than the size, so that a single read also reaches the end.
         size = os.fstat(descriptor).st_size + 1
         chunks: list[bytes] = []
         while chunk := os.read(descriptor, size):

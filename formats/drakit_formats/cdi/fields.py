@@ -1,16 +1,16 @@
 """
 The fields of a CDI spec and their rules: version 1.1 of the specification.
 
-The same tables check edits while they are written (:mod:`.spec`), and files of others
-(:mod:`.lint`). The rules are those of the reference library,
-tags.cncf.io/container-device-interface 1.1.1 (``pkg/cdi``, ``pkg/parser``), of the specification's
-text, and of OCI runtimes, which apply the edits; tests/data/cdi has a file for each, and notes
-where runtimes accept more.
+The same tables check edits while they are written (:mod:`.spec`), and files of other programs
+(:mod:`.lint`). The rules come from the reference library, tags.cncf.io/container-device-interface
+1.1.1 (``pkg/cdi``, ``pkg/parser``), from the text of the specification, and from OCI runtimes,
+which apply the edits. tests/data/cdi has a file for each rule, and notes where runtimes accept
+more.
 
 A rule returns None for a valid value, or the end of a sentence that begins with the field. Rules
 whose names end in `advice` report values that work, but probably not as intended.
 
-It must not know versions, files, or where a spec comes from.
+Does not depend on versions, files, or the source of a spec.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from drakit_formats.cdi.checks import (
     text,
 )
 
-# ---------------------------------------------------------------- rules of texts and numbers
+# ---------------------------------------------------------------- rules for strings and numbers
 
 _NODE_TYPES = ("b", "c", "u", "p")
 _HOOK_NAMES = (
@@ -58,10 +58,10 @@ _VENDOR_CHARACTERS = 253
 _CLASS_CHARACTERS = 63
 _ANNOTATION_NAME_CHARACTERS = 63
 _CLOS_ID_BYTES = 4096
-"""The reference library's limit: that of a path."""
+"""The reference library's limit, which is the longest path."""
 
 _INTERFACE_BYTES = 15
-"""Linux: IFNAMSIZ less the null byte."""
+"""Linux: IFNAMSIZ without the null byte."""
 
 
 def _kind_rule(value: str) -> str | None:
@@ -152,7 +152,7 @@ def _hook_name_rule(value: str) -> str | None:
 
 
 def _clos_id_rule(value: str) -> str | None:
-    if value == "/":  # the root's class
+    if value == "/":  # the class of the root directory
         return None
     if value in (".", "..") or "/" in value or "\n" in value:
         return f"must be a file's name, or '/', not {shown(value)}"
@@ -184,7 +184,7 @@ def _gid_advice(value: int) -> str | None:
 
 _UINT32 = 2**32 - 1
 _GID = 2**31 - 1
-"""The highest group that runc starts a process with."""
+"""The highest group ID with which runc starts a process."""
 
 _INT32 = 2**31 - 1
 _MAJOR, _MINOR = 2**12 - 1, 2**20 - 1
@@ -192,7 +192,7 @@ _MAJOR, _MINOR = 2**12 - 1, 2**20 - 1
 
 _FILE_MODE = 0o777
 _ANNOTATION_BYTES = 256 * 1024
-"""All keys and values together, as in Kubernetes."""
+"""The limit of all keys and values together, as in Kubernetes."""
 
 
 def _values(elements: list[Any], field: str) -> list[Any]:
@@ -201,7 +201,7 @@ def _values(elements: list[Any], field: str) -> list[Any]:
 
 
 def _twice(values: list[Any]) -> list[str]:
-    # Values of a wrong type and missing ones are reported already.
+    # Missing values and values of a wrong type are reported elsewhere.
     texts = [value for value in values if isinstance(value, str) and value]
     return [text for text, count in Counter(texts).items() if count > 1]
 
@@ -224,7 +224,8 @@ def _env(elements: list[Any], path: str, found: Found) -> None:
 
 def _device_node(node: dict[str, Any], path: str, found: Found) -> None:
     if node.get("minor") and not node.get("major"):
-        # The reference library fills in both of the host's device if there is no major.
+        # If there is no major, the reference library sets both numbers to those of the host's
+        # device.
         wrong = "is ignored by runtimes, because major is missing"
         add(found, f"{path}.minor", "warning", wrong)
 
@@ -236,7 +237,8 @@ def _mount(mount: dict[str, Any], path: str, found: Found) -> None:
         if isinstance(source, str) and source and (wrong := _path_rule(source)):
             add(found, f"{path}.hostPath", "error", wrong)
     elif mount.get("type") in (None, "", "none", "bind"):
-        # An OCI runtime goes by the options alone, and the kernel knows no file system so called.
+        # OCI runtimes evaluate only the options, and the kernel has no file system with these
+        # names.
         wrong = "must include 'bind' or 'rbind', unless a file system type is set"
         add(found, f"{path}.options", "error", wrong)
 
@@ -279,7 +281,7 @@ def _device(device: dict[str, Any], path: str, found: Found) -> None:
 
 
 def _edits_anything(edits: dict[str, Any]) -> bool:
-    # An empty `intelRdt` does: the container gets a group of its own.
+    # An empty `intelRdt` is an edit: the container gets its own group.
     return edits.get("intelRdt") is not None or any(
         entry for name, entry in edits.items() if name != "intelRdt"
     )

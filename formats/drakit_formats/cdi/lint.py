@@ -1,7 +1,7 @@
 """
 The linter: finds all problems of a spec, or of the directories of CDI files as runtimes read them.
 
-:mod:`.fields` has the rules of fields, :mod:`.spec` those of versions. tests/data/cdi shows every
+:mod:`.fields` has the rules for fields, :mod:`.spec` those for versions. tests/data/cdi shows every
 problem in a file.
 
 A directory later in the list has priority over the earlier ones. A device that two files of one
@@ -9,7 +9,7 @@ directory define is ignored, and a file of a later directory does not restore it
 at the end (``pkg/cdi/cache.go`` of the reference library). A file with an error is skipped, because
 runtimes reject it.
 
-Functions that read directories block. It must not know the caller, or how problems are shown.
+Functions that read directories block. Does not depend on the caller, or on the output format.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ CheckSpec = Callable[[object], list[Problem]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecFile:
-    """One file, and the devices that it defines."""
+    """A file, and the devices that it defines."""
 
     path: Path
     priority: int
-    """The place of its directory in the list; the highest priority wins."""
+    """The position of the file's directory in the list. The highest priority wins."""
 
     spec: object = None
-    """The parsed content, of any type; None if nothing was read."""
+    """The parsed content, of any type. None if the file could not be read."""
 
     problems: tuple[Problem, ...]
-    """Its own, without conflicts."""
+    """The problems of this file, without conflicts with other files."""
 
     @property
     def devices(self) -> dict[str, str]:
-        """The qualified names of its devices, and their fields; none if it has errors."""
+        """The qualified names of the file's devices, and their fields. Empty if the file has
+        errors."""
         if has_errors(self.problems):
             return {}
         spec = cast("Mapping[str, Any]", self.spec)
@@ -71,11 +72,11 @@ class Directories:
     """The devices that runtimes find, by qualified name, and their files."""
 
     problems: tuple[Problem, ...]
-    """The problems of all files and directories, conflicts included."""
+    """The problems of all files and directories, including conflicts."""
 
 
 def read_directories(paths: Iterable[Path | str], *, check: CheckSpec) -> Directories:
-    """Read directories of CDI files as a runtime does; one that does not exist is fine."""
+    """Read directories of CDI files as a runtime does. A directory does not have to exist."""
     problems: list[Problem] = []
     files: list[SpecFile] = []
     for priority, directory in enumerate(paths):
@@ -118,7 +119,7 @@ def _read(path: Path, check: CheckSpec) -> dict[str, Any]:
 
 
 def _bytes(path: Path) -> bytes:
-    # A pipe would be waited for without end.
+    # Opening a named pipe would block forever.
     if not stat.S_ISREG(path.stat().st_mode):
         raise UnreadableSpecError("is not a regular file")
     return path.read_bytes()
@@ -127,8 +128,7 @@ def _bytes(path: Path) -> bytes:
 def _resolve(
     files: list[SpecFile], problems: list[Problem]
 ) -> tuple[dict[str, SpecFile], dict[str, SpecFile]]:
-    """Return the file that defines each device in the end, and the ignored devices with their
-    files."""
+    """Return the devices that runtimes use, and the ignored devices, each with its file."""
     holders: dict[str, SpecFile] = {}
     lost: dict[str, SpecFile] = {}
     for file in files:
@@ -178,6 +178,6 @@ def lint_directories(paths: Iterable[Path | str] = DEFAULT_DIRECTORIES) -> list[
     """
     Find all problems of directories of CDI files, the directory of lowest priority first.
 
-    It blocks. A directory that does not exist is not a problem; an unreadable one is.
+    Blocks. A directory that does not exist is not a problem; an unreadable one is.
     """
     return list(read_directories(paths, check=lint_spec).problems)

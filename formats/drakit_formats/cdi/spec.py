@@ -1,22 +1,22 @@
 """
-From a driver's edits to a CDI spec: checked, and of the lowest version that works. An older runtime
-rejects a file of a newer version, and every runtime rejects a file with fields that its version
-does not have.
+Builds a CDI spec from a driver's edits: checked, and with the lowest version that works. An older
+runtime rejects a file of a newer version, and every runtime rejects a file with fields that its
+version does not have.
 
 Edits come from vendors, so they can contain anything. Each field is checked while it is written, by
 the tables of :mod:`.fields` that also check the files of other programs. The linter finds no
 problems in a built spec, so the spec is not checked again. Warnings of the linter are errors here,
 because the driver's author can fix them.
 
-Names of devices that other CDI files define are checked as well, but are not part of the spec: the
-runtime gets them beside the names of ours. So are the identities of device nodes, which only the
-node plugin compares.
+Names of devices that other CDI files define are also checked, but are not part of the spec: the
+runtime gets them in addition to the names of our devices. The same applies to the identities of
+device nodes, which only the node plugin compares.
 
-CDI requires that a device has at least one edit. A device without edits (a claim may just reserve
-it) gets one environment variable, ``DRAKIT_DEVICE_<NAME>`` with its qualified name: it is harmless,
-and shows in the container which device that is.
+CDI requires that a device has at least one edit. A device without edits, which a claim may just
+reserve, gets the environment variable ``DRAKIT_DEVICE_<NAME>`` with its qualified name. The
+variable is harmless, and shows the device in the container.
 
-It must not know files, claims, or which driver made the edits.
+Does not depend on files, claims, or the driver that made the edits.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _VERSIONS = (
     "1.0.0",
     "1.1.0",
 )
-"""All that were published, oldest first."""
+"""All published versions, oldest first."""
 
 _EARLIEST = "0.3.0"
-"""No runtime reads an earlier one."""
+"""Runtimes do not read earlier versions."""
 
 _AGE = {version: age for age, version in enumerate(_VERSIONS)}
 
@@ -76,7 +76,7 @@ def required_version(spec: object) -> str:
 
 
 def check_version(spec: object, found: Found) -> None:
-    """Check the ``cdiVersion`` of a spec: unknown, too low, or higher than needed."""
+    """Check the ``cdiVersion`` of a spec: it may be unknown, too low, or higher than needed."""
     given = _or_empty(spec, _NO_FIELDS).get("cdiVersion")
     if not isinstance(given, str) or not given:
         return  # reported with the fields
@@ -100,16 +100,16 @@ def check_version(spec: object, found: Found) -> None:
     if _AGE[version] < _AGE[_EARLIEST]:
         text = f"is too low: runtimes read {_EARLIEST} and newer, but this is {version}"
         add(found, "cdiVersion", "error", text)
-    elif _AGE[needed] < _AGE[version] and not has_errors(found):  # otherwise its needs are unknown
+    elif _AGE[needed] < _AGE[version] and not has_errors(found):  # otherwise unknown
         text = f"is higher than needed: with {needed} instead of {version}, older runtimes read it"
         add(found, "cdiVersion", "warning", text)
 
 
 def _needs(spec: object) -> list[tuple[str, str]]:
     """
-    Return the fields that need more than the earliest version: the version, and the field.
+    Return the fields that need more than the earliest version, as pairs of version and field.
 
-    As the reference library finds it (``specs-go/version.go``).
+    The rules are those of the reference library (``specs-go/version.go``).
     """
     whole, needs = _or_empty(spec, _NO_FIELDS), list[tuple[str, str]]()
     if whole.get("annotations"):
@@ -145,7 +145,7 @@ def _edits_need(holder: Object, path: str, needs: list[tuple[str, str]]) -> None
     if edits.get("intelRdt") is not None:
         rdt = _or_empty(edits["intelRdt"], _NO_FIELDS)
         needs.append(("0.7.0", f"{path}intelRdt"))
-        # An empty list counts, as it does for the reference library.
+        # As in the reference library, an empty list needs this version, too.
         if rdt.get("schemata") is not None:
             needs.append(("1.1.0", f"{path}intelRdt.schemata"))
         if rdt.get("enableMonitoring"):
@@ -153,7 +153,7 @@ def _edits_need(holder: Object, path: str, needs: list[tuple[str, str]]) -> None
 
 
 def _or_empty(value: object, empty: ValueT) -> ValueT:
-    """Return a value of a spec, or the empty one if it has another type."""
+    """Return a value of a spec, or `empty` if the value has another type."""
     return value if isinstance(value, type(empty)) else empty
 
 
@@ -163,7 +163,7 @@ Spec: TypeAlias = dict[str, Any]
 """A CDI spec as in its JSON file."""
 
 MAX_IDENTITY = 256
-"""Characters of the identity of a device node. The checkpoint keeps it with each claim."""
+"""The length limit of the identity of a device node. The checkpoint stores it with each claim."""
 
 _TYPES: Mapping[str, type] = {
     "": Edits,
@@ -177,14 +177,14 @@ _TYPES: Mapping[str, type] = {
 
 
 class InvalidEditsError(ValueError):
-    """Edits, or names of devices, that CDI does not allow; the text is a sentence."""
+    """Edits, or names of devices, that CDI does not allow. The message is a sentence."""
 
 
 def build_spec(kind: str, devices: Iterable[tuple[str, Edits]]) -> Spec:
     """
     Build the spec of one file: the devices of one kind, each with its edits.
 
-    Raises :class:`InvalidEditsError`, and nothing else, whatever the edits contain.
+    Raises only :class:`InvalidEditsError`, whatever the edits contain.
     """
     entries: dict[str, Spec] = {}
     try:
@@ -211,10 +211,10 @@ def build_spec(kind: str, devices: Iterable[tuple[str, Edits]]) -> Spec:
 
 def container_edits(edits: Edits, *, kind: str = "") -> Spec:
     """
-    Return the ``containerEdits`` of a device; empty if there are no edits.
+    Return the ``containerEdits`` of a device. Empty if there are no edits.
 
-    `cdi_devices` must not contain names of `kind`. Raises :class:`InvalidEditsError`, and nothing
-    else, whatever the edits contain; its sentence does not name the device.
+    `cdi_devices` must not contain names of `kind`. Raises only :class:`InvalidEditsError`, whatever
+    the edits contain. Its message does not name the device.
     """
     found: Found = []
     try:
@@ -223,7 +223,7 @@ def container_edits(edits: Edits, *, kind: str = "") -> Spec:
     except InvalidEditsError:
         raise
     except Exception as error:
-        # A vendor's objects can do anything when they are looked at.
+        # Reading an attribute of a vendor's object can raise any error.
         raise InvalidEditsError(f"its edits cannot be read: {shown(error)}") from error
     if found:
         raise InvalidEditsError(str(found[0]))
@@ -249,7 +249,7 @@ def _write(part: object, record: Record, field: str, path: str, found: Found) ->
             value = _write(value, check, name, at, found)
         else:
             check(value, at, found)
-        # False and an empty list are the same as their absence, but can need a newer version.
+        # False and an empty list mean the same as an absent field, but can need a newer version.
         if value is not False and value != []:
             written[name] = value
     if isinstance(part, DeviceNode):
@@ -295,13 +295,13 @@ def _variables(env: object, path: str) -> list[str]:
             raise _wrong_type(wrong, str, f"{path}[{shown(name)}]")
         if "=" in name:
             raise InvalidEditsError(f"{path} has '=' in the name {shown(name)}")
-        # Not by formatting: an enumeration's member may be a text that formats differently.
+        # An f-string would be wrong: a member of a string enumeration may format differently.
         variables.append(name + "=" + value)
     return variables
 
 
 def _check_node(node: DeviceNode, path: str) -> None:
-    """Check the numbers together, and the identity, which is compared but not written."""
+    """Check the numbers together. Check the identity, which is compared but not written."""
     if (node.major is None) != (node.minor is None):
         raise InvalidEditsError(f"{path} must have both major and minor, or neither")
     identity = cast("object", node.identity)
@@ -333,7 +333,8 @@ def _check_others(names: object, kind: str) -> None:
             raise InvalidEditsError(
                 f"{path} must be a qualified CDI name (vendor/class=name), not {shown(name)}"
             ) from None
-        # A claim's UID is found by such a name: with another claim's, that one would be kept alive.
+        # Such names contain the UID of a claim. The name of another claim's device would keep that
+        # claim alive.
         if other == kind:
             raise InvalidEditsError(
                 f"{path} must not use the CDI kind of drakit's own files, as {shown(name)} does"

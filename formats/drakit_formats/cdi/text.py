@@ -1,12 +1,12 @@
 """
-A file's bytes as a spec.
+Parses the bytes of a CDI file.
 
-Runtimes read every file as YAML (the reference library by go.yaml.in/yaml/v3), those named
-``*.json`` as well. JSON is valid YAML except for a few characters, and each of them makes the file
-unusable: a file that is valid only as one of them is reported. :mod:`.directory` writes files that
-are valid as both. The YAML module is imported only when a YAML file is read.
+Runtimes parse every file as YAML (the reference library uses go.yaml.in/yaml/v3), even those named
+``*.json``. JSON is valid YAML except for a few characters, each of which makes the file unusable.
+Therefore, a file that is valid as only one of the two formats is reported. :mod:`.directory` writes
+files that are valid as both. The YAML module is imported only when a YAML file is read.
 
-It must not know what a spec means, or where files are.
+Does not depend on the content of a spec, or on the location of files.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from typing import Any, cast
 from drakit_formats.cdi.checks import shown
 
 _REFUSED = re.compile(r"[\x80-\x9f\u2028\u2029\ufffe\uffff]")
-"""Characters that JSON allows in a text, and that the runtimes' parser rejects, or folds as line
-ends."""
+"""Characters that JSON allows in a string, but that the runtimes' parser rejects or treats as line
+breaks."""
 
 _FOREIGN_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*(\\/|\\u[dD][89a-fA-F][0-9a-fA-F]{2})")
-"""Escapes of JSON that this parser does not know: of a slash, and of an emoji in two parts."""
+"""JSON escapes that the runtimes' parser does not support: of a slash, and of a surrogate pair."""
 
 
 class UnreadableSpecError(ValueError):
-    """A file that contains no spec; the text is the end of a sentence that begins with the file."""
+    """A file that does not contain a spec. The message is the end of a sentence that begins with
+    the file."""
 
 
 def parse_json(data: bytes) -> object:
@@ -63,7 +64,7 @@ def parse_yaml(data: bytes) -> object:
     except UnreadableSpecError:
         raise
     except Exception as error:
-        # The parser lets out more than its own errors: a KeyError for `!!bool x`.
+        # The parser also raises errors that are not YAMLError, such as a KeyError for `!!bool x`.
         reason = re.sub(r"\s+", " ", str(error))
         raise UnreadableSpecError(f"is not YAML: {reason}") from error
 
@@ -81,7 +82,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_twice(names: Iterable[str]) -> None:
-    """Raise for a duplicate name: readers see only one of its values."""
+    """Raise for a duplicate name, because parsers use only one of its values."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -98,8 +99,8 @@ def _loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """SafeLoader reads YAML 1.1; the runtimes' parser treats fewer words as other types than
-        text."""
+        """SafeLoader implements YAML 1.1. The runtimes' parser resolves fewer words to types other
+        than string."""
 
         yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - of the base class
 
@@ -109,7 +110,7 @@ def _loader() -> Any:
 
     def whole_number(loader: Any, node: Any) -> int:
         digits = loader.construct_scalar(node).replace("_", "")
-        # Octal in the way of YAML 1.1 (0660) is no number for Python.
+        # Python rejects octal numbers in the form of YAML 1.1 (0660).
         return int(re.sub(r"^([+-]?)0(?=[0-7])", r"\g<1>0o", digits), 0)
 
     loader: Any = Loader

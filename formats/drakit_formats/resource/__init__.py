@@ -1,8 +1,8 @@
 """
 ``resource.k8s.io`` as plain data: claims, node selectors and devices.
 
-Pure functions over JSON as the API server gives it, projected to small frozen types. Everything
-here follows ``resource.k8s.io/v1``.
+Pure functions project the API server's JSON to small frozen types. Everything here follows
+``resource.k8s.io/v1``.
 
-It must not know clients, gRPC, files, or what is done with a claim.
+Does not depend on clients, gRPC, files, or the use of a claim.
 """

@@ -1,10 +1,10 @@
 """
-A ResourceClaim, as far as a node needs it: identity, allocation, and the node of that allocation.
+The parts of a ResourceClaim that a node needs: identity, allocation, and the allocation's nodes.
 
 The node plugin's claims engine decides which results belong to a driver, and whether they may be
 prepared.
 
-It must not know clients, gRPC, or the checkpoint.
+Does not depend on clients, gRPC, or the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from drakit_formats.resource.nodes import NodeSelector, node_selector
 from drakit_formats.resource.objects import Object, child, children, text
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
-"""The annotation of a claim from a template with the name of the pod's entry: a DNS label."""
+"""The annotation of a claim from a template with the name of the entry in the pod, a DNS label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class DeviceResult:
     pool: str
     device: str
     request: str
-    """In full, with ``/subrequest`` where the request is a prioritized list."""
+    """The full name, with ``/subrequest`` if the request is a prioritized list."""
 
     share_id: str | None = None
     admin_access: bool = False
@@ -43,13 +43,14 @@ class OpaqueConfig:
 
     driver: str
     parameters: Any
-    """Any content: the API server checks only its size (10 KiB)."""
+    """Any content, because the API server checks only its size (10 KiB)."""
 
     requests: tuple[str, ...] = ()
-    """For which requests, as ``main`` or ``main/small``; none means for all."""
+    """The requests that the config applies to, such as ``main`` or ``main/small``. Empty means
+    all."""
 
     from_class: bool = False
-    """From the DeviceClass: the claim's own parameters take precedence."""
+    """The config comes from the DeviceClass. The claim's own parameters take precedence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,25 +59,25 @@ class Allocation:
 
     results: tuple[DeviceResult, ...]
     node_selector: NodeSelector | None = None
-    """The nodes on which the claim can be used; None means all nodes."""
+    """The nodes on which the claim can be used. None means all nodes."""
 
     configs: tuple[OpaqueConfig, ...] = ()
-    """In the order of the allocation, those of other drivers included."""
+    """The configs in the order of the allocation, including those of other drivers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """A ResourceClaim by its identity, with its allocation if it has one."""
+    """A ResourceClaim: its identity, and its allocation if it has one."""
 
     namespace: str
     name: str
     uid: str
     allocation: Allocation | None = None
     pod_claim_name: str | None = None
-    """The name of the pod's entry (``spec.resourceClaims[]``) for a claim from a template."""
+    """For a claim from a template, the name of the entry in the pod (``spec.resourceClaims[]``)."""
 
     body: Object = field(default_factory=dict[str, Any], repr=False, compare=False)
-    """All of it, for the few drivers that need more."""
+    """The whole object, for the few drivers that need more."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -88,8 +89,8 @@ def base_request(request: str) -> str:
 
 
 def applies(config: OpaqueConfig, result: DeviceResult) -> bool:
-    """Return whether a config applies to a result: a config for ``main`` applies to all
-    alternatives of that request, one for ``main/small`` only to that one."""
+    """Return whether a config applies to a result. A config for ``main`` applies to all
+    alternatives of that request, one for ``main/small`` only to that alternative."""
     if config.driver != result.driver:
         return False
     names = {result.request, base_request(result.request)}
@@ -97,10 +98,10 @@ def applies(config: OpaqueConfig, result: DeviceResult) -> bool:
 
 
 def parse_claim(body: Object) -> Claim:
-    """Project a ResourceClaim of ``resource.k8s.io/v1``; unknown fields are ignored."""
+    """Project a ResourceClaim of ``resource.k8s.io/v1``. Unknown fields are ignored."""
     metadata = body["metadata"]
     allocation = child(body, "status").get("allocation")
-    # Any user can set the annotation, and its value becomes a part of a path.
+    # Any user can set the annotation, and its value becomes part of a path.
     pod_claim = child(metadata, "annotations").get(POD_CLAIM_NAME)
     is_label = isinstance(pod_claim, str) and is_dns_label(pod_claim)
     return Claim(

@@ -1,16 +1,16 @@
 """
 Devices and counter sets in the form of a ResourceSlice (``resource.k8s.io/v1``): whether two of
-them are equivalent, and which of their fields an API server does not know.
+them are equivalent, and which of their fields an API server does not support.
 
-:mod:`.inventory` checks limits before. The node plugin distributes devices over slices;
-:mod:`.raw` converts to other versions of the API.
+:mod:`.inventory` checks limits first. The node plugin distributes devices over slices;
+:mod:`.objects` converts to other versions of the API.
 
-An API server whose feature gate is off, or that is older than the field, drops it silently. It
+If a feature gate is off, or the API server is older than the field, it drops the field silently. It
 rejects a slice in two cases. A dropped list attribute leaves an attribute without a value.
 Kubernetes 1.34 requires counter sets and the devices that consume them in one slice; later versions
-require them in separate slices. In both cases the response shows the missing feature.
+require them in separate slices. In both cases, the response shows the missing feature.
 
-It must not know clients, pools, where devices come from, or what is published instead.
+Does not depend on clients, pools, the source of devices, or the fallback for a missing feature.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOPOLOGY_FIELDS: Mapping[str, str] = {
     "resource.kubernetes.io/pcieRoot": "pcie_root",
     "resource.kubernetes.io/pciBusID": "pci_bus_id",
 }
-"""The fields of :class:`~drakit.device.Topology`, by the attribute that each becomes."""
+"""The fields of :class:`~drakit.device.Topology`, by the name of the published attribute."""
 
 
 KNOWN_FIELDS = frozenset(
@@ -60,8 +60,8 @@ KNOWN_FIELDS = frozenset(
         "basic",
     }
 )
-"""Fields of a device that drakit writes or that the node plugin's slices must not have: all others
-can be in :attr:`Device.extra`."""
+"""The fields of a device that drakit writes, or that the node plugin's slices must not have. All
+other fields can be in :attr:`Device.extra`."""
 
 _BY_MEANING = ("attributes", "capacity", "taints", "consumesCounters")
 
@@ -70,8 +70,8 @@ def device_body(device: Device, *, taints: Sequence[Object] = ()) -> dict[str, A
     """
     Write a device as ``ResourceSlice.spec.devices[]``.
 
-    `taints` are all taints that it gets, as JSON: those of its driver with a time, and those of the
-    node plugin.
+    `taints` are all taints of the device, as JSON: those of its driver with a time, and those of
+    the node plugin.
     """
     body: dict[str, Any] = {"name": device.name}
     if attributes := published_attributes(device):
@@ -133,7 +133,7 @@ def _resource_body(given: NodeAllocatableResource) -> dict[str, Any]:
 
 
 def published_attributes(device: Device) -> dict[str, Any]:
-    """Write the attributes that a device is published with, those of its topology included."""
+    """Write the attributes with which a device is published, including those of its topology."""
     attributes = attributes_body(device.attributes)
     for name, member in TOPOLOGY_FIELDS.items():
         place: str | int | None = getattr(device.topology, member)
@@ -163,7 +163,7 @@ def _value_body(value: AttributeValue) -> dict[str, Any]:
         case Version():
             return {"version": value.text}
         case tuple():
-            # All of one kind, and at least one.
+            # All values have the same type, and there is at least one.
             bodies = [_value_body(each) for each in value]
             ((kind, _),) = bodies[0].items()
             return {f"{kind}s": [body[kind] for body in bodies]}
@@ -191,7 +191,7 @@ def _counters_body(counters: Mapping[str, str]) -> dict[str, Any]:
 
 
 def device_of(body: Object) -> Device:
-    """Return the device that :func:`device_body` wrote, its topology as attributes; raises
+    """Return the device that :func:`device_body` wrote, with its topology as attributes. Raises
     ValueError, KeyError or TypeError for anything else."""
     consumed = children(body, "consumesCounters")
     resources = child(body, "nodeAllocatableResources")
@@ -264,10 +264,10 @@ def _resource(body: Object) -> NodeAllocatableResource:
 
 def same_device(ours: Object, stored: Object) -> bool:
     """
-    Return whether two devices of slices are equivalent: ours, and the one at the API server.
+    Return whether two devices of slices are equivalent: ours, and the one in the API server.
 
-    Taints are not compared. Quantities are compared by value, absent and empty fields are the same,
-    the order of counters means nothing.
+    Taints are not compared. Quantities are compared by value. Absent and empty fields are the same,
+    and the order of counters is ignored.
     """
     if ours == stored:
         return True
@@ -282,7 +282,7 @@ def same_device(ours: Object, stored: Object) -> bool:
 
 
 def same_counter_sets(ours: Sequence[Object], stored: Sequence[Object]) -> bool:
-    """Compare ``sharedCounters`` of two slices by meaning."""
+    """Return whether the ``sharedCounters`` of two slices are equivalent."""
     return _same_sets(ours, stored, name="name")
 
 
@@ -292,8 +292,8 @@ def _same_rest(ours: Object, stored: Object, *, besides: Sequence[str]) -> bool:
 
 
 def _same_json(ours: Any, stored: Any) -> bool:
-    """Compare values of fields whose types are unknown: the API server may write quantities in
-    another form, and omits what is empty."""
+    """Compare values of fields whose types are unknown. The API server may write quantities in
+    another form, and omits empty values."""
     if ours == stored or not (ours or stored):
         return True
     if isinstance(ours, Mapping) and isinstance(stored, Mapping):
@@ -378,7 +378,7 @@ class Feature(Enum):
 
     @property
     def gate(self) -> str:
-        """The feature gate that is likely off; empty if unknown."""
+        """The feature gate that is probably off. Empty if unknown."""
         return _GATES.get(self, "")
 
 
@@ -410,8 +410,8 @@ _REFUSED_COUNTER_SETS = re.compile(r"spec\.sharedCounters\b")
 
 
 def dropped_from_slice(sent: Object, stored: Object) -> frozenset[Feature]:
-    """Return the features that the API server has dropped from a ResourceSlice, as its answer
-    shows."""
+    """Return the features that the API server has dropped from a ResourceSlice, according to its
+    response."""
     dropped: set[Feature] = set()
     theirs = {text(device, "name"): device for device in children(stored, "spec", "devices")}
     for device in children(sent, "spec", "devices"):
@@ -435,12 +435,12 @@ UNSAFE_FEATURES = frozenset(
         Feature.TAINTS,
     }
 )
-"""Features that an API server can drop from a single slice, and without which a device must not be
-allocated."""
+"""Features that an API server can drop from a single slice, and without which the slice's devices
+must not be allocated."""
 
 
 def needed_features(device: Device) -> frozenset[Feature]:
-    """Return the features, apart from counters and taints, without which a device must not be
+    """Return the features, except counters and taints, without which a device must not be
     allocated."""
     rest = UNSAFE_FEATURES - {Feature.TAINTS}
     if without(device, rest) is not None:
@@ -449,7 +449,7 @@ def needed_features(device: Device) -> frozenset[Feature]:
 
 
 def extra_fields(device: Device) -> Iterator[str]:
-    """Yield the paths of a device's extra fields: an API server can drop any of them."""
+    """Yield the paths of a device's extra fields. An API server can drop any of them."""
     yield from _paths(device.extra, "")
 
 
@@ -465,7 +465,7 @@ def _paths(value: Any, above: str) -> Iterator[str]:
 
 
 def used_features(devices: Iterable[Object]) -> frozenset[Feature]:
-    """Return the features that devices of the API use."""
+    """Return the features that devices in the form of the API use."""
     used: set[Feature] = set()
     for each in devices:
         used.update(_dropped(each, {}))
@@ -505,7 +505,7 @@ def _dropped(sent: Object, stored: Object) -> Iterator[Feature]:
 
 
 def _is_lost(sent: Any, stored: Any) -> bool:
-    """Return whether any part of a value is missing in the answer. The API server may add fields,
+    """Return whether any part of a value is missing in the response. The API server may add fields,
     write values in another form, and omit empty ones."""
     if not sent:
         return False
@@ -528,8 +528,9 @@ _UNDECLARED = re.compile(r"does not support DRANodeAllocatableResources feature\
 
 
 def forbidden_features(message: str, sent: Object) -> frozenset[Feature]:
-    """Return the features because of which a slice is forbidden (403), as the message shows: since
-    Kubernetes 1.37, a kubelet declares what it supports, and the API server compares that."""
+    """Return the features because of which a slice is forbidden (403), according to the message.
+    Since Kubernetes 1.37, a kubelet declares the features that it supports, and the API server
+    checks them."""
     devices = children(sent, "spec", "devices")
     if _UNDECLARED.search(message) and any(d.get("nodeAllocatableResources") for d in devices):
         return frozenset({Feature.NODE_ALLOCATABLE_RESOURCES})
@@ -538,21 +539,21 @@ def forbidden_features(message: str, sent: Object) -> frozenset[Feature]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Why the API server rejected a slice (422), as far as its answer shows."""
+    """The reasons why the API server rejected a slice (422), if its response contains them."""
 
     features: frozenset[Feature] = frozenset()
-    """The features that it does not know: without them, it accepts the devices."""
+    """The features that the API server does not support. It accepts the devices without them."""
 
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Problems of single devices, by their names: those devices can be left out."""
+    """Problems of single devices, by their names. These devices can be left out."""
 
 
 def refusal(details: Object, sent: Object) -> Refusal:
     """
-    Read the ``details`` of a 422 response to a ResourceSlice in any version of the API.
+    Parse the ``details`` of a 422 response to a ResourceSlice in any version of the API.
 
-    An API server that rejects the counters of all devices that consume some has other rules for
-    counters. One that rejects those of single devices objects to these devices.
+    If the API server rejects the counters of all devices that consume some, its rules for counters
+    differ. If it rejects those of single devices, the problem is in these devices.
     """
     devices = children(sent, "spec", "devices")
     consumers = {index for index, each in enumerate(devices) if each.get("consumesCounters")}
@@ -583,14 +584,15 @@ def refusal(details: Object, sent: Object) -> Refusal:
 
 def without(device: Device, features: Collection[Feature]) -> Device | None:
     """
-    Return a device as it can be published without these features; None if that is not safe.
+    Return a device in a form that can be published without these features, or None if that is not
+    safe.
 
-    Without its counters, a device would be allocated beside others on the same hardware; without
-    its taint, it would be allocated to pods that must not have it. Without its compatibility groups
-    or its mapping of the node's resources, it would be allocated where it does not fit; without its
-    binding conditions, before it is ready. The meaning of extra fields is unknown. A device that
-    cannot be shared is allocated to one claim as a whole. List attributes only matter to selectors,
-    and overheads only to the sum of a node.
+    Without its counters, a device would be allocated although other devices use the same hardware.
+    Without its taint, it would be allocated to pods that must not have it. Without its
+    compatibility groups or its mapping of the node's resources, it would be allocated where it does
+    not fit. Without its binding conditions, it would be allocated before it is ready. The meaning
+    of extra fields is unknown. A device that cannot be shared is allocated to one claim as a whole.
+    List attributes only matter to selectors, and overheads only to the total of a node.
     """
     if Feature.COUNTERS in features and device.consumes:
         return None

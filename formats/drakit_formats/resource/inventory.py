@@ -1,15 +1,15 @@
 """
-The publishable part of an inventory: checks each device, and the rules for several devices.
+Selects the publishable part of an inventory: checks each device, and the rules for several devices.
 
-Devices come from vendors, some of them hostile: a value of a wrong type gives a sentence, never an
-exception, and what passes has a bounded size. The amounts of a capacity are not compared with each
-other: the API server does that, and names the devices that it rejects.
+Devices come from vendors, some of which are hostile: a value of a wrong type results in a message,
+never in an exception, and accepted values have a bounded size. The amounts of a capacity are not
+compared with each other: the API server does that, and names the devices that it rejects.
 
-A device that is malformed, that has another's name, or that consumes missing counters is rejected
-with a reason; the rest is published. A driver lists all of its devices at each change: a
-device that is the same object as before is not checked again.
+A device is rejected with a reason if it is malformed, has the name of another device, or consumes
+missing counters. The rest is published. A driver lists all of its devices at each change. A device
+that is the same object as before is not checked again.
 
-It must not know the API's JSON, clients, clocks, or the callers.
+Does not depend on the API's JSON, clients, clocks, or the callers.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ from drakit_formats.resource.limits import (
 # ---------------------------------------------------------------- one device
 
 MAX_PROBLEMS = 5
-"""Problems of one device: a vendor fixes the first and then sees the next; the text ends in an
-Event."""
+"""The limit of reported problems per device. A vendor fixes these, and then sees the next.
+The message is part of an Event."""
 
 MAX_AMOUNT = 2**63 - 1
 """The API server and the scheduler count steps in 64 bits."""
@@ -80,16 +80,17 @@ _EFFECTS = ("None", "NoSchedule", "NoExecute")
 
 def device_problems(device: object, *, node: str = "") -> list[str]:
     """
-    Return why a device cannot be published, as sentences; empty if the API server decides.
+    Return the reasons why a device cannot be published, as sentences. Empty if the decision is up
+    to the API server.
 
-    Amounts that some API server accepts but no claim can use are problems too (negative ones, a
-    default above the capacity). With the node's name, the name of the pool is checked for its
-    length as well.
+    Amounts that some API servers accept but no claim can use are problems, too: negative ones, or a
+    default above the capacity. With the node's name, the length of the pool's full name is checked
+    as well.
     """
     if not isinstance(device, Device):
         return [f"it is of type {type(device).__name__}, not a Device"]
     try:
-        # Its mappings can be the vendor's own classes, and do anything.
+        # The mappings can be instances of the vendor's own classes, which can raise any error.
         problems = [
             *place_problems(device.name, device.pool, node=node),
             *_attributes_problems(device.attributes, device.capacity, device.topology),
@@ -118,7 +119,7 @@ def device_problems(device: object, *, node: str = "") -> list[str]:
 
 
 def shown(value: object) -> str:
-    """Format a vendor's value for a sentence: short, and without control characters."""
+    """Format a vendor's value for a message: short, and without control characters."""
     try:
         return f"{value!r:.80}"
     except Exception:
@@ -149,7 +150,7 @@ def place_problems(name: object, pool: object, *, node: str = "") -> Iterator[st
 
 
 def attribute_problems(attributes: object) -> Iterator[str]:
-    """Yield the problems of attributes that are not those of a published device."""
+    """Yield the problems of attributes that do not belong to a published device."""
     return _attributes_problems(attributes, {}, Topology())
 
 
@@ -186,7 +187,7 @@ def _attributes_problems(attributes: object, capacity: object, topology: object)
             f"its attributes have {values} values (each one of a list counts), "
             f"but at most {MAX_ATTRIBUTE_VALUES} are allowed"
         )
-        return  # a backend can send tens of thousands, and each one would be checked
+        return  # a backend can send tens of thousands, and each would be checked
     for name, value in attributes.items():
         if problem := _name_problem(name) or _value_problem(value):
             yield f"attribute {shown(name)} {problem}"
@@ -259,7 +260,7 @@ def _scalar_problem(value: object) -> str | None:
 def _string_problem(value: str) -> str | None:
     try:
         size = len(value) if value.isascii() else len(value.encode())
-    except UnicodeEncodeError:  # a file's name that is no UTF-8, for example
+    except UnicodeEncodeError:  # for example, a file name that is not UTF-8
         return "has characters that cannot be written as UTF-8"
     return f"has more than {MAX_STRING_BYTES} bytes (in UTF-8)" if size > MAX_STRING_BYTES else None
 
@@ -285,7 +286,8 @@ def _capacities_problems(capacity: object, shared: object) -> Iterator[str]:
 
 
 def _has_policy(capacity: Capacity) -> bool:
-    """Return whether the capacity limits what claims can request of it (API: ``requestPolicy``)."""
+    """Return whether the capacity limits the amounts that claims can request (API:
+    ``requestPolicy``)."""
     return (
         capacity.default is not None
         or bool(capacity.valid_values)
@@ -321,8 +323,9 @@ def _capacity_problems(capacity: object) -> Iterator[str]:
     if wrong:
         return
     amounts = [(name, parse_quantity(cast("str", amount))) for name, amount in consumable]
-    # Kubernetes before 1.37 divides by the step in 64 bits, and panics if it is or overflows to 0.
-    # Such an answer names no device, so the whole pool would not be published.
+    # Kubernetes before 1.37 divides by the step in 64 bits, and panics if the step is 0 or
+    # overflows to 0. The error response does not name a device, so the whole pool would not be
+    # published.
     if any(amount > MAX_AMOUNT for _, amount in amounts):
         yield f"one of the amounts that claims can consume is more than {MAX_AMOUNT}"
     if ("step", 0) in amounts:
@@ -352,7 +355,7 @@ def _consumes_problems(consumes: object) -> Iterator[str]:
 
 
 def counters_problems(counters: object) -> Iterator[str]:
-    """Yield the problems of the counters of a set, or of what a device consumes of it."""
+    """Yield the problems of the counters of a set, or of a device's consumption of one."""
     if not isinstance(counters, Mapping):
         yield f"is not a mapping of counters, but {_kind(counters)}"
         return
@@ -420,7 +423,7 @@ def _binding_problems(device: Device) -> Iterator[str]:
 def _names_problems(
     given: object, words: str, most: int, problem: Callable[[str], str | None]
 ) -> Iterator[str]:
-    """Yield the problems of a short list of different names."""
+    """Yield the problems of a short list of unique names."""
     if not isinstance(given, tuple | list):
         yield f"its {words} are {_kind(given)}, not a tuple of names"
         return
@@ -506,7 +509,7 @@ def _extra_problems(extra: object) -> Iterator[str]:
         yield f"its extra field {name!r} is a field that drakit sets; use the attribute of Device"
     try:
         size = len(json.dumps(fields, ensure_ascii=False, allow_nan=False).encode())
-    except ValueError as error:  # NaN, or text that is no UTF-8
+    except ValueError as error:  # NaN, or a string that is not UTF-8
         yield f"its extra fields are not JSON: {str(error)[:100]}"
         return
     if size > MAX_EXTRA_BYTES:
@@ -514,7 +517,7 @@ def _extra_problems(extra: object) -> Iterator[str]:
 
 
 def _json_problem(value: object, depth: int) -> str | None:
-    """Return why a value is not JSON, or has too many levels."""
+    """Return why a value is not valid JSON, or is nested too deeply."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "have an integer of more than 64 bits"
     if value is None or isinstance(value, str | int | float):
@@ -568,7 +571,7 @@ def _taint_problem(key: object, value: object, effect: object) -> str | None:
 
 
 def _edits_problems(edits: object) -> Iterator[str]:
-    """The rest of CDI's rules is checked at prepare, as for all edits."""
+    """Yield the problems of edits. A prepare checks the other rules of CDI, as for all edits."""
     if not isinstance(edits, Edits):
         yield f"its edits are {_kind(edits)}, not an Edits"
         return
@@ -588,10 +591,10 @@ def _edits_problems(edits: object) -> Iterator[str]:
 # ---------------------------------------------------------------- all devices
 
 MAX_REJECTED = 100
-"""Devices that are reported with a reason: this many suffice to find a driver's bug."""
+"""The limit of devices that are reported with a reason, which suffices to find a driver's bug."""
 
 _Pools = dict[str, dict[str, Device]]
-"""Devices by name, by pool."""
+"""Pools by name, each with its devices by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -599,7 +602,7 @@ class CheckedInventory:
     """The part of an inventory without malformed devices."""
 
     devices: tuple[Device, ...] = ()
-    """In the endpoint's order."""
+    """The devices in the endpoint's order."""
 
     counter_sets: tuple[CounterSet, ...] = ()
     fallback: tuple[Device, ...] | None = None
@@ -608,23 +611,23 @@ class CheckedInventory:
 
     partition_type_attribute: str = ""
     rejected: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Reasons in sentences, by ``pool/name``, or the name alone in the pool without a name. At
-    most 100 of them."""
+    """Reasons as sentences, by ``pool/name``, or by name for the pool without a name. At most
+    100."""
 
     rejected_count: int = 0
-    """All that were rejected, those without a reason included."""
+    """The number of all rejected devices, including those without a reason."""
 
     known: _Pools = field(default_factory=dict[str, dict[str, Device]], repr=False, compare=False)
-    """Only for the next check: the devices whose own values are valid."""
+    """The devices whose own values are valid. Only for the next check."""
 
 
 def check_inventory(
     inventory: Inventory, *, node: str = "", previous: CheckedInventory | None = None
 ) -> CheckedInventory:
     """
-    Return the publishable part of an inventory, and why the rest is not.
+    Return the publishable part of an inventory, and the reasons for rejecting the rest.
 
-    With the node's name, the names of pools are checked for their length. `previous` is the result
+    With the node's name, the lengths of the pools' full names are checked. `previous` is the result
     of the previous check, which saves time for unchanged devices.
     """
     known: _Pools = {}
@@ -649,8 +652,8 @@ def check_inventory(
 
 
 def _admitted(inventory: Inventory, before: Collection[str]) -> Collection[str]:
-    """Return the pools of an inventory, without those beyond the limit. A new pool must not take
-    the place of a known one."""
+    """Return the pools of an inventory, without those beyond the limit. A new pool must not
+    displace a known one."""
     lists = (inventory.devices, inventory.counter_sets, inventory.fallback or ())
     pools = dict.fromkeys(
         each.pool
@@ -664,25 +667,25 @@ def _admitted(inventory: Inventory, before: Collection[str]) -> Collection[str]:
 
 
 def shown_place(pool: object, name: object) -> str:
-    """Return the name of a device for sentences, whatever its values are."""
+    """Return the name of a device for messages, whatever its values are."""
     words = [_word(name)] if pool == "" else [_word(pool), _word(name)]
     return "/".join(words)
 
 
 def _word(given: object) -> str:
-    """Show a name as it is; anything that is not printable text as its Python representation."""
+    """Show a name unchanged. If it is not a printable string, show its Python representation."""
     plain = isinstance(given, str) and 0 < len(given) <= 80 and given.isprintable()
     return str(given) if plain else shown(given)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Check:
-    """The check of one inventory: its valid counter sets, and what is rejected."""
+    """The check of one inventory: its valid counter sets, and its rejected devices."""
 
     node: str
     before: _Pools
     pools: Collection[str]
-    """The pools that are not beyond the limit."""
+    """The pools within the limit."""
 
     sets: dict[str, dict[str, CounterSet]] = field(default_factory=dict[str, dict[str, CounterSet]])
     partition_type: str = ""
@@ -697,13 +700,14 @@ class _Check:
     def _refuse(self, pool: object, name: object, problems: Collection[str]) -> None:
         self.count += 1
         if len(self.reasons) < MAX_REJECTED:
-            # Of two with one name the first was kept, or its reason is as good.
+            # If two devices have the same name, the first one is published, or its reason is as
+            # good.
             self.reasons.setdefault(shown_place(pool, name), "; ".join(problems))
 
     def devices(
         self, given: Collection[object], *, known: _Pools, prefix: str = ""
     ) -> tuple[Device, ...]:
-        """Return the valid devices; add those with valid values of their own to `known`."""
+        """Return the valid devices. Add all devices whose own values are valid to `known`."""
         kept: list[Device] = []
         for each in given:
             pool, name = (each.pool, each.name) if isinstance(each, Device) else ("", each)
@@ -712,7 +716,7 @@ class _Check:
                 before = self.before.get(pool, {}).get(name)
             problems = self._pool_problems(pool) if isinstance(each, Device) else []
             if not problems and (before is None or before is not each):
-                # One that was valid before still is.
+                # A device that was valid before is still valid.
                 problems = device_problems(each, node=self.node)
             if not problems:
                 device = cast("Device", each)
@@ -731,7 +735,7 @@ class _Check:
         return tuple(kept)
 
     def set_partition_type(self, attribute: str) -> None:
-        """Use an attribute as the type of partitions; one that is malformed is not used."""
+        """Use an attribute as the type of partitions, unless it is malformed."""
         if not attribute:
             return
         problem = qualified_name_problem(attribute)
@@ -762,7 +766,7 @@ class _Check:
 
 
 def _type_problems(device: Device, attribute: str) -> list[str]:
-    """A device without the type makes its whole slice invalid."""
+    """Return the problem of a device without the type, which would make its whole slice invalid."""
     if not attribute:
         return []
     names = (attribute, attribute.rpartition("/")[2])
@@ -773,12 +777,12 @@ def _type_problems(device: Device, attribute: str) -> list[str]:
 
 
 def set_problems(given: CounterSet, *, node: str = "") -> list[str]:
-    """Return why a counter set cannot be published, as in :func:`device_problems`."""
+    """Return the reasons why a counter set cannot be published, as in :func:`device_problems`."""
     try:
         problems = list(place_problems(given.name, given.pool, node=node))
         problems += [f"it {problem}" for problem in counters_problems(given.counters)]
         return [f"as a counter set, {problems[0]}", *problems[1:]] if problems else []
-    except Exception as error:  # its mapping can be the vendor's own class
+    except Exception as error:  # the mapping can be an instance of the vendor's own class
         return [
             f"as a counter set, it cannot be checked ({type(error).__name__}: {str(error)[:200]})"
         ]

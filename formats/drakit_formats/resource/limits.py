@@ -1,13 +1,13 @@
 """
-What the API allows in slices: names (labels, subdomains, C identifiers, the keys and values of
+Limits of the API for slices: names (labels, subdomains, C identifiers, the keys and values of
 labels, extended resources), and numbers.
 
-The modules that check objects know which kind of name each has. Sentences describe the problem
-without repeating the name, so that callers can put them after any field. The numbers are those of
-``resource.k8s.io/v1`` in Kubernetes 1.36 and 1.37; earlier versions have no lower limit for what
-drakit publishes.
+The modules that check objects know the kind of each name. Messages describe the problem without
+repeating the name, so that callers can append them to any field. The numbers are those of
+``resource.k8s.io/v1`` in Kubernetes 1.36 and 1.37. Earlier versions have no lower limits for the
+fields that drakit publishes.
 
-It must not know how the numbers are checked.
+Does not depend on the code that checks the numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TypeGuard
 MAX_LABEL_LENGTH = 63
 MAX_SUBDOMAIN_LENGTH = 253
 MAX_DOMAIN_LENGTH = 63
-"""The length limit of an attribute's domain, which is shorter than other subdomains."""
+"""The length limit of an attribute's domain, which is shorter than that of other subdomains."""
 MAX_IDENTIFIER_LENGTH = 32
 MAX_DRIVER_NAME = 63
 
@@ -33,18 +33,18 @@ _QUOTA_PREFIX = "requests."
 
 
 def is_dns_label(text: str) -> bool:
-    """Return whether a text is a DNS label of at most 63 characters (RFC 1123)."""
+    """Return whether a string is a DNS label of at most 63 characters (RFC 1123)."""
     return len(text) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(text) is not None
 
 
 def is_dns_subdomain(text: str, *, max_length: int = MAX_SUBDOMAIN_LENGTH) -> bool:
-    """Return whether a text is a DNS subdomain: labels joined by dots."""
+    """Return whether a string is a DNS subdomain: labels joined by dots."""
     return len(text) <= max_length and _SUBDOMAIN.fullmatch(text) is not None
 
 
 def is_driver_name(name: object) -> TypeGuard[str]:
-    """Return whether this can be a driver's name: a DNS subdomain of at most 63 characters. It must
-    begin with a letter, because the name is also the vendor of CDI names."""
+    """Return whether this is a valid driver name: a DNS subdomain of at most 63 characters. It must
+    begin with a letter, because the name is also the vendor part of CDI names."""
     return (
         isinstance(name, str)
         and is_dns_subdomain(name, max_length=MAX_DRIVER_NAME)
@@ -52,7 +52,7 @@ def is_driver_name(name: object) -> TypeGuard[str]:
     )
 
 
-# The same few names come with each of thousands of devices.
+# Thousands of devices have the same few names.
 @lru_cache(maxsize=1024)
 def qualified_name_problem(name: str) -> str | None:
     """Return the problem of the name of an attribute or a capacity (API: ``QualifiedName``)."""
@@ -66,8 +66,7 @@ def qualified_name_problem(name: str) -> str | None:
 
 @lru_cache(maxsize=1024)
 def label_key_problem(key: str, *, needs_domain: bool = True) -> str | None:
-    """Return the problem of the key of a label, or of the name of a condition, which has the same
-    form."""
+    """Return the problem of a label key, or of a condition's type, which has the same form."""
     prefix, slash, name = key.partition("/")
     if not slash:
         if needs_domain:
@@ -81,7 +80,7 @@ def label_key_problem(key: str, *, needs_domain: bool = True) -> str | None:
 
 
 def label_value_problem(value: str) -> str | None:
-    """Return the problem of the value of a label; it may be empty."""
+    """Return the problem of a label value, which may be empty."""
     if not value or (len(value) <= MAX_LABEL_LENGTH and _LABEL_VALUE.fullmatch(value)):
         return None
     return (
@@ -91,8 +90,8 @@ def label_value_problem(value: str) -> str | None:
 
 
 def extended_resource_problem(name: str) -> str | None:
-    """Return why this is not a name of an extended resource by the kubelet's rules; None if it is
-    one."""
+    """Return why this is not a name of an extended resource by the kubelet's rules, or None if it
+    is one."""
     domain, slash, part = name.partition("/")
     if not slash:
         return "it must begin with a domain and '/', for example vendor.example/thing"
@@ -113,45 +112,45 @@ def extended_resource_problem(name: str) -> str | None:
 # ---------------------------------------------------------------- numbers
 
 MAX_TAINTED_DEVICES_PER_SLICE = 64
-"""If any device of the slice has taints, consumes counters or has a list attribute; 128
-otherwise."""
+"""The limit if any device of the slice has taints, consumes counters or has a list attribute.
+Otherwise, it is 128."""
 
 MAX_COUNTER_SETS_PER_SLICE = 8
 MAX_COUNTERS = 32
-"""Counters of a counter set, and of a device's consumption of one."""
+"""Counters of a counter set, or of a device's consumption of one."""
 
 MAX_CONSUMED_COUNTER_SETS = 2
-"""Sets that a device consumes from."""
+"""Counter sets from which a device consumes."""
 
 MAX_ATTRIBUTES_AND_CAPACITIES = 32
-"""Attributes and capacities of a device together, topology attributes included."""
+"""Attributes and capacities of a device together, including topology attributes."""
 
 MAX_ATTRIBUTE_VALUES = 48
-"""Attribute values of a device; each value of a list counts."""
+"""Attribute values of a device, including each value of a list."""
 
 MAX_STRING_BYTES = 64
 """Bytes of a string or version attribute."""
 
 MAX_VALID_VALUES = 10
-"""Amounts of a capacity to choose from."""
+"""Amounts of a capacity from which a claim can choose."""
 
 MAX_COMPATIBILITY_GROUPS = 2
-"""Groups of a device for each counter set."""
+"""Compatibility groups of a device for each counter set."""
 
 MAX_BINDING_CONDITIONS = 4
-"""Binding conditions of a device, and as many that mean failure."""
+"""Binding conditions of a device, and also its binding failure conditions."""
 
 MAX_NODE_RESOURCES = 16
-"""Resources of the node that a device maps. The API has no limit, and a node has few."""
+"""Node resources that a device maps. The API has no limit, but a node has few resources."""
 
 MAX_EXTRA_BYTES = 4096
-"""Extra fields of a device as JSON: 64 such devices are a sixth of the largest object."""
+"""Extra fields of a device as JSON. 64 such devices take a sixth of the largest object."""
 
 MAX_EXTRA_DEPTH = 5
-"""Levels of extra fields."""
+"""Nesting depth of extra fields."""
 
 MAX_DRIVER_TAINTS = 12
-"""Taints of the driver's own; the rest are for the node plugin."""
+"""Taints by the driver. The rest of the API's limit is for the node plugin."""
 
 MAX_POOLS = 64
 """Pools of one inventory. The API has no limit, but each pool costs objects and requests."""

@@ -1,14 +1,15 @@
 """
-Device metadata files (KEP-5304): their content, and where a container finds them.
+Device metadata files (KEP-5304): their content, and their paths in a container.
 
 A container reads the attributes of its devices from one file per request and driver. The file is a
 stream of JSON objects with the same content in each version of ``metadata.resource.k8s.io``, newest
 first, one object per line. A reader uses the first version that it knows.
 
 For a claim that the pod spec names, the path contains the claim's name. The name of a claim from a
-template is generated, so its path contains the name of the pod's entry (``spec.resourceClaims[]``).
+template is generated, so its path contains the name of the entry in the pod
+(``spec.resourceClaims[]``).
 
-It must not depend on files, CDI, checkpoints, or where attributes come from.
+Does not depend on files, CDI, checkpoints, or the source of attributes.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ VERSIONS = ("v1beta1", "v1alpha1")
 v1alpha1."""
 
 MAX_ATTRIBUTES = 32
-"""Attributes of a device. Readers that validate a file refuse more."""
+"""Attributes of a device. Readers that validate a file reject more."""
 
 MAX_BYTES = 128 * 1024
-"""Bytes of JSON for all requests of a claim: 4 KiB for each of 32 devices. The checkpoint keeps
+"""Bytes of JSON for all requests of a claim: 4 KiB for each of 32 devices. The checkpoint stores
 them."""
 
 
 class InvalidMetadataError(ValueError):
-    """Metadata that readers refuse, or that is too large; the text is a clause."""
+    """Metadata that readers reject, or that is too large. The message is a clause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,19 +48,19 @@ class DeviceMetadata:
     pool: str
     device: str
     request: str
-    """In full, with ``/subrequest`` where the request is a prioritized list."""
+    """The full name, with ``/subrequest`` if the request is a prioritized list."""
 
     attributes: Object
-    """As in a ResourceSlice."""
+    """The attributes in the form of a ResourceSlice."""
 
     network_data: Object | None = None
-    """As in ``ResourceClaim.status.devices[].networkData``."""
+    """The data in the form of ``ResourceClaim.status.devices[].networkData``."""
 
 
 def container_path(
     driver: str, claim: ClaimReference, request: str, *, pod_claim: str | None
 ) -> str:
-    """Return the path of the file in the container; `request` is a base request."""
+    """Return the path of the file in the container. `request` is a base request."""
     folder = f"resourceclaims/{claim.name}"
     if pod_claim is not None:
         folder = f"resourceclaimtemplates/{pod_claim}"
@@ -97,8 +98,8 @@ def request_bodies(devices: Iterable[DeviceMetadata]) -> dict[str, str]:
 def file_text(
     claim: ClaimReference, request_body: str, *, generation: int, pod_claim: str | None
 ) -> str:
-    """Return the text of the file of one request, from its JSON. `generation` increases with each
-    change of the claim's files."""
+    """Return the content of the file of one request, from its JSON. `generation` increases with
+    each change of the claim's files."""
     metadata = {
         "name": claim.name,
         "namespace": claim.namespace,
@@ -114,5 +115,5 @@ def file_text(
 
 
 def _json(value: Mapping[str, Any] | str) -> str:
-    # ASCII alone, so that characters are bytes.
+    # Only ASCII, so that the number of characters is the number of bytes.
     return json.dumps(value, separators=(",", ":"))

@@ -1,8 +1,8 @@
 """
-What belongs to a node: the pools that are named after it, and the objects whose NodeSelector
+Assigns objects to a node: the pools that are named after it, and the objects whose NodeSelector
 matches it.
 
-It must not know what is in a pool, or where the selector or the labels come from.
+Does not depend on the content of a pool, or on the source of selectors and labels.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from drakit_formats.resource.objects import Object, children
 
 
 def pool_name(node: str, pool: str) -> str:
-    """Return a pool's name in the API; a pool of a node is named after it, to be unique."""
+    """Return a pool's name in the API. The name of a node's pool contains the node's name, to be
+    unique."""
     return f"{node}/{pool}" if pool else node
 
 
 def node_of_pool(name: str) -> str:
-    """Return the node that a pool in the API is named after, if it is named after one: other pools
-    have devices that are not part of a node, such as devices on a network."""
+    """Return the node that a pool in the API is named after, if any. Other pools have devices that
+    are not part of a node, such as devices on a network."""
     return name.partition("/")[0]
 
 
 def is_pool_of(node: str, name: str) -> bool:
-    """Return whether a pool in the API is one of the node."""
+    """Return whether a pool in the API belongs to the node."""
     return node_of_pool(name) == node
 
 
 def short_pool(node: str, name: str) -> str:
-    """Return a pool's name as its driver reports it; a name that is not of this node stays as it
-    is."""
+    """Return the name of a pool in its driver's form. A pool of another node keeps its name."""
     if name == node:
         return ""
     return name.removeprefix(f"{node}/")
 
 
 def device_place(pool: str, name: str) -> str:
-    """Return a device in a driver's words: ``gpu-0``, or ``gpus/gpu-0`` in a pool with a name."""
+    """Return a device in its driver's form: ``gpu-0``, or ``gpus/gpu-0`` in a pool with a name."""
     return f"{pool}/{name}" if pool else name
 
 
@@ -53,7 +53,7 @@ class NodeLabelsUnknownError(Exception):
 
 
 class Requirement(NamedTuple):
-    """A condition on a label, or on a field of a node."""
+    """A condition on a label or on a field of a node."""
 
     key: str
     operator: str
@@ -72,11 +72,11 @@ class NodeTerm(NamedTuple):
 
 
 NodeSelector = tuple[NodeTerm, ...]
-"""The terms of a NodeSelector. Each of them selects nodes, so none of them is empty or repeated."""
+"""The terms of a NodeSelector, without empty and duplicate ones. A node must match one of them."""
 
 
 def node_selector(body: Object) -> NodeSelector:
-    """Read a NodeSelector (core/v1). An empty term selects nothing, and is left out."""
+    """Parse a NodeSelector (core/v1). An empty term selects nothing, and is left out."""
     known: dict[Requirement, Requirement] = {}
 
     def read(term: Object, field: str) -> tuple[Requirement, ...]:
@@ -95,9 +95,9 @@ def selects_node(
     selector: NodeSelector | None, *, name: str, labels: Mapping[str, str] | None
 ) -> bool:
     """
-    Evaluate a NodeSelector for one node; no selector means every node.
+    Evaluate a NodeSelector for one node. Without a selector, all nodes match.
 
-    Raises :class:`NodeLabelsUnknownError` if the answer depends on labels that are None.
+    Raises :class:`NodeLabelsUnknownError` if the result depends on labels that are None.
     """
     if selector is None:
         return True
@@ -115,7 +115,7 @@ def selects_node(
 
 
 def selects_labels(selector: Object | None, labels: Mapping[str, str]) -> bool:
-    """Evaluate a LabelSelector (meta/v1); no selector means all labels."""
+    """Evaluate a LabelSelector (meta/v1). Without a selector, all labels match."""
     if selector is None:
         return True
     wanted: Mapping[str, str] = selector.get("matchLabels") or {}

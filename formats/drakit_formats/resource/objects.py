@@ -1,13 +1,13 @@
 """
-The raw JSON of the API: read with types, and converted between the versions of ``resource.k8s.io``
-that clusters serve.
+The JSON objects of the API: typed access to their fields, and conversion between the versions of
+``resource.k8s.io`` that clusters serve.
 
-For the readers, an absent field, null and an empty one are the same. ``v1`` and ``v1beta2`` have
-one shape; in ``v1beta1`` all of a device except its name is below ``basic`` of a slice, and all of
-a request except its name lies beside it. Unknown fields are kept. A claim's identity and allocation
-have one shape in all three, and so have classes.
+The functions treat an absent field, null and an empty value the same. ``v1`` and ``v1beta2`` have
+the same form. In ``v1beta1``, all fields of a device except its name are in ``basic``, and the
+fields of a request are at the top level, next to its name. Unknown fields are kept. A claim's
+identity and allocation have the same form in all three versions, and so have classes.
 
-It must not know which version a cluster serves, or how that is asked.
+Does not depend on the version that a cluster serves, or on its discovery.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Object = Mapping[str, Any]
 _NOTHING: Object = {}
 
 
-# A large cluster has millions of fields: these three call nothing that they do not need.
+# A large cluster has millions of fields, so these three functions make no unnecessary calls.
 
 
 def child(body: Object, *path: str) -> Object:
-    """Return the object at a path, empty if there is none."""
+    """Return the object at a path. Empty if there is none."""
     for key in path:
         body = body.get(key) or _NOTHING
     return body
 
 
 def children(body: Object, *path: str) -> list[Object]:
-    """Return the list of objects at a path, empty if there is none."""
+    """Return the list of objects at a path. Empty if there is none."""
     found: Any = body
     for key in path:
         found = found.get(key) or _NOTHING
@@ -41,7 +41,7 @@ def children(body: Object, *path: str) -> list[Object]:
 
 
 def text(body: Object, *path: str) -> str:
-    """Return the string at a path, empty if there is none."""
+    """Return the string at a path. Empty if there is none."""
     found: Any = body
     for key in path:
         found = found.get(key) or _NOTHING
@@ -52,8 +52,8 @@ MAX_WORDS = 256
 
 
 def words(body: Object, *path: str, most: int = MAX_WORDS) -> str:
-    """Return the message of a driver or another component at a path, as one printable line of at
-    most `most` characters."""
+    """Return a message of a driver or another component at a path, as one printable line of at most
+    `most` characters."""
     line = " ".join(text(body, *path)[:most].split())
     return "".join(each if each.isprintable() else "?" for each in line)
 
@@ -65,7 +65,7 @@ VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Versions that drakit can read and write, the preferred one first."""
 
 RULE_VERSIONS = ("v1", "v1beta2", "v1alpha3")
-"""Versions that may have DeviceTaintRules; only the cluster knows whether they do."""
+"""Versions that may have DeviceTaintRules. Only the API server knows whether they do."""
 
 _OF_DEVICE = ("name", "basic")
 
@@ -78,10 +78,10 @@ def to_version(body: Object, version: str) -> dict[str, Any]:
 
 def from_version(body: Object, version: str = "") -> dict[str, Any]:
     """
-    Read a ResourceSlice of any of the versions as one of ``v1``.
+    Parse a ResourceSlice of any of the versions as one of ``v1``.
 
-    Its ``apiVersion`` names the version. Items of a list have none: give the version for
-    them. Without either it is ``v1``.
+    Its ``apiVersion`` names the version. Items of a list do not have one: pass the version for
+    them. Without either, it is ``v1``.
     """
     version = version or text(body, "apiVersion").rpartition("/")[2] or VERSIONS[0]
     converted = {**body, "apiVersion": f"{GROUP}/{VERSIONS[0]}"}
@@ -89,7 +89,7 @@ def from_version(body: Object, version: str = "") -> dict[str, Any]:
 
 
 def requests_from_version(spec: Object, version: str) -> Object:
-    """Read the spec of a ResourceClaim of any of the versions as one of ``v1``."""
+    """Parse the spec of a ResourceClaim of any of the versions as one of ``v1``."""
     if _known(version) != "v1beta1" or not (requests := children(spec, "devices", "requests")):
         return spec
     devices = cast("Object", spec["devices"])
@@ -120,7 +120,7 @@ def _with_devices(
 
 
 def _below_basic(device: Object) -> dict[str, Any]:
-    # An empty one must be there, too: it is what kind of device it is.
+    # An empty ``basic`` is required, too, because it defines the kind of device.
     rest = {key: value for key, value in device.items() if key != "name"}
     return {"name": device["name"], "basic": rest} if "name" in device else {"basic": rest}
 

@@ -1,12 +1,12 @@
 """
-The results of prepared devices beside their edits: whether the API server accepts them, and the
+The results of prepared devices other than edits: whether the API server accepts them, and the
 entries of a claim's status (``ResourceClaim.status.devices[]``).
 
-The results come from vendors, some of them hostile: a value of a wrong type gives a sentence, and
-what passes has a bounded size. The limits are those of ``resource.k8s.io/v1`` in Kubernetes 1.36
-and 1.37.
+The results come from vendors, some of which are hostile: a value of a wrong type results in a
+message, and accepted values have a bounded size. The limits are those of ``resource.k8s.io/v1`` in
+Kubernetes 1.36 and 1.37.
 
-It must not know clients, claims, or when a status is written.
+Does not depend on clients, claims, or the time at which a status is written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_CONDITION_MESSAGE = 1024
 """Characters. The API accepts 32,768, which would be 8 MiB for the devices of one claim."""
 MAX_DATA_BYTES = 10 * 1024
 MAX_DATA_DEPTH = 16
-"""Levels of mappings and lists. Some functions that read JSON call themselves for each level."""
+"""The nesting depth of mappings and lists. Some functions that read JSON recurse for each level."""
 MAX_IPS = 16
 MAX_INTERFACE_NAME = 256
 MAX_HARDWARE_ADDRESS = 128
@@ -45,7 +45,8 @@ _STATUSES = get_args(ConditionStatus)
 def checked(prepared: PreparedDevice) -> PreparedDevice:
     """
     Return a result with shortened messages. Raise ValueError with the reason why the API server
-    would reject it, as a clause that begins with the field. Edits and data are checked elsewhere.
+    would reject the result, as a clause that begins with the field. Edits and data are checked
+    elsewhere.
     """
     if problem := next(_problems(prepared), None):
         raise ValueError(problem)
@@ -58,7 +59,7 @@ def checked(prepared: PreparedDevice) -> PreparedDevice:
 
 
 def data_copy(data: object) -> dict[str, Any]:
-    """Return a driver's data as plain JSON values; raise ValueError with its problem."""
+    """Return a driver's data as plain JSON values. Raise ValueError with the problem."""
     if not isinstance(data, Mapping):
         raise ValueError(f"data is of type {type(data).__name__}, not a mapping")
     try:
@@ -69,8 +70,8 @@ def data_copy(data: object) -> dict[str, Any]:
 
 
 def data_of(written: str) -> dict[str, Any]:
-    """Parse a JSON object of bounded size and depth; raise ValueError with its problem."""
-    # The API server writes these characters as six, and measures the result.
+    """Parse a JSON object of limited size and depth. Raise ValueError with the problem."""
+    # The API server escapes each of these characters with six characters, and measures the result.
     if len(written.encode()) + 5 * sum(map(written.count, "<>&")) > MAX_DATA_BYTES:
         raise ValueError(f"data is larger than {MAX_DATA_BYTES // 1024} KiB as JSON")
     try:
@@ -89,7 +90,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _value_problem(value: object, levels: int) -> str | None:
-    """Return why a JSON value cannot be sent; None if it can."""
+    """Return why a JSON value cannot be sent, or None if it can."""
     if isinstance(value, str):
         return None if _is_text(value) else "contains text that is not valid Unicode"
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -221,8 +222,8 @@ def status_entry(
     """
     Write a result as an entry of ``status.devices[]``.
 
-    `stored` is the entry that the claim has, or empty. A condition whose status is the same keeps
-    its ``lastTransitionTime``; any other gets `now`, which is an RFC 3339 time.
+    `stored` is the current entry of the claim, or empty. A condition with an unchanged status keeps
+    its ``lastTransitionTime``. Any other condition gets `now`, an RFC 3339 time.
     """
     entry: dict[str, Any] = {"driver": driver, "pool": pool, "device": device}
     if share_id is not None:
