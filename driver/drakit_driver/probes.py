@@ -214,8 +214,8 @@ class DriverProbes:
     async def start(self, port: int) -> None:
         """Listen at a port of all addresses; raises :class:`SettingsError`."""
         routes = {
-            "/livez": Probe("/livez", self._not_alive, failed=b"unhealthy\n").answer,
-            "/readyz": Probe("/readyz", self._not_ready, failed=b"not ready\n").answer,
+            "/livez": Probe("/livez", self._not_alive, failed=b"unhealthy\n").respond,
+            "/readyz": Probe("/readyz", self._not_ready, failed=b"not ready\n").respond,
             "/metrics": self._metrics,
         }
         server = HttpServer(listen=f":{port}", routes=routes)

@@ -1,9 +1,9 @@
 """
 ``drakit-operator``: arguments, settings, logging, signals; then the app.
 
-Exit code 0 after SIGTERM or SIGINT, 1 if a part failed, 2 if the settings cannot be used.
+Exit code 0 after SIGTERM or SIGINT, 1 if a part failed, 2 if the settings are invalid.
 
-It must not know what the app does.
+Does not depend on the work of the app.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger("drakit_operator")
 
 @escaped_streams()
 def main(arguments: list[str] | None = None) -> None:
-    """Run the operator until it gets a signal to stop."""
+    """Run the operator until it receives a signal to stop."""
     options = _parser().parse_args(arguments)
     try:
         config = read_config(options.config)
@@ -48,7 +48,7 @@ async def _run(config: Config, kubeconfig: Path | None) -> None:
     app = App(
         config=config,
         kubeconfig=kubeconfig,
-        # The chart sets both; outside of a cluster, they are the host's name and "default".
+        # The chart sets both variables. Outside a cluster, the hostname and "default" are used.
         name=os.environ.get("POD_NAME") or os.uname().nodename,
         namespace=os.environ.get("POD_NAMESPACE") or "default",
         selectors=selectors,
@@ -82,13 +82,13 @@ def _configure_logging(settings: Logging) -> None:
     # Kopf logs each handled event at INFO.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf.objects").addFilter(_name_object)
-    # The webhook's Kopf runs in a thread, which gets no signals.
+    # The webhook's Kopf runs in a thread, which does not receive signals.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
 
 
 def _name_object(record: logging.LogRecord) -> bool:
-    """Keep only the object of what Kopf adds to a line: its settings are some 2 KiB. A refusal
-    is no line, because tenants cause them."""
+    """Remove the data that Kopf adds to a record, except for the object: it contains about 2 KiB of
+    settings. Drop the records of refusals, because tenants cause them."""
     if str(record.msg).startswith("Webhook ") and "failed permanently" in str(record.msg):
         return False
     facts = vars(record)

@@ -1,15 +1,16 @@
 """
-The admission webhook: handlers of Kopf that reject objects which the API server cannot check.
+The admission webhook: Kopf handlers that reject objects which the API server cannot check.
 
-Each replica serves it, whether it leads or not, in a thread of its own: the API server waits for
-the response, and a check of a large cluster blocks the main loop for a tenth of a second. The chart
-registers the webhook so that the API server allows a request without a valid response in time.
-Therefore, a request that cannot be checked gets an error as the response.
+Each replica serves the webhook, whether it is the leader or not. The webhook has its own thread,
+because the API server waits for the response, and a check of a large cluster blocks the main loop
+for a tenth of a second. The chart registers the webhook so that the API server allows a request if
+it gets no valid response in time. Therefore, the response to a request that cannot be checked is an
+error.
 
-Anyone on the pod network can connect, and objects come from tenants: connections have a limit, a
-request has one in bytes, values and seconds, a check one in steps, and the questions about
-templates, which the leader answers, have a rate. Does not depend on the objects' other problems, or
-on the store.
+Anyone on the pod network can connect, and objects come from tenants. Therefore, the number of
+connections, the bytes, values and seconds of a request, and the steps of a check are limited. The
+queries about templates, which the leader answers, have a rate limit. Does not depend on the
+objects' other problems, or on the store.
 """
 
 from __future__ import annotations
@@ -44,58 +45,61 @@ from drakit_operator.kopf_import import Resource, kopf, run
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 64
-"""Concurrent connections, of up to 200 KiB each. An API server needs one or two."""
+"""The limit of concurrent connections, of up to 200 KiB each. An API server needs one or two."""
 
 MAX_REQUEST_BYTES = 3 << 20
 SMALL_REQUEST_BYTES = 1 << 16
 MAX_LARGE_REQUESTS = 4
-"""Larger requests that are read at the same time. Small ones, which are most, do not wait for those
-of slow clients."""
+"""The limit of larger requests that are read at the same time. Small requests, which are the
+majority, do not wait for large ones from slow clients."""
 
 MAX_VALUES = 20_000
-"""Values in a request. A value can take 100 times as much memory as in JSON."""
+"""The limit of values in a request. A value can take 100 times as much memory as in JSON."""
 
 REQUEST_SECONDS = 3.0
-"""Longest time for a TLS handshake, and for a request: the API server does not wait longer."""
+"""The time limit of a TLS handshake, and of a request. The API server does not wait longer."""
 
 MAX_SENTENCES = 3
-"""Configs whose problems a refusal reports."""
+"""The number of configs whose problems a refusal reports."""
 
 CERTIFICATE_SECONDS = 5.0
-"""Pause between two looks at the files of the certificate, which the kubelet replaces."""
+"""The interval at which the files of the certificate are checked, because the kubelet replaces
+them."""
 
 TEMPLATE_SECONDS = 1.0
-"""Longest wait for what the leader knows about a template; the API server waits 3 s in all."""
+"""The longest wait for the leader's result about a template. The API server waits 3 s in total."""
 
 TEMPLATES_A_SECOND = 2.0
 TEMPLATES_AT_ONCE = 10.0
-"""The templates about which the leader is asked, in its main loop, in which a check of a large
-cluster takes a tenth of a second. It checks each of them later anyway, for an Event."""
+"""The rate limit and burst of queries about templates, which the leader answers in its main loop. A
+check of a large cluster takes a tenth of a second there. The leader later checks each template
+anyway, for an Event."""
 
 RETRY_SECONDS = 0.5
-"""Pause after a connection that cannot be accepted."""
+"""The pause after an error while accepting a connection."""
 
 STOP_SECONDS = 2.0
-"""Longest time for the requests that are in progress at a stop."""
+"""The time limit of the requests that are in flight at a stop."""
 
 LOG_SECONDS = 60.0
-"""Least time between two log lines about requests: anyone on the pod network can send them."""
+"""The minimum time between two log lines about requests, because anyone on the pod network can send
+them."""
 
 MAX_LOGGED = 256
-"""Characters of such a line."""
+"""The length limit of such a log line."""
 
 INVALID = 422
 """The HTTP status of a refusal."""
 
 Warn = Callable[[Object], Awaitable[list[str]]]
-"""Returns why claims of a template can never be allocated, as far as that is known."""
+"""Returns the known reasons why claims of a template can never be allocated."""
 
 CHECKED = {
-    "resourceclaims": ("CREATE",),  # the spec of a claim or template never changes
+    "resourceclaims": ("CREATE",),  # the spec of a claim or template is immutable
     "resourceclaimtemplates": ("CREATE",),
     "deviceclasses": ("CREATE", "UPDATE"),
 }
-"""The operations by kind; the chart's webhook has the same."""
+"""The checked operations by kind. The chart's webhook configuration has the same."""
 
 
 class Admission:
@@ -113,8 +117,8 @@ class Admission:
         """
         :param connect: opens a session in the thread of the webhook.
         :param warn: called in that thread.
-        :param policy_type: the type of the ``spec`` of HostDevicePolicies; None without them.
-        :param count: takes the result of each request.
+        :param policy_type: the type of the ``spec`` of HostDevicePolicies. None without them.
+        :param count: receives the result of each request.
         """
         self._settings = settings
         self._connect = connect
@@ -138,10 +142,10 @@ class Admission:
             pause_seconds=LOG_SECONDS,
         )
         self.port = 0
-        """The port in use; 0 while nothing is served."""
+        """The port in use. 0 while the webhook is not served."""
 
     async def run(self) -> None:
-        """Serve until canceled; raises what ended a part."""
+        """Serve until canceled. Raise the error that ended a part."""
         await run_in_thread("admission", self._serve, stop_seconds=2 * STOP_SECONDS)
 
     # ---- in the thread of the webhook
@@ -166,7 +170,7 @@ class Admission:
                 case Deleted(object=one):
                     self._schemas.pop(one.driver, None)
 
-    # ------------------------------------------------------------ the source of Kopf
+    # ------------------------------------------------------------ the resources for Kopf
 
     @property
     def resources(self) -> list[Resource]:
@@ -180,7 +184,7 @@ class Admission:
         ]
 
     async def events(self, resource: Resource) -> AsyncGenerator[Mapping[str, Any]]:
-        """Yield nothing: no handler is called for what happens in the cluster."""
+        """Yield nothing, because no handler needs events from the cluster."""
         await asyncio.Event().wait()
         yield {}
 
@@ -211,7 +215,7 @@ class Admission:
         settings.process.ultimate_exiting_timeout = None
 
     async def _login(self, **_: Any) -> kopf.ConnectionInfo:
-        # Kopf needs one, although nothing here sends requests.
+        # Kopf needs a server, although this code sends no requests.
         return kopf.ConnectionInfo(server="https://unused.invalid")
 
     # ------------------------------------------------------------ the server
@@ -236,7 +240,7 @@ class Admission:
                 response = found["response"]
                 if not response["allowed"] and response["status"]["code"] != INVALID:
                     raise RuntimeError(response["status"]["message"])  # a defect of ours
-            except Exception as error:  # the API server allows what is not checked
+            except Exception as error:  # the API server allows requests that are not checked
                 self._count("error")
                 self._requests.report(repr(error)[:MAX_LOGGED])
                 raise web.HTTPInternalServerError from None
@@ -272,13 +276,13 @@ class Admission:
             await runner.cleanup()
 
     async def _load_certificate(self) -> bool:
-        """Load the certificate for new connections, or keep the earlier one; return whether it can
-        be used."""
+        """Load the certificate for new connections, or keep the old one. Return whether the
+        certificate can be used."""
         folder = self._settings.certificates
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            # The kubelet replaces the directory, so both files must be from one.
+            # The kubelet replaces the directory, so both files must come from the same one.
             certificate = await asyncio.to_thread((folder / "tls.crt").resolve, strict=True)
             context.load_cert_chain(certificate, certificate.with_name("tls.key"))
         except OSError as error:
@@ -289,13 +293,13 @@ class Admission:
         return True
 
     async def _accept(self, listener: socket.socket, server: web.Server) -> None:
-        """Accept connections until canceled; if there are too many, a new one replaces the
-        oldest."""
+        """Accept connections until canceled. If there are too many, a new connection replaces the
+        oldest one."""
         loop = asyncio.get_running_loop()
         opening: dict[asyncio.Task[Any], None] = {}
 
         async def open_connection(client: socket.socket) -> None:
-            with suppress(OSError):  # a handshake that fails concerns only this client
+            with suppress(OSError):  # a failed handshake affects only this client
                 await loop.connect_accepted_socket(
                     server, client, ssl=self._context, ssl_handshake_timeout=REQUEST_SECONDS
                 )
@@ -340,7 +344,8 @@ class Admission:
 
 
 def _has_new_spec(*, body: kopf.Body, old: Any, **_: Any) -> bool:
-    """Return whether an object can be refused: one that was accepted once can change its labels."""
+    """Return whether an object may be refused. The labels of an object that was accepted before may
+    still change."""
     return old is None or old.get("spec") != body.get("spec")
 
 

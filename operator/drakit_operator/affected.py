@@ -1,9 +1,9 @@
 """
 Selects the objects that must be checked again after changes of others.
 
-Too many are harmless (each is queued once, and nothing is announced twice); too few are not.
+Too many objects are harmless: each is queued once, and nothing is announced twice. Too few are not.
 
-It must not know queues, or what a check finds.
+Does not depend on queues, or on the results of a check.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class _Affected:
     """
     The objects that a batch of changes affects.
 
-    Objects of which many follow from one change are found once for the batch: thousands of slices
-    times thousands of pods would keep the probes waiting.
+    If one change affects many objects, they are determined once per batch. Otherwise, thousands of
+    slices times thousands of pods would block the probes.
     """
 
     def __init__(self, world: World) -> None:
@@ -73,19 +73,19 @@ class _Affected:
         self.keys: dict[Key, None] = {}
         self._all_that_wait = False
         self._places: set[str] = set()
-        """Namespaces in which pods may get their claims now."""
+        """Namespaces in which pods may now get their claims."""
 
         self._nodes: set[str] = set()
-        """Nodes that came or went, and concern the claims with devices there."""
+        """Nodes that were added or deleted. They affect the claims with devices on them."""
 
         self._tainted: set[tuple[str, str]] = set()
-        """Drivers and pools of rules that taint devices; an empty name is any."""
+        """Drivers and pools of rules that taint devices. An empty name stands for any."""
 
         self._devices: set[DeviceID] = set()
-        """Devices that changed, or changed hands, and concern their maintenances."""
+        """Devices that changed, or have other claims now. They affect their maintenances."""
 
         self._pools: set[PoolID] = set()
-        """Pools that came or went: others of their name may be on other nodes."""
+        """Pools that were added or deleted. Pools with the same name may be on other nodes."""
 
     def _add(self, concern: str, names: Iterable[Name]) -> None:
         self.keys.update((Key(concern, name), None) for name in names)
@@ -94,7 +94,7 @@ class _Affected:
         self.keys[ALL_DRIVERS] = None
 
     def sweep(self) -> None:
-        """Add the objects that follow from the whole batch."""
+        """Add the objects that the batch as a whole affects."""
         world = self.world
         if self._all_that_wait:
             self._add(POD, world.waiting_pods())
@@ -137,10 +137,10 @@ class _Affected:
         if any(each is not None and each.node for each in (old, new)):
             self._add_drivers()
         if old is not None and new is None:
-            for each in old.claims:  # another pod represents a claim by name now
+            for each in old.claims:  # another pod by name represents a claim now
                 if each.claim is not None:
                     self._add(POD, self.world.pods_of_claim(Name(old.namespace, each.claim)))
-            # The Events of the pod had the problems of the claims that were made for it.
+            # The Events of the pod reported the problems of the claims that were created for it.
             made = (*(each.generated for each in old.claims), old.extended_claim)
             self._add(CLAIM, (Name(old.namespace, each) for each in made if each))
 
@@ -148,7 +148,7 @@ class _Affected:
         self._add(CLAIM, [change.name])
         self._add_drivers()
         old, new = _both(change, ClaimFacts)
-        if _held(old) != _held(new):  # devices became free or taken, or changed hands
+        if _held(old) != _held(new):  # devices were freed or allocated, or have other claims now
             self._all_that_wait = True
             for each in filter(None, (old, new)):
                 self._devices.update(each.devices, (share.device for share in each.shares))
@@ -203,7 +203,7 @@ class _Affected:
                 self._add(SLICE, [Name("", each.name)])
         old, new = _both(change, NodeFacts)
         if _of_policies(old) != _of_policies(new):
-            self._add(POLICY, self.world.of(PolicyFacts))  # each has a selector
+            self._add(POLICY, self.world.of(PolicyFacts))  # each policy has a selector
             self._add_drivers()
 
     def rule(self, change: Change) -> None:
@@ -236,7 +236,7 @@ class _Affected:
         for one, other in ((old, new), (new, old)):
             known = other.unhealthy if other else ()
             for driver, each in ((one.driver, each) for each in one.unhealthy) if one else ():
-                if each not in known:  # the driver says something else
+                if each not in known:  # the driver reports something else
                     self._add_holders(DeviceID(driver, each.pool, each.device))
         before, after = (each.policies if each else () for each in (old, new))
         same = old and new and (old.refused, old.outdated) == (new.refused, new.outdated)
@@ -245,13 +245,15 @@ class _Affected:
         self._add(POLICY, {Name("", each.name) for each in outcomes} & known.keys())
 
     def policy(self, change: Change) -> None:
-        """Kopf calls its handlers for changes of the policy itself."""
+        """Add the other policies with the same extended resource. Kopf's handlers reconcile the
+        policy itself."""
         old, new = _both(change, PolicyFacts)
-        if _spec_of(old) != _spec_of(new):  # its status is what the operator wrote
+        if _spec_of(old) != _spec_of(new):  # the operator wrote its status itself
             self._add(POLICY, self._with_resource_of(change) - {change.name})
 
     def maintenance(self, change: Change) -> None:
-        """Kopf calls its handlers for other changes, but not while a finalizer keeps the object."""
+        """Add a deleted maintenance: while a finalizer keeps it, Kopf does not call its handlers.
+        For other changes, Kopf does."""
         _, new = _both(change, MaintenanceFacts)
         if new is None or new.deleting:
             self._add(MAINTENANCE, [change.name])
@@ -260,7 +262,8 @@ class _Affected:
         self._add_drivers()
 
     def _with_resource_of(self, change: Change) -> set[Name]:
-        """Return the policies with the extended resource that a policy or class has, or had."""
+        """Return the policies with the extended resource that a policy or class has, or had
+        before."""
         both = (*_both(change, PolicyFacts), *_both(change, ClassFacts))
         resources = {each.extended_resource for each in both if each is not None}
         policies = self.world.of(PolicyFacts).items()
@@ -289,7 +292,7 @@ def _comes_or_goes(change: Change) -> bool:
 
 
 def _both(change: Change, of: type[AnyFact]) -> tuple[AnyFact | None, AnyFact | None]:
-    """Return an object as it was and as it is; None where it is of another type."""
+    """Return an object before and after a change. None if it has another type."""
     old, new = change.old, change.new
     return old if isinstance(old, of) else None, new if isinstance(new, of) else None
 
@@ -305,15 +308,15 @@ def _without_time(report: ReportFacts | None) -> ReportFacts | None:
 
 
 def _held(claim: ClaimFacts | None) -> object:
-    """Return the devices that a claim holds, and its pods: the sentences name both."""
+    """Return the devices that a claim holds, and its pods, because messages name both."""
     if claim is None or not (claim.devices or claim.shares):
         return None
     return (claim.devices, claim.shares, claim.reserved_for)
 
 
 def _quoted(report: ReportFacts | None) -> object:
-    """Return what explanations of waiting pods follow from in a report. The driver's message about
-    an unhealthy device is left out, because it can change every few seconds."""
+    """Return the parts of a report that explanations of waiting pods use. The driver's message
+    about an unhealthy device is left out, because it can change every few seconds."""
     if report is None:
         return "", frozenset[object](), (), False
     unhealthy = frozenset[object]((each.pool, each.device) for each in report.unhealthy)

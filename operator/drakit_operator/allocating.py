@@ -1,10 +1,10 @@
 """
-Asks Kubernetes' own allocator the questions that explanations have planned.
+Runs the queries that explanations have planned in Kubernetes' own allocator.
 
-The program may take seconds, so it is asked in a thread, and the namespace that has used least has
-the next turn.
+The program may take seconds, so it is called in a thread. The namespace that has used the least
+time has the next turn.
 
-Does not depend on how a question is planned.
+Does not depend on the planning of a query.
 """
 
 from __future__ import annotations
@@ -24,22 +24,20 @@ from drakit_operator.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.05
-"""Seconds of questions after which it is another object's turn; most questions take 1 ms, and the
+"""The time of queries after which another object has its turn. Most queries take 1 ms, and the
 longest 2.5 s."""
 
 WAIT_SECONDS = 3.0
-"""Longest wait for a turn, because questions must not keep all workers."""
+"""The longest wait for a turn, so that queries do not occupy all workers."""
 
 
 class AllocatorQuestions:
-    """Asks the allocator, one question at a time. Not thread-safe."""
+    """Runs one query of the allocator at a time. Not thread-safe."""
 
     def __init__(
         self, allocator: Allocator, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """
-        :param clock: measures questions, in seconds.
-        """
+        """:param clock: measures queries, in seconds."""
         self._allocator = allocator
         self._metrics = metrics
         self._clock = clock
@@ -54,9 +52,9 @@ class AllocatorQuestions:
         self, questions: Sequence[Question], verdicts: Verdicts, namespace: str
     ) -> float | None:
         """
-        Ask some of these questions; those that are left are planned again.
+        Run some of these queries. The rest are planned again.
 
-        Return how many seconds they took; None if the namespace had no turn.
+        Return how many seconds the queries took, or None if the namespace did not get a turn.
         """
         try:
             async with asyncio.timeout(WAIT_SECONDS) as limit, self._turns.turn(namespace):

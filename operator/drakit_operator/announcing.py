@@ -1,20 +1,22 @@
 """
 Announcements: when an object gets an Event, with which note, and how often.
 
-A sentence is announced once, and again only after half an hour (the API server deletes Events after
-an hour). If the sentence changes and not its reason, because holders of devices come and go, or an
-object returns to an earlier reason, the next follows after a pause that doubles each time.
-A cause that many objects share is announced once, about what they share, and once with the whole
-reason in each namespace (:mod:`.shared_causes`).
-A state that is normal for a while is announced only if it lasts.
-A remedy is searched only for an announcement that is due: another remedy alone is no news.
-The rate of all announcements is limited, here alone; an object that is due waits for its turn
-(:class:`drakit_daemon.rate_limiter.FairRateLimiter`).
+* A sentence is announced once, and again only after half an hour (the API server deletes Events
+  after an hour).
+* If the sentence changes but not its reason, the next Event follows after a pause that doubles each
+  time. Holders of devices may change, or an object returns to an earlier reason.
+* A cause that many objects share is announced once about the shared object, and once with the whole
+  reason in each namespace (:mod:`.shared_causes`).
+* A state that is normal for a short time is announced only if it lasts.
+* A remedy is searched for only if an announcement is due. A changed remedy does not cause an
+  announcement.
+* The rate of all announcements is limited only here. An object that is due waits for its turn
+  (:class:`drakit_daemon.rate_limiter.FairRateLimiter`).
 
-:func:`decide` is pure; :class:`Announcer` remembers; :class:`EventWriter` writes. Its recorder
-deduplicates across replicas and restarts.
+:func:`decide` is pure, :class:`Announcer` has the state, and :class:`EventWriter` writes. Its
+recorder deduplicates Events across replicas and restarts.
 
-It must not know the store, or how a reason is found.
+Does not depend on the store, or on the search for a reason.
 """
 
 from __future__ import annotations
@@ -40,29 +42,34 @@ logger = logging.getLogger(__name__)
 CONTROLLER = "drakit.dev/operator"
 
 NOTE_CHARACTERS = 300
-"""The longest note of an Event: people read it in a table. `kubectl drakit explain` has the rest.
+"""
+The length limit of an Event's note, which people read in a table. `kubectl drakit explain` shows
+the rest.
 
-The API server's limit is 1024 bytes, and a character of a name has one."""
+The API server's limit is 1024 bytes, and a character of a name takes one byte.
+"""
 
 BURST = 1_000
 """Events before their rate is limited: enough for the pods that wait for a missing driver."""
 
 PER_SECOND = 200.0
-"""Events per second after that. For 10,000 waiting pods, the operator needs 45 seconds."""
+"""Events per second after the burst. For 10,000 waiting pods, the operator needs 45 seconds."""
 
 SAME_SECONDS = 0.1
-"""Objects that are first seen within this time share one number: a list has 100,000 of them."""
+"""Objects that are first seen within this time share one number, because a list can have 100,000
+objects."""
 
 SETTLE_SECONDS = 30.0
-"""An object known for this long is settled: controllers and kubelet have had time to act."""
+"""The age at which an object is settled: controllers and the kubelet have had time to act."""
 
 MAX_CHANGES = 16
-"""Doublings of a pause that are counted: any limit above the longest pause will do."""
+"""The limit of counted doublings of a pause. It only has to exceed the longest pause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announcement:
-    """The Event that an object must get: one reason in one sentence, and the number of others."""
+    """The Event that an object must get: one reason as a sentence, and the number of other
+    reasons."""
 
     code: Code
     note: str
@@ -71,21 +78,21 @@ class Announcement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Announced:
-    """The last Event of an object, or about what it shares with others, and what came before."""
+    """The last Event of an object, or about its shared cause, and the history before it."""
 
     code: Code
     note: str
-    """Without a remedy."""
+    """The note without a remedy."""
 
     at: float
     shared: bool = False
-    """The Event is about what it shares with others: no sentence about the object is news."""
+    """The Event is about a shared cause, so no Event was about the object itself."""
 
     earlier: frozenset[Code] = frozenset()
-    """The reasons of Events before it."""
+    """The reasons of earlier Events."""
 
     changes: int = 0
-    """Events in a row that had another sentence, or an earlier reason again."""
+    """The number of successive Events with another sentence, or with a repeated reason."""
 
     def is_repeated_by(self, wanted: Announcement) -> bool:
         return self.code == wanted.code and (self.shared or self.note == wanted.note)
@@ -94,7 +101,7 @@ class Announced:
         return code == self.code or code in self.earlier
 
     def pause_seconds(self, wanted: Announcement, timing: Events) -> float:
-        """Return the pause before an Event with a reason that is known."""
+        """Return the pause before an Event with a known reason."""
         if self.is_repeated_by(wanted):
             return timing.repeat_pause
         return min(timing.change_pause * 2.0**self.changes, timing.repeat_pause)
@@ -103,19 +110,20 @@ class Announced:
 def remembered(
     last: Announced | None, wanted: Announcement, *, at: float, shared: bool = False
 ) -> Announced:
-    """Return what is remembered of an object after an Event."""
+    """Return the state of an object after an Event."""
     now = Announced(code=wanted.code, note=wanted.note, at=at, shared=shared)
     if last is None:
         return now
-    # One that repeats is stable again; a new reason is news, but ends no flapping.
+    # A repeated Event means that the object is stable again. A new reason is announced, but does
+    # not end the flapping.
     changes = 0 if last.is_repeated_by(wanted) else last.changes + last.is_known(wanted.code)
     earlier = (last.earlier | {last.code}) - {wanted.code}
     return replace(now, earlier=earlier, changes=min(changes, MAX_CHANGES))
 
 
 def summarize(reasons: Sequence[Reason]) -> Announcement | None:
-    """Return the Event of an object's first reason, whose note is compared with that of the last
-    Event; None without a reason."""
+    """Return the Event for an object's first reason. Its note is compared with that of the last
+    Event. Return None without a reason."""
     if not reasons:
         return None
     first = reasons[0]
@@ -124,7 +132,7 @@ def summarize(reasons: Sequence[Reason]) -> Announcement | None:
 
 
 _COMPARED = 1024
-"""Characters of a reason that are compared."""
+"""The number of characters of a reason that are compared."""
 
 
 def _more(reasons: Sequence[Reason]) -> str:
@@ -133,9 +141,9 @@ def _more(reasons: Sequence[Reason]) -> str:
 
 
 def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
-    """Return the first reason and the remedy if there is room; further reasons are counted."""
+    """Return the first reason, and the remedy if there is room. Other reasons are only counted."""
     more = _more(reasons)
-    # As the API server gets it: an escaped line break is longer.
+    # Escape first, as the API server gets the note: an escaped line break is longer.
     text = escaped(reasons[0].sentence if remedy else reasons[0].text)
     remedy = escaped(remedy)
     # One of several remedies is enough, and the Event is in the namespace of its object.
@@ -148,7 +156,7 @@ def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
         if len(note) <= NOTE_CHARACTERS:
             return note
     first, *others = short.split("; ")
-    # A reason without clauses of its own on what to do needs the remedy most.
+    # A reason without clauses about a remedy needs the remedy most.
     wanted = [*others, first_remedy] if others else [first_remedy]
     room = NOTE_CHARACTERS - len(more)
     if not others and first_remedy and len(first_remedy) <= NOTE_CHARACTERS // 2:
@@ -161,19 +169,20 @@ def _note(reasons: Sequence[Reason], remedy: str = "") -> str:
 
 
 def _without_namespace(text: str, namespace: str) -> str:
-    """Leave the namespace out of names; an object without one may be told about paths."""
+    """Remove the namespace from names. Without a namespace, keep names as they are, because the
+    text may contain paths."""
     return text.replace(f" {namespace}/", " ") if namespace else text
 
 
 _SUBJECT = re.compile(r"^pod \S+ waits: ")
-"""The beginning of a reason that repeats what the Event is about."""
+"""The start of a reason that repeats the object of the Event."""
 
 _MIN_DETAIL = 40
-"""Characters of a detail in parentheses that a long text leaves out."""
+"""The minimum length of a detail in parentheses that is removed from a long text."""
 
 
 def _without_details(text: str) -> str:
-    """Remove long parentheses, with those in them."""
+    """Remove long parentheses, including nested ones."""
     parts: list[str] = []
     depth, start = 0, 0
     for index, each in enumerate(text):
@@ -206,8 +215,8 @@ def decide(
     once: bool = False,
 ) -> tuple[bool, float | None]:
     """
-    Decide whether an object gets an Event now, and in how many seconds to check again (None: after
-    a change).
+    Decide whether an object gets an Event now, and after how many seconds to check again. None
+    means only after a change.
 
     :param once: one Event for each reason is enough, because the object does not change.
     """
@@ -224,22 +233,23 @@ def decide(
 
 
 class NotWrittenError(Exception):
-    """An announcement was not written; the text is the reason. The caller must retry."""
+    """An announcement was not written. The message is the reason. The caller must retry."""
 
     def __init__(self, why: str, *, refused: bool = False) -> None:
         """
-        :param refused: the API server does not accept it, such as a quota or webhook.
+        :param refused: the API server rejects it, for example because of a quota or a webhook.
         """
         super().__init__(why)
         self.refused = refused
 
 
 Recorder = Callable[[Announcement], Awaitable[bool]]
-"""Writes an announcement, or raises NotWrittenError. Returns False if nobody could read it."""
+"""Writes an announcement, or raises NotWrittenError. Returns False if nobody could read the
+Event."""
 
 
 class Announcer:
-    """Remembers, by UID, the age and the last Event of each object. Not for threads."""
+    """Stores, by UID, the age and the last Event of each object. Not thread-safe."""
 
     def __init__(self, recorder: Recorder, *, timing: Events, metrics: Metrics) -> None:
         self._recorder = recorder
@@ -249,13 +259,13 @@ class Announcer:
         self._seen_at = float("-inf")
         self._announced: dict[str, Announced] = {}
         self._flapping: dict[str, Code] = {}
-        """The reason that an object has returned to, while its Event is withheld."""
+        """The reason to which an object has returned, while its Event is withheld."""
 
         self._causes = SharedCauses(
             change_seconds=timing.change_pause, repeat_seconds=timing.repeat_pause
         )
         self._transient: dict[str, dict[str, float]] = {}
-        """The transient states of an object, and since when each has been found."""
+        """The transient states of an object, and the time since which each has been found."""
 
         self._turns = FairRateLimiter(burst=BURST, per_second=PER_SECOND)
 
@@ -267,14 +277,14 @@ class Announcer:
         self._since.setdefault(uid, self._seen_at)
 
     def forget(self, uid: str) -> None:
-        """The object is gone, or is no longer of interest."""
+        """Drop the state of an object that is gone, or no longer of interest."""
         self._causes.leave(uid, now=asyncio.get_running_loop().time())
         self._turns.leave(uid)
         for each in (self._since, self._announced, self._transient, self._flapping):
             each.pop(uid, None)
 
     def unsettled_seconds(self, uid: str) -> float:
-        """Return in how many seconds an object is settled; 0 if it is."""
+        """Return after how many seconds an object is settled. 0 if it is settled already."""
         now = asyncio.get_running_loop().time()
         return max(0.0, self._since.setdefault(uid, now) + SETTLE_SECONDS - now)
 
@@ -288,19 +298,19 @@ class Announcer:
         as_old_as: str = "",
     ) -> float | None:
         """
-        Announce the reasons if they are due; return in how many seconds to check again.
+        Announce the reasons if they are due. Return after how many seconds to check again.
 
         :param wake: called when an object that waits for its turn must be checked again.
         :param as_old_as: the UID of an object with the age of this one, if it is not known.
 
-        It does not suspend before it knows the remedy, which so comes from the facts that gave the
-        reasons. Raises :class:`.NotAnsweredError` if the allocator must be asked for a remedy.
+        Does not suspend before the remedy is found, so the remedy comes from the same facts as the
+        reasons. Raises :class:`.NotAnsweredError` if the allocator must be queried for a remedy.
         """
         now = asyncio.get_running_loop().time()
         lasting, wait_seconds = self._lasting(uid, reasons, now)
         wanted = summarize(lasting)
         if wanted is None:
-            # The last Event is remembered: a reason that flaps is announced once.
+            # Keep the last Event, so that a reason that flaps is announced once.
             self._causes.leave(uid, now=now)
             self._turns.leave(uid)
             return wait_seconds
@@ -360,7 +370,7 @@ class Announcer:
             self._causes.announced(uid)
 
     async def _announce_shared(self, uid: str, wanted: Announcement, now: float) -> float:
-        """Write the Event about a cause; return when to check again."""
+        """Write the Event about a cause. Return when to check again."""
         self._turns.use(uid)
         try:
             with self._causes.announcing(uid, now=now) as group:
@@ -373,7 +383,7 @@ class Announcer:
         return PAUSE_SECONDS  # its own Event follows
 
     def _cover(self, uid: str, wanted: Announcement, now: float) -> None:
-        """The Events of others replace the one of an object."""
+        """Mark an object as covered: the Events of others replace its own."""
         last = self._announced.get(uid)
         if last is None or not last.is_repeated_by(wanted):
             self._metrics.suppressed_events.labels("shared").inc()
@@ -391,7 +401,8 @@ class Announcer:
     def _lasting(
         self, uid: str, reasons: Sequence[Reason], now: float
     ) -> tuple[list[Reason], float | None]:
-        """Return the reasons that lasted, and in how many seconds the next one has lasted."""
+        """Return the reasons that have lasted, and after how many seconds the next one will
+        have."""
         before = self._transient.pop(uid, {})
         usual = self._timing.patience
         patience = {
@@ -411,7 +422,7 @@ class Announcer:
     def _remember(
         self, uid: str, wanted: Announcement, now: float, *, shared: bool = False
     ) -> None:
-        if uid not in self._since:  # it was deleted meanwhile, and this entry would stay
+        if uid not in self._since:  # it was deleted in the meantime, and this entry would stay
             return
         self._flapping.pop(uid, None)
         last = self._announced.get(uid)
@@ -441,12 +452,12 @@ class EventWriter:
             session,
             controller=CONTROLLER,
             instance=instance,
-            timings=EventTimings(count_seconds=0),  # the announcer has paused already
+            timings=EventTimings(count_seconds=0),  # the announcer has already paused
         )
         self._may_write = may_write
 
     async def __call__(self, announcement: Announcement) -> bool:
-        """Write it, or increase the count of its Event. Raises NotWrittenError."""
+        """Write an Event, or increase its count. Raises NotWrittenError."""
         if not self._may_write():
             raise NotWrittenError("this replica no longer leads")
         try:

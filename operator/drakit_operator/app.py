@@ -2,13 +2,16 @@
 The composition root: starts and stops the parts, in order.
 
 Start: session, probes, election; on the leader, sources and Kopf, then the workers. Stop (SIGTERM):
-the leader's work, then the Lease is released, so that the next replica need not wait for its end.
-The election's thread serves the probes. Their answers are facts that the main loop updates, so that
-a probe does not wait for the work on a tenant's object; a main loop that hangs is a fact, too.
-A leader leads once: a part that ends, or a Lease that may be lost, ends the process. The kubelet
-restarts the container.
+first the leader's work ends, then the Lease is released, so that the next replica need not wait
+until it expires.
 
-It must not know the problems of pods and claims.
+The thread of the election serves the probes. The main loop updates their results, so that a probe
+does not wait for the work on a tenant's object. The thread also detects a main loop that hangs.
+
+A replica is the leader at most once: if a part ends, or the Lease may be lost, the process exits.
+The kubelet restarts the container.
+
+Does not depend on the problems of pods and claims.
 """
 
 from __future__ import annotations
@@ -73,40 +76,41 @@ logger = logging.getLogger(__name__)
 USER_AGENT = "drakit-operator"
 
 SILENT_LIMIT_SECONDS = 35.0
-"""A replica that gets no answer about the Lease for this long is not ready; retries come on top."""
+"""A replica is not ready if it has received no response about the Lease for this long. Retries come
+on top."""
 
 STOP_SECONDS = 4.0
-"""Longest stop of the leader's work: Kopf's end (2 s), and a margin."""
+"""The time limit for stopping the leader's work: Kopf's stop (2 s), and a margin."""
 
 RETRY_LIMIT_SECONDS = 30.0
-"""Longest pause between two attempts to write an Event."""
+"""The longest pause between two attempts to write an Event."""
 
 HEALTH_SECONDS = 1.0
-"""Pause between two updates of what probes answer."""
+"""The interval at which the results of the probes are updated."""
 
 HANGING_LIMIT_SECONDS = 60.0
-"""Longest time without an update, which the main loop makes: one object takes seconds."""
+"""The longest time between two updates by the main loop, because one object can take seconds."""
 
 MEASURE_SECONDS = 1.0
-"""Longest wait of the metrics for the main loop; afterwards some gauges are not up to date."""
+"""The longest time that a scrape waits for the main loop. After that, some gauges are outdated."""
 
 LOADS_SECONDS = 10.0
-"""Longest wait for what pods leave of nodes; without it, some pods get no Event."""
+"""The longest wait for the free resources of nodes. Without them, some pods get no Event."""
 
 STALLED_LIMIT_SECONDS = 300.0
-"""Longest time without progress of the queue; a temporarily unavailable API server must not count
-as a hang."""
+"""The longest time without progress of the queue. If the API server is temporarily unavailable, the
+queue must not be treated as hanging."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Health:
-    """What probes answer: immutable, because another thread reads it."""
+    """The results of the probes. Immutable, because another thread reads them."""
 
     at: float
-    """When it was updated (``time.monotonic``)."""
+    """The time of the update (``time.monotonic``)."""
 
     liveness_problem: str | None = None
-    """The reason to restart the process. A replica that does not lead is healthy."""
+    """The reason to restart the process. A replica that is not the leader is healthy."""
 
     readiness_problem: str | None = None
     """The reason why the leader cannot do its work."""
@@ -125,8 +129,8 @@ class App:
         selectors: Selectors,
     ) -> None:
         """
-        :param name: of this replica, which differs from those of the others.
-        :param namespace: that of the Lease.
+        :param name: the name of this replica, which differs from those of the other replicas.
+        :param namespace: the namespace of the Lease.
         """
         self._config = config
         self._kubeconfig = kubeconfig
@@ -145,11 +149,11 @@ class App:
             config.election,
             namespace=namespace,
             identity=name,
-            beside=self._serve_probes,
+            companion=self._serve_probes,
         )
 
     async def run(self) -> None:
-        """Run until stopped; raises what ended the replica otherwise."""
+        """Run until stopped. Raise any other reason for the end of the replica."""
         self._loop = asyncio.get_running_loop()
         self._handle_signals()
         async with await self._connect() as session:
@@ -219,7 +223,7 @@ class App:
         await self._leader.run()
 
     async def _connect(self) -> Session:
-        """Open a session in the running loop: the main one, or the election's."""
+        """Open a session in the running loop, which is the main loop or that of the election."""
         return await connect(self._kubeconfig, user_agent=USER_AGENT)
 
     async def _follow_health(self) -> None:
@@ -231,10 +235,10 @@ class App:
             )
             await asyncio.sleep(HEALTH_SECONDS)
 
-    # ------------------------------------------------------------ in the admission's thread
+    # ------------------------------------------------------------ in the thread of the webhook
 
     async def _warn(self, template: Object) -> list[str]:
-        """Return why claims of a template can never be allocated; only the leader knows."""
+        """Return why claims of a template can never be allocated. Only the leader knows that."""
         if self._leader is None:
             return []
         try:
@@ -244,7 +248,7 @@ class App:
         found = self._leader.reconciler.never_allocated(facts)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(found, self._loop))
 
-    # ------------------------------------------------------------ in the election's thread
+    # ------------------------------------------------------------ in the thread of the election
 
     @contextlib.asynccontextmanager
     async def _serve_probes(self) -> AsyncGenerator[None]:
@@ -259,7 +263,7 @@ class App:
         return self._with_hang(self._health.liveness_problem)
 
     async def readiness_problems(self) -> Sequence[str]:
-        """Return the reasons why this replica could not lead."""
+        """Return the reasons why this replica could not be the leader."""
         limit_seconds = SILENT_LIMIT_SECONDS + self._config.election.retry_period
         if self._leadership.silent_seconds() > limit_seconds:
             return ["the API server does not answer"]
@@ -273,7 +277,7 @@ class App:
         return [problem] if problem else []
 
     async def measure(self) -> None:
-        """Update the leader's gauges; all others are always up to date."""
+        """Update the leader's gauges. All others are always up to date."""
         measured = asyncio.run_coroutine_threadsafe(self._measure(), self._loop)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MEASURE_SECONDS):
@@ -384,16 +388,17 @@ class _Leader:
         self._store.world.loads = self._loads.loads
 
     def _rules_version(self) -> str:
-        """Return the ``apiVersion`` of DeviceTaintRules; empty if the cluster has none."""
+        """Return the ``apiVersion`` of DeviceTaintRules. Empty if the cluster does not serve
+        them."""
         return "" if self.sources.is_absent(RULES) else self.sources.version_of(RULES)
 
     def _working_rules_version(self) -> str:
-        """Return the same, but empty if the scheduler ignores them: up to 1.36, an API server can
-        serve them without their feature gate."""
+        """Return the same, but empty if the scheduler ignores DeviceTaintRules: up to 1.36, an API
+        server can serve them without their feature gate."""
         return self._rules_version() if self._rules_work else ""
 
     async def run(self) -> None:
-        """Watch and reconcile until canceled; raises what ended a part."""
+        """Watch and reconcile until canceled. Raise the error that ended a part."""
         self._metrics.leader.set(1)
         self._metrics.queue_depth.set_function(lambda: len(self._queue))
         parts: dict[str, Callable[[], Awaitable[None]]] = {
@@ -421,7 +426,7 @@ class _Leader:
         return None
 
     def readiness_problem(self) -> str | None:
-        """Return what keeps the leader from its work."""
+        """Return the reason why the leader cannot do its work."""
         controllers = (self.sources, self._policies, self._maintenances, self._drivers)
         return next(filter(None, (each.problem() for each in controllers)), None)
 
@@ -452,8 +457,8 @@ class _Leader:
         self.reconciler.check(self._concerns[kind][0], name, seconds)
 
     async def _follow_cluster(self) -> None:
-        """Read the release and the feature gates again and again, and check the pods that wait: an
-        upgrade of the cluster can change the scheduler's rules while we lead."""
+        """Read the version and the feature gates periodically, and check the waiting pods: an
+        upgrade of the cluster can change the scheduler's rules while this replica is the leader."""
         while True:
             await asyncio.gather(self._read_release(), self._read_gates())
             await asyncio.sleep(self._config.resync_period)

@@ -1,18 +1,19 @@
 """
-The budgets of the store: how many bytes of content the pods, claims and templates of all namespaces
-may have together, and the slices and reports of each node.
+The memory limits of the store: for the content of the pods, claims and templates of all namespaces
+together, and for the slices and reports of each node.
 
-Content is what their authors can make large: the requests of claims and templates, and the rules of
-pods for nodes. Each object has a limit of its own (:mod:`drakit_explain.projection`), but tenants
-can create thousands. Equal contents of a namespace count once and are one object in memory, so a
-Deployment of any size costs what one of its pods costs.
+Content is the part of an object that its author can make large: the requests of claims and
+templates, and the scheduling rules of pods. Each object has its own limit
+(:mod:`drakit_explain.projection`), but tenants can create thousands of objects. Equal contents of a
+namespace are counted once and are one object in memory, so a Deployment of any size costs as much
+as one of its pods.
 
-All namespaces have one sum. When it is full, the namespaces with most content lose theirs first,
-the newest before the oldest. An object that has lost its content is known without it, and every
-answer about it is undecided, until it changes or all objects of its kind are listed again;
-:meth:`ContentBudgets.take_room` returns when that helps.
+All namespaces share one limit. When it is reached, the namespaces with the most content lose theirs
+first, the newest content before the oldest. An object that has lost its content stays in the store
+without it. Every result about the object is undecided, until it changes or all objects of its kind
+are listed again. :meth:`ContentBudgets.take_room` returns when that helps.
 
-Does not depend on queues, Events, or how content is evaluated.
+Does not depend on queues, Events, or the evaluation of content.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ from drakit_explain.world import Fact
 logger = logging.getLogger(__name__)
 
 STORE_BYTES = 64 * 2**20
-"""Bytes in memory of the different contents of all namespaces: 30,000 claims that differ from each
-other."""
+"""Bytes in memory of the distinct contents of all namespaces: about 30,000 claims that all
+differ."""
 
 NODE_BYTES = 4 * 2**20
 """Bytes in memory of the slices and reports of one node: 2,000 devices that differ in everything,
 or 10,000 that are alike."""
 
 ROOM = 16
-"""A sixteenth of all content is dropped at once, so that objects are not searched for each new one.
+"""A sixteenth of all content is dropped at once, so that there is no search for each new object.
 Lost content is listed again when there is twice as much room."""
 
 MAX_REPORTED = 1000
-"""Namespaces that the log names."""
+"""The number of namespaces that the log names."""
 
 AnyFact = TypeVar("AnyFact", bound=Fact)
 _WithContent = PodFacts | ClaimFacts | TemplateFacts
@@ -67,12 +68,12 @@ _FIELDS: Mapping[type[Fact], Sequence[str]] = {
 
 @dataclass(slots=True, eq=False)
 class _Content:
-    """What equal objects of a kind and namespace share."""
+    """The content that equal objects of a kind and namespace share."""
 
     namespace: str
     key: tuple[Any, ...]
-    """The type of the objects, and the values of their fields with content: all of them share these
-    values."""
+    """The type of the objects, and the values of their fields with content. All of the objects
+    share these values."""
 
     size_bytes: int
     users: int = 0
@@ -86,7 +87,7 @@ class _Content:
 @dataclass(slots=True, eq=False)
 class _Namespace:
     contents: dict[Hashable, _Content] = field(default_factory=dict[Hashable, _Content])
-    """In the order in which they came."""
+    """The contents in the order in which they were added."""
 
     used_bytes: int = 0
 
@@ -99,10 +100,10 @@ class ContentBudgets:
         self._used_bytes = 0
         self._namespaces: dict[str, _Namespace] = {}
         self._uses: dict[str, _Content] = {}
-        """By the UID of the object."""
+        """The contents by the UIDs of the objects that use them."""
 
         self._refused: set[type[Fact]] = set()
-        """Kinds of which objects have lost their content since they were last listed."""
+        """Kinds with objects that have lost their content since they were last listed."""
 
         self._lost: dict[str, type[Fact]] = {}
         """The UIDs of objects that have lost their content after they were admitted."""
@@ -112,7 +113,7 @@ class ContentBudgets:
         """How often objects have lost the content with which they were admitted."""
 
     def admit(self, fact: AnyFact) -> AnyFact:
-        """Return an object as it is to be kept: with its content, or without it."""
+        """Return an object in the form in which it is stored: with or without its content."""
         if not isinstance(fact, PodFacts | ClaimFacts | TemplateFacts):
             return fact
         fields = _FIELDS[type(fact)]
@@ -139,11 +140,12 @@ class ContentBudgets:
         return replace(fact, **dict(zip(fields, used.key[1:], strict=True)))
 
     def without_lost(self, fact: AnyFact) -> AnyFact:
-        """Return an admitted object as it is to be stored now: it may have lost its content."""
+        """Return an admitted object in the form in which it is stored now: it may have lost its
+        content."""
         return self._stripped(fact) if fact.uid in self._lost else fact
 
     def release(self, uid: str) -> None:
-        """Return what an object uses: it is gone, or does not have content."""
+        """Free the content of an object that is gone, or that no longer has content."""
         self._lost.pop(uid, None)
         content = self._uses.pop(uid, None)
         if content is None:
@@ -153,14 +155,14 @@ class ContentBudgets:
             self._drop(content)
 
     def retain(self, kind: type[Fact], uids: Collection[str]) -> None:
-        """Return what the objects of a kind use, except for these."""
+        """Free the content of all objects of a kind, except for these."""
         kinds = {uid: content.kind for uid, content in self._uses.items()} | self._lost
         for uid, each in kinds.items():
             if each is kind and uid not in uids:
                 self.release(uid)
 
     def take_room(self, kind: type[Fact]) -> bool:
-        """Return whether there is room again for contents that were refused; True only once."""
+        """Return whether there is room again for rejected contents. Returns True only once."""
         room_bytes = self._limit_bytes - self._used_bytes
         if kind not in self._refused or room_bytes < 2 * self._limit_bytes // ROOM:
             return False
@@ -168,7 +170,7 @@ class ContentBudgets:
         return True
 
     def _has_room(self, content: _Content, used_bytes: int) -> bool:
-        """Return whether content fits, after namespaces with more than its own have lost some."""
+        """Return whether content fits, after namespaces with more content have lost some."""
         if self._used_bytes + content.size_bytes <= self._limit_bytes:
             return True
         used_before = self._used_bytes
@@ -200,7 +202,7 @@ class ContentBudgets:
             del self._namespaces[content.namespace]
 
     def _refuse(self, content: _Content) -> None:
-        """Record that a content is not kept, and report its namespace once."""
+        """Record that a content is not stored, and report its namespace once."""
         self._refused.add(content.kind)
         name = content.namespace
         if name not in self._reported and len(self._reported) < MAX_REPORTED:
@@ -236,8 +238,9 @@ class NodeBudgets:
     """
     The bytes of the slices and reports of each node. Not thread-safe.
 
-    Beyond the limit, a slice is known without its devices, and no answer that could depend on them
-    is certain; a report is known by its name. Others of the node change when these are gone.
+    Beyond the limit, a slice is stored without its devices, and results that could depend on them
+    are uncertain. A report is stored with only its name. When these objects are deleted, others of
+    the node may get their content back.
     """
 
     def __init__(self, *, limit_bytes: int = NODE_BYTES) -> None:
@@ -252,7 +255,7 @@ class NodeBudgets:
         self._with_room: set[type[Fact]] = set()
 
     def admit(self, fact: Fact) -> Fact:
-        """Return an object as it is to be kept: with its content, or without it."""
+        """Return an object in the form in which it is stored: with or without its content."""
         if not isinstance(fact, SliceFacts | ReportFacts):
             return fact
         node = fact.node if isinstance(fact, ReportFacts) else fact.place and fact.place.node
@@ -284,7 +287,7 @@ class NodeBudgets:
         return ReportFacts(name=name, uid=uid, node=node, driver=driver, policies_omitted=True)
 
     def release(self, uid: str) -> None:
-        """Return what an object uses: it is gone, or changes."""
+        """Free the bytes of an object that is gone, or that changes."""
         node, _, used_bytes = self._uses.pop(uid, ("", None, 0))
         if node:
             self._used[node] -= used_bytes
@@ -293,13 +296,13 @@ class NodeBudgets:
                 del self._used[node]
 
     def retain(self, kind: type[Fact], uids: Collection[str]) -> None:
-        """Return what the objects of a kind use, except for these."""
+        """Free the bytes of all objects of a kind, except for these."""
         for uid in [uid for uid, (_, each, _) in self._uses.items() if each is kind]:
             if uid not in uids:
                 self.release(uid)
 
     def take_room(self, kind: type[Fact]) -> bool:
-        """Return whether there may be room for content that was refused; True only once."""
+        """Return whether there may be room for rejected content. Returns True only once."""
         if kind not in self._with_room:
             return False
         self._with_room.discard(kind)
@@ -313,7 +316,7 @@ _PLAIN = frozenset((str, int, bool, type(None)))
 
 
 def _memory_bytes(content: object) -> int:
-    """Return how much memory plain data takes; what occurs twice counts once."""
+    """Return how much memory plain data takes. An object that occurs twice is counted once."""
     found: dict[int, int] = {}
     left = [content]
     while left:
@@ -326,7 +329,7 @@ def _memory_bytes(content: object) -> int:
             left += (getattr(each, name) for name in getattr(type(each), "__slots__", ()))
             continue
         values = cast("tuple[object, ...]", each)
-        if _PLAIN.issuperset(map(type, values)):  # as most are, and a loop takes longer
+        if _PLAIN.issuperset(map(type, values)):  # true for most, and a loop is slower
             found[key] += sum(map(getsizeof, set(values)))
         else:
             left += values

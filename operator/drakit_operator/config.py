@@ -1,10 +1,10 @@
 """
-The operator's settings: one frozen model, read once, unknown keys refused.
+The operator's settings: one frozen model, which is read once. Unknown keys are rejected.
 
 The docstrings below the fields are the manual: schema, chart values and docs come from them. Every
 setting has a default, so that no file is needed.
 
-It must not know what is done with a setting.
+Does not depend on the use of a setting.
 """
 
 from __future__ import annotations

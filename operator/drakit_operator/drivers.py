@@ -1,17 +1,18 @@
 """
-Reconciles DeviceDrivers: creates those of drivers that the cluster has, and writes their status.
+Reconciles DeviceDrivers: creates one for each driver in the cluster, and writes their status.
 
 All drivers are reconciled together, because their rows come from one pass over the facts of the
-cluster. A pass begins 5 s after the last one or later, and takes at most a part of the main loop's
-time. So the API server gets at most one update of a status in 5 s, and none while nothing changes.
+cluster. There are at least 5 s between two passes, and passes take at most a limited part of the
+main loop's time. Therefore, the API server gets at most one update of a status in 5 s, and none
+while nothing changes.
 
-A condition gets the status ``False`` when a problem has lasted, because updates of drivers and the
-end of pods cause problems for a moment. A problem that a new leader finds has lasted if its
-condition is already ``False``: the last leader has waited.
+A condition becomes ``False`` only if a problem lasts, because updates of drivers and terminating
+pods cause short problems. If the condition is already ``False`` when a new leader starts, the
+problem has lasted, because the previous leader has waited.
 
-An object that the operator created, and that nobody has specified, is deleted when the cluster has
-nothing else of the driver. The garbage collector deletes the DeviceTaintRules of an object with it.
-Does not depend on Kopf or queues.
+An object that the operator created, and whose spec nobody has set, is deleted if the cluster has
+nothing else of the driver. The garbage collector deletes its DeviceTaintRules, too. Does not depend
+on Kopf or queues.
 """
 
 from __future__ import annotations
@@ -55,34 +56,34 @@ from drakit_operator.statuses import Condition, Object, Status, changes, turned
 logger = logging.getLogger(__name__)
 
 PASS_SECONDS = 5.0
-"""Least time between two passes, and so between two writes of a status."""
+"""The minimum time between two passes, and therefore between two writes of a status."""
 
 SHARE = 20
-"""Passes take at most this part of the main loop's time: one in 20 seconds."""
+"""Passes take at most this part of the main loop's time: one twentieth."""
 
 LASTING_SECONDS = 30.0
-"""The time that a problem must last: the kubelet waits as long for a plugin that restarts."""
+"""How long a problem must last. The kubelet waits equally long for a plugin that restarts."""
 
 UNSEEN_SECONDS = 600.0
-"""The time after which the object of a driver is deleted of which the cluster has nothing."""
+"""The time after which the object of a driver is deleted if the cluster has nothing else of it."""
 
 REFUSED_SECONDS = 30.0
-"""Pause after a refusal: a webhook, quota or role may allow the write later."""
+"""The pause after a refusal: a webhook, quota or role may allow the write later."""
 
 ABSENT_SECONDS = 60.0
-"""Pause while the cluster does not serve DeviceDrivers."""
+"""The pause while the cluster does not serve DeviceDrivers."""
 
 MAX_TAINTED = 64
-"""Devices of a driver that are tainted at a time; each needs a DeviceTaintRule."""
+"""The limit of tainted devices per driver. Each needs a DeviceTaintRule."""
 
 LISTED = 20
-"""Nodes with a problem that the status lists."""
+"""The number of nodes with a problem that the status lists."""
 
 _MESSAGE = 1024
 _PATH = resource_path(crds.API_VERSION, crds.DRIVERS)
 
 TAINTED = "Tainted"
-"""The condition of drivers that ask for taints. It is True while there are any."""
+"""The condition of drivers whose devices may be tainted. It is True while there are taints."""
 
 _SETTLING = ("Settling", f"a problem is reported when it has lasted for {LASTING_SECONDS:g} s")
 _NO_EVIDENCE = (
@@ -94,10 +95,10 @@ _NO_EVIDENCE = (
 
 @dataclass(kw_only=True, slots=True)
 class _Memory:
-    """What the leader remembers of a driver; times are those of the clock."""
+    """The leader's state of a driver. Times are those of the clock."""
 
     since: dict[tuple[str, str], float] | None = None
-    """Since when each problem lasts, by condition and subject; None before the first pass."""
+    """Since when each problem lasts, by condition and subject. None before the first pass."""
 
     unavailable: dict[str, float] = field(default_factory=dict[str, float])
     """Since when the plugin is unavailable on each node, if its devices may be tainted."""
@@ -106,11 +107,12 @@ class _Memory:
     """When the DeviceTaintRule of each device was created."""
 
     unseen: float | None = None
-    """Since when the cluster has nothing of the driver but the object."""
+    """Since when the cluster has only the object of the driver."""
 
     refused_until: float = float("-inf")
     refusal: str = ""
-    """Until when nothing is written, and what the API server refuses."""
+    """The reason for which the API server refuses writes. `refused_until` is the end of the
+    pause."""
 
 
 class DriverController:
@@ -130,11 +132,11 @@ class DriverController:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        :param devices: returns the numbers of devices by state, of the drivers that are counted;
-            None before the first count.
-        :param is_current: returns whether the world has all objects, DeviceDrivers included.
-        :param rules_version: returns the ``apiVersion`` of DeviceTaintRules, empty if the cluster
-            has none; None if the operator must not write them.
+        :param devices: returns the numbers of devices by state, for each counted driver. None
+            before the first count.
+        :param is_current: returns whether the world has all objects, including DeviceDrivers.
+        :param rules_version: returns the ``apiVersion`` of DeviceTaintRules. Empty if the cluster
+            does not serve them. None if the operator must not write them.
         """
         self._session = session
         self._world = world
@@ -154,9 +156,9 @@ class DriverController:
 
     async def refresh(self, _: str) -> float | None:
         """
-        Reconcile all drivers; return in how many seconds to do it again.
+        Reconcile all drivers. Return after how many seconds to do it again.
 
-        :raises ApiError: the API server does not answer.
+        :raises ApiError: the API server does not respond.
         """
         if not self._is_current():
             return ABSENT_SECONDS
@@ -165,7 +167,7 @@ class DriverController:
         rows, seconds = await self._find()
         try:
             return await self._reconcile_all(rows)
-        finally:  # not from the begin: the writes of a pass take time
+        finally:  # not from the start, because the writes of a pass take time
             self._next = self._clock() + max(PASS_SECONDS, SHARE * seconds)
 
     async def _find(self) -> tuple[dict[str, DriverState], float]:
@@ -186,13 +188,13 @@ class DriverController:
         self._measure(rows.values())
         for row in rows.values():
             await asyncio.sleep(0)
-            if not self._is_current():  # objects may be missing that exist
+            if not self._is_current():  # objects may exist that are missing here
                 return PASS_SECONDS
             memory = self._memories[row.name]
             try:
                 await self._reconcile(row, memory, due, now)
             except (AlreadyExistsError, ConflictError, NotFoundError):
-                due.append(PASS_SECONDS)  # the store is behind: the watch reports it
+                due.append(PASS_SECONDS)  # the store is behind, and the watch reports it
             except ApiError as error:
                 if not error.is_refusal:
                     failed.append(error)
@@ -208,7 +210,7 @@ class DriverController:
     async def _reconcile(
         self, row: DriverState, memory: _Memory, due: list[float], now: float
     ) -> None:
-        """Reconcile one driver, and add in how many seconds something of it is due."""
+        """Reconcile one driver. Add the seconds after which something is due to `due`."""
         facts = self._world.of(DriverFacts).get(Name("", row.name))
         lasting = _lasting(row, facts, memory, due, now)
         if (rest := memory.refused_until - now) > 0:
@@ -238,8 +240,8 @@ class DriverController:
     async def _taint(
         self, row: DriverState, facts: DriverFacts, memory: _Memory, due: list[float], now: float
     ) -> list[Condition]:
-        """Taint the devices of a driver on nodes where its plugin is unavailable, and remove the
-        taints where it is available again. Return the condition, if the driver has one."""
+        """Taint the devices of a driver on nodes where its plugin is unavailable. Remove the taints
+        where it is available again. Return the condition, if the driver has one."""
         after = facts.taint_after_seconds
         nodes = row.unavailable if after is not None else ()
         memory.unavailable = {node: memory.unavailable.get(node, now) for node in nodes}
@@ -268,7 +270,7 @@ class DriverController:
         for node, since in sorted(memory.unavailable.items()):
             devices = self._devices_on(node, row.name)
             rest = since + (after or 0) - now
-            if rest <= 0 or any(each in held for each in devices):  # an earlier leader has waited
+            if rest <= 0 or any(each in held for each in devices):  # the previous leader has waited
                 wanted += devices
             else:
                 due.append(rest)
@@ -278,11 +280,11 @@ class DriverController:
         memory.tainted = {each: memory.tainted[each] for each in wanted if each in memory.tainted}
         path = resource_path(version, "devicetaintrules")
         try:
-            # First: a refused creation must not keep the taints of other nodes.
+            # Delete first, so that a refused creation does not keep the taints of other nodes.
             for device in held.keys() - set(wanted):
                 await self._session.delete(f"{path}/{held[device].name}", uid=held[device].uid)
             for device in (each for each in wanted if each not in held):
-                # Another client may have deleted it, and would delete it again.
+                # Another client may have deleted the rule, and would delete it again.
                 if (rest := memory.tainted.get(device, float("-inf")) + REFUSED_SECONDS - now) > 0:
                     due.append(rest)
                     continue
@@ -322,7 +324,7 @@ class DriverController:
         self._world.confirm(None, project_driver(await self._session.create(_PATH, body)))
 
     async def _write(self, facts: DriverFacts, wanted: Status, change: Object) -> None:
-        """Write a status, and an Event about each condition that turns."""
+        """Write a status, and an Event for each condition whose status changes."""
         body = {"metadata": {"uid": facts.uid}, "status": change}
         body = await self._session.patch(f"{_PATH}/{facts.name}/status", body)
         self._world.confirm(facts, project_driver(body))
@@ -333,7 +335,7 @@ class DriverController:
             if each.type == "Ready" or not (is_problem or known.get(each.type) == bad):
                 continue
             if each.reason == NOT_FOUND and facts.is_generated:
-                continue  # nobody has asked for a driver that is uninstalled
+                continue  # nobody uses a driver that is uninstalled
             await self._recorder.record(
                 facts.reference.body(),
                 reason=each.reason,
@@ -367,8 +369,8 @@ def _statuses(facts: DriverFacts | None) -> Mapping[str, str]:
 def _lasting(
     row: DriverState, facts: DriverFacts | None, memory: _Memory, due: list[float], now: float
 ) -> list[Problem]:
-    """Return the problems of a driver that have lasted, and add in how many seconds others will
-    have."""
+    """Return the problems of a driver that have lasted. Add the seconds until others will have to
+    `due`."""
     before, known, lasting = memory.since, _statuses(facts), list[Problem]()
     memory.since = {}
     for each in row.problems:
@@ -393,9 +395,9 @@ def status_of(
     """
     Return the status of a driver.
 
-    :param problems: those of the row that have lasted.
-    :param taints: the condition of its taints, if it asks for them.
-    :param devices: its devices by state; None if it has none, or they are not counted.
+    :param problems: the problems of the row that have lasted.
+    :param taints: the condition of its taints, if they are enabled.
+    :param devices: its devices by state. None without devices, or if they are not counted.
     """
     lasting, known = list(problems), _statuses(facts)
     conditions: list[Condition] = []

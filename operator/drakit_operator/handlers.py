@@ -1,12 +1,12 @@
 """
-The handlers of Kopf: one for the events of each kind, and those that reconcile drakit's kinds.
+The Kopf handlers: one for the events of each kind, and those that reconcile drakit's kinds.
 
-Kopf runs on the leader, in the main loop. A handler of events puts one fact into the store, and the
-queue decides what follows for other objects; Kopf has no such thing. Handlers of kinds of drakit
-reconcile one object, with a status of Kopf's in ``status.kopf``. Nothing has a finalizer: the
-garbage collector deletes what a policy or maintenance owns.
+Kopf runs on the leader, in the main loop. An event handler updates one fact in the store, and the
+queue finds the effects on other objects, which Kopf does not do. Handlers of drakit's kinds
+reconcile one object, and Kopf stores its progress in ``status.kopf``. No object gets a finalizer:
+the garbage collector deletes the objects that a policy or maintenance owns.
 
-It must not know what is reconciled, or how the cluster is followed.
+Does not depend on the reconciled objects, or on the way in which the cluster is followed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from drakit_operator.kopf_import import Resource, kopf, run
 from drakit_operator.sources import Event, Sources
 
 WORKERS_STOP_SECONDS = 1.0
-"""The part of the wait for Kopf's end in which its workers may end what they do."""
+"""The part of the wait for Kopf's stop in which its workers may finish."""
 
 IDLE_SECONDS = 0.2
-"""Time without events after which Kopf ends the worker of an object; it starts another one for the
-next event. By default, Kopf waits 5 s, with a task and a queue for each object that has changed."""
+"""The time without events after which Kopf ends the worker of an object. It starts another one for
+the next event. By default, Kopf waits 5 s, with a task and a queue for each object that has
+changed."""
 
 RETRY_SECONDS = 5.0
-"""Pause before a handler that failed is called again."""
+"""The pause before a failed handler is called again."""
 
 RESOURCES = {
     Resource(
@@ -42,26 +43,26 @@ RESOURCES = {
     ): kind
     for kind in KINDS
 }
-"""The kinds by the words of Kopf; the version is that of the handlers, not of the cluster."""
+"""The kinds in the form that Kopf uses. The version is that of the handlers, not of the cluster."""
 
 
 class Controller(Protocol):
-    """Reconciles the objects of a kind of drakit."""
+    """Reconciles the objects of one of drakit's kinds."""
 
     async def refresh(
         self, name: str, *, write: Callable[[dict[str, Any]], None] | None = None
     ) -> float | None:
         """
-        Reconcile an object; return in how many seconds to do it again.
+        Reconcile an object. Return after how many seconds to do it again.
 
-        :param write: takes what must change in the status.
-        :raises ApiError: the API server does not answer.
+        :param write: receives the changes of the status.
+        :raises ApiError: the API server does not respond.
         """
         ...
 
 
 class Handlers:
-    """Serves all kinds with Kopf while this replica leads."""
+    """Serves all kinds with Kopf while this replica is the leader."""
 
     def __init__(
         self,
@@ -73,10 +74,11 @@ class Handlers:
         on_started: Callable[[], None],
     ) -> None:
         """
-        :param session: of Kopf alone, because Kopf closes its HTTP client. The caller closes it.
-        :param controllers: by kind, those whose objects are reconciled.
-        :param check: reconciles an object again, in some seconds.
-        :param on_started: called when Kopf has started, and has replaced the handlers of signals.
+        :param session: used only by Kopf, because Kopf closes its HTTP client. The caller closes
+            it.
+        :param controllers: the controllers of the kinds that are reconciled.
+        :param check: reconciles an object again after some seconds.
+        :param on_started: called when Kopf has started, and has replaced the signal handlers.
         """
         self._session = session
         self._sources = sources
@@ -86,11 +88,11 @@ class Handlers:
         self.resources = [of for of, kind in RESOURCES.items() if kind in sources.kinds]
 
     async def run(self) -> None:
-        """Serve all kinds until canceled; raises what ended Kopf."""
+        """Serve all kinds until canceled. Raise the error that ended Kopf."""
         await run(self, self.registry(), on_started=self._on_started)
 
     async def events(self, resource: Resource) -> AsyncGenerator[Event]:
-        """Yield the events of a kind without end."""
+        """Yield the events of a kind endlessly."""
         while True:
             yield await self._sources.next_event(RESOURCES[resource])
 
@@ -109,8 +111,8 @@ class Handlers:
         return registry
 
     async def _configure(self, settings: kopf.OperatorSettings, **_: Any) -> None:
-        # Nothing of ours has a finalizer. Kopf would remove its own from the objects of another
-        # operator made with Kopf.
+        # Our objects have no finalizers. Kopf would remove its own finalizer from the objects of
+        # another Kopf operator.
         settings.persistence.finalizer = "drakit.dev/never-set"
         settings.persistence.progress_storage = kopf.StatusProgressStorage()
         settings.persistence.diffbase_storage = kopf.StatusDiffBaseStorage()
@@ -124,11 +126,11 @@ class Handlers:
         settings.process.ultimate_exiting_timeout = None
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
-        # The session puts the current token into each request.
+        # The session adds the current token to each request.
         return kopf.AiohttpSession(server=self._session.server, aiohttp_session=self._session.http)
 
     async def _seen(self, *, event: Any, resource: Any, **_: Any) -> None:
-        """Put the fact of an object into the store, or take it out."""
+        """Put the fact of an object into the store, or remove it."""
         self._sources.handle(RESOURCES[resource], event)
 
     async def _reconcile(
@@ -146,6 +148,6 @@ class Handlers:
                 again = await self._controllers[kind].refresh(name, write=patch.status.update)
             except ApiError as error:
                 raise kopf.TemporaryError(str(error), delay=RETRY_SECONDS) from error
-        # If not everything is listed yet, the queue waits for it; for a temporary error, Kopf would
-        # write the status of each object twice at each start. And Kopf's write may be refused.
+        # If not everything is listed yet, the queue waits for it. With a temporary error, Kopf
+        # would write the status of each object twice at each start, and its write may be rejected.
         self._check(kind, name, RETRY_SECONDS if again is None else again)

@@ -2,10 +2,10 @@
 The kinds that the operator follows: whether the API server serves them, in which version, and
 whether the operator may list and watch them.
 
-These questions are repeated, so that an upgrade of the control plane and a change of permissions
-need no restart.
+These checks are repeated, so that no restart is needed after an upgrade of the control plane or a
+change of permissions.
 
-It must not know the store, or what is explained without a kind.
+Does not depend on the store, or on the effects of a missing kind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SELECTED: Mapping[Kind, Mapping[str, str]] = {PODS: {"fieldSelector": "status.ph
 """The parameters of lists and watches. A pod that stops pending leaves the watch as a deletion."""
 
 OnSkipped = Callable[[Kind, Mapping[str, Any], str], None]
-"""Takes the kind and the metadata of an object that cannot be read, and the reason."""
+"""Receives the kind and the metadata of an object that cannot be read, and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,8 @@ class Served:
         return resource_path(f"{group}/{self.version}" if group else self.version, self.kind.plural)
 
     def read(self, body: Object, *, on_skipped: OnSkipped) -> Fact:
-        """Project an object; of one with a shape that this version does not know, its name."""
+        """Project an object. If this version does not know the object's form, return only its
+        name."""
         try:
             return self.kind.project(body, self.version)
         except UNREADABLE as error:
@@ -70,11 +71,11 @@ VERBS = ("list", "watch")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Absence:
-    """Why a kind is left out."""
+    """The reason why a kind is left out."""
 
     reason: str
     forbidden: bool
-    """Objects of the kind may exist. Otherwise the cluster does not have the kind at all."""
+    """Whether objects of the kind may exist. If not, the cluster does not have the kind at all."""
 
 
 async def find(client: Session, kind: Kind) -> Served | Absence:
@@ -103,7 +104,7 @@ async def find(client: Session, kind: Kind) -> Served | Absence:
 
 
 async def _may(client: Session, verb: str, kind: Kind) -> bool:
-    """Ask for a permission; without an answer about it, the list decides."""
+    """Request a review of a permission. If there is no result, the list decides."""
     attributes = {"verb": verb, "group": kind.group, "resource": kind.plural}
     review = {
         "apiVersion": "authorization.k8s.io/v1",

@@ -1,16 +1,16 @@
 """
-The only module that imports Kopf: without the client libraries that Kopf would import, and with a
-source of ours in place of its discovery and its watch.
+The only module that imports Kopf: without the client libraries that Kopf would import, and with our
+source instead of its discovery and its watch.
 
-``import kopf`` imports kubernetes-asyncio, kubernetes and pykube if they are merely installed, to
-offer their logins (Kopf 1.45): 40 MiB that are never used, because Kopf gets our own session.
+``import kopf`` imports kubernetes-asyncio, kubernetes and pykube if they are installed, to offer
+their logins (Kopf 1.45). That takes 40 MiB that are never used, because Kopf gets our session.
 
-Kopf's watch does not wait for handlers, so that its backlog has no bound (18 KiB an object at the
-peak); it loses deletions between a watch and the next list; and an answer such as 401 or 404 ends
-the operator. Both functions could stay if Kopf took a source of events as ``spawn_tasks`` takes its
-memories.
+Kopf's watch has three problems. It does not wait for handlers, so its backlog is unbounded (18 KiB
+per object at the peak). It loses deletions between a watch and the next list. A response such as
+401 or 404 ends the operator. This replacement would be unnecessary if Kopf accepted a source of
+events, as ``spawn_tasks`` accepts its memories.
 
-It must not know what Kopf is used for.
+Does not depend on the use of Kopf.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from typing import Any, Protocol
 __all__ = ("Resource", "Source", "kopf", "run")
 
 STOP_SECONDS = 2.0
-"""Longest wait for Kopf's end."""
+"""The longest wait for Kopf's stop."""
 
 NOTIFY_SECONDS = 1.0
-"""Pause between two looks of Kopf at what must be watched."""
+"""The interval at which Kopf checks what to watch."""
 
 _UNWANTED = ("kubernetes_asyncio", "kubernetes", "pykube")
 
 
 @contextmanager
 def _hidden(*names: str) -> Generator[None]:
-    """Make imports of these packages fail within; what is already loaded stays loaded."""
+    """Make imports of these packages fail in the block. Packages that are already loaded stay
+    loaded."""
     loaded = {name: sys.modules[name] for name in names if name in sys.modules}
     sys.modules.update(dict.fromkeys(names, None))  # type: ignore[arg-type]
     try:
@@ -53,23 +54,23 @@ with _hidden(*_UNWANTED):
     from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory
 
 _NAMESPACES = Resource(group="", version="v1", plural="namespaces", preferred=True)
-"""Kopf does not start without it, although it serves all namespaces."""
+"""Kopf does not start without namespaces, although it serves all of them."""
 
 
 class Source(Protocol):
-    """Where Kopf's events come from."""
+    """The source of Kopf's events."""
 
     @property
     def resources(self) -> Collection[Resource]:
-        """The resources that have handlers, whether the cluster has them or not."""
+        """The resources that have handlers, whether or not the cluster has them."""
         ...
 
     def events(self, resource: Resource) -> AsyncIterator[Mapping[str, Any]]:
         """
-        Return the watch events of a resource, without end. It must not raise.
+        Return the watch events of a resource, endlessly. Must not raise.
 
-        Handlers get them as they are, with all of their keys. Kopf remembers nothing of objects
-        that have ``metadata`` only.
+        Handlers get them unchanged, with all of their keys. Kopf stores nothing about objects that
+        have only ``metadata``.
         """
         ...
 
@@ -80,13 +81,13 @@ async def run(
     *,
     on_started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run Kopf with the handlers of a registry until canceled; raises what ended Kopf."""
-    # Unused without peering. By default, Kopf asks for the user's name, and images have none.
+    """Run Kopf with the handlers of a registry until canceled. Raise the error that ended Kopf."""
+    # Unused without peering. By default, Kopf looks up the user's name, and images have no users.
     identity: Any = "drakit"
     insights = Insights()
     token = _source.set(source)
     try:
-        # Not kopf.operator: at its end, that cancels all tasks of the loop, ours included.
+        # kopf.operator is not used: at its end, it cancels all tasks of the loop, including ours.
         tasks = await kopf.spawn_tasks(
             registry=registry,
             memories=_Memories(),
@@ -110,7 +111,8 @@ async def run(
 
 
 async def _notify(insights: Insights) -> None:
-    """Repeat what Kopf has found: without requests it finds it before it waits for it."""
+    """Notify Kopf repeatedly of the found resources: without requests, it finds them before it
+    starts to wait for them."""
     while True:
         async with insights.revised:
             insights.revised.notify_all()
@@ -118,11 +120,12 @@ async def _notify(insights: Insights) -> None:
 
 
 _source: ContextVar[Source] = ContextVar("_source")
-"""The source of the Kopf to which a task belongs."""
+"""The source of the Kopf instance to which a task belongs."""
 
 
 class _Memories(ResourceMemories):
-    """Remembers nothing of objects whose facts are in the store: 0.8 KiB each, without end."""
+    """Stores nothing about objects whose facts are in the store. It would take 0.8 KiB each,
+    forever."""
 
     async def recall(self, raw_body: Any, **options: Any) -> ResourceMemory:
         if raw_body.keys() == {"metadata"}:
@@ -132,7 +135,8 @@ class _Memories(ResourceMemories):
     async def recall_memo(
         self, raw_body: Any, *, memobase: Any = None, ephemeral: bool = True
     ) -> Any:
-        """Remember nothing of an object in an admission request: nobody reports its deletion."""
+        """Store nothing about an object in an admission request, because nobody reports its
+        deletion."""
         return await super().recall_memo(raw_body, memobase=memobase, ephemeral=True)
 
 

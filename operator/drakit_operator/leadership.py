@@ -1,12 +1,12 @@
 """
-Leadership: a replica waits for the Lease, leads once, and ends when it may have lost the Lease.
+Leadership: a replica waits for the Lease, is the leader once, and exits if the Lease may be lost.
 
-The election has its own thread, event loop and session, so that no work of the main loop delays a
-renewal. Probes are served in the same thread, for the same reason. If the Lease may be lost, the
-process ends at once, whatever the main loop does: that is what another replica relies on. The
-kubelet restarts the container, which is a candidate again.
+The election has its own thread, event loop and session, so that the work of the main loop never
+delays a renewal. The same thread serves the probes, for the same reason. If the Lease may be lost,
+the process exits at once, whatever the main loop does, because another replica relies on that. The
+kubelet restarts the container, which becomes a candidate again.
 
-It must not know what a leader does, or what probes check.
+Does not depend on the leader's work, or on the checks of the probes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from drakit_operator.config import Election
 logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 3.0
-"""Longest wait for the release of the Lease at a stop; otherwise the Lease expires."""
+"""The longest wait for the release of the Lease at a stop. Otherwise, the Lease expires."""
 
 LOG_SECONDS = 1.0
-"""Longest wait for the log at the end of the process."""
+"""The longest wait for the log at the end of the process."""
 
 
 def _end_process(reason: str) -> None:
@@ -50,20 +50,21 @@ class Leadership:
         *,
         namespace: str,
         identity: str,
-        beside: Callable[[], AbstractAsyncContextManager[None]],
+        companion: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
         """
         :param connect: opens the session of the election, in its thread.
-        :param beside: entered in the election's thread before the election, and left after it.
+        :param companion: a context that is entered before the election, in its thread, and exited
+            after it.
         """
         self._connect = connect
         self._settings = settings
         self._namespace = namespace
         self._identity = identity
-        self._beside = beside
+        self._companion = companion
         self._election: LeaseElection | None = None
         self.won = asyncio.Event()
-        """Set when this replica leads."""
+        """Set when this replica is the leader."""
 
     @property
     def is_leader(self) -> bool:
@@ -75,16 +76,16 @@ class Leadership:
         campaign = partial(self._campaign, asyncio.get_running_loop())
         await run_in_thread("lease", campaign, stop_seconds=RELEASE_SECONDS)
 
-    # ---- in the election's thread
+    # ---- in the thread of the election
 
     def silent_seconds(self) -> float:
-        """Return for how long the API server has not answered about the Lease."""
+        """Return for how long the API server has not responded about the Lease."""
         responded_at = self._election.responded_at if self._election is not None else float("-inf")
         return asyncio.get_running_loop().time() - responded_at
 
     async def _campaign(self, owner: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         settings = self._settings
-        async with await self._connect() as session, self._beside():
+        async with await self._connect() as session, self._companion():
             election = self._election = LeaseElection(
                 session,
                 namespace=self._namespace,

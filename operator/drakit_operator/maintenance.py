@@ -1,14 +1,14 @@
 """
 Reconciles a DeviceMaintenance: taints its devices, evicts the pods that use them, and ends it.
 
-The selection is decided once, and stored in the status before anything is tainted: devices that
-appear later do not join. All else follows from the store at each call, so a leader that is killed
-leaves nothing that the next one does not find. Rules are owned by the maintenance, so the garbage
-collector deletes them without an operator. :mod:`drakit_explain.maintenance` decides which rules
-and evictions there are.
+The devices are selected once, and stored in the status before any device is tainted. Devices that
+appear later are not included. Each call derives everything else from the store, so if a leader is
+killed, the next one finds all of its work. The maintenance owns its rules, so the garbage collector
+deletes them even without an operator. :mod:`drakit_explain.maintenance` decides which rules and
+evictions there are.
 
-Whatever the API server refuses is a condition, with its message. Only a server that does not answer
-is an error of the caller. Does not depend on Kopf or queues.
+A refusal of the API server becomes a condition with its message. The caller gets an error only if
+the server does not respond. Does not depend on Kopf or queues.
 """
 
 from __future__ import annotations
@@ -71,35 +71,36 @@ from drakit_operator.statuses import (
 )
 
 WRITE_SECONDS = 5.0
-"""Least time between two writes of a status, and between two creations of rules: another client may
-delete them again and again."""
+"""The minimum time between two writes of a status, and between two creations of rules, because
+another client may delete them repeatedly."""
 
 POLL_SECONDS = 5.0
-"""Pause between two rounds of evictions."""
+"""The pause between two rounds of evictions."""
 
 CLOCK_SECONDS = 60.0
-"""Longest wait for the beginning or the end of a window: clocks step."""
+"""The longest wait for the start or the end of a window, because the clock can be changed."""
 
 EVICTIONS = 20
-"""Evictions of a maintenance in one round."""
+"""The limit of evictions of a maintenance in one round."""
 
 EVICT_SECONDS = (5.0, 60.0)
-"""First and longest pause before the eviction of a pod is tried again. A budget may allow it later,
-and a pod whose eviction was accepted may take its grace period to end."""
+"""The first and the longest pause before the eviction of a pod is retried. A budget may allow it
+later. A pod whose eviction was accepted may take its grace period to terminate."""
 
 DECIDED_SECONDS = 0.5
-"""Pause between the write of the selected devices and the next step: the store then has them."""
+"""The pause between the write of the selected devices and the next step. By then, the store has
+them."""
 
 LISTED = 20
-"""Blockers that the status lists: enough to find the cause."""
+"""The number of blockers that the status lists, which is enough to find the cause."""
 
 NOT_EVALUATED = "NotEvaluated"
-"""The reason while the selectors of a class have no outcome."""
+"""The reason while there are no results for the selectors of a class."""
 
 
 @dataclass(slots=True)
 class _Eviction:
-    """What became of the eviction of a pod."""
+    """The result of a pod's eviction."""
 
     again_at: float = float("-inf")
     pause_seconds: float = EVICT_SECONDS[0]
@@ -109,22 +110,22 @@ class _Eviction:
 
 @dataclass(slots=True)
 class _Memory:
-    """What is remembered of a maintenance; nothing depends on it after a restart."""
+    """The cached state of a maintenance. After a restart, nothing depends on it."""
 
     written_at: float = float("-inf")
     rules_at: float = float("-inf")
     """When rules were created."""
 
     refusal: str = ""
-    """Why the API server did not create them."""
+    """Why the API server did not create the rules."""
 
     evictions: dict[str, _Eviction] = field(default_factory=dict[str, _Eviction])
-    """By the UIDs of pods that still use devices."""
+    """The evictions by the UIDs of pods that still use devices."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _State:
-    """What was found and done in one call."""
+    """The findings and actions of one call."""
 
     phase: Literal["Scheduled", "Active", "Ended"] = "Active"
     by_rules: bool
@@ -135,10 +136,10 @@ class _State:
     unsupported: Sequence[DeviceID] = ()
     uses: Sequence[Use] = ()
     drain_start: float = 0.0
-    """When the evictions began; 0 without one."""
+    """When the evictions started. 0 if there were none."""
 
     over: bool = False
-    """The time limit of the evictions is over."""
+    """Whether the time limit of the evictions has passed."""
 
     @property
     def pods(self) -> set[str]:
@@ -162,11 +163,12 @@ class MaintenanceController:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        :param rules_version: returns the served ``apiVersion`` of DeviceTaintRules; empty if the
+        :param rules_version: returns the served ``apiVersion`` of DeviceTaintRules. Empty if the
             cluster does not serve them.
         :param working_rules_version: the same, but empty if the scheduler ignores them.
-        :param is_followed: returns whether the world has all maintenances. Otherwise, one that is
-            missing may exist: its rules stay. An API server that starts may not serve them yet.
+        :param is_followed: returns whether the world has all maintenances. If not, a maintenance
+            may exist although it is missing here, so its rules stay. A starting API server may not
+            serve them yet.
         """
         self._session = session
         self._is_followed = is_followed
@@ -184,7 +186,7 @@ class MaintenanceController:
         return next(iter(self._statuses.refused.values()), None)
 
     def expressions(self, name: str) -> Sequence[str]:
-        """Return the selectors that the selection of a maintenance needs."""
+        """Return the selectors that are needed to select the devices of a maintenance."""
         found = self._world.of(MaintenanceFacts).get(Name("", name))
         if found is None or _is_decided(found) or not found.selection.device_class:
             return ()
@@ -195,10 +197,10 @@ class MaintenanceController:
         self, name: str, *, write: Callable[[Object], None] | None = None
     ) -> float | None:
         """
-        Reconcile a maintenance of the world; return in how many seconds to do it again.
+        Reconcile a maintenance of the world. Return after how many seconds to do it again.
 
-        :param write: takes what must change in the status, if the caller writes it.
-        :raises ApiError: the API server does not answer.
+        :param write: receives the changes of the status, if the caller writes it.
+        :raises ApiError: the API server does not respond.
         """
         if not self._is_followed():
             return None
@@ -210,7 +212,7 @@ class MaintenanceController:
         memory = self._memories.setdefault(name, _Memory())
         status, again = await self._reconcile(found, memory)
         if write is not None and status.conditions[0].reason == NOT_EVALUATED:
-            return 0.0  # the queue asks the evaluator first
+            return 0.0  # the queue runs the evaluator first
         if not (change := changes(status, found.status, now=self._now())):
             return again
         if (passed := self._clock() - memory.written_at) < WRITE_SECONDS:
@@ -228,7 +230,7 @@ class MaintenanceController:
         fields: dict[str, Any] = {"observedGeneration": found.generation}
         if not _is_decided(found):
             accepted, devices = self._decide(found)
-            if devices:  # what follows is done when they are stored
+            if devices:  # the next steps follow when they are stored
                 fields["devices"] = [each._asdict() for each in devices]
                 fields["deviceCount"] = len(devices)
                 return Status(conditions=(accepted,), fields=fields), DECIDED_SECONDS
@@ -261,12 +263,12 @@ class MaintenanceController:
     # ------------------------------------------------------------ rules and evictions
 
     async def _act(self, found: MaintenanceFacts, memory: _Memory) -> tuple[_State, float | None]:
-        """Do what is due; return what was found, and in how many seconds to do it again."""
+        """Take the due actions. Return the findings, and after how many seconds to do it again."""
         now, version = self._now().timestamp(), self._working_rules_version()
         problem = NOT_LISTED if TaintRuleFacts in self._world.hidden else ""
         state = _State(by_rules=bool(version or problem), problem=problem)
         boundary = found.end
-        # Once it has ended, a clock that steps does not begin it.
+        # After the end, a change of the clock does not start the maintenance again.
         if now >= found.end or _condition(found, "Ended").get("status") == "True":
             state.phase, boundary = "Ended", float("inf")
         elif now < found.start:
@@ -279,7 +281,7 @@ class MaintenanceController:
                 state.problem = await self._add_rules(found, version, memory) or state.problem
             pauses += await self._drain(found, state, memory, now)
         else:
-            state.tainted = len(rules_named(found.name, self._world))  # until they are gone
+            state.tainted = len(rules_named(found.name, self._world))  # until they are deleted
             state.problem = problem or await self._remove(found.name)
         for uid in memory.evictions.keys() - state.pods:
             del memory.evictions[uid]
@@ -289,7 +291,8 @@ class MaintenanceController:
     async def _drain(
         self, found: MaintenanceFacts, state: _State, memory: _Memory, now: float
     ) -> list[float]:
-        """Find what is tainted, and what uses it; evict pods. Return when more is due."""
+        """Find the tainted devices and the pods that use them, and evict pods. Return when more is
+        due."""
         pauses: list[float] = []
         by_rules, devices = state.by_rules, found.devices
         tainted = {
@@ -318,7 +321,7 @@ class MaintenanceController:
         return (known.uid, known.generation) == (found.uid, found.generation)
 
     async def _add_rules(self, found: MaintenanceFacts, version: str, memory: _Memory) -> str:
-        """Create the rules that are missing; return the problem, if any."""
+        """Create the missing rules. Return the problem, if any."""
         rules = self._world.of(TaintRuleFacts)
         missing: list[DeviceID] = []
         changed = ""
@@ -351,8 +354,9 @@ class MaintenanceController:
 
     async def _remove(self, maintenance: str, *, keep: Collection[str] = ()) -> str:
         """
-        Delete the rules of a name, and those of earlier maintenances of this name: the garbage
-        collector does not, if their owner was deleted without them. Return the problem, if any.
+        Delete the rules of a maintenance, including those of earlier maintenances with this name:
+        if their owner was orphaned, the garbage collector does not delete them. Return the problem,
+        if any.
         """
         version = self._rules_version()
         for each in rules_named(maintenance, self._world):
@@ -369,7 +373,7 @@ class MaintenanceController:
         return ""
 
     async def _evict(self, found: MaintenanceFacts, due: Sequence[Use], memory: _Memory) -> None:
-        """Evict pods whose turn it is."""
+        """Evict the pods that are due."""
         now, left = self._clock(), EVICTIONS
         for use in due:
             if (pod := use.pod) is None:
@@ -380,7 +384,7 @@ class MaintenanceController:
             if not self._is_current(found):
                 return
             left -= 1
-            # Before the request: another call for this maintenance must not repeat it meanwhile.
+            # Set before the request, so that another call for this maintenance does not repeat it.
             eviction.again_at = now + eviction.pause_seconds
             eviction.pause_seconds = min(eviction.pause_seconds * 2, EVICT_SECONDS[1])
             place = {"namespace": use.claim.namespace, "name": pod.name}
@@ -396,7 +400,7 @@ class MaintenanceController:
             except (NotFoundError, ConflictError):
                 said, refused = "it is gone, and Kubernetes is about to release its claim", False
             except ApiError as error:
-                # With two budgets for one pod, the API server answers 500.
+                # If a pod has two budgets, the API server returns 500.
                 if isinstance(error, UnavailableError) and error.status != 500:
                     raise
                 said, refused = _refusal(error), True
@@ -416,7 +420,7 @@ class MaintenanceController:
     # ------------------------------------------------------------ Events
 
     async def _announce(self, found: MaintenanceFacts, turned_to: Condition) -> None:
-        """Write the Event of a condition that people wait for."""
+        """Write the Event of a condition that users wait for."""
         kind, status, reason, message = turned_to
         bad = reason in ("Blocked", "Refused", "TimeLimit", "Unsupported")
         bad = bad or (kind == "Accepted" and status == "False")
@@ -462,7 +466,7 @@ def _status(
     for each in state.uses:
         eviction = evictions.get(each.pod.uid, _Eviction()) if each.pod else _Eviction()
         blockers.append((not eviction.refused, each.blocker(eviction.said)))
-    # Those that something holds up come first.
+    # Pods whose eviction is blocked come first.
     blockers.sort(key=lambda each: each[0])
     start = datetime.fromtimestamp(state.drain_start, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     fields = {
@@ -546,7 +550,7 @@ def _is_refused(error: ApiError) -> bool:
 
 
 def _refusal(error: ApiError) -> str:
-    """Return why a pod cannot be evicted: the budget that forbids it, by name."""
+    """Return why a pod cannot be evicted, with the name of the budget that forbids it."""
     causes = children(error.details, "causes")
     budgets = [
         words(each, "message") for each in causes if each.get("reason") == "DisruptionBudget"

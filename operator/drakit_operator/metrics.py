@@ -1,7 +1,7 @@
 """
 The operator's metrics: few, and with closed sets of label values.
 
-It must not know where the numbers come from, nor how they are served.
+Does not depend on the source of the values, or on the way in which they are served.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from functools import partial
 from drakit_daemon.metrics import CollectorRegistry, Counter, Gauge, Histogram
 
 SUPPRESSED = ("shared", "flapping", "namespace_deleted")
-"""Why an Event is not written: another one about a shared cause has the reason, the object returned
-to an earlier reason too soon, or nobody could read it."""
+"""Why an Event is not written: another Event about a shared cause has the reason, the object
+returned to an earlier reason too soon, or nobody could read it."""
 
 NODE_STATES = ("desired", "registered", "publishing")
 """The sets of a driver's nodes that are counted."""
 
 
 class Metrics:
-    """One instance a process or test: the registry is private."""
+    """The metrics of a process or a test, with a private registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -1,9 +1,10 @@
 """
-Marks the NodeDeviceReports of node plugins that are gone: each plugin writes its own report, so
-nobody else would end conditions such as Registered.
+Marks the NodeDeviceReports of node plugins that are gone. Each plugin writes its own report, so
+without this module, conditions such as Registered would stay.
 
-A plugin writes its report at least every 45 minutes. The kubelet deletes the slices of a driver
-whose plugin is gone after 30 s, long before. A plugin that is back writes its report again.
+A plugin writes its report at least every 45 minutes. If a plugin is gone, the kubelet deletes the
+slices of its driver much earlier, after 30 s. A plugin that is available again writes its report
+again.
 
 Does not depend on Kopf or queues.
 """
@@ -26,14 +27,14 @@ from drakit_formats.resource.objects import children
 logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = 3600.0
-"""Age of a report without a plugin; the rest above 45 minutes is for clocks that differ."""
+"""The age at which a report is outdated. The margin above 45 minutes is for clocks that differ."""
 
 WITHDRAWN_SECONDS = 60.0
-"""The time without slices after which the plugin of published devices is gone: the kubelet also
-deletes them when it starts, and a plugin publishes them again within seconds."""
+"""The time without slices after which the plugin of published devices is gone. The kubelet also
+deletes slices when it starts, but then a plugin publishes them again within seconds."""
 
 RETRY_SECONDS = 300.0
-"""Pause after a refused write."""
+"""The pause after a refused write."""
 
 
 class OutdatedReports:
@@ -54,9 +55,9 @@ class OutdatedReports:
 
     async def refresh(self, name: str) -> float | None:
         """
-        Mark a report if its plugin is gone; return in how many seconds to look again.
+        Mark a report if its plugin is gone. Return after how many seconds to check again.
 
-        :raises ApiError: the API server does not answer.
+        :raises ApiError: the API server does not respond.
         """
         report, now = self._world.of(ReportFacts).get(Name("", name)), self._now()
         if report is None or report.outdated:
@@ -66,7 +67,7 @@ class OutdatedReports:
         if report.updated:
             due = report.updated + SILENT_SECONDS
             why = "the node plugin has not written this report for an hour"
-        unread = self._world.unreadable()  # one of those may be of the driver
+        unread = self._world.unreadable()  # one of these may belong to the driver
         if report.published and not (unread or publishes(report.driver, report.node, self._world)):
             since = self._withdrawn.setdefault(name, now.timestamp())
             if since + WITHDRAWN_SECONDS < due:
@@ -89,7 +90,7 @@ class OutdatedReports:
             change: dict[str, Any] = {"metadata": seen, "status": {"conditions": conditions}}
             await self._session.patch(f"{path}/status", change)
         except (ConflictError, NotFoundError):
-            return WITHDRAWN_SECONDS  # it is not outdated, or gone
+            return WITHDRAWN_SECONDS  # it is not outdated, or is deleted
         except ApiError as error:
             if not error.is_refusal:
                 raise

@@ -1,12 +1,12 @@
 """
-The problems of one pod or claim, from the facts of the store. Pure.
+The problems of a pod or claim, computed from the facts of the store. Pure.
 
-Why a claim is not allocated depends on the pod that waits for it, so :func:`problems_of_pod` also
-reports the claims of the pod. :func:`problems_of_claim` reports what does not depend on a pod that
-waits, also about pods that run.
+The reason why a claim is not allocated depends on the pod that waits for it, so
+:func:`problems_of_pod` also reports the claims of the pod. :func:`problems_of_claim` reports
+problems that do not depend on a waiting pod, including problems of running pods.
 
-:mod:`drakit_explain` makes the sentences, :mod:`drakit_operator.announcing` reports them. It must
-not know queues, clocks or sessions.
+:mod:`drakit_explain` formulates the sentences, :mod:`drakit_operator.announcing` reports them. Does
+not depend on queues, clocks or sessions.
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ from drakit_explain.pending_claims import missing_classes
 from drakit_explain.world import Name, World
 
 _REPORTED_BY_KUBELET = frozenset([Code.NOT_PREPARED, Code.POD_NOT_STARTED, Code.POD_FAILED])
-"""The kubelet's own Events on the same pod have the cause, but not the remedy."""
+"""Reasons that the kubelet's own Events on the same pod contain, but without the remedy."""
 
 _REPORTED_BY_KUBERNETES = frozenset([Code.NODE_NOT_READY])
-"""The node controller reports it about the node and each of its pods: not again for each claim."""
+"""The node controller reports this about the node and each of its pods, so no Event is needed for
+each claim."""
 
 _AFTER_RESTARTS = frozenset([Code.DRIVER_UNAVAILABLE, Code.POOL_GONE])
-"""Slices are missing for seconds after a restart of a driver or kubelet, and pods start anyway."""
+"""After a restart of a driver or kubelet, slices are missing for seconds, and pods start anyway."""
 
 _BINDING = frozenset([Code.BINDING_OUTSTANDING, Code.BINDING_FAILED])
 """Problems of an allocated claim because of which its pod waits for a node."""
 
 _AT_ONCE = frozenset([Code.BINDING_FAILED, Code.DEVICE_UNHEALTHY, Code.EVICTION_BY_TAINT])
-"""Problems of allocated claims that are reported at once; others may occur in a driver's update. A
-device that is gone has a patience of its own."""
+"""Problems of allocated claims that are reported at once. Others may occur during an update of a
+driver. A missing device has its own waiting time."""
 
 
 def problems_of_pod(
     pod: PodFacts, world: World, explainer: Explainer, *, settled: bool
 ) -> dict[str, list[Reason]]:
     """
-    Return why a pod does not start, by its UID, and why its claims are not allocated, by theirs.
+    Return why a pod does not start, by its UID, and why its claims are not allocated, by their
+    UIDs.
 
-    :param settled: the pod is known for a while.
+    :param settled: the pod has been known for a while.
     """
-    if pod.deleting:  # a deletion can take long, and no problem of it is known
+    if pod.deleting:  # a deletion can take long, and is not a problem by itself
         return {pod.uid: []}
     found = explainer.explain(pod, settled=settled)
     reasons = [
@@ -62,7 +64,7 @@ def problems_of_pod(
             continue  # the Event of its pod has the same sentence
         if _represents(pod, each.regarding.name, world):
             problems.setdefault(each.regarding.uid, []).append(with_limits(each, world))
-    # A fact that is not seen may prevent the remedy.
+    # A fact that the operator cannot see may prevent the remedy.
     find_remedy = no_remedy if world.hidden - {ReportFacts} else found.find_remedy
     return {
         uid: [replace(each, find_remedy=find_remedy) for each in reasons]
@@ -71,7 +73,8 @@ def problems_of_pod(
 
 
 def _represents(pod: PodFacts, claim: str, world: World) -> bool:
-    """Return whether a pod is the first by name that waits for a claim: pods may share one."""
+    """Return whether a pod is the first by name that waits for a claim, because pods may share
+    it."""
     waiting = [
         other.name
         for name in world.pods_of_claim(Name(pod.namespace, claim))
@@ -82,10 +85,10 @@ def _represents(pod: PodFacts, claim: str, world: World) -> bool:
 
 def problems_of_claim(claim: ClaimFacts, world: World) -> dict[str, list[Reason]]:
     """
-    Return what is wrong with a claim, whatever pod waits for it, by the UID of the claim.
+    Return the problems of a claim that do not depend on a waiting pod, by the UID of the claim.
 
-    A device that is gone is also a problem of the pods that run with it, by their UIDs: such a pod
-    can fail, and then its claim is deleted.
+    A missing device is also a problem of the pods that run with it, by their UIDs. Such a pod can
+    fail, and then its claim is deleted.
     """
     if claim.deleting:
         return {claim.uid: []}
@@ -100,14 +103,14 @@ def problems_of_claim(claim: ClaimFacts, world: World) -> dict[str, list[Reason]
 
 
 def running_pods(claim: ClaimFacts, world: World) -> list[Consumer]:
-    """Return the pods that a claim is reserved for, without those that have not started."""
+    """Return the pods that a claim is reserved for, except those that have not started."""
     pods = [each for each in claim.consumers if each.resource == "pods"]
     waiting = {pod.uid for each in pods if (pod := world.pod(claim.namespace, each.name))}
     return [each for each in pods if each.uid not in waiting]
 
 
 def _is_reported_by_pod(code: Code, claim: ClaimFacts, world: World) -> bool:
-    """Return whether a claim was made for a pod that gets an Event with the same sentence."""
+    """Return whether a claim was created for a pod that gets an Event with the same sentence."""
     pod = world.pod(claim.namespace, claim.owner_pod or "")
     if pod is None or pod.uid != claim.owner_uid:
         return False
@@ -127,7 +130,8 @@ def _broken(claim: ClaimFacts, world: World) -> list[Reason]:
 
 
 def _lasting(reasons: Iterable[Reason]) -> list[Reason]:
-    """Mark the reasons that must last, because they also occur in a driver's update."""
+    """Mark the reasons that are reported only if they last, because they also occur during an
+    update of a driver."""
     return [
         each if each.code in _AT_ONCE else replace(each, transient=each.code) for each in reasons
     ]

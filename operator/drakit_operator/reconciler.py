@@ -1,15 +1,17 @@
 """
-From changes of the store to keys in the fair queue, from keys to problems, from problems to Events.
+Leads from changes of the store to keys in the fair queue, from keys to problems, and from problems
+to Events.
 
-The concerns decide which objects a change affects, and find their problems; the announcer decides
+The concerns decide which objects a change affects, and find their problems. The announcer decides
 when to announce them. HostDevicePolicies, DeviceMaintenances and DeviceDrivers are in the same
-queue, but have a status, not problems.
-A namespace pays for the work on its objects, and each kind of cluster-wide objects for that on its
-own. The queue (:mod:`drakit_daemon.kube.queue`) has three lanes: claims, which are checked at once;
-questions to the evaluator of selectors; all other checks, one at a time. If a check lacks answers
-of the allocator, they are asked for, and it is made again.
+queue, but have a status instead of problems.
 
-It must not know Kopf, leases, or sessions.
+A namespace is charged for the work on its objects, and so is each kind of cluster-scoped objects.
+The queue (:mod:`drakit_daemon.kube.queue`) has three lanes: claims, which are checked at once;
+queries of the selector evaluator; and all other checks, one at a time. If a check lacks results of
+the allocator, they are requested, and the check is repeated.
+
+Does not depend on Kopf, Leases, or sessions.
 """
 
 from __future__ import annotations
@@ -62,23 +64,24 @@ from drakit_operator.store import Store
 logger = logging.getLogger(__name__)
 
 URGENT = CLAIM
-"""The concern whose checks are cheap: they are made at once, and before all others."""
+"""The concern whose checks are cheap. They run at once, and before all others."""
 
 BUSY_SECONDS = 0.5
-"""Pause before an object is checked again that had no turn to ask the allocator."""
+"""The pause before an object without a turn of the allocator is checked again."""
 
 OUTDATED_SECONDS = 2.0
-"""Pause before an object is checked again, if the store does not have all objects."""
+"""The pause before an object is checked again, if the store does not have all objects."""
 
 YIELD_SECONDS = 0.002
-"""Pause of other checks between two looks at whether urgent ones are done."""
+"""The interval at which other checks test whether the urgent ones are done."""
 
 COUNT_SECONDS = 30.0
-"""Pause between two counts of all devices: in a large cluster, one costs most of a second."""
+"""The pause between two counts of all devices. In a large cluster, a count takes most of a
+second."""
 
 POLICY_SECONDS = 1.0
-"""Pause between a change and the write to a policy or driver that follows from it: changes come in
-bursts (a node reports, a slice changes, a pod starts)."""
+"""The pause between a change and the resulting write to a policy or driver. Changes come in bursts:
+a node reports, a slice changes, a pod starts."""
 
 
 CHECKS, URGENT_CHECKS, SELECTORS = "checks", "urgent", "selectors"
@@ -101,16 +104,17 @@ class Concern:
 
     kind: Kind
     problems: Callable[[Any, bool], Problems]
-    """From an object, and whether it is settled, to the reasons of objects by UID."""
+    """Returns the reasons of objects by UID, for an object and whether it is settled."""
 
     settles: bool = False
-    """An object is checked once more when it is settled: some reasons are normal for a moment."""
+    """Whether an object is checked again when it is settled, because some reasons are normal for a
+    short time."""
 
     once: bool = False
-    """One Event for each reason is enough."""
+    """Whether one Event for each reason is enough."""
 
     expressions: Callable[[Any], Sequence[str]] | None = None
-    """The selectors that must be evaluated first."""
+    """Returns the selectors that must be evaluated first."""
 
     prepare: Callable[[Any], Iterator[None]] | None = None
     """Does the long part of the check, and yields in between."""
@@ -118,14 +122,14 @@ class Concern:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refresh:
-    """How objects of one kind are reconciled that have a status instead of problems."""
+    """Reconciles objects of one kind that have a status instead of problems."""
 
     call: Callable[[str], Awaitable[float | None]]
-    """Reconciles the object of a name, and returns in how many seconds to do it again; it may raise
+    """Reconciles the object with a name. Returns after how many seconds to do it again. May raise
     ApiError."""
 
     expressions: Callable[[str], Sequence[str]] = lambda _: ()
-    """The selectors that must be evaluated first."""
+    """Returns the selectors that must be evaluated first."""
 
 
 Problems = Mapping[str, Sequence[Reason]]
@@ -144,8 +148,8 @@ def concerns_of(store: Store, explainer: Explainer) -> dict[str, Concern]:
             prepare=lambda pod: explainer.prepare(pod) if waits(pod) else iter(()),
         ),
         CLAIM: Concern(kind=CLAIMS, problems=lambda claim, _: problems_of_claim(claim, world)),
-        # Templates and classes are checked when they appear, not whenever devices change: a pod
-        # that waits gets Events then.
+        # Templates and classes are checked when they appear, not whenever devices change: a waiting
+        # pod gets its own Events then.
         TEMPLATE: Concern(
             kind=TEMPLATES,
             problems=lambda of, _: {of.uid: template_problems(of, world, verdicts)},
@@ -158,7 +162,7 @@ def concerns_of(store: Store, explainer: Explainer) -> dict[str, Concern]:
             expressions=lambda of: list(filter(None, of.selectors)),
             once=True,
         ),
-        # Problems of pools are about their Node: slices come and go with each update.
+        # Problems of pools are reported on their Node, because each update replaces slices.
         NODE: Concern(kind=NODES, problems=lambda of, _: {of.uid: node_problems(of, world)}),
         SLICE: Concern(kind=SLICES, problems=lambda of, _: {of.uid: slice_problems(of, world)}),
     }
@@ -183,9 +187,9 @@ class Reconciler:
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """
-        :param refresh: by concern, what reconciles objects that have a status instead of problems.
-        :param is_current: returns whether the store has all objects. While it does not, no problem
-            is certain.
+        :param refresh: reconciles objects that have a status instead of problems, by concern.
+        :param is_current: returns whether the store has all objects. While it does not, problems
+            are uncertain.
         :param clock: measures checks, in seconds.
         """
         self._clock = clock
@@ -197,13 +201,14 @@ class Reconciler:
         self._concerns = concerns_of(store, explainer)
         self._evaluation = SelectorEvaluation(store.world, selectors)
         self._checking = asyncio.Lock()
-        """One check at a time: that of all devices of a large cluster takes a tenth of a second."""
+        """Allows one check at a time. A check of all devices of a large cluster takes a tenth of a
+        second."""
 
         self._check_seconds = 0.0
-        """What the last part of a check took that is not urgent."""
+        """The duration of the last part of a non-urgent check."""
 
         self.driver_devices: Mapping[str, Counter[str]] | None = None
-        """Devices by state, of each driver that was counted; None before the first count."""
+        """Devices by state, of each counted driver. None before the first count."""
 
         self._store = store
         self._queue = queue
@@ -212,10 +217,10 @@ class Reconciler:
         self._debounce_seconds = debounce_seconds
 
     def changed(self, changes: Sequence[Change]) -> None:
-        """Queue the objects that these changes affect; a batch costs one check per object."""
+        """Queue the objects that these changes affect. A batch costs one check per object."""
         for change in changes:
             self._follow_ages(change)
-        # Not at once: changes come in bursts, and the scheduler may be about to act.
+        # Other objects wait, because changes come in bursts, and the scheduler may be about to act.
         pauses = {URGENT: 0.0, MAINTENANCE: 0.0}
         pauses |= {POLICY: POLICY_SECONDS, DRIVER: POLICY_SECONDS}
         for key in affected(changes, self._store.world):
@@ -226,15 +231,16 @@ class Reconciler:
         self._queue.add_after(Key(concern, Name("", name)), seconds)
 
     async def use(self, gates: FeatureGates | None) -> None:
-        """Evaluate selectors with these feature gates; after a change, check what has selectors."""
+        """Evaluate selectors with these feature gates. After a change, check the objects with
+        selectors."""
         if await self._evaluation.use(gates):
             for word, concern in self._concerns.items():
                 for name in self._store.world.of(concern.kind.type) if concern.expressions else ():
                     self._queue.add_after(Key(word, name), self._debounce_seconds)
 
     def add_waiting(self) -> None:
-        """Queue the pods that wait: what pods request of nodes changes too often to queue them.
-        What the allocator could not answer is asked again."""
+        """Queue the waiting pods, because the requests of pods on nodes change too often to queue
+        them each time. Queries that the allocator could not answer are repeated."""
         self.verdicts.forget_undecided()
         for name in self._store.world.waiting_pods():
             self._queue.add_after(Key(POD, name), self._debounce_seconds)
@@ -250,18 +256,18 @@ class Reconciler:
         if isinstance(change.old, ClaimFacts):
             users = change.new.consumers if isinstance(change.new, ClaimFacts) else ()
             for each in running_pods(change.old, self._store.world):
-                if each not in users:  # the Events of a pod that runs depend on its claims alone
+                if each not in users:  # the Events of a running pod depend only on its claims
                     self._announcer.forget(each.uid)
 
     def measure(self) -> None:
-        """Count the known objects, and the pools."""
+        """Count the known objects and the pools."""
         for kind in KINDS:
             self._metrics.objects.labels(str(kind)).set(self._store.size(kind))
         for condition, number in pool_conditions(self._store.world).items():
             self._metrics.pools.labels(str(condition)).set(number)
 
     async def count_devices(self) -> None:
-        """Count the devices, and the pods that wait for them, from time to time, until canceled."""
+        """Count the devices, and the pods that wait for them, periodically until canceled."""
         waiting_since: dict[str, float] = {}
         while True:
             numbers = Numbers()
@@ -295,8 +301,8 @@ class Reconciler:
             await asyncio.sleep(COUNT_SECONDS)
 
     async def never_allocated(self, template: TemplateFacts) -> list[str]:
-        """Return why no claim of a template that does not exist yet could be allocated, as far as
-        that is certain. Takes as long as the allocator does: the caller limits the time."""
+        """Return why no claim of a template that does not exist yet could be allocated, if that is
+        certain. This takes as long as the allocator does: the caller limits the time."""
         namespace = template.namespace
         while self._is_current():
             try:
@@ -312,19 +318,19 @@ class Reconciler:
         """
         Reconcile one object after the other, until canceled.
 
-        :param urgent: those whose checks are urgent, and not the others.
+        :param urgent: process only the urgent checks. Otherwise, only the others.
         """
         while True:
             async with AsyncExitStack() as turn:
-                if not urgent:  # before a key is taken: the queue decides whose turn it is
+                if not urgent:  # before a key is taken, because the queue decides whose turn it is
                     await turn.enter_async_context(self._checking)
                 key = await self._queue.get(URGENT_CHECKS if urgent else CHECKS)
                 with request_scope(new_request_id()):
                     await self._reconcile(key, turn)
-            await asyncio.sleep(0)  # a long queue must not keep the probes waiting
+            await asyncio.sleep(0)  # a long queue must not block the probes
 
     async def evaluate(self) -> None:
-        """Ask one question about the selectors of one object after the other, until canceled."""
+        """Run one query about the selectors of one object after the other, until canceled."""
         while True:
             key = await self._queue.get(SELECTORS)
             began = time.monotonic()
@@ -332,7 +338,7 @@ class Reconciler:
                 missing, _ = self._evaluation.missing(self._expressions(key))
                 if missing is not None:
                     await self._evaluation.ask(missing, namespace=key.name.namespace)
-                    self._queue.move(key, SELECTORS)  # another question may follow
+                    self._queue.move(key, SELECTORS)  # another query may follow
                 else:
                     self._queue.add(key)
             except Exception:  # a defect of ours in one object must not stop the others
@@ -378,8 +384,8 @@ class Reconciler:
         self._metrics.reconcile_seconds.labels(key.concern, result).observe(seconds)
 
     async def _check(self, key: Key, turn: AsyncExitStack) -> tuple[float | None, bool]:
-        """Announce the problems of an object, or ask what must be known before; return in how many
-        seconds to check it again, and whether it was checked."""
+        """Announce the problems of an object, or request the missing results first. Return after
+        how many seconds to check it again, and whether it was checked."""
         try:
             return await self._announce_problems(key, turn), True
         except NotAnsweredError:
@@ -392,7 +398,7 @@ class Reconciler:
         return 0.0, False
 
     async def _announce_problems(self, key: Key, turn: AsyncExitStack) -> float | None:
-        """Announce the problems of an object; return in how many seconds to check it again."""
+        """Announce the problems of an object. Return after how many seconds to check it again."""
         concern = self._concerns[key.concern]
         with self._charged(key):
             expressions = self._expressions(key)
@@ -413,7 +419,7 @@ class Reconciler:
         with self._charged(key):
             found = concern.problems(fact, unsettled <= 0)
         await turn.aclose()
-        # At once: the announcer may ask for a remedy in the world with these problems.
+        # Without a pause: the announcer may search for a remedy in the world with these problems.
         pauses = [
             await self._announcer.announce(
                 uid,
@@ -450,7 +456,8 @@ class Reconciler:
             yield
 
     async def _yield_to_urgent(self) -> None:
-        """Leave urgent checks and their Events the time that the last other check took."""
+        """Wait for urgent checks and their Events, for at most the duration of the last other
+        check."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._check_seconds
         await asyncio.sleep(0)
@@ -459,7 +466,7 @@ class Reconciler:
 
     @contextmanager
     def _charged(self, key: Key) -> Generator[None]:
-        """Take the time of some work from the owner of a key."""
+        """Charge the owner of a key for the time of the block."""
         began = self._clock()
         try:
             yield
@@ -470,7 +477,7 @@ class Reconciler:
                 self._check_seconds = seconds
 
     def _with_charge(self, reason: Reason, key: Key) -> Reason:
-        """Return a reason whose remedy, which takes longest, is charged, too."""
+        """Return a reason that also charges for its remedy, which takes longest."""
 
         def find_remedy() -> str:
             with self._charged(key):

@@ -1,15 +1,15 @@
 """
-Selectors evaluated for the store: what a pod's explanation needs, before it is explained.
+Evaluates selectors for the store: those that a pod's explanation needs, before it is explained.
 
-The evaluator may block for seconds, so it runs in a thread; its questions and outcomes are plain
-data. Each selector is evaluated alone. One that fails counts as not evaluated: the pods that need
-it get no Event about it, and are explained again when another attempt may succeed.
+The evaluator may block for seconds, so it runs in a thread. Its queries and results are plain data.
+Each selector is evaluated separately. A selector that fails is treated as not evaluated: the pods
+that need it get no Event about it, and are explained again when another attempt may succeed.
 
-There is one evaluator, and anyone can write selectors that take long. So it is asked one question
-at a time, about as many devices as take 50 ms, and the queue decides for which object. A selector
-that took too long is remembered by its text.
+There is one evaluator, and anyone can write slow selectors. Therefore, it gets one query at a time,
+about as many devices as take 50 ms, and the queue decides for which object. A selector that took
+too long is cached by its expression.
 
-Does not depend on pods, queues, or how CEL is evaluated.
+Does not depend on pods, queues, or the evaluation of CEL.
 """
 
 from __future__ import annotations
@@ -38,42 +38,43 @@ from drakit_explain.world import World
 logger = logging.getLogger(__name__)
 
 GATES_SECONDS = 5.0
-"""Longest wait for the cluster's feature gates; afterwards they count as unknown."""
+"""The longest wait for the cluster's feature gates. After that, they are treated as unknown."""
 
 MAX_REMEMBERED = 512
-"""Selectors that the evaluator does not answer, or that take too long, and that are remembered for
-that reason; the oldest go first."""
+"""The number of cached selectors for which the evaluator has no result, or that take too long. The
+oldest are dropped first."""
 
 EXPENSIVE_SECONDS = 300.0
-"""Time in which a selector that took too long for some devices counts as such for all others: they
-change far more often than selectors."""
+"""The time for which a selector that took too long for some devices is treated as too expensive for
+all others. Devices change far more often than selectors."""
 
 FIRST_SECONDS = 0.25
-"""Longest wait for an answer about a selector. If there is none, its namespace has paid for the
-attempt, so that others come before the next one, which has `SELECTOR_SECONDS`."""
+"""The longest wait for a result of a selector. If there is none, its namespace is charged for the
+attempt, so that others come before the next attempt, which has `SELECTOR_SECONDS`."""
 
 TURN_SECONDS = 0.05
-"""Seconds of evaluation after which it is another object's turn. With 200 namespaces that have as
-much to ask, each has a turn within 10 s."""
+"""The time of evaluation after which another object has its turn. With 200 namespaces that have
+equally many queries, each has a turn within 10 s."""
 
 FIRST_DEVICES = 2
-"""Devices for which a selector is evaluated first, because it can take 20 ms for each."""
+"""The number of devices for which a selector is evaluated first, because each can take 20 ms."""
 
 LONGEST_SECONDS = 1.0
-"""Seconds for a question of up to 2,000 devices, after which a selector counts as too expensive."""
+"""The time limit of a query about up to 2,000 devices, after which a selector is too expensive."""
 
 TOO_EXPENSIVE = Outcome(unknown="the selector takes too much time", expensive=True)
 
 MAX_PARTS = 256
-"""Selectors whose evaluation is interrupted; the oldest start again."""
+"""The number of selectors whose evaluation is interrupted. The oldest start again."""
 
 MAX_OF_OBJECT = 64
-"""Different selectors of one object, those of its classes included; with more, the object is not
-evaluated. A pod of 16 claims can have 131,072."""
+"""The limit of distinct selectors of an object, including those of its classes. With more, the
+object is not evaluated. A pod with 16 claims can have 131,072."""
 
 
 class Missing(NamedTuple):
-    """A question to the evaluator: what a selector reads, or its outcomes for some devices."""
+    """A query of the evaluator: the fields that a selector reads, or its results for some
+    devices."""
 
     expression: str
     needed: Evaluations | None = None
@@ -81,7 +82,7 @@ class Missing(NamedTuple):
 
 @dataclass(slots=True)
 class _Part:
-    """The outcomes of a selector for the first of some devices."""
+    """The results of a selector for the first of some devices."""
 
     devices: Sequence[Mapping[str, Any]]
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
@@ -89,7 +90,7 @@ class _Part:
 
 
 class SelectorEvaluation:
-    """Keeps the outcomes of selectors up to date. Not thread-safe."""
+    """Keeps the results of selectors up to date. Not thread-safe."""
 
     def __init__(self, world: World, selectors: Selectors) -> None:
         self._world = world
@@ -98,21 +99,23 @@ class SelectorEvaluation:
         self._revision = -1
         self._slices: list[SliceFacts] = []
         self._unavailable_until = 0.0
-        """When the evaluator, which has failed, is asked again (loop clock)."""
+        """When the evaluator, which has failed, is used again (loop clock)."""
 
         self._gates: FeatureGates | None = None
         self._gates_known = asyncio.Event()
         self._refused: dict[str, float] = {}
-        """Selectors that the evaluator does not answer; when each is asked again (loop clock)."""
+        """Selectors for which the evaluator has no result, and when each is evaluated again (loop
+        clock)."""
 
         self._late: dict[str, str] = {}
-        """Selectors whose first attempt had no answer in time, and the namespace that paid."""
+        """Selectors without a result of the first attempt in time, and the namespace that was
+        charged."""
 
         self._parts: dict[str, _Part] = {}
-        """Selectors that are evaluated for some devices of a question only."""
+        """Selectors that are evaluated only for some devices of a query."""
 
         self._expensive: dict[str, tuple[float, Outcome]] = {}
-        """Selectors that took too long; until when (loop clock), and the outcome for devices."""
+        """Selectors that took too long, until when (loop clock), and the result for devices."""
 
         self._problems = ProblemLog(
             logger, "selectors cannot be evaluated", recovered="selectors are evaluated again"
@@ -120,9 +123,9 @@ class SelectorEvaluation:
 
     async def use(self, gates: FeatureGates | None) -> bool:
         """
-        Evaluate with these feature gates from now on; None means that they are unknown.
+        Evaluate with these feature gates from now on. None means that they are unknown.
 
-        Gates that were known stay in force. Return whether known outcomes were dropped.
+        Known gates stay in effect. Return whether known results were dropped.
         """
         wanted = gates or self._gates or FeatureGates()
         async with self._asking:
@@ -147,8 +150,8 @@ class SelectorEvaluation:
         return dropped
 
     def missing(self, expressions: Sequence[str]) -> tuple[Missing | None, float | None]:
-        """Return the next question that the evaluator can be asked now; without one, in how many
-        seconds it can be asked about a selector that it did not evaluate, if there is one."""
+        """Return the next query for the evaluator. If there is none, return after how many seconds
+        a selector without a result can be evaluated again, if there is one."""
         wanted, now = dict.fromkeys(expressions), asyncio.get_running_loop().time()
         times: list[float] = []
         for each in wanted if len(wanted) <= MAX_OF_OBJECT else ():
@@ -165,9 +168,9 @@ class SelectorEvaluation:
 
     async def ask(self, missing: Missing, *, namespace: str) -> None:
         """
-        Ask the evaluator one question, and keep the answer.
+        Run one query of the evaluator, and store the result.
 
-        :param namespace: what the answer needs in memory is taken from its share.
+        :param namespace: the namespace that is charged for the memory of the result.
         """
         await self._wait_for_gates()
         async with self._asking:
@@ -196,7 +199,7 @@ class SelectorEvaluation:
                 self._late.pop(expression, None)
 
     def lost(self, expressions: Sequence[str]) -> bool:
-        """Return whether outcomes were dropped for those of other objects after `prepare`."""
+        """Return whether results were dropped in favor of other objects since `prepare`."""
         wanted = dict.fromkeys(expressions)
         if len(wanted) > MAX_OF_OBJECT:
             return False
@@ -222,7 +225,7 @@ class SelectorEvaluation:
     async def _outcomes(
         self, expression: str, devices: Sequence[Mapping[str, Any]], seconds: float
     ) -> Sequence[Outcome]:
-        """Evaluate a selector for the first of these devices that it is not evaluated for yet."""
+        """Evaluate a selector for the first of these devices without a result."""
         now = asyncio.get_running_loop().time()
         until, outcome = self._expensive.get(expression, (0.0, Outcome()))
         if until > now:

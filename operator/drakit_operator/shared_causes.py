@@ -2,12 +2,13 @@
 Causes that many objects share: one Event about a class or a node, and one in each namespace.
 
 The objects of a cause are counted while they have it. Below :data:`MANY` in a namespace, each has
-its own Event. From then on, the class, node or template has one with the number of all, which the
-owners of the objects often cannot read. So one object of each namespace represents the others: it
-keeps its own Event, and theirs only name it. A cause is judged when it has stopped growing for a
-moment, because objects come in bursts: a Job creates 50 pods in seconds.
+its own Event. Above that, the class, node or template gets one Event with the number of all
+objects. The owners of the objects often cannot read this Event. Therefore, one object of each
+namespace represents the others: it keeps its own Event, and the Events of the others only name it.
+A cause is judged when it has stopped growing for a short time, because objects come in bursts: a
+Job creates 50 pods in seconds.
 
-Does not depend on Events, sessions, or why an object has a cause.
+Does not depend on Events, sessions, or the reason for a cause.
 """
 
 from __future__ import annotations
@@ -23,35 +24,37 @@ from drakit_explain.codes import Cause, Code
 from drakit_explain.model import ObjectReference
 
 MANY = 10
-"""Objects of one kind in a namespace that share a cause: fewer are answered one by one."""
+"""The number of objects of one kind in a namespace from which they share a cause. With fewer, each
+has its own Event."""
 
 PAUSE_SECONDS = 0.5
 """A cause is judged when it has not grown for this long."""
 
 LIMIT_SECONDS = 5.0
-"""Longest time that a cause may grow before it is judged."""
+"""The longest time that a cause may grow before it is judged."""
 
 NAMING = 100
-"""Objects of a namespace that name the representative; of more, no other one has an Event."""
+"""The limit of objects of a namespace that name the representative. Further objects get no
+Event."""
 
 
 class Action(Enum):
-    """What an object with a shared cause needs."""
+    """The action for an object with a shared cause."""
 
     OWN = "own"
     """An Event of its own, if one is due."""
 
     SHARED = "shared"
-    """The Event about what it shares with others, now."""
+    """The Event about the shared cause, now."""
 
     WAIT = "wait"
-    """No Event now: others with its cause may follow."""
+    """No Event now, because other objects with the cause may follow."""
 
     NAMING = "naming"
     """An Event that names the object with the whole reason."""
 
     COVERED = "covered"
-    """None: the Events of others cover the object."""
+    """No Event: the Events of others cover the object."""
 
 
 class Judgment(NamedTuple):
@@ -70,10 +73,10 @@ class _Space:
 
     kinds: Counter[str] = field(default_factory=Counter[str])
     representative: ObjectReference | None = None
-    """The first one with an Event of its own."""
+    """The first object with its own Event."""
 
     candidate: ObjectReference | None = None
-    """The one whose own Event is being written while there is no representative."""
+    """The object whose own Event is being written while there is no representative."""
 
     @property
     def size(self) -> int:
@@ -86,28 +89,29 @@ class Group:
 
     cause: Cause
     began: float
-    """When the burst began that has grown it last."""
+    """When the last burst that added objects began."""
 
     grew: float
     members: dict[str, ObjectReference] = field(default_factory=dict[str, ObjectReference])
-    """By UID."""
+    """The objects by UID."""
 
     kinds: Counter[str] = field(default_factory=Counter[str])
     spaces: dict[str, _Space] = field(default_factory=dict[str, _Space])
-    """By namespace."""
+    """The objects of each namespace."""
 
     judges: set[str] = field(default_factory=set[str])
-    """The first members: enough to judge it in time. Others check when it must have been judged."""
+    """The first members, which are enough to judge the cause in time. Others check after that."""
 
     announced_at: float | None = None
     announced_size: int = 0
     being_announced: bool = False
     refused_until: float = float("-inf")
-    """Until then, each object has its own Event, because one about the cause is refused."""
+    """Until then, each object gets its own Event, because the Event about the cause was refused."""
 
     @property
     def size(self) -> int:
-        """Objects of its most frequent kind: a pod and its claim are one problem."""
+        """The number of objects of the most frequent kind, because a pod and its claim are one
+        problem."""
         return max(self.kinds.values(), default=0)
 
     def add(self, uid: str, member: ObjectReference) -> None:
@@ -126,7 +130,8 @@ class Group:
             del self.spaces[member.namespace]
 
     def note(self) -> str:
-        """Return the note of its Event. It names no object: names in a namespace are private."""
+        """Return the note of the Event. It names no object, because names in a namespace are
+        private."""
         numbers = [
             f"{number} {kind}{'s' if number > 1 else ''}"
             for kind, number in sorted(self.kinds.items())
@@ -174,22 +179,22 @@ class SharedCauses:
         self._key_of[uid] = key
 
     def leave(self, uid: str, *, now: float) -> None:
-        """The object no longer has a cause that others share."""
+        """Remove an object that no longer has a shared cause."""
         key = self._key_of.pop(uid, None)
         if key is None:
             return
         group = self._groups[key]
         group.remove(uid)
         group.judges.discard(uid)
-        # One that was announced is remembered: a cause that comes and goes is announced once.
+        # A group that was announced is kept, so that a cause that flaps is announced once.
         if not group.members and not group.being_announced and self._is_forgotten(group, now):
             del self._groups[key]
 
     def judge(self, uid: str, *, now: float, named_another: bool = False) -> Judgment:
         """
-        Return what an object needs that is due for an Event of its own.
+        Return the action for an object whose own Event is due.
 
-        :param named_another: its last Event named another object, which may have a successor soon.
+        :param named_another: its last Event named another object, which may soon have a successor.
         """
         if (found := self._find(uid)) is None:
             return Judgment(Action.OWN)
@@ -211,7 +216,7 @@ class SharedCauses:
         return Judgment(Action.NAMING if space.size <= NAMING else Action.COVERED, due - now)
 
     def naming_note(self, uid: str) -> str:
-        """Return a note that names the object with the whole reason; empty if there is none."""
+        """Return a note that names the object with the whole reason. Empty if there is none."""
         found = self._find(uid)
         if found is None or (first := found[1].representative) is None:
             return ""
@@ -219,7 +224,8 @@ class SharedCauses:
 
     @contextmanager
     def announcing_own(self, uid: str) -> Generator[None]:
-        """Write the own Event of an object in the body: the others of its namespace wait for it."""
+        """Write the object's own Event in the block. The other objects of its namespace wait for
+        it."""
         if (found := self._find(uid)) is None:
             yield
             return
@@ -232,7 +238,7 @@ class SharedCauses:
                 space.candidate = None
 
     def announced(self, uid: str) -> None:
-        """Record that an object has an Event of its own, which those of others can name."""
+        """Record that an object has its own Event, which the Events of others can name."""
         if (found := self._find(uid)) is not None:
             _, space, member = found
             space.representative = space.representative or member
@@ -246,7 +252,7 @@ class SharedCauses:
 
     @contextmanager
     def announcing(self, uid: str, *, now: float) -> Generator[Group]:
-        """Announce the cause of an object in the body; after an error it is due again."""
+        """Announce the cause of an object in the block. After an error, it is due again."""
         group = self._groups[self._key_of[uid]]
         group.being_announced = True
         try:
@@ -257,7 +263,8 @@ class SharedCauses:
         self._forget_old(now)
 
     def refuse(self, uid: str, *, now: float) -> None:
-        """Nobody may write an Event about the cause of an object: the objects have their own."""
+        """Record that the Event about an object's cause was refused, so that the objects get their
+        own Events."""
         if key := self._key_of.get(uid):
             self._groups[key].refused_until = now + self._change_seconds
 

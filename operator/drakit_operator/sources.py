@@ -1,15 +1,15 @@
 """
-Follows all kinds: a reflector for each, whose lists fill the store, and whose changes are events
-for the handlers of Kopf.
+Follows all kinds: each kind has a reflector. Its lists fill the store, and its changes are events
+for the Kopf handlers.
 
-A list is no event, because objects may be missing in it. The store is complete when each kind has
-been listed once, or is left out because the cluster does not have it or forbids it. Causes are
-certain only with the required kinds.
+A list does not produce events, because objects may be missing in it. The store is complete when
+each kind has been listed once, or is left out because the cluster does not have it or forbids it.
+Causes are certain only with the required kinds.
 
 Most pods of a cluster neither use devices nor wait. They are not in the store: :class:`LoadWatch`
-keeps only the sums of what they request, by node.
+keeps only the sums of their requests, by node.
 
-It must not know Kopf, queues, Events, or what follows from a change.
+Does not depend on Kopf, queues, Events, or the effects of a change.
 """
 
 from __future__ import annotations
@@ -35,42 +35,42 @@ from drakit_operator.store import Store
 logger = logging.getLogger(__name__)
 
 BATCH_SECONDS = 0.05
-"""Changes of this time are handed over together, because a check of what they affect is expensive.
-A rolling update of a driver changes hundreds of slices within seconds."""
+"""Changes within this time are passed on together, because a check of the affected objects is
+expensive. A rolling update of a driver changes hundreds of slices within seconds."""
 
 RETRY_SECONDS = 5.0
-"""Longest pause before a request is repeated. Only the leader makes these requests, and nothing is
-certain while a kind is not followed."""
+"""The longest pause before a request is repeated. Only the leader makes these requests, and nothing
+is certain while a kind is not followed."""
 
 LASTING_SECONDS = 60.0
-"""Errors of a watch that last longer are a problem: until they end, nothing is certain."""
+"""Errors of a watch that last longer are a problem, because nothing is certain until they end."""
 
 AT_ONCE = 500
-"""Objects of a complete list that the store takes in one turn of the loop: about 20 ms."""
+"""The number of listed objects that the store takes in one iteration of the loop: about 20 ms."""
 
 IN_FLIGHT = 100
-"""Events of a kind on their way to handlers: further ones wait in the connection."""
+"""The limit of events of a kind that wait for handlers. Further events wait in the connection."""
 
 WHOLE = frozenset({POLICIES, MAINTENANCES})
-"""Kinds of which handlers get the whole object, because they reconcile it."""
+"""Kinds whose handlers get the whole object, because they reconcile it."""
 
 ABSENT_SECONDS = 5.0
-"""Pause before a kind is looked for again that the cluster does not have or the operator may not
-list and watch."""
+"""The interval at which the operator checks again for a kind that the cluster does not have, or
+that the operator may not list and watch."""
 
 COLLECTED = 5000
-"""Kept objects after which garbage is collected: about 20 ms."""
+"""The number of kept objects after which garbage is collected: about 20 ms."""
 
 POD_PATH = "/api/v1/pods"
 ON_NODES = {"fieldSelector": "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"}
 
 OUTDATED_SECONDS = 180.0
-"""If the watch sends nothing for this long, loads are unknown: bookmarks arrive every minute."""
+"""If the watch sends nothing for this long, loads are unknown. Bookmarks arrive every minute."""
 
 
 Event = dict[str, Any]
-"""A watch event as Kopf takes it, with the fact of its object (``fact``). Its object has no content
-unless its kind is in WHOLE."""
+"""A watch event in the form that Kopf expects, with the fact of its object (``fact``). The object
+has no content unless its kind is in WHOLE."""
 
 
 class Sources:
@@ -105,19 +105,19 @@ class Sources:
         self._garbage = _Garbage()
         self._channels = {kind: _Channel() for kind in self.kinds}
         self._partial: set[Kind] = set()
-        """Kinds of which the store does not have all objects of the last list yet."""
+        """Kinds for which the store does not yet have all objects of the last list."""
 
         self.complete = asyncio.Event()
         """Set when every kind has been listed once, or is left out."""
 
     async def run(self) -> None:
-        """Follow the kinds until canceled; errors are retried without end."""
+        """Follow the kinds until canceled. Errors are retried endlessly."""
         async with asyncio.TaskGroup() as group:
             for kind in self.kinds:
                 group.create_task(self._follow(kind), name=str(kind))
 
     def problem(self) -> str | None:
-        """Return a kind that prevents all conclusions, with the reason; None if there is none."""
+        """Return a kind that prevents all conclusions, with the reason, or None."""
         now = asyncio.get_running_loop().time()
         for kind, (since, why) in self._errors.items():
             if kind.required or now - since > LASTING_SECONDS:
@@ -129,7 +129,7 @@ class Sources:
 
     @property
     def is_current(self) -> bool:
-        """Whether the store is complete, and follows every kind at the moment. Otherwise, an object
+        """Whether the store is complete, and follows every kind at the moment. If not, an object
         that another one names can exist without being in the store."""
         return (
             self.complete.is_set()
@@ -148,7 +148,8 @@ class Sources:
         return isinstance(self._known.get(kind), Absence)
 
     def version_of(self, kind: Kind) -> str:
-        """Return the ``apiVersion`` in which a kind is served; the preferred one if unknown."""
+        """Return the ``apiVersion`` in which a kind is served. If unknown, return the preferred
+        one."""
         known = self._known.get(kind)
         version = known.version if isinstance(known, Served) else kind.versions[0]
         return f"{kind.group}/{version}" if kind.group else version
@@ -156,11 +157,11 @@ class Sources:
     # ---- the handlers
 
     async def next_event(self, kind: Kind) -> Event:
-        """Wait for the next event of a kind; each one must get to :meth:`handle`."""
+        """Wait for the next event of a kind. Each event must be passed to :meth:`handle`."""
         return await self._channels[kind].get()
 
     def handle(self, kind: Kind, event: Event) -> None:
-        """Put the fact of an event into the store, or take it out."""
+        """Put the fact of an event into the store, or remove it."""
         self._channels[kind].handled()
         fact: Fact = event["fact"]
         if event["type"] == "DELETED":
@@ -187,7 +188,7 @@ class Sources:
             logger.info("a kind is listed again", extra={"kind": str(kind), "reason": why})
 
     async def _until_outdated(self, reading: asyncio.Task[None], served: Served) -> str:
-        """Return why a kind must be listed again; raises what ended its reflector."""
+        """Return why a kind must be listed again. Raise the error that ended its reflector."""
         while True:
             await asyncio.wait({reading}, timeout=self._recheck_seconds)
             if reading.done():
@@ -225,8 +226,8 @@ class Sources:
             return self._store.admit(served.project_unreadable(metadata))
 
         def event(word: str | None, fact: Fact) -> Event:
-            """Without a UID, Kopf tells objects apart by name, so that an object and the one that
-            replaces it are handled in their order."""
+            """Without a UID, Kopf identifies objects by name, so that an object and its replacement
+            are handled in order."""
             name = name_of_fact(fact)
             metadata = {"name": name.name, "namespace": name.namespace}
             body = bodies.pop(name, {"metadata": metadata})
@@ -255,8 +256,8 @@ class Sources:
                     await channel.send(event("DELETED", fact))
 
     async def _replace(self, served: Served, facts: Sequence[Fact]) -> None:
-        """Take a complete list, and give the loop back in between."""
-        # Not undone by a cancellation: the next list of the kind does it.
+        """Process a complete list, and yield to the loop in between."""
+        # A cancellation does not undo this: the next list of the kind does.
         self._partial.add(served.kind)
         for number, change in enumerate(self._store.replace(served.kind, facts)):
             if change is not None:
@@ -298,7 +299,7 @@ class Sources:
         missing = absence.forbidden or kind.required or kind.is_ours
         if missing:
             self._metrics.kind_listed.labels(str(kind)).set(0)
-        else:  # nothing is wrong with a cluster that does not have the kind
+        else:  # the cluster does not have the kind, which is not a problem
             with suppress(KeyError):
                 self._metrics.kind_listed.remove(str(kind))
         if self._known.get(kind) != absence:
@@ -307,7 +308,7 @@ class Sources:
             logger.log(level, "kind is not watched", extra=extra)
         if kind.required or kind.is_ours:
             self._record(kind, absence.reason)
-        # What was known of it is no longer kept up to date.
+        # Its facts are no longer kept up to date.
         self._partial.discard(kind)
         self._changes += filter(None, self._store.replace(kind, ()))
         self._settle(kind, absence)
@@ -339,7 +340,7 @@ class Sources:
 
 
 class _Channel:
-    """Events of a kind on their way to handlers, of which only some are ahead of the handlers."""
+    """Events of a kind on their way to handlers. Their number is limited."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -354,18 +355,18 @@ class _Channel:
         return await self._events.get()
 
     def handled(self) -> None:
-        """Make room: a handler has an event that was sent."""
+        """Make room, because a handler has received an event."""
         self._events.task_done()
         self._room.release()
 
     async def settled(self) -> None:
-        """Wait until handlers have got all events."""
+        """Wait until handlers have received all events."""
         await self._events.join()
 
 
 class _Garbage:
     """
-    Excludes what is kept from full collections, which otherwise stop everything for 0.5 s.
+    Excludes kept objects from full garbage collections, which otherwise block everything for 0.5 s.
 
     Objects without cycles are still freed.
     """
@@ -386,7 +387,7 @@ class _Garbage:
 
 
 class LoadWatch:
-    """Keeps the loads of nodes up to date: what the pods on them request."""
+    """Keeps the loads of nodes up to date: the requests of the pods on them."""
 
     def __init__(self, session: Session) -> None:
         self._garbage = _Garbage()
@@ -401,7 +402,7 @@ class LoadWatch:
         return self._reflector.synced and self._reflector.silent_seconds() < OUTDATED_SECONDS
 
     async def run(self) -> None:
-        """Follow the pods until canceled; errors are retried without end."""
+        """Follow the pods until canceled. Errors are retried endlessly."""
         async for change in self._reflector.changes():
             match change:
                 case Replaced(items=loads):
@@ -423,7 +424,7 @@ class LoadWatch:
 
 
 def _load(body: Object) -> Load | None:
-    """Project a pod; one that cannot be read counts as one that requests nothing."""
+    """Project a pod. A pod that cannot be read is treated as one without requests."""
     try:
         return load_of_pod(body)
     except UNREADABLE as error:

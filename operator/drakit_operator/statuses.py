@@ -1,8 +1,8 @@
 """
-The status of an object that the operator reconciles: conditions, how a status must change, and how
-it is written.
+The status of an object that the operator reconciles: its conditions, the changes of a status, and
+their write.
 
-Does not depend on what a status means, or on when it is written.
+Does not depend on the meaning of a status, or on the time of a write.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 Object = dict[str, Any]
 
 REFUSED_SECONDS = 30.0
-"""Pause after a refusal: a webhook, quota or role may allow the write later."""
+"""The pause after a refusal: a webhook, quota or role may allow the write later."""
 
 OUTDATED_SECONDS = 2.0
-"""Pause after a write of an object that has changed: the store soon knows it."""
+"""The pause after a write to an object that has changed. By then, the store has the new version."""
 
 
 class Condition(NamedTuple):
@@ -45,12 +45,12 @@ class Status:
 
     conditions: tuple[Condition, ...]
     fields: Mapping[str, Any]
-    """The other fields of the status, as the API has them, with ``observedGeneration``. A field is
-    removed if its value is None."""
+    """The other fields of the status in the form of the API, with ``observedGeneration``. A field
+    is removed if its value is None."""
 
 
 def changes(wanted: Status, status: Mapping[str, Any], *, now: datetime) -> Object:
-    """Return how a status must change, as a merge patch; empty if it must not."""
+    """Return the changes of a status as a merge patch. Empty if nothing changes."""
     before: dict[str, Object] = {each["type"]: each for each in status.get("conditions") or ()}
     since = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     conditions: list[Object] = []
@@ -90,7 +90,8 @@ class StatusWriter:
         self._world = world
         self._kind = kind
         self.refused: dict[str, str] = {}
-        """By object, what a role forbids or the API server refuses, and no status can report."""
+        """By object, the problem that a role forbids the write or the API server refuses it, which
+        no status can report."""
 
     async def write(
         self,
@@ -100,10 +101,10 @@ class StatusWriter:
         via: Callable[[Object], None] | None,
     ) -> float | None:
         """
-        Write what must change in a status; return None, or in how many seconds to try again.
+        Write the changes of a status. Return None, or after how many seconds to try again.
 
-        :param via: takes the change, if the caller writes it.
-        :raises ApiError: the API server does not answer.
+        :param via: receives the changes, if the caller writes them.
+        :raises ApiError: the API server does not respond.
         """
         if via is not None:
             via(change)

@@ -1,10 +1,10 @@
 """
 The operator's facts of the cluster: one :class:`drakit_explain.world.World`, by watched kind.
 
-It lives in the main loop and is never touched from another thread. :mod:`.affected` decides which
-objects a change affects.
+Only the main loop uses the store, never another thread. :mod:`.affected` decides which objects a
+change affects.
 
-It must not know Kopf, sessions, queues, or Events.
+Does not depend on Kopf, sessions, queues, or Events.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drakit_operator.budgets import ContentBudgets, NodeBudgets
 
 
 class Store:
-    """Facts by kind and name. Not for threads."""
+    """Facts by kind and name. Not thread-safe."""
 
     def __init__(self) -> None:
         self.world = World()
@@ -28,9 +28,10 @@ class Store:
 
     def admit(self, fact: Fact) -> Fact:
         """
-        Return an object as it is to be stored, without content for which there is no room.
+        Return an object in the form in which it is stored, without content that exceeds a limit.
 
-        Objects that wait for the end of a list count from here on: the list may be long.
+        Objects that wait for the end of a list are counted from now on, because the list may be
+        long.
         """
         if isinstance(fact, PodFacts) and not _wants_devices(fact):
             self._budgets.release(fact.uid)
@@ -41,9 +42,9 @@ class Store:
         return admitted
 
     def apply(self, kind: Kind, fact: Fact) -> Change | None:
-        """Store an object as it is now. Return the change, or None if nothing has changed."""
+        """Store an object. Return the change, or None if nothing has changed."""
         if isinstance(fact, PodFacts) and not _wants_devices(fact):
-            # Most pods do not use devices; the store does not keep them.
+            # The store does not keep most pods, because they do not use devices.
             return self.remove(kind, Name(fact.namespace, fact.name), uid=None)
         change = self.world.apply(self._budgets.without_lost(fact))
         if change is not None and change.old is not None and change.old.uid != fact.uid:
@@ -51,7 +52,7 @@ class Store:
         return change
 
     def remove(self, kind: Kind, name: Name, *, uid: str | None) -> Change | None:
-        """Remove an object. A deletion of a UID that another object has replaced has no effect."""
+        """Remove an object. If another object has replaced the UID, the deletion has no effect."""
         change = self.world.remove(kind.type, name, uid=uid)
         if uid is not None:
             self._release(uid)
@@ -61,10 +62,10 @@ class Store:
 
     def replace(self, kind: Kind, facts: Iterable[Fact]) -> Iterator[Change | None]:
         """
-        Take a complete list: objects missing in it are gone.
+        Process a complete list: objects missing in it are gone.
 
-        Yield after each object, its change if there is one, so that the caller can give the loop
-        back. Until the end, objects as they were are among those as they are.
+        Yield after each object, with its change if there is one, so that the caller can yield to
+        the loop. Until the end, the store contains both old and new objects.
         """
         kept = [fact for fact in facts if not isinstance(fact, PodFacts) or _wants_devices(fact)]
         for budgets in (self._budgets, self._nodes):
@@ -79,7 +80,8 @@ class Store:
         self._nodes.release(uid)
 
     def _drop_lost(self, *, since: int) -> None:
-        """Drop the content that objects have lost. No Event follows from it: it is not a change."""
+        """Drop the content that objects have lost. This is not a change, so no Event follows from
+        it."""
         if self._budgets.losses == since:
             return
         for kind in (PodFacts, ClaimFacts, TemplateFacts):
@@ -88,7 +90,8 @@ class Store:
                     self.world.apply(kept)
 
     def take_room(self, kind: Kind) -> bool:
-        """Return whether another list may give objects their content back; True only once."""
+        """Return whether another list may give objects their content back. Returns True only
+        once."""
         return self._budgets.take_room(kind.type) or self._nodes.take_room(kind.type)
 
     def find(self, kind: Kind, name: Name) -> Fact | None:
@@ -99,5 +102,5 @@ class Store:
 
 
 def _wants_devices(pod: PodFacts) -> bool:
-    # Without its content, it is not known whether a pod requests extended resources.
+    # Without its content, it is unknown whether a pod requests extended resources.
     return bool(pod.claims or pod.extended or pod.placement.unread)

@@ -1,6 +1,6 @@
 """
 HostDevicePolicies: their DeviceClass and status.
 
-:mod:`.handlers` are Kopf's, :mod:`.controller` reconciles one policy, :mod:`.status` is what must
-be, as pure functions.
+:mod:`.handlers` has the Kopf handlers, :mod:`.controller` reconciles one policy, and :mod:`.status`
+has the desired state, as pure functions.
 """

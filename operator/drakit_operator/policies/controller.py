@@ -1,13 +1,14 @@
 """
 Reconciles a HostDevicePolicy: maintains its DeviceClass, and writes its status.
 
-Everything is read from the store. Only differences are written, and a DeviceClass that another
-owner created stays as it is. The status is written at once when the policy has a new generation or
-a condition turns; numbers and messages follow at most once in a minute, because the API server
-sends each write to all node plugins. They ignore it: :mod:`drakit_nodeplugin.host.policies`.
+Everything is read from the store. Only differences are written, and a DeviceClass of another owner
+stays unchanged. The status is written at once if the policy has a new generation, or if the status
+of a condition changes. Changed numbers and messages are written at most once a minute, because the
+API server sends each write to all node plugins. They ignore it:
+:mod:`drakit_nodeplugin.host.policies`.
 
-Whatever the API server refuses is a condition, with its message. Only a server that does not answer
-is an error of the caller. Does not depend on Kopf or queues.
+A refusal of the API server becomes a condition with its message. The caller gets an error only if
+the server does not respond. Does not depend on Kopf or queues.
 """
 
 from __future__ import annotations
@@ -35,27 +36,28 @@ from drakit_operator.policies.status import desired_class, status_of
 from drakit_operator.statuses import REFUSED_SECONDS, Object, StatusWriter, changes, turned
 
 WRITE_SECONDS = 60.0
-"""Least time between two writes of a status in which only numbers and messages differ."""
+"""The minimum time between two writes of a status if only numbers and messages differ."""
 
 TURNS = 10
-"""Writes that need not wait for that, because a condition has turned; another one each minute. A
-node whose problem comes and goes must not cause a write each second."""
+"""The burst of writes that do not wait for that, because the status of a condition has changed.
+Another write is allowed each minute. A node whose problem flaps must not cause a write each
+second."""
 
 SHARE = 20
-"""The statuses of all policies take at most a part of the main loop's time: for 5,000 reports, one
-takes some 20 ms."""
+"""The statuses of all policies take at most this part of the main loop's time. For 5,000 reports,
+one status takes about 20 ms."""
 
 
 @dataclass(slots=True)
 class _Pace:
-    """When the status of a policy is found and written."""
+    """When the status of a policy is computed and written."""
 
     written_at: float = float("-inf")
     writes: float = 0.0
-    """The last writes; one is forgotten each minute."""
+    """The number of recent writes. It decreases by one each minute."""
 
     find_at: float = float("-inf")
-    """When it is found again."""
+    """When the status is computed again."""
 
 
 class PolicyController:
@@ -92,10 +94,10 @@ class PolicyController:
         self, name: str, *, write: Callable[[Object], None] | None = None
     ) -> float | None:
         """
-        Reconcile a policy of the world; return in how many seconds to do it again.
+        Reconcile a policy of the world. Return after how many seconds to do it again.
 
-        :param write: takes what must change in the status, if the caller writes it.
-        :raises ApiError: the API server does not answer.
+        :param write: receives the changes of the status, if the caller writes it.
+        :raises ApiError: the API server does not respond.
         """
         policy = self._world.of(PolicyFacts).get(Name("", name))
         self._statuses.refused.pop(name, None)
@@ -129,7 +131,7 @@ class PolicyController:
     # ------------------------------------------------------------ the DeviceClass
 
     async def _maintain_class(self, policy: PolicyFacts) -> str:
-        """Create, update or delete the DeviceClass of a policy; return the problem, if any."""
+        """Create, update or delete the DeviceClass of a policy. Return the problem, if any."""
         unenforced = ""
         if policy.restricted and not self._restricts_namespaces:
             unenforced = (
@@ -140,7 +142,7 @@ class PolicyController:
         wanted = None if unenforced else desired_class(policy, api_version=version)
         found = self._world.device_class(policy.class_name)
         try:
-            # A list: the world changes while the API server answers.
+            # A list, because the world changes during a request.
             owned = [one for one in self._world.of(ClassFacts).values() if one.owner == policy.uid]
             for each in owned:
                 if wanted is None or each.name != policy.class_name:
@@ -159,7 +161,7 @@ class PolicyController:
             else:
                 await self._update_class(found, wanted["spec"], version)
         except (AlreadyExistsError, ConflictError, NotFoundError):
-            return ""  # the store is behind: the watch reports it
+            return ""  # the store is behind, and the watch reports it
         except ApiError as error:
             if not error.is_refusal:
                 raise
@@ -169,14 +171,15 @@ class PolicyController:
         return ""
 
     async def _create_class(self, policy: PolicyFacts, wanted: Object, version: str) -> None:
-        # The garbage collector would delete the class of a policy that is gone, and so on.
+        # If the policy is gone, the garbage collector would delete a new class, and the operator
+        # would create it again.
         path = resource_path(crds.API_VERSION, crds.POLICIES, name=policy.name)
         body = await self._session.get(path)
         if body["metadata"]["uid"] == policy.uid:
             await self._session.create(resource_path(version, "deviceclasses"), wanted)
 
     async def _update_class(self, found: ClassFacts, spec: Object, version: str) -> None:
-        """Write the fields that the operator decides; an admin may add ``config``."""
+        """Write the fields that the operator manages. An admin may add ``config``."""
         selectors = tuple(each["cel"]["expression"] for each in spec["selectors"])
         resource = spec.get("extendedResourceName")
         if (found.selectors, found.extended_resource) != (selectors, resource or ""):

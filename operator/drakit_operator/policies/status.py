@@ -1,11 +1,12 @@
 """
-The desired DeviceClass and status of one HostDevicePolicy, from the facts of the store. Pure.
+The desired DeviceClass and status of a HostDevicePolicy, computed from the facts of the store.
+Pure.
 
-The status sums up what the nodes report (NodeDeviceReport). It concerns the nodes to which the
-policy applies: those that are ready, that its selector selects, and that have a report of the
-driver that is not outdated. Lists in it are bounded: a policy can apply to thousands of nodes.
+The status summarizes the reports of the nodes (NodeDeviceReport). It covers the nodes to which the
+policy applies: they are ready, the policy's selector selects them, and they have a current report
+of the driver. Lists in the status are bounded, because a policy can apply to thousands of nodes.
 
-It must not know queues, clocks, Kopf or sessions.
+Does not depend on queues, clocks, Kopf or sessions.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ POLICY_LABEL = "drakit.dev/policy"
 MANAGER = "drakit-operator"
 
 LISTED = 20
-"""Conflicts and problems that the status lists: enough to find the cause."""
+"""The number of conflicts and problems that the status lists, which is enough to find the cause."""
 
 NAMED = 3
-"""Nodes, or other objects, that the message of a condition names."""
+"""The number of nodes or other objects that the message of a condition names."""
 
 # ------------------------------------------------------------ the DeviceClass
 
 
 def desired_class(policy: PolicyFacts, *, api_version: str) -> Object | None:
     """
-    Return the DeviceClass of a policy; None if it has none.
+    Return the DeviceClass of a policy, or None if it does not need one.
 
-    The policy owns it, so the garbage collector deletes it with the policy.
+    The policy owns the DeviceClass, so the garbage collector deletes both.
     """
     if not policy.create_class or policy.deleting:
         return None
@@ -63,21 +64,22 @@ def desired_class(policy: PolicyFacts, *, api_version: str) -> Object | None:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What one node makes of the policy."""
+    """The state of the policy on one node."""
 
     node: str
     state: Literal["applied", "behind", "refused", "problem", "in use"]
     report: PolicyReport
     message: str = ""
     listed: bool = True
-    """Whether the report has the policy. Of many policies, it omits some that are in effect."""
+    """Whether the report contains the policy. If there are many policies, it omits some that are in
+    effect."""
 
 
 def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Status:
     """
     Return the status of a policy.
 
-    :param class_problem: why its DeviceClass cannot be maintained; empty if it is in order.
+    :param class_problem: why its DeviceClass cannot be maintained. Empty if there is no problem.
     """
     answers = sorted(_answers(policy, world), key=lambda each: each.node)
     applied = sum(each.state == "applied" for each in answers)
@@ -112,7 +114,7 @@ def status_of(policy: PolicyFacts, world: World, *, class_problem: str) -> Statu
 
 
 def _unknown(condition: str, answers: Sequence[_Answer]) -> Condition | None:
-    """Return a condition about which no node has said anything."""
+    """Return a condition that no node has reported yet."""
     if not answers:
         message = (
             "no ready node that nodeSelector selects reports the driver: check nodeSelector, and "
@@ -190,7 +192,8 @@ def _conflicting(
 
 
 def _same_resource(policy: PolicyFacts, world: World) -> str:
-    """Return which others provide the extended resource of a policy; empty if there are none."""
+    """Return which other objects provide the extended resource of a policy. Empty if there are
+    none."""
     resource, policies = policy.extended_resource, world.of(PolicyFacts).values()
     if not resource or not policy.create_class:
         return ""
@@ -218,7 +221,7 @@ def _answers(policy: PolicyFacts, world: World) -> Iterator[_Answer]:
     for report in world.of(ReportFacts).values():
         if report.driver != DRIVER or report.outdated:
             continue
-        if nodes:  # an operator that may not read nodes takes all reports
+        if nodes:  # without permission to read nodes, all reports are used
             node = nodes.get(Name("", report.node))
             if node is None or not node.ready:
                 continue
@@ -234,14 +237,14 @@ def _answer(policy: PolicyFacts, report: ReportFacts) -> _Answer:
     if found is None:
         omitted = report.policies_omitted
         return _Answer(node, "applied" if omitted else "behind", nothing, listed=not omitted)
-    if found.uid != uid:  # it is about an earlier policy of the same name
+    if found.uid != uid:  # it is about an earlier policy with the same name
         return _Answer(node, "behind", nothing)
     if found.observed_generation != policy.generation:
         return _Answer(node, "behind", found)
     in_effect = found.generation == policy.generation
     if found.problem and not in_effect:
         return _Answer(node, "refused", found, found.problem)
-    # A driver that refuses its policies does not put the new generation into effect.
+    # A driver that refuses its policies does not apply the new generation.
     if problem := report.refused or found.problem:
         return _Answer(node, "problem", found, problem)
     if not in_effect:
