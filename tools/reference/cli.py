@@ -9,6 +9,7 @@ It must not know what a command does.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Iterable, Iterator
 
 from drakit_cli.kubectl.arguments import parser as kubectl
@@ -70,7 +71,7 @@ def _programs(parsers: Iterable[argparse.ArgumentParser]) -> Iterator[str]:
             if title not in described:  # else the page has it for another program
                 described.add(title)
                 yield f"### Options: {title}"
-                yield _table(group._group_actions)
+                yield _code(_arguments(group._group_actions))
 
 
 def _program(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -116,11 +117,10 @@ def _usage(parser: argparse.ArgumentParser) -> Iterator[str]:
     words = [parser.prog, *(_form(each) for each in options if each.required)]
     words += ["[OPTIONS]"] * any(not each.required for each in options)
     words += [_operand(each) for each in operands]
-    yield f"```text\n{' '.join(words)}\n```"
     groups = _shared_groups(parser)
     shared = [each for group in groups for each in group._group_actions]
-    if own := [each for each in (*operands, *options) if each not in shared]:
-        yield _table(own)
+    own = [each for each in (*operands, *options) if each not in shared]
+    yield _code([" ".join(words), *([""] if own else []), *_arguments(own)])
     links = [f"[{each.title}](#options-{str(each.title).replace(' ', '-')})" for each in groups]
     if links:
         yield f"Also: options for {', '.join(links)}."
@@ -131,11 +131,18 @@ def _shared_groups(parser: argparse.ArgumentParser) -> list[argparse._ArgumentGr
     return [group for group in parser._action_groups[2:] if group._group_actions]
 
 
-def _table(actions: Iterable[argparse.Action]) -> str:
-    return markdown.table(
-        ("Argument", "Meaning"),
-        [(markdown.code(_form(each, short=True)), _meaning(each)) for each in actions],
-    )
+def _arguments(actions: Iterable[argparse.Action]) -> list[str]:
+    """Return operands and options with their meanings, as in a help text."""
+    lines: list[str] = []
+    for each in actions:
+        meaning = textwrap.wrap(_meaning(each), markdown.CODE_WIDTH - 6)
+        lines += [f"  {_form(each, short=True)}", *(f"      {line}" for line in meaning)]
+    return lines
+
+
+def _code(lines: Iterable[str]) -> str:
+    text = "\n".join(lines)
+    return f"```text\n{text}\n```"
 
 
 def _form(action: argparse.Action, *, short: bool = False) -> str:

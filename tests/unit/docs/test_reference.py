@@ -125,7 +125,7 @@ def test_a_key_and_the_value_that_describes_it_have_the_same_default(title, key,
 @pytest.mark.parametrize("name", reference.PAGES)
 def test_no_row_of_a_table_lacks_its_meaning(name):
     page = reference.PAGES[name]()
-    assert "| Meaning" in page or re.search(r"^```(yaml|proto|python)$", page, re.MULTILINE)
+    assert "| Meaning" in page or re.search(r"^```(yaml|proto|python|text)$", page, re.MULTILINE)
     assert not re.findall(r"^\|.*\|  \|$", page, re.MULTILINE)
 
 
