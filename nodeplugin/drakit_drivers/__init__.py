@@ -1,1 +1,1 @@
-"""The drivers that drakit ships. They use only the public API, and are found by entry point."""
+"""The drivers that drakit includes. They use only the public API, and are found by entry point."""

@@ -1,16 +1,15 @@
 """
 hostdev: devices of the host, declared in policies and found in sysfs, for pods without privileges.
 
-:mod:`.policy` has what an admin writes, with :mod:`.matching` (which devices match) and
+:mod:`.policy` defines what an administrator writes, with :mod:`.matching` (which devices match) and
 :mod:`.container` (how they appear in containers). :mod:`.sysfs` reads the devices of the host, and
-:mod:`.hardware` defines their identity. :mod:`.host` combines them to a scan, with the rules of
+:mod:`.hardware` defines their identity. :mod:`.host` combines them into a scan, with the rules of
 :mod:`.dangerous` and :mod:`.block_usage`. :mod:`.policy_devices` decides which devices to publish,
-under the names of :mod:`.naming`, with the attributes that selectors see. :mod:`.events`
-detects changes. :mod:`.driver` publishes, reports and prepares the devices. :mod:`.candidates`
-lists all devices for the command line.
+under the names from :mod:`.naming`, with the attributes that selectors see. :mod:`.events` detects
+changes. :mod:`.driver` publishes, reports and prepares the devices. :mod:`.candidates` lists all
+devices for the command line.
 
-It uses only the public API, as any driver outside this repository would: it must not depend on the
-node plugin, Kubernetes clients or gRPC.
+Uses only the public API, as a driver outside this repository would.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """
-Which block devices the host uses.
+Finds the block devices that the host uses.
 
 A device is in use if it is mounted, a swap area, part of a mounted btrfs, the backing file of a
 loop device, or if another device is built on it (``holders`` in sysfs, which :mod:`.host` reads).
-Some uses are invisible: ZFS opens a device like any program, and mounts in other mount namespaces
-do not show.
+Some uses are invisible: ZFS opens a device like any other program, and mounts in other mount
+namespaces are not listed.
 
-A file that cannot be read or parsed raises :class:`.sysfs.UnreadableError`: a skipped line could be
-the one that shows the use.
+A file that cannot be read or parsed raises :class:`.sysfs.UnreadableError`, because a skipped line
+could be the one that shows the use.
 
-It must not depend on policies, claims, or the rules for publishing devices.
+Does not depend on policies or claims.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _ESCAPE = re.compile(r"\\([0-3][0-7]{2})")
 
 _VOLUME = re.compile(r"/pods/[^/]+/volume|/plugins/kubernetes[.]io/")
-"""The kubelet's mount points of volumes, their subPaths and raw devices, and those of CSI."""
+"""The kubelet's mount points for volumes, their subPaths and raw devices, and those of CSI."""
 
 _ANONYMOUS = "0:"
 """Major of file systems that belong to no single device (btrfs, overlay, tmpfs)."""
@@ -37,13 +37,13 @@ _ANONYMOUS = "0:"
 _ANSWERED_OTHERWISE = frozenset(
     ("btrfs", "9p", "virtiofs", "nfs", "nfs4", "fuse", "overlay", "tmpfs", "ramfs", "rootfs")
 )
-"""Anonymous file systems whose sources need not be resolved (``/dev/root``): sysfs lists the
-devices of a btrfs, and the others have none."""
+"""Anonymous file systems whose sources need not be resolved (such as ``/dev/root``). sysfs lists
+the devices of a btrfs, and the others have none."""
 
 
 def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) -> Mapping[str, str]:
-    """Read the host's mounts and swap areas: ``MAJOR:MINOR`` to a few words on the use of the
-    device, such as ``mounted at /``."""
+    """Read the host's mounts and swap areas. Returns ``MAJOR:MINOR``, each with a few words on the
+    use of the device, such as ``mounted at /``."""
     mounts = _parse(mountinfo, parse_mountinfo)
     swapped = _parse(swaps, parse_swaps)
     sources = _Sources(sysfs, dev_root)
@@ -52,13 +52,13 @@ def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) ->
         for number in _numbers_of_mount(mount, sources):
             used.setdefault(number, mount.place)
     for path in swapped:
-        if path.startswith("/dev/"):  # else a file, on a file system that is mounted
+        if path.startswith("/dev/"):  # otherwise a file, on a file system that is mounted
             for number in sources.numbers(path, what="a swap area"):
                 used.setdefault(number, "a swap area")
     for number in _btrfs_members(sysfs):
         used.setdefault(number, "part of a mounted btrfs")
     for name, directory in sources.directories.items():
-        # A loop device on a block device opens it like a program: it is not a holder.
+        # A loop device opens a block device like a program, and is not listed as a holder.
         backing = read_attribute(directory / "loop", "backing_file") or ""
         if backing.startswith("/dev/"):
             for number in sources.find(backing) or ():
@@ -78,7 +78,7 @@ def _numbers_of_mount(mount: MountEntry, sources: _Sources) -> Iterator[str]:
     if not anonymous:
         yield mount.number
     if mount.fs_type == "devtmpfs" and mount.root != "/":
-        # A device node mounted over a file: a raw volume of a pod, for example.
+        # A device node that is mounted over a file, for example a raw volume of a pod.
         yield from sources.find(f"/dev{mount.root}") or ()
     elif not mount.source.startswith("/dev/"):
         return
@@ -90,7 +90,7 @@ def _numbers_of_mount(mount: MountEntry, sources: _Sources) -> Iterator[str]:
 
 
 def _btrfs_members(sysfs: Sysfs) -> Iterator[str]:
-    # A btrfs has an anonymous number, and its mount names one device of several.
+    # A btrfs has an anonymous number, and its mount names only one of its devices.
     for volume in entries(sysfs.root / "fs" / "btrfs"):
         for member in entries(volume / "devices"):
             number = read_attribute(member, "dev")
@@ -99,21 +99,22 @@ def _btrfs_members(sysfs: Sysfs) -> Iterator[str]:
 
 
 class _Sources:
-    """Resolves a path to block devices. The path can be a node, a link or a kernel's name."""
+    """Resolves a path to block devices. The path can be a node, a link or a kernel name."""
 
     def __init__(self, sysfs: Sysfs, dev_root: Path) -> None:
         self.directories = sysfs.block_directories()
         self._dev_root = dev_root
 
     def numbers(self, path: str, *, what: str) -> tuple[str, ...]:
-        """Return their numbers; raise if they cannot be determined."""
+        """Return the numbers of the devices. Raises an error if they cannot be determined."""
         found = self.find(path)
         if found is None:
             raise UnreadableError(Path(path), f"no device has this path ({what})")
         return found
 
     def find(self, path: str) -> tuple[str, ...] | None:
-        """Return their numbers: empty if it is not a block device, None if that is unknown."""
+        """Return the numbers of the devices. Empty if the path is not a block device; None if that
+        is unknown."""
         whole = self._find_one(path)
         if whole is not None or ":" not in path:
             return whole
@@ -140,10 +141,11 @@ class _Sources:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MountEntry:
-    """One mount, as far as devices are concerned."""
+    """The fields of a mount that concern devices."""
 
     number: str
-    """``MAJOR:MINOR`` of the file system; major 0 where it belongs to no single device."""
+    """``MAJOR:MINOR`` of the file system. The major number is 0 if it belongs to no single
+    device."""
 
     root: str
     """The part of the file system that is mounted."""
@@ -154,29 +156,30 @@ class MountEntry:
 
     @property
     def is_volume(self) -> bool:
-        """Whether a pod has it as a volume: its mount point and source have names of tenants."""
+        """Whether a pod has it as a volume. Its mount point and source then contain names of
+        tenants."""
         return _VOLUME.search(self.mount_point) is not None
 
     @property
     def place(self) -> str:
-        """The place in a few words, which users of other namespaces can read."""
+        """The mount point in a few words that users of other namespaces may read."""
         return (
             "mounted as a volume of a pod" if self.is_volume else f"mounted at {self.mount_point}"
         )
 
 
 def unescape(text: str) -> str:
-    r"""Undo the kernel's ``\040`` for characters that would break a line into wrong fields."""
+    r"""Decode the kernel's octal escapes (``\\040``), which keep the fields of a line separate."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def parse_mountinfo(text: str) -> list[MountEntry]:
-    """Read a mountinfo file; raises ValueError for a malformed line."""
+    """Parse a mountinfo file. Raises ValueError for a malformed line."""
     return [_mount(line) for line in text.split("\n") if line]
 
 
 def _mount(line: str) -> MountEntry:
-    # Single spaces: a source may be empty, and then there are two in a row.
+    # Split at single spaces: a source may be empty, which leaves two spaces in a row.
     fields = line.split(" ")
     try:
         separator = fields.index("-", 6)
@@ -195,7 +198,8 @@ def _mount(line: str) -> MountEntry:
 
 
 def parse_swaps(text: str) -> list[str]:
-    """Read the paths of swap areas; raises ValueError for another file."""
+    """Return the paths of swap areas. Raises ValueError if the content is not that of
+    ``/proc/swaps``."""
     header, *lines = text.split("\n")
     if not header.startswith("Filename"):
         raise ValueError(f"the list of swap areas begins with {header!r}, not with its header")

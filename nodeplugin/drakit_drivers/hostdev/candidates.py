@@ -1,11 +1,11 @@
 """
-Lists every device node that a policy could publish: the outcome of the present policies, and a
+Lists every device node that a policy could publish, with the outcome of the current policies, and a
 policy that publishes only this device.
 
-The answers come from the driver's own scan. Each device without a policy is scanned with a
+The results come from the driver's own scan. Each device without a policy is scanned with a
 suggested policy, so that users see in advance whether the driver would refuse it.
 
-It must not depend on claims: a device that a claim holds can have a different name in the running
+Does not depend on claims: a device that a claim holds can have a different name in the running
 driver.
 """
 
@@ -43,39 +43,39 @@ class Candidate:
     """The attributes that the published device has, or would have."""
 
     names: tuple[str, ...] = ()
-    """The names under which it is published: several if it has copies."""
+    """The names under which it is published. Several if the device has copies."""
 
     policy: str | None = None
-    """The policy that matches it; None if none does."""
+    """The policy that matches it, or None."""
 
     reason: str | None = None
-    """The reason why it is not published although a policy matches it."""
+    """Why it is not published although a policy matches it."""
 
     refusal: str | None = None
-    """The reason why the suggested policy would not publish it."""
+    """Why the suggested policy would not publish it."""
 
     others: tuple[str, ...] = ()
-    """Further policies that match it, and do not get it."""
+    """Other policies that match it but do not get it."""
 
     suggestion: Mapping[str, Any] | None = None
-    """The spec of a policy that publishes only this device; None if there is none."""
+    """The spec of a policy that publishes only this device, or None."""
 
 
 def find_candidates(
     config: HostDevicesConfig, policies: Sequence[HostPolicy], *, subsystem: str | None = None
 ) -> list[Candidate]:
     """
-    Find the device nodes of this host. Blocks for some seconds on a host with many devices. Raises
+    Find the device nodes of this host. Blocks for a few seconds on a host with many devices. Raises
     DriverError if a file of a device cannot be read.
 
-    :param policies: the policies of the node, the first in conflicts first.
-    :param subsystem: only devices of this subsystem.
+    :param policies: the policies of the node, in order of precedence. :param subsystem: only
+    devices of this subsystem.
     """
     host = Host(config)
     hosts = list(_hosts(config, subsystem))
     selection = host.scan(policies).selection
     specs = {each.path: spec for each in hosts if (spec := _suggestion(each, hosts))}
-    # Two nodes of one function would conflict if their policies did not share it.
+    # Two nodes of one function would conflict if their policies did not both share it.
     shared = {"sharing": Sharing(mode="Users", users=1)}
     trials = (each.model_copy(update=shared) for each in specs.values())
     trial = host.scan([policy_of_file(f"p{n}", each) for n, each in enumerate(trials)]).selection
@@ -167,7 +167,7 @@ def _outcome(
 
 
 def _suggestion(host: HostDevice, hosts: Sequence[HostDevice]) -> HostDevicePolicySpec | None:
-    """Return the first spec that matches this device and no other."""
+    """Return the first spec that matches only this device."""
     beside = [each for each in hosts if each.subsystem == host.subsystem]
     for body in _suggestions(host):
         try:
@@ -187,12 +187,12 @@ def _is_one_unit(hosts: Sequence[HostDevice]) -> bool:
 
 
 def _suggestions(host: HostDevice) -> Iterator[dict[str, Any]]:
-    """Return specs, the most stable description of the device first."""
+    """Yield specs, starting with the most stable description of the device."""
     by_id = sorted(link for link in host.links if "/by-id/" in link)
     by_path = sorted(link for link in host.links if "/by-path/" in link)
     for matcher in (
         *_of_usb(host),
-        # World wide names sort last, and are the most stable ones.
+        # World wide names are the most stable names, and sort last.
         *({"paths": [_as_glob(link)]} for link in reversed(by_id)),
         *_of_pci(host),
         *({"paths": [_as_glob(link)]} for link in by_path),

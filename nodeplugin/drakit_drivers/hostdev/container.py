@@ -1,9 +1,7 @@
 """
-How a device appears in containers: what a policy says about it, and the edits that result.
+How a device appears in containers: the fields of a policy, and the resulting edits.
 
-The model is checked without a host. Errors name the field and the remedy.
-
-It must not depend on which devices are published, or where the host is mounted.
+The model is validated without access to a host. Errors name the field and the remedy.
 """
 
 from __future__ import annotations
@@ -34,12 +32,12 @@ _PRIVATE_PLACES = ("/dev", "/proc", "/sys")
 
 
 def is_below(path: str, directories: tuple[str, ...]) -> bool:
-    """Return whether a path is one of the directories, or below one."""
+    """Return whether a path is one of the directories or below one."""
     return any(path == directory or path.startswith(f"{directory}/") for directory in directories)
 
 
 def _parse_mode(value: Any) -> int:
-    # A number is refused: YAML reads 0660 as 432, and 660 as an unintended mode.
+    # Numbers are refused, because YAML reads 0660 as 432, and 660 as an unintended mode.
     if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
         raise ValueError('must be octal digits in quotes, like "0660"')
     return int(value, 8)
@@ -72,7 +70,7 @@ Mode = Annotated[
 PathText = Annotated[str, Field(max_length=256), AfterValidator(_check_absolute)]
 Id = Annotated[int, Field(ge=0, lt=2**32 - 1)]
 Choice = Literal["Always", "Never"]
-"""No boolean: a later version can add a choice."""
+"""An enumeration instead of a boolean, so that a later version can add a choice."""
 
 Variable = Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 
@@ -167,7 +165,7 @@ class Container(DevicePolicy):
 
     @property
     def path_fits_several_nodes(self) -> bool:
-        """Whether each node of a device gets another path."""
+        """Whether each node of a device gets a different path."""
         return self.path is None or self.path.endswith("/") or "*" in self.path
 
 
@@ -181,8 +179,8 @@ def container_edits(
     Return the edits for a device.
 
     The variable ``HOSTDEV_<REQUEST>__<DEVICE>`` has the paths of its nodes in the container,
-    separated by colons. ``HOSTDEV_<REQUEST>`` is enough for an application that requests one device
-    (of several it names one).
+    separated by colons. ``HOSTDEV_<REQUEST>`` is sufficient for an application that requests a
+    single device. If there are several, it describes one of them.
     """
     paths = [_container_path(view, host, index) for index, host in enumerate(hosts)]
     if len(set(paths)) < len(paths):
@@ -198,7 +196,8 @@ def container_edits(
             for link in host.links
             if "/by-id/" in link and link not in paths
         ]
-    # The request's own name, without the subrequest's: a program works with any alternative.
+    # Use the name of the request without that of the subrequest, so that a program works with any
+    # alternative.
     variable = f"HOSTDEV_{_variable(request.partition('/')[0])}"
     value = ":".join(paths)
     return Edits(
@@ -212,8 +211,8 @@ def container_edits(
 
 
 def shared_path(edits: Iterable[Edits]) -> str | None:
-    """Return the problem if the devices of a claim have different nodes at one path: the runtime
-    would silently give the container one of them."""
+    """Return the problem if devices of a claim have different nodes at the same path, because the
+    runtime would silently give the container only one of them."""
     numbers: dict[str, tuple[int | None, int | None]] = {}
     for node in (node for each in edits for node in each.device_nodes):
         number = (node.major, node.minor)

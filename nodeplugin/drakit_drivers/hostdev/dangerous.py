@@ -1,18 +1,18 @@
 """
 Devices that give a container control of the node or its data.
 
-A table of the kernel's paths decides about most of them. Most of its entries need no further
-capability: it is enough that the container can open the device node. A path does not show whether
+Most of them are in a table of the kernel's paths. For most entries, the container needs no
+additional capability: it only has to open the device node. A path does not show whether
 ``/dev/input/event3`` is a keyboard, or whether a node of subsystem ``usb`` bypasses the rules for
-disks: the kernel's capabilities, sysfs and USB descriptors do.
+disks. The kernel's capabilities, sysfs and USB descriptors show that.
 
 The kernel keeps the descriptors that a USB device reported when it was connected: the device
-descriptor, then each configuration with its interfaces in all alternate settings. Interfaces that
-no driver is bound to, or that belong to an inactive configuration, are in it too. The device node
-gives access to all of them. The device is hostile: what is malformed counts as dangerous, and the
-number of steps is limited.
+descriptor, then each configuration with its interfaces in all alternate settings. This includes
+interfaces to which no driver is bound, or that belong to an inactive configuration. The device node
+gives access to all of them. The device is untrusted, so malformed descriptors are dangerous, and
+the number of steps is limited.
 
-It must not depend on policies: it judges a path or a device, whatever policy publishes it.
+Does not depend on policies: the result for a path or a device is the same for every policy.
 """
 
 from __future__ import annotations
@@ -65,30 +65,32 @@ DANGEROUS_NODES: Mapping[tuple[str, ...], str] = {
         "sends commands to the node's RAID controllers"
     ),
 }
-"""Globs of paths below ``/dev``, and a clause for each row: what such a device does. A glob has
-letters, digits, ``-``, ``_``, ``/``, ``*`` and brackets only."""
+"""Globs of paths below ``/dev``, with a clause for each row that describes the danger of such a
+device. A glob contains only letters, digits, ``-``, ``_``, ``/``, ``*`` and brackets."""
 
 _PATTERNS = {
-    # One expression a row: each scan compares each device with the table.
+    # Compile one expression per row, because each scan compares each device with the table.
     re.compile(f"/dev/(?:{'|'.join(globs)})".replace("*", "[^/]*")): danger
     for globs, danger in DANGEROUS_NODES.items()
 }
 
 _PROBES = ("mem", "sda1", "TTY_9", "0", "zz-zz.z")
-"""Names without a common letter: a pattern that matches all of them matches any name."""
+"""Names without a common letter. A pattern that matches all of them matches any name."""
 
 
 def danger_of_path(path: str) -> str | None:
-    """Return what a device at a path does to the node; None if the path is not in the table.
+    """
+    Return the danger of a device at a path for the node, or None if the path is not in the table.
 
-    The path can be a glob that matches only such paths."""
-    # A glob matches as text as well: "/dev/watchdog*" is in the table as written.
+    The path can be a glob that matches only such paths.
+    """
+    # A glob can also match as a literal string: the table contains "/dev/watchdog*" in this form.
     found = (danger for pattern, danger in _PATTERNS.items() if pattern.fullmatch(path))
     return next(found, None)
 
 
 def matches_everything(glob: str) -> bool:
-    """Return whether a glob matches all device nodes of /dev, or of any directory in it."""
+    """Return whether a glob matches all device nodes in /dev or in any of its directories."""
     depth = len(glob.split("/")) - 2
     return all(matches(glob, "/".join(("", "dev", *[probe] * depth))) for probe in _PROBES)
 
@@ -96,7 +98,7 @@ def matches_everything(glob: str) -> bool:
 # ------------------------------------------------------------ hardware
 
 _BITS_OF_WORD = 8 * struct.calcsize("l")
-"""The kernel writes bitmaps in words of the reading process."""
+"""The kernel writes bitmaps as words of the reading process's size."""
 
 _KEY_CODES = 0x300
 
@@ -110,7 +112,7 @@ _TYPING_KEYS = _bits([*range(2, 12), *range(16, 26), *range(30, 39), *range(44, 
 """Digits, letters and SysRq. A headset, a mouse or a game controller has none of them."""
 
 _STOPPING_KEYS = _bits([116, 142, 205, 356, 408])
-"""Power, sleep, suspend, power 2 and restart, on which the node shuts down or sleeps."""
+"""Power, sleep, suspend, power 2 and restart, which make the node shut down or sleep."""
 
 _SMBUS_CLASS = "0c05"
 
@@ -119,26 +121,27 @@ _DIRECTORIES = {
     "net": "is a network adapter of the node",
     "bluetooth": "is a Bluetooth adapter of the node",
 }
-"""Directories in sysfs below a device that the node uses. The directory ``net`` exists in each
-network namespace, although the names of interfaces in it do not."""
+"""Directories below a device in sysfs that show that the node uses the device. The directory
+``net`` exists in each network namespace, although the names of interfaces in it do not."""
 
 _MAX_DIRECTORIES = 4096
-"""Directories in sysfs below a device. A USB device with eight interfaces has about 100."""
+"""Maximum number of directories below a device in sysfs. A USB device with eight interfaces has
+about 100."""
 
 _KEYBOARD = "is a keyboard of the node"
 _BOOT_PROTOCOLS = {"01": "keyboard", "02": "mouse"}
-"""Protocols of a USB interface for human input whose subclass is 01."""
+"""Protocols of a USB human interface whose subclass is 01."""
 
 
 def danger_of(host: HostDevice, consoles: Collection[str]) -> str | None:
     """
-    Return what a device does to the node, as a clause; None if it is not dangerous.
+    Return the danger of a device for the node, as a clause, or None if it is not dangerous.
 
-    Raises OSError if sysfs cannot be read: the device can be dangerous.
+    Raises OSError if sysfs cannot be read, because the device could be dangerous.
 
     :param consoles: kernel names of the terminals that the kernel uses as its console.
     """
-    # By the kernel's path: a udev link can have any name.
+    # Use the kernel's path, because a udev link can have any name.
     danger = danger_of_path(host.path)
     if danger:
         return danger
@@ -150,7 +153,7 @@ def danger_of(host: HostDevice, consoles: Collection[str]) -> str | None:
         return _danger_of_input(host.directory.parent, host.properties)
     if host.subsystem == "hidraw" or host.kernel_name.startswith("hiddev"):
         return _danger_of_hid(host.directory.parent.parent)
-    # A controller without a readable class counts as one of the mainboard.
+    # A controller without a readable class is treated as part of the mainboard.
     if (
         host.subsystem == "i2c-dev"
         and host.pci
@@ -163,7 +166,7 @@ def danger_of(host: HostDevice, consoles: Collection[str]) -> str | None:
 def _danger_of_usb_device(host: HostDevice) -> str | None:
     if is_root_hub(host.kernel_name):
         return "is the root hub of a USB controller, which controls the devices at its ports"
-    # Buffered: a single read of a file in sysfs returns one page at most.
+    # Use a buffered read: a single read of a file in sysfs returns at most one page.
     with (host.directory / "descriptors").open("rb") as file:
         descriptors = file.read(MAX_DESCRIPTOR_BYTES + 1)
     return danger_of_descriptors(descriptors) or _danger_below(host.directory)
@@ -179,7 +182,7 @@ def _danger_of_input(device: Path, properties: Mapping[str, str]) -> str | None:
 
 
 def _danger_of_hid(device: Path) -> str | None:
-    """Judge a raw node of a HID device, which is below a USB interface or another bus."""
+    """Return the danger of a raw HID node, which is below a USB interface or another bus."""
     for part in (device, *device.parents):
         try:
             protocol = (part / "bInterfaceProtocol").read_text().strip()
@@ -216,7 +219,7 @@ def directories_below(device: Path) -> Iterator[Path]:
 
 
 def _keys(device: Path) -> int:
-    """Return the keys of an input device, a bit for each code."""
+    """Return the keys of an input device, with one bit per code."""
     words = (device / "capabilities" / "key").read_text().split()
     word = re.compile(f"[0-9a-f]{{1,{_BITS_OF_WORD // 4}}}")
     is_valid = 0 < len(words) <= _KEY_CODES // _BITS_OF_WORD and all(map(word.fullmatch, words))
@@ -254,9 +257,10 @@ class _MalformedError(ValueError):
 
 
 def danger_of_descriptors(descriptors: bytes) -> str | None:
-    """Return why a device with these descriptors is dangerous, as a clause; None if it is not."""
+    """Return why a device with these descriptors is dangerous, as a clause, or None."""
     try:
-        # All are read first: a descriptor that hides the rest must not pass as harmless.
+        # Read all of them first, because a descriptor that hides the rest must not pass as
+        # harmless.
         kinds = list(_classes(descriptors))
     except _MalformedError:
         return "has malformed USB descriptors"
@@ -276,7 +280,7 @@ def _classes(descriptors: bytes) -> Iterator[tuple[int, int, int]]:
     configurations = 0
     end = _LENGTHS[_DEVICE]
     for start, kind, body in _descriptors(descriptors):
-        # What is cut off can hide an interface: a part must end where the next one begins.
+        # A truncated part can hide an interface, so a part must end where the next one begins.
         if (start == 0) != (kind == _DEVICE) or (kind == _CONFIGURATION and start != end):
             raise _MalformedError
         if kind == _DEVICE:
@@ -292,7 +296,7 @@ def _classes(descriptors: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _descriptors(descriptors: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield start, type and bytes of each descriptor."""
+    """Yield the start, type and bytes of each descriptor."""
     if len(descriptors) > MAX_DESCRIPTOR_BYTES:
         raise _MalformedError
     start = 0

@@ -1,14 +1,12 @@
 """
 The driver: scans the host after each reported change, periodically, and for each batch of claims.
 
-A claim is prepared from a new scan, never from the last one: in between a stick may have been
-replugged under a different number, or a zram device mounted. That scan reads only what the devices
+Preparing a claim uses a new scan, never the last one, because meanwhile a stick may have been
+replugged with a different number, or a zram device mounted. That scan reads only what the devices
 of the batch need.
 
-Besides the devices, it reports the rejected devices, the outcomes of policies, and log
-lines. A log line that the last scan caused as well is not repeated.
-
-It must not depend on the rules that find, name or describe devices.
+Besides the devices, the driver reports rejected devices, the outcomes of policies, and log lines.
+It does not repeat log lines that the last scan also caused.
 """
 
 from __future__ import annotations
@@ -56,19 +54,19 @@ from drakit_drivers.hostdev.policy_devices import Published, attributes, capacit
 logger = logging.getLogger(__name__)
 
 _FIRST_LABELS_SECONDS = 0.1
-"""Polling interval for the node's labels at the start. They arrive with the API session."""
+"""Polling interval for the node's labels at the start, until the API session provides them."""
 
 _POLL_SECONDS = 1.0
 """Polling interval for changed labels and released devices, which should not wait for a rescan."""
 
 _SETTLE_SECONDS = 0.1
-"""Time from an event to the scan. A device with several nodes causes several events."""
+"""Delay from an event to the scan. A device with several nodes causes several events."""
 
 _BETWEEN_SCANS_SECONDS = 0.5
-"""Minimum time from one scan to the next. It bounds the scans during a burst of events."""
+"""Minimum time between two scans, which limits the scans during a burst of events."""
 
 _REPORTED_SECONDS = 5.0
-"""Time until the node plugin has reported a device that was just prepared as held; loop clock."""
+"""How long to treat a prepared device as held, until the node plugin reports it."""
 
 _Line = tuple[int, str, tuple[tuple[str, str], ...]]
 """A log line: level, message and facts."""
@@ -96,7 +94,8 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         """By policy: a clause for each device that claims hold in a form that it no longer has."""
         self._held: Mapping[str, HeldDevice] = {}
         self._prepared: dict[str, tuple[float, HeldDevice]] = {}
-        """Devices that were just prepared. Until this loop time, they are treated as held."""
+        """Recently prepared devices. They are treated as held until this time on the loop's
+        clock."""
         self._preparing = asyncio.Lock()
         self._logged = frozenset[_Line]()
         self._events: HostEvents | None = None
@@ -150,7 +149,8 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
     async def prepare_claims(
         self, claims: Sequence[AllocatedClaim[NoParameters]]
     ) -> Mapping[str, Sequence[Edits] | Exception]:
-        # One call at a time: two pods could get two nodes of one function.
+        # Prepare one batch at a time, because two pods could otherwise get two nodes of one
+        # function.
         async with self._preparing:
             now = asyncio.get_running_loop().time()
             self._prepared = {name: its for name, its in self._prepared.items() if its[0] > now}
@@ -225,8 +225,9 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         """
         Wait for the node's labels if a policy has a node selector.
 
-        Without them it is unknown whether the policy still applies: what was published stays. At a
-        start, waiting costs nothing, because without the API server nothing could be published.
+        Without the labels, it is unknown whether the policy still applies, so published devices
+        remain. At a start, waiting costs nothing, because nothing can be published without the API
+        server.
         """
         while self._lacks_labels():  # noqa: ASYNC110  (set from another thread)
             await asyncio.sleep(_FIRST_LABELS_SECONDS)
@@ -236,8 +237,9 @@ class HostDevices(Driver[HostDevicesConfig, NoParameters, HostDevicePolicySpec])
         return selective and self.node.labels is None
 
     async def _pause(self, events: HostEvents, labels: object) -> None:
-        """Wait for the next scan: an event, other labels of the node, a claim that releases or
-        renews a device for which the last scan waits, or the rescan interval."""
+        """Wait for the next scan. Any of these starts it: an event, changed labels of the node, a
+        claim that releases or renews a device for which the last scan waits, or the rescan
+        interval."""
         left = self.config.rescan_interval.total_seconds()
         await asyncio.sleep(_BETWEEN_SCANS_SECONDS)
         left -= _BETWEEN_SCANS_SECONDS
@@ -284,7 +286,7 @@ def _described(published: Published, *, is_copy: bool = False) -> Device:
     health = Health.healthy()
     taints: tuple[Taint, ...] = ()
     if doubt:
-        # The old number of a device may be that of another device by now: no time for a grace.
+        # The old number may now belong to another device, so there is no time for a grace period.
         effect = "NoExecute" if doubt.kind == "renumbered" and evicts else "NoSchedule"
         taints = (Taint(key=f"{HostDevices.name}/{doubt.kind}", effect=effect),)
         if doubt.kind == "renumbered":
@@ -307,11 +309,11 @@ def _described(published: Published, *, is_copy: bool = False) -> Device:
 
 
 def _rejected(scan: Scan) -> list[RejectedDevice]:
-    """Return the devices that a policy matches, and that are not published."""
+    """Return the devices that a policy matches, but that are not published."""
     found: dict[tuple[str, str], RejectedDevice] = {}
     for refused in scan.selection.refused.values():
         published, refusal = refused.published, refused.refusal
-        # Copies of one device count as one.
+        # Copies of a device are reported once.
         found[published.policy.name, published.host.path] = RejectedDevice(
             device=published.host.path,
             reason=refusal.reason,
@@ -381,7 +383,7 @@ def _outcomes(
 
 
 def _diagnostics(scan: Scan) -> Iterator[tuple[int, str, Mapping[str, str]]]:
-    """Report devices, or attributes, that are not published or not certain."""
+    """Yield log lines about devices or attributes that are unpublished or uncertain."""
     warning, info = logging.WARNING, logging.INFO
     for subsystem, reason in scan.unknown.items():
         yield warning, "devices cannot be checked", {"subsystem": subsystem, "reason": reason}

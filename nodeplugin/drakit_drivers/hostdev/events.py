@@ -1,16 +1,16 @@
 """
 Events of the host that require a new scan: the kernel's uevents, and changes of udev's database.
 
-The kernel reports on a netlink socket when a device is plugged in or unplugged. Its messages arrive
-in a pod's network namespace, too, while the pod uses the user namespace of the host. Other
-processes can send to such sockets, so only messages of the kernel itself count. udev processes a
-device after the kernel has reported it; then its database changes, which inotify reports.
+The kernel reports on a netlink socket when a device is plugged in or unplugged. Its messages also
+arrive in a pod's network namespace, if the pod uses the user namespace of the host. Other processes
+can send to such sockets, so only messages of the kernel itself are accepted. udev processes a
+device after the kernel has reported it. Then udev's database changes, which inotify reports.
 
-Events carry no facts for the driver: a scan reads the host. So any number of events requests one
-scan, and so does a lost event (a full socket). Without the socket, or without udev, the full scans
-of :mod:`.driver` detect the changes.
+Events carry no data for the driver, because a scan reads the host. So any number of events requests
+one scan, and so does a lost event (a full socket). Without the socket, or without udev, the full
+scans of :mod:`.driver` detect the changes.
 
-It must not depend on policies, devices, or the interval of scans.
+Does not depend on policies or devices.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 _NETLINK_KOBJECT_UEVENT = 15
 _KERNEL_GROUP = 1
-"""The multicast group of the kernel; udev sends to group 2."""
+"""The multicast group of the kernel. udev sends to group 2."""
 
 _RECEIVE_BUFFER_BYTES = 1 << 20
 _MAX_MESSAGE_BYTES = 8192
-"""The kernel's limit is 2,048 bytes of environment, and a path."""
+"""The kernel's limit is 2,048 bytes of environment, plus a path."""
 
 _MAX_MESSAGES = 512
-"""Messages that are read in one turn of the event loop."""
+"""Maximum number of messages that are read in one turn of the event loop."""
 
 _IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
 _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_DELETE = 0x8, 0x80, 0x200
@@ -48,8 +48,8 @@ _DATABASE_ENTRY = re.compile(r"[bc]\d+:\d+")
 
 class HostEvents:
     """
-    Listens to the host until it is closed, in the running event loop. It logs a source that is not
-    available.
+    Listens for the host's events until it is closed, in the running event loop. Unavailable sources
+    are logged.
 
     :param subsystems: returns the relevant subsystems. Containers that start and stop cause many
         events of network interfaces.
@@ -74,7 +74,8 @@ class HostEvents:
         self.watch_udev()
 
     def watch_udev(self) -> None:
-        """Watch udev's database if it exists; repeat it to find a daemon that starts later."""
+        """Watch udev's database if it exists. Call this repeatedly to find a daemon that starts
+        later."""
         if self._inotify is None:
             self._inotify = _watch(self._udev_data)
             if self._inotify is not None:
@@ -90,7 +91,7 @@ class HostEvents:
         self._due.set()
 
     async def wait(self, timeout_seconds: float) -> bool:
-        """Wait for a request for a scan; return whether there was one in time."""
+        """Wait for a request for a scan. Return False on a timeout."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._due.wait()
@@ -170,7 +171,8 @@ def _uevent_socket() -> socket.socket:
 
 
 def _watch(directory: Path) -> int | None:
-    """Watch a directory with inotify; None if that is impossible. Python has no call for it."""
+    """Watch a directory with inotify. Return None if that is impossible. Python has no inotify
+    API."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor: int = libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
     if descriptor < 0:

@@ -2,32 +2,37 @@
 A device of the host: its facts, its place in the machine, and its identity.
 
 A place is a path that does not depend on the order in which the kernel finds hardware. It follows
-the ``ID_PATH`` of udev, and needs no udev daemon. It begins at the nearest bus whose devices are
-named after their addresses, such as PCI. Below it, it has the parts that hardware, firmware or a
-cable decides: the chip select of an SPI device, the ports on the way to a USB device. The numbers
-of buses and hosts are left out, because the kernel counts these as they come.
+the ``ID_PATH`` of udev, but needs no udev daemon. It begins at the nearest bus whose devices are
+named after their addresses, such as PCI. Below that bus, it has the parts that hardware, firmware
+or a cable determines, such as the chip select of an SPI device or the ports on the way to a USB
+device. It omits the numbers of buses and hosts, because the kernel assigns these in order of
+discovery.
 
-The identity means the same device after a restart, reboot or replug. It is, in this order:
+The identity refers to the same device after a restart, reboot or replug. It is the first of these
+that exists:
 
-1. of a tape drive its world wide id;
-2. of a USB device its ids and serial number, or else its controller and port;
-3. the kernel's name, if it has no number (``kvm``), or if the number stays: it stands for an
+1. the world wide ID of a tape drive;
+2. the IDs and serial number of a USB device or, if it has no serial number, its controller and
+   port;
+3. the kernel's name, if it has no number (``kvm``), or if the number is permanent: it stands for an
    address of the mainboard (``ttyS0``), or the kernel fixes it (``tty7``, a zram device);
 4. the place: a PCI function, a platform device, a chip below one of them.
 
-The kernel's numbers (``video0``, ``renderD128``, the bus in ``1-2.3``) are never part of it,
-because the kernel can assign them in another order. A device with none of these has only the
-kernel's name: it is published only with ``allow.unstableIdentity``.
+The kernel's numbers (``video0``, ``renderD128``, the bus in ``1-2.3``) are never part of the
+identity, because the kernel can assign them in another order. A device without any of these has
+only the kernel's name, and is published only with ``allow.unstableIdentity``.
 
-The identity of the hardware has more parts: the place, because serial numbers are not unique, and
-what distinguishes the nodes of one device. A device that moves to another port is therefore other
-hardware for a claim that holds it: a twin could have moved there.
+The identity of the hardware has additional parts: the place, because serial numbers are not unique,
+and the properties that distinguish the nodes of one device. For a claim, a device that moves to
+another port is therefore different hardware, because it could be a device with the same serial
+number.
 
-Several device nodes can reach one function of the hardware: the serial port of an adapter and the
-node of the whole USB device, or the card and render nodes of a GPU. They overlap. Separate
-functions, such as two interfaces of a USB device or two connectors of an adapter, do not.
+Several device nodes can reach one function of the hardware. Examples are the serial port of an
+adapter and the node of the whole USB device, or the card and render nodes of a GPU. Such nodes
+overlap. Separate functions, such as two interfaces of a USB device or two connectors of an adapter,
+do not overlap.
 
-Pure: it must not depend on files, policies, or names of published devices.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -43,26 +48,27 @@ from typing import Literal, NamedTuple
 from drakit import AttributeValue
 
 _ADDRESSED_BUSES = ("pci", "platform", "pnp", "acpi", "amba", "ccw", "vmbus")
-"""Buses whose devices have names with the address of the hardware. Others number their devices."""
+"""Buses whose devices are named after the address of the hardware. Other buses number their
+devices."""
 
 _NUMBERED = re.compile(r".*\.(\d+|auto)")
 """Platform devices without an address, which the kernel numbers: coretemp.0, dwc3.2.auto."""
 
 _FIXED_PARTS = {
-    # The address of a chip, or its id in the tables of the firmware. An adapter (i2c-1) has none.
+    # The address of a chip, or its ID in the firmware's tables. An adapter (i2c-1) has neither.
     "i2c": re.compile(r"\d+-([0-9a-f]{4,})|i2c-(\w+:\d+)"),
     "spi": re.compile(r"spi\d+\.(\d+)|spi-(\w+:\d+)"),
     # Channel, target and unit, without the host's number.
     "scsi": re.compile(r"\d+:(\d+:\d+:\d+)"),
-    # Keyboard and mouse of one PS/2 controller, which the driver registers in this order.
+    # Keyboard and mouse of a PS/2 controller, which the driver always registers in this order.
     "serio": re.compile(r"serio(\d+)"),
     # A port of a serial card.
     "serial-base": re.compile(r".+:\d+\.(\d+)"),
 }
-"""By subsystem: what in the name of a device does not depend on the kernel's numbering."""
+"""By subsystem: the part of a device's name that does not depend on the kernel's numbering."""
 
 _SEPARATE_NODES = ("gpio", "i2c-dev", "iio", "infiniband_mad", "tty")
-"""Subsystems in which each node is a connector, a chip or a bus of its own."""
+"""Subsystems in which each node is a separate connector, chip or bus."""
 
 _MAX_IDENTITY = 256
 """The limit of `DeviceNode.identity`."""
@@ -71,11 +77,13 @@ _FIXED_NODES = re.compile(r"ttyS\d+|ttyAMA\d+|\D+")
 """Kernel names without a number, or with one that stands for an address of the mainboard."""
 
 _NUMBER_WITHIN = re.compile(r"(snd/[a-zA-Z]+C|dvb/adapter|wwan|vport|mmcblk|mtd|n?st)\d+(?=\D)")
-"""Names in which the kernel's number is not the last one: pcmC0D3p is device 3 of sound card 0."""
+"""Names in which the kernel's number is not the last one. For example, pcmC0D3p is device 3 of
+sound card 0."""
 
 _FIXED_NUMBERS = ("cpuid", "dma_heap", "mem", "misc", "msr", "tty", "vc")
-"""Subsystems whose devices without hardware have fixed numbers in their names, which the kernel or
-the firmware chooses: ``dma_heap/system-dma32``. Others number them as they come."""
+"""Subsystems in which devices without hardware have fixed numbers in their names, chosen by the
+kernel or the firmware (``dma_heap/system-dma32``). Other subsystems number devices in order of
+discovery."""
 
 
 # ------------------------------------------------------------ facts
@@ -83,7 +91,7 @@ the firmware chooses: ``dma_heap/system-dma32``. Others number them as they come
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ancestor:
-    """A device above another one in sysfs."""
+    """A device that is an ancestor of another one in sysfs."""
 
     name: str
     subsystem: str | None
@@ -97,25 +105,25 @@ class UsbParent:
     vendor_id: str
     product_id: str
     port: str
-    """The kernel's number of the bus, and the ports on the way to it: ``1-2.3``."""
+    """The kernel's bus number, and the ports on the way to the device: ``1-2.3``."""
 
     manufacturer: str | None
     product: str | None
     serial: str | None
     interface: int | None
-    """Number of the interface, where the device belongs to one."""
+    """Number of the interface, if the device belongs to one."""
 
     version: str | None = None
-    """The device's release number, as it reports it: ``02.64``."""
+    """The device's release number, as the device reports it: ``02.64``."""
 
     device_class: str | None = None
-    """Two hexadecimal digits; ``00`` where each interface has its own class."""
+    """Two hexadecimal digits. ``00`` if each interface has its own class."""
 
     speed: int | None = None
     """Megabits per second."""
 
     path: str | None = None
-    """Controller and ports on the way to it, as :func:`usb_path` returns them."""
+    """The controller and the ports on the way to the device, as :func:`usb_path` returns them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,24 +142,24 @@ class PciParent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockFacts:
-    """What only block devices have."""
+    """Facts that only block devices have."""
 
     size_bytes: int
     has_backing_file: bool
-    """A loop device that is set up."""
+    """Whether it is a loop device that is set up."""
 
     backing_device: str | None = None
-    """The path of the device to which a zram device writes, if there is one."""
+    """The path of the device to which a zram device writes, if any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostDevice:
-    """One device that has a device node."""
+    """A device that has a device node."""
 
     subsystem: str
     kernel_name: str
     path: str
-    """Where the host has its node: ``/dev/net/tun``."""
+    """The path of the node on the host: ``/dev/net/tun``."""
 
     type: Literal["b", "c"]
     major: int
@@ -161,20 +169,20 @@ class HostDevice:
 
     devtype: str | None = None
     links: tuple[str, ...] = ()
-    """The links of udev that lead to its node."""
+    """The udev links to its node."""
 
     links_of_others: tuple[str, ...] = ()
-    """Links that udev's database lists for it, and that lead to the node of another device."""
+    """Links that udev's database lists for it, but that lead to the node of another device."""
 
     index: str | None = None
-    """What distinguishes it from the other nodes of the same interface: ``1`` for the second node
-    of a camera."""
+    """Distinguishes the device from the other nodes of the same interface: ``1`` for the second
+    node of a camera."""
 
     serial: str | None = None
-    """As udev read it; USB devices have their own."""
+    """The serial number that udev read. USB devices have their own field."""
 
     wwid: str | None = None
-    """The world wide id of a SCSI device, such as a tape drive."""
+    """The world wide ID of a SCSI device, such as a tape drive."""
 
     driver: str | None = None
     numa_node: int | None = None
@@ -185,16 +193,16 @@ class HostDevice:
     """The properties in udev's database."""
 
     is_settled: bool = True
-    """Whether udev has processed it, or does not run on the host."""
+    """Whether udev has processed the device, or does not run on the host."""
 
     ancestors: tuple[Ancestor, ...] = ()
-    """The devices above it, nearest first."""
+    """Its ancestors, nearest first."""
 
     unit: Path | None = None
-    """The directory of the physical unit that it is part of; None if it is one by itself."""
+    """The directory of the physical unit to which it belongs. None if it is a unit by itself."""
 
     family: Mapping[str, AttributeValue] = field(default_factory=dict[str, AttributeValue])
-    """Attributes that only devices of its kind have."""
+    """Attributes that only devices of this kind have."""
 
     @property
     def number(self) -> str:
@@ -202,19 +210,19 @@ class HostDevice:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All paths under which the host has it."""
+        """All paths of the device on the host."""
         return (self.path, *self.links)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What distinguishes a device from others."""
+    """Distinguishes a device from others."""
 
     text: str
-    """The identity, for people: ``0403-6001-A50285BI-i0``."""
+    """The identity in readable form: ``0403-6001-A50285BI-i0``."""
 
     place: str
-    """What distinguishes two devices of the same identity: a port, for example."""
+    """Distinguishes two devices with the same identity, for example by their port."""
 
     is_stable: bool = True
     """Whether the identity belongs to the same device after a reboot."""
@@ -224,8 +232,8 @@ class Identity:
 
 
 def address(ancestors: Sequence[Ancestor]) -> str | None:
-    """Return the path to a device with these ancestors, nearest first; None if no bus above it has
-    addresses."""
+    """Return the path to a device with these ancestors (nearest first), or None if no bus above it
+    has addresses."""
     below: list[str] = []
     for each in ancestors:
         subsystem = each.subsystem or ""
@@ -240,22 +248,22 @@ def address(ancestors: Sequence[Ancestor]) -> str | None:
 
 
 def is_root_hub(name: str) -> bool:
-    """Return whether the kernel's name of a device is that of a bus's root hub: ``usb1``."""
+    """Return whether a kernel name is that of a bus's root hub, such as ``usb1``."""
     return re.fullmatch(r"usb\d+", name) is not None
 
 
 def usb_path(name: str, ancestors: Sequence[Ancestor], *, root_hub_speed: int | None) -> str | None:
     """
-    Return the path to a USB device: ``pci-0000:00:14.0-usbv2-0:1.2`` is port 2 of the hub at port 1
-    of the controller's USB 2 root hub. None if the controller has no address, as in usbip.
+    Return the path to a USB device. For example, ``pci-0000:00:14.0-usbv2-0:1.2`` is port 2 of the
+    hub at port 1 of the controller's USB 2 root hub. None if the controller has no address, as with
+    usbip.
 
-    A controller has up to two root hubs, whose ports have the same numbers: only the revision tells
-    them apart. The form is that of udev's ``ID_PATH_WITH_USB_REVISION``, with 0 in place of the
-    number of the bus.
+    A controller has up to two root hubs, whose ports have the same numbers. Only the revision
+    distinguishes them. The format is that of udev's ``ID_PATH_WITH_USB_REVISION``, with 0 instead
+    of the bus number.
 
-    :param name: the kernel's name of the USB device: ``1-1.2``.
-    :param ancestors: the devices above a node of it, nearest first.
-    :param root_hub_speed: Megabits per second.
+    :param name: the kernel's name of the USB device: ``1-1.2``. :param ancestors: the ancestors of
+    one of its nodes, nearest first. :param root_hub_speed: in megabits per second.
     """
     ports = name.partition("-")[2]
     names = [each.name for each in ancestors]
@@ -271,11 +279,11 @@ def usb_path(name: str, ancestors: Sequence[Ancestor], *, root_hub_speed: int | 
 
 
 def identity_of_node(host: HostDevice) -> Identity:
-    """Return the identity of one device node. Several nodes of one piece of hardware can have the
-    same one."""
+    """Return the identity of a device node. Several nodes of the same hardware can have the same
+    identity."""
     name = host.path.removeprefix("/dev/")
     if host.block:
-        # A zram or loop device is its number, which is chosen at setup.
+        # A zram or loop device is identified by its number, which is chosen at setup.
         return Identity(text=name, place=name)
     interface = host.usb.interface if host.usb else None
     return _identity(
@@ -288,8 +296,8 @@ def identity_of_node(host: HostDevice) -> Identity:
 
 
 def identity_of_unit(host: HostDevice) -> Identity:
-    """Return the identity of the physical unit that a device node is part of. It does not depend
-    on the nodes that the unit has at the moment."""
+    """Return the identity of the physical unit to which a device node belongs. It does not depend
+    on the nodes that the unit currently has."""
     name = (host.unit or host.directory).name
     return _identity(host, kernel_name=name, name=name)
 
@@ -297,7 +305,8 @@ def identity_of_unit(host: HostDevice) -> Identity:
 def _identity(
     host: HostDevice, *, kernel_name: str, name: str, prefix: str = "", suffix: str = ""
 ) -> Identity:
-    """`prefix` stands before a world wide id or place, `suffix` behind what USB reports."""
+    """Return the identity. `prefix` precedes a world wide ID or place; `suffix` follows the data
+    that USB reports."""
     if not host.wwid:
         if usb := _own_usb(host):
             ids = usb.vendor_id, usb.product_id, usb.serial
@@ -310,8 +319,8 @@ def _identity(
 
 
 def _own_usb(host: HostDevice) -> UsbParent | None:
-    """Return the USB device that a node belongs to. That of a Bluetooth keyboard is the adapter,
-    which says nothing about it."""
+    """Return the USB device to which a node belongs. For a Bluetooth keyboard, that device is the
+    adapter, which does not identify the keyboard."""
     return None if _is_wireless(host) else host.usb
 
 
@@ -320,7 +329,7 @@ def _is_wireless(host: HostDevice) -> bool:
 
 
 def _place(host: HostDevice) -> str | None:
-    """Return the place of the unit that a node belongs to; None if it is unknown."""
+    """Return the place of the unit to which a node belongs, or None if it is unknown."""
     if host.wwid or _is_wireless(host):
         return host.wwid
     return _usb_place(host.usb) if host.usb else address(host.ancestors)
@@ -331,7 +340,7 @@ def _usb_place(usb: UsbParent) -> str:
 
 
 class HardwareIdentity(NamedTuple):
-    """The parts in the identity of the hardware behind a device node; empty if there is none."""
+    """The parts of the identity of the hardware behind a device node. Missing parts are empty."""
 
     subsystem: str
     unit: str
@@ -339,14 +348,14 @@ class HardwareIdentity(NamedTuple):
 
     interface: str
     node: str
-    """The kernel's name of the device node without the kernel's number."""
+    """The name of the device node without the kernel's number."""
 
     instance: str
     """`HostDevice.index`."""
 
     reported: str
-    """What the hardware reports about itself. It is the last part, so that no serial number can
-    make a device look like one at another place."""
+    """The data that the hardware reports about itself. It is the last part, so that no serial
+    number can make a device look like a device at another place."""
 
     @property
     def usb_ids(self) -> tuple[str, str, str] | None:
@@ -362,19 +371,19 @@ class HardwareIdentity(NamedTuple):
     @classmethod
     @lru_cache(maxsize=4096)
     def parse(cls, text: str) -> HardwareIdentity:
-        """Return the parts of a text that :func:`hardware_identity` returned."""
+        """Parse a string from :func:`hardware_identity`."""
         parts = ["" if part == "-" else part for part in text.split(" ", 5)]
         return cls(*parts, *[""] * (6 - len(parts)))
 
     def overlaps(self, other: HardwareIdentity) -> bool:
-        """Return whether it and another device node reach the same function of one unit."""
+        """Return whether the two device nodes reach the same function of a unit."""
         if not self.unit or self.unit != other.unit or self == other:
             return False
         if self.interface and other.interface and self.interface != other.interface:
             return False
         if (self.subsystem, self.node) != (other.subsystem, other.node):
             return True
-        # Equal nodes of a device of the mainboard are devices of their own.
+        # Equal nodes of a mainboard device are separate devices.
         is_fixed = self.unit.startswith(_FIXED_UNITS) and "-usbv" not in self.unit
         return not (is_fixed or self.subsystem in _SEPARATE_NODES)
 
@@ -383,9 +392,10 @@ _FIXED_UNITS = tuple(f"{bus}-" for bus in _ADDRESSED_BUSES if bus != "pci")
 
 
 def hardware_identity(host: HostDevice) -> str:
-    """Return the identity of the hardware behind a device node, whatever policy publishes it."""
+    """Return the identity of the hardware behind a device node, which is the same for every
+    policy."""
     usb = None if host.wwid else _own_usb(host)
-    # The kernel numbers the nodes of USB devices themselves by bus: bus/usb/001/004.
+    # The kernel numbers the nodes of USB devices by bus: bus/usb/001/004.
     node = "" if host.subsystem == "usb" else _stem(host.path.removeprefix("/dev/"))
     interface = "" if usb is None or usb.interface is None else f"i{usb.interface}"
     parts = [host.subsystem, _place(host), interface, node, host.index]
@@ -402,13 +412,13 @@ def hardware_identity(host: HostDevice) -> str:
 
 
 def subsystem_of(identity: str) -> str:
-    """Return the subsystem in the identity of hardware."""
+    """Return the subsystem in a hardware identity."""
     return identity.partition(" ")[0]
 
 
 def identity_at_port(host: HostDevice, *, is_unit: bool) -> Identity | None:
-    """Return the USB port of a device node as its identity; None if it does not belong to a USB
-    device."""
+    """Return the USB port of a device node as its identity, or None if the node does not belong to
+    a USB device."""
     usb = None if host.wwid else _own_usb(host)
     if usb is None:
         return None
@@ -418,7 +428,7 @@ def identity_at_port(host: HostDevice, *, is_unit: bool) -> Identity | None:
 
 
 def identity_of_former(former: HardwareIdentity, *, at_port: bool, is_unit: bool) -> Identity:
-    """Return the identity of a node or unit of a USB device from the identity of its hardware."""
+    """Return the identity of a USB device's node or unit, from its hardware identity."""
     suffix = f"-{former.interface}" if former.interface and not is_unit else ""
     if at_port:
         text = f"{former.unit}{suffix}" if is_unit else f"{former.subsystem}-{former.unit}{suffix}"
@@ -430,7 +440,7 @@ def identity_of_former(former: HardwareIdentity, *, at_port: bool, is_unit: bool
 def _usb_identity(
     vendor_id: str, product_id: str, serial: str | None, place: str, suffix: str
 ) -> Identity:
-    # Cheap devices share one serial number: then the place distinguishes them.
+    # Cheap devices share a serial number, so the place distinguishes them.
     return Identity(
         text=f"{vendor_id}-{product_id}-{serial or place}{suffix}",
         place=f"{place}{suffix}",
@@ -439,13 +449,13 @@ def _usb_identity(
 
 
 def _stem(name: str) -> str:
-    """Return the kernel's name of a device without the kernel's number."""
+    """Return a device's name without the kernel's number."""
     within = _NUMBER_WITHIN.match(name)
     return f"{within[1]}{name[within.end() :]}" if within else re.sub(r"[\d.]+$", "", name)
 
 
 def _has_fixed_name(host: HostDevice, name: str) -> bool:
-    if host.pci and name.startswith("ttyS"):  # a serial card, whose ports the kernel counts
+    if host.pci and name.startswith("ttyS"):  # a serial card, whose ports the kernel numbers
         return False
     is_virtual = "/devices/virtual/" in str(host.directory)
     if is_virtual and host.subsystem in _FIXED_NUMBERS:

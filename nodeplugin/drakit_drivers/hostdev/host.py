@@ -1,18 +1,18 @@
 """
-One scan of the host: sysfs, its device nodes and its mounts, combined for the selection, and the
+One scan of the host: combines sysfs, device nodes and mounts for the selection, and applies the
 rules for publishing a single device.
 
-A scan distinguishes a device that is no longer there from one that is unknown, because a file
-cannot be read. What the last scan found of a subsystem with an unreadable file counts as found,
-with that doubt, until other hardware is found in its place.
+A scan distinguishes a missing device from an unknown one, which has an unreadable file. If a file
+of a subsystem is unreadable, the devices that the last scan found in it are kept as doubtful, until
+other hardware is found in their place.
 
-Of the block devices, only zram devices and loop devices without a backing file are published, while
-the host does not use them. Disks, partitions and volumes belong to CSI, which has a controller,
-fencing and volume modes for them. So do a zram device that writes to a disk, and a loop device that
-exposes a file of the host. The others hold no data of the host: tests of clusters use them as
-devices that appear and vanish.
+The driver publishes only two kinds of block devices: zram devices, and loop devices without a
+backing file, while the host does not use them. Disks, partitions and volumes belong to CSI, which
+has a controller, fencing and volume modes for them. The same applies to a zram device that writes
+to a disk, and a loop device that exposes a file of the host. The published ones contain no data of
+the host: tests of clusters use them as devices that appear and vanish.
 
-It must not depend on attributes of devices, or on what the driver reports.
+Does not depend on attributes of devices or on what the driver reports.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _USE_CSI = "use a CSI driver: see 'Disks: use CSI' in the documentation (docs/ad
 
 @dataclass(frozen=True, slots=True)
 class Misplaced:
-    """A path in a matcher whose device is in another subsystem than the matcher's."""
+    """A path in a matcher whose device is in a different subsystem."""
 
     policy: str
     path: str
@@ -73,23 +73,23 @@ class Scan:
     selection: Selection
     found: tuple[HostDevice, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Reasons why devices of a subsystem cannot be checked, by the subsystem."""
+    """Why devices of a subsystem cannot be checked, by subsystem."""
 
     withdrawn: tuple[str, ...] = ()
-    """Held devices that are not published, although their hardware is there or unknown."""
+    """Held devices that are not published, although their hardware is present or unknown."""
 
     misplaced: tuple[Misplaced, ...] = ()
     twins: tuple[Twin, ...] = ()
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Problems in policies, by the policy's name."""
+    """Problems in policies, by policy name."""
 
 
 class Host:
-    """The host, at the paths of a config. Calls read files, and block for a moment."""
+    """The host, at the paths in a config. Methods read files, and block for a moment."""
 
     def __init__(self, config: HostDevicesConfig) -> None:
-        """Raise DriverError for a config that is invalid on this host; missing devices are
-        allowed."""
+        """Open the host. Raises DriverError if the config is invalid on this host. Missing devices
+        are allowed."""
         self._config = config
         self._sysfs = Sysfs(config.sys_root, udev_root=config.udev_root, dev_root=config.dev_root)
         for key, root in (("sysRoot", config.sys_root), ("devRoot", config.dev_root)):
@@ -107,12 +107,11 @@ class Host:
         only: Collection[str] | None = None,
     ) -> Scan:
         """
-        Find the present devices of these policies.
+        Find the current devices of these policies.
 
-        :param policies: the policies of the node, the first in conflicts first.
-        :param before: the last scan.
-        :param held: the devices that claims hold.
-        :param only: scan only what these devices need, by their names. The rules are the same.
+        :param policies: the policies of the node, in order of precedence. :param before: the last
+        scan. :param held: the devices that claims hold. :param only: scan only what the devices
+        with these names need. The rules are the same.
         """
         last = before.selection if before else None
         holds = Holds(held, remembered=last.hardware if last else None)
@@ -162,7 +161,8 @@ class Host:
         return found, unknown
 
     def _find_held(self, holds: Holds, found: list[HostDevice], unknown: dict[str, str]) -> None:
-        """Add the held devices that no policy reaches: they may only have lost their policy."""
+        """Add the held devices that no policy matches, because they may only have lost their
+        policy."""
         present = {hardware_identity(host) for host in found}
         missing = {each for name in holds for each in holds.hardware(name)} - present
         for subsystem in sorted({subsystem_of(identity) for identity in missing}):
@@ -170,7 +170,8 @@ class Host:
             found += [host for host in others if hardware_identity(host) in missing]
 
     def _find_numbers(self, holds: Holds, found: list[HostDevice], unknown: dict[str, str]) -> None:
-        """Add the devices that have numbers of other held hardware: a container can open them."""
+        """Add the devices that have numbers of other held hardware, because a container can open
+        them."""
         known = {(host.type, host.major, host.minor) for host in found}
         for number, identity in holds.numbers.items():
             kind, major, minor = number
@@ -197,7 +198,7 @@ class Host:
 
     def _forbidden(self, policies: Sequence[HostPolicy]) -> Mapping[str, str]:
         """Return the policies that need ``allow.dangerous`` although the config does not allow it,
-        with the reason."""
+        with the reasons."""
         if self._config.allow_dangerous:
             return {}
         return {
@@ -209,12 +210,12 @@ class Host:
         }
 
     def _problems(self, policy: HostPolicy, forbidden: Mapping[str, str]) -> Iterator[str]:
-        """Return what prevents a policy from publishing devices on this host. Missing paths are
-        allowed."""
+        """Yield the problems that prevent a policy from publishing devices on this host. Missing
+        paths are allowed."""
         if policy.name in forbidden:
             yield forbidden[policy.name]
         for place, _, path in _exact_paths(policy):
-            # The device is not opened for the check, because opening some devices has side effects.
+            # Don't open the device for the check, because opening some devices has side effects.
             try:
                 mode = _node(self._config, path).stat().st_mode
             except (FileNotFoundError, NotADirectoryError):
@@ -251,26 +252,26 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rules:
-    """The rules that do not depend on other devices, with the facts of one scan."""
+    """The rules for a single device, with the facts of one scan."""
 
     config: HostDevicesConfig
     sysfs: Sysfs
     forbidden: Mapping[str, str]
-    """The reasons against policies, by their names."""
+    """Why policies are not allowed, by policy name."""
 
     stale: Mapping[str, str]
-    """The reasons why devices are unknown that only the last scan found, by their paths."""
+    """Why devices that only the last scan found are unknown, by path."""
 
     used: Mapping[str, str] | UnreadableError
     consoles: Collection[str] | UnreadableError
 
     def doubts(self) -> dict[str, str]:
-        """Return the reasons why rules cannot be checked, by the subsystem."""
+        """Why rules cannot be checked, by subsystem."""
         facts = {"block": self.used, "tty": self.consoles}
         return {key: str(its) for key, its in facts.items() if isinstance(its, UnreadableError)}
 
     def refusal(self, policy: HostPolicy, host: HostDevice) -> Refusal | None:
-        """Return the reason why a policy cannot publish a device; None if there is none."""
+        """Return why a policy cannot publish a device, or None."""
         if policy.name in self.forbidden:
             return Refusal("Dangerous", f"its policy is refused: {self.forbidden[policy.name]}")
         refusal = self._refusal_of_danger(policy, host)
@@ -299,7 +300,7 @@ class _Rules:
         consoles = self.consoles
         known = () if isinstance(consoles, UnreadableError) else consoles
         try:
-            # The files of a device that only the last scan found may be missing.
+            # If only the last scan found a device, its files may be missing.
             is_stale = host.path in self.stale
             danger = danger_of_path(host.path) if is_stale else danger_of(host, known)
         except OSError as error:
@@ -318,14 +319,16 @@ class _Rules:
         return None
 
     def _harmless_way(self, host: HostDevice, consoles: Collection[str]) -> str | None:
-        """Return how pods can use a dangerous device without its node; None if that is unknown."""
+        """Return how pods can use a dangerous device without its node, or None if that is
+        unknown."""
         if host.unit is None:
             return None
         try:
             directories = [each for each in directories_below(host.unit) if (each / "dev").exists()]
             nodes = [self.sysfs.device(each) for each in sorted(directories)]
             for node in nodes:
-                # A node of the same kind is another one, such as the next port of a serial card.
+                # Another node of the same kind is a different device, such as the next port of a
+                # serial card.
                 others = (host.subsystem, *RAW_DISK_SUBSYSTEMS)
                 if node is None or node.unit != host.unit or node.subsystem in others:
                     continue
@@ -354,7 +357,7 @@ class _Rules:
 
 def reason_against_block_device(device: HostDevice, used: Mapping[str, str]) -> Refusal | None:
     """
-    Return the reason not to publish a block device; None if there is none.
+    Return why a block device must not be published, or None.
 
     :param used: the result of :func:`.block_usage.read_usage`.
     """
@@ -375,7 +378,7 @@ def reason_against_block_device(device: HostDevice, used: Mapping[str, str]) -> 
     use = used.get(device.number)
     if use:
         return Refusal("InUse", f"it is {use}")
-    # A holder that is not mounted (yet) still holds the device open.
+    # A holder that is not mounted (yet) still keeps the device open.
     holder = next(iter(entries(device.directory / "holders")), None)
     return Refusal("InUse", f"{holder.name} is built on it") if holder else None
 
@@ -401,9 +404,9 @@ def _result(read: Callable[[], T]) -> T | UnreadableError:
 def _deciding_policies(
     policies: Sequence[HostPolicy], names: Collection[str], before: Selection | None, holds: Holds
 ) -> Sequence[HostPolicy]:
-    """Return the policies that decide on these devices: those that published them or held nodes of
-    the same functions, and those that can match the same devices. All policies if a device is
-    unknown."""
+    """Return the policies that decide about these devices. These are the policies that published
+    them or held nodes of the same functions, and those that can match the same devices. If a device
+    is unknown, return all policies."""
     if before is None:
         return policies
     hardware = {text for name in names for text in before.hardware.get(name, ())}
@@ -412,7 +415,7 @@ def _deciding_policies(
     if len(deciding) < len(owners):
         return policies
     while True:
-        # A device has one subsystem, so other policies of other subsystems cannot match it.
+        # A device has only one subsystem, so policies of other subsystems cannot match it.
         reached = {subsystem for policy in deciding for subsystem in policy.spec.subsystems}
         chosen = [each for each in policies if not reached.isdisjoint(each.spec.subsystems)]
         if len(chosen) == len(deciding):
@@ -443,9 +446,9 @@ def _exact_paths(policy: HostPolicy) -> Iterator[tuple[str, str, str]]:
 def _stale(
     before: Collection[HostDevice], found: Collection[HostDevice], unknown: Mapping[str, str]
 ) -> list[HostDevice]:
-    """Return the devices of the last scan that may still be there."""
+    """Return the devices of the last scan that may still be present."""
     known = {(hardware_identity(host), host.path) for host in before}
-    # Two nodes can have one identity: only one at a new path can be the former one.
+    # Two nodes can have the same identity: only one at a new path can be the previous node.
     moved = {key[0] for host in found if (key := (hardware_identity(host), host.path)) not in known}
     replaced = {each for host in found for each in (host.path, (host.type, host.number))}
     return [
@@ -466,7 +469,7 @@ def _withdrawn(
             continue
         hardware, refused = selection.hardware[name], selection.refused.get(name)
         is_gone = present.isdisjoint(hardware) or (refused and refused.refusal.is_gone)
-        # Only hardware that is known, and known to be missing, may have its pods evicted.
+        # Evict pods only if the hardware is known, and known to be missing.
         if not (hardware and is_gone) or any(
             subsystem_of(identity) in unknown for identity in hardware
         ):

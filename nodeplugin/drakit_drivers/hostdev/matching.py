@@ -1,10 +1,10 @@
 """
 Matchers: how a policy describes the devices that it publishes, and which devices match.
 
-A matcher is checked without a host. Errors name the value and the remedy. A glob of paths has
-``*``, ``?`` and brackets, each within one part of a path.
+A matcher is validated without access to a host. Errors name the value and the remedy. A glob of
+paths has ``*``, ``?`` and brackets, each within one path component.
 
-It must not depend on files, names of published devices, or other fields of a policy.
+Does not depend on files, names of published devices or other fields of a policy.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from drakit import DevicePolicy
 from drakit_drivers.hostdev.hardware import Ancestor, HostDevice, PciParent, UsbParent
 
 RAW_DISK_SUBSYSTEMS = ("bsg", "nvme", "nvme-generic", "scsi_generic")
-"""Character devices that reach the blocks of a disk, mounted or not."""
+"""Character devices that give access to the blocks of a disk, mounted or not."""
 
 
 # ------------------------------------------------------------ globs
 
 
 def check_text(text: str) -> str:
-    """Raise for text that is not printable."""
+    """Raise an error for a string that is not printable."""
     if re.search(r"[\x00-\x1f\x7f]", text):
         raise ValueError(f"{text!r} has a control character")
     return text
 
 
 def has_wildcard(glob: str) -> bool:
-    """Return whether it is a glob, not the path of one device."""
+    """Return whether a path is a glob, rather than the path of one device."""
     return any(sign in glob for sign in "*?[")
 
 
 def check_glob(glob: str) -> str:
-    """Raise for globs that match no device, or other devices than intended."""
+    """Raise an error for globs that match no device, or other devices than intended."""
     if not glob.startswith("/dev/"):
         raise ValueError(f"{glob!r} must be an absolute path under /dev")
     check_text(glob)
@@ -59,7 +59,7 @@ def _check_brackets(part: str, glob: str) -> None:
         sign, rest = rest[0], rest[1:]
         if sign not in "[]":
             continue
-        # A ']' that stands first is one of the characters, not the end.
+        # A ']' at the start is one of the characters, not the end.
         inside = re.match(r"!?+(?:\][^\]]*|[^\]]+)(?=\])", rest)
         if sign == "]" or not inside:
             raise ValueError(f"{glob!r} has a bracket without its counterpart in the same part")
@@ -72,7 +72,7 @@ def _check_brackets(part: str, glob: str) -> None:
 
 
 def matches(glob: str, path: str) -> bool:
-    """Return whether a glob matches a path; a ``*`` never crosses a ``/``."""
+    """Return whether a glob matches a path. A ``*`` never matches a ``/``."""
     patterns = _compiled(glob)
     parts = path.split("/")
     return len(parts) == len(patterns) and all(
@@ -96,7 +96,7 @@ def _parse_hex(value: Any) -> Any:
 
 
 def _check_name_glob(glob: str) -> str:
-    # The rules for brackets are those of a device's path.
+    # The rules for brackets are the same as for a device's path.
     if "/" in glob:
         raise ValueError(f"{glob!r} has a '/'; write a name, not a path")
     check_glob(f"/dev/{glob}")
@@ -231,14 +231,14 @@ class Matcher(Conditions, _OfSubsystem):
 
 
 def is_matched(matchers: Iterable[Matcher], host: HostDevice) -> bool:
-    """Return whether one of a policy's matchers matches completely."""
+    """Return whether one of a policy's matchers fully matches a device."""
     return any(_matches(matcher, host) for matcher in matchers)
 
 
 def names_usb_device(
     matchers: Iterable[Matcher], *, vendor_id: str, product_id: str, path: str
 ) -> bool:
-    """Return whether a matcher means a USB device by its ids or by its port."""
+    """Return whether a matcher specifies a USB device by its IDs or by its port."""
     return any(
         (usb.path or (usb.vendor_id and usb.product_id))
         and usb.vendor_id in (None, vendor_id.lower())
@@ -250,8 +250,8 @@ def names_usb_device(
 
 
 def wanted_paths(matchers: Iterable[Matcher], subsystem: str) -> Callable[[str], bool]:
-    """Return a filter of paths for a subsystem's devices: the rest of a device is read only if one
-    of its paths passes."""
+    """Return a filter for the paths of a subsystem's devices. The rest of a device is read only if
+    one of its paths passes the filter."""
     paths = [matcher.paths for matcher in matchers if matcher.subsystem == subsystem]
     if not all(paths):
         return lambda path: True
@@ -260,7 +260,8 @@ def wanted_paths(matchers: Iterable[Matcher], subsystem: str) -> Callable[[str],
 
 
 def _matches(matcher: Matcher, host: HostDevice) -> bool:
-    # The links and properties by which a device is excluded may be missing until then.
+    # The links and properties by which a device is excluded may be missing until udev has processed
+    # it.
     needs_udev = any(each.paths or each.udev_properties for each in matcher.exclude)
     return (
         matcher.subsystem == host.subsystem

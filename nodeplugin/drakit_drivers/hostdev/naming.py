@@ -2,16 +2,16 @@
 Names of published devices, and the devices that claims hold under their names.
 
 A name consists of the policy and the device's identity (:mod:`.hardware`). If two devices would get
-one name, or it would be too long, they get a hash of their distinguishing properties. A present
-device keeps the name that it had before: a twin that is plugged in renames nothing.
+the same name, or the name would be too long, a hash of the distinguishing properties is added. A
+device that is present keeps its name, even if a device with the same identity is plugged in.
 
 A claim holds hardware, not a name. Until the claim is released, the name belongs to that hardware,
 and no other hardware gets it. The identity in the held device nodes shows whether a device in a
-scan is a held one, whatever policy matches it, and whether the kernel has given its number to other
-hardware. The identity is unknown for a claim whose record has none; then the name that the last
-scans gave to the hardware has to do.
+scan is held, whatever policy matches it, and whether the kernel has given its number to other
+hardware. If a claim's record has no identity, the name that the last scans gave to the hardware is
+used instead.
 
-Pure: it must not depend on files, sysfs, or the fields of a policy.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Number = tuple[str, int, int]
 """Type (``b`` or ``c``), major and minor."""
 
 Numbers = Mapping[str, Collection[Number]]
-"""The numbers of hardware by its identity: a unit has several, and so have equal nodes of it."""
+"""The numbers of hardware by its identity. A unit, or equal nodes of it, can have several
+numbers."""
 
 
 class Holds:
@@ -45,7 +46,8 @@ class Holds:
         *,
         remembered: Mapping[str, Set[str]] | None = None,
     ) -> None:
-        """`remembered`: the identities of devices by name, for claims without any."""
+        """Create the holds. `remembered`: the identities of devices by name, for claims without
+        identities."""
         self._held = held or {}
         self._hardware: dict[str, Set[str]] = {
             name: {node.identity for node in device.nodes} or (remembered or {}).get(name, set())
@@ -70,7 +72,7 @@ class Holds:
         return iter(self._held)
 
     def with_identities(self, changed: Mapping[tuple[str, str], str]) -> Holds:
-        """Return these holds with other identities, by the name and the identity in the record."""
+        """Return these holds with changed identities, by name and recorded identity."""
         held = {
             name: replace(
                 device,
@@ -92,7 +94,8 @@ class Holds:
         return self.names(self._units.get(unit, set()))
 
     def hardware(self, name: str) -> Set[str]:
-        """Return the identities of a held device; empty if they are unknown, or it is not held."""
+        """Return the identities of a held device. Empty if they are unknown, or if it is not
+        held."""
         return self._hardware.get(name, frozenset())
 
     def is_of(self, name: str, hardware: Set[str]) -> bool:
@@ -123,7 +126,8 @@ class Holds:
         return {number: nodes[0][0] for number, nodes in self._by_number.items()}
 
     def taken(self, numbers: Numbers) -> tuple[Number, str] | None:
-        """Return a number that a claim holds for other hardware, and the device that has it."""
+        """Return a number that a claim holds for other hardware, and the device that has the
+        number."""
         for identity, its_numbers in sorted(numbers.items()):
             for number in sorted(its_numbers):
                 for held_identity, name in self._by_number.get(number, ()):
@@ -143,21 +147,21 @@ class Holds:
         ]
 
     def users(self, name: str) -> int | None:
-        """Return how many users' shares claims hold of a device; None if a claim holds the whole
-        device."""
+        """Return the number of users in the shares of a device that claims hold, or None if a claim
+        holds the whole device."""
         shares = self._held[name].shares
         amounts = (parse_quantity(share.get("users", "1")) for share in shares)  # 1000 is "1k"
         return int(sum(amounts)) if shares else None
 
     def holder(self, name: str) -> str:
-        """Name a claim that holds a device, for a message."""
+        """Return the name of a claim that holds a device, for a message."""
         claims = sorted(str(claim) for claim in self._held[name].claims)
         return f"claim {claims[0]}" if claims else "a claim"
 
 
 def _number(node: HeldNode) -> Number | None:
     if node.major is None or node.minor is None:
-        return None  # of an earlier boot
+        return None  # from an earlier boot
     return node.type, node.major, node.minor
 
 
@@ -166,13 +170,13 @@ def _number(node: HeldNode) -> Number | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NameRequest:
-    """The name that a device gets, and the one that it gets if others want the first."""
+    """The preferred name of a device, and the alternative if other devices need the same name."""
 
     key: str
-    """The policy, and all that distinguishes the device from others."""
+    """The policy, and everything that distinguishes the device from others."""
 
     plain: str
-    """It can be too long for a name."""
+    """The preferred name, which can be too long."""
 
     hashed: str
     hardware: Set[str]
@@ -185,8 +189,8 @@ def name_request(
     """
     Return the names for a device.
 
-    :param nth: the number of the device among those of the same identity and place, from 1. A
-        camera has several nodes on one interface; its driver makes them in the same order.
+    :param nth: the number of the device among those with the same identity and place, from 1. A
+        camera has several nodes on one interface, always created in the same order.
     :param copy: the number of the copy, for a device that is published several times.
     """
     suffix = f"-{nth - 1}" if nth > 1 else ""
@@ -204,9 +208,9 @@ def assign(
     requests: Sequence[NameRequest], *, before: Mapping[str, str], holds: Holds
 ) -> dict[str, str | None]:
     """
-    Give each device a name, by key; None if it is unclear which device a claim holds.
+    Give each device a name, by key, or None if it is unclear which device a claim holds.
 
-    :param before: the names that devices had in the last scan, by key.
+    :param before: the names of devices in the last scan, by key.
     """
     wanted = Counter(name_request.plain for name_request in requests)
     owners = {
@@ -232,7 +236,7 @@ def assign(
 
 
 def _label(text: str) -> str:
-    """Make a DNS label of a text, apart from its length."""
+    """Convert a string to a DNS label, but do not limit its length."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

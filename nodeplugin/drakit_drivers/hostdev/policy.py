@@ -1,13 +1,13 @@
 """
-What an admin writes: the policies, which select devices and define how pods get them, and the
-configuration of the driver.
+The fields that an administrator writes: the policies, which select devices and define how pods get
+them, and the configuration of the driver.
 
-The same model checks policies of the cluster (the custom resource ``HostDevicePolicy``) and those
-of a configuration file. Every field has bounds, and errors name the field and the remedy.
-:mod:`.matching` has the description of devices, :mod:`.container` the view of containers. Whether a
-path of the configuration exists is checked at start (:mod:`.host`).
+The same model validates policies of the cluster (the custom resource ``HostDevicePolicy``) and
+those in a configuration file. Every field has limits, and errors name the field and the remedy.
+:mod:`.matching` describes devices, :mod:`.container` their appearance in containers. :mod:`.host`
+checks at the start whether the paths in the configuration exist.
 
-It must not depend on the host: policies and configuration are checked without one.
+Does not depend on the host: policies and configuration are validated without one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from drakit_drivers.hostdev.dangerous import danger_of_path, matches_everything
 from drakit_drivers.hostdev.matching import Matcher, has_wildcard
 
 MAX_EXTRA_ATTRIBUTES = 4
-"""Attributes that a policy can add: the API allows 32 of a device with its capacities."""
+"""Maximum number of attributes that a policy can add. The API allows 32 attributes and capacities
+per device."""
 
 OWN_ATTRIBUTES = frozenset(
     """
@@ -37,7 +38,7 @@ OWN_ATTRIBUTES = frozenset(
     videoOutput
     """.split()  # noqa: SIM905  (a list of strings would be one line for each)
 )
-"""The names without a domain of the driver's own attributes, which a policy cannot give to others:
+"""The names, without a domain, of the driver's own attributes, which policies cannot set.
 :mod:`.policy_devices` sets them, and docs/reference/attributes.md explains them."""
 
 _LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
@@ -113,7 +114,7 @@ class LabelSelector(DevicePolicy):
         return self
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        """Return whether it selects an object with these labels."""
+        """Return whether the selector matches an object with these labels."""
         return self.match_labels.items() <= labels.items() and all(
             each.holds(labels) for each in self.match_expressions
         )
@@ -300,7 +301,7 @@ class HostDevicePolicySpec(DevicePolicy):
     @field_validator("match")
     @classmethod
     def _at_least_one(cls, match: tuple[Matcher, ...]) -> tuple[Matcher, ...]:
-        # With min_length, pydantic also reports an invalid matcher as a missing one.
+        # With min_length, pydantic would also report an invalid matcher as missing.
         if not match:
             raise ValueError("must have at least one matcher")
         return match
@@ -340,8 +341,8 @@ class HostDevicePolicySpec(DevicePolicy):
             )
 
     def dangers(self) -> Iterator[tuple[str, str, str]]:
-        """Yield what needs ``allow.dangerous``, each with a harmless way if there is one, and with
-        the condition on which it may be set."""
+        """Yield everything that needs ``allow.dangerous``, each with a harmless alternative, if
+        any, and with the condition for setting it."""
         for index, matcher in enumerate(self.match):
             place = f"match[{index}]"
             if not any(value for name, value in matcher if name not in ("subsystem", "exclude")):
@@ -381,7 +382,7 @@ class HostDevicePolicySpec(DevicePolicy):
 
     @property
     def single_path(self) -> str | None:
-        """The one path that the policy can match, if it has no wildcard."""
+        """The only path that the policy can match, if it has no wildcard."""
         if len(self.match) == 1 and len(self.match[0].paths) == 1:
             path = self.match[0].paths[0]
             return None if has_wildcard(path) else path
@@ -392,15 +393,16 @@ HostPolicy = Policy[HostDevicePolicySpec]
 
 
 def policy_of_file(name: str, spec: HostDevicePolicySpec) -> HostPolicy:
-    """Return a policy of a configuration file, which takes precedence over those of the cluster."""
+    """Return a policy from a configuration file, which takes precedence over those of the
+    cluster."""
     return Policy(name=name, created=datetime.min.replace(tzinfo=UTC), generation=0, spec=spec)
 
 
 def policies_of_node(
     policies: Iterable[HostPolicy], labels: Mapping[str, str] | None
 ) -> list[HostPolicy]:
-    """Return the policies for a node, the first in conflicts first. While the node's labels are
-    unknown, those without a selector."""
+    """Return the policies for a node, in order of precedence. While the node's labels are unknown,
+    return only those without a selector."""
     chosen = (
         policy
         for policy in policies

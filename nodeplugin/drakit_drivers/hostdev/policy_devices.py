@@ -2,21 +2,22 @@
 Selects the devices to publish: the policy of each device, its name, its copies, and the attributes
 and capacities that CEL selectors can match.
 
-If two policies match a device, the older one gets it; if they have the same age, the first by name.
-The same applies to device nodes that reach one function of the hardware, unless both policies share
-them. A policy that groups by unit gets all nodes of a unit or none, and so does one with a set.
+If two policies match a device, the older one gets it. If they have the same age, the first by name
+gets it. The same applies to device nodes that reach one function of the hardware, unless both
+policies share them. A policy that groups by unit gets all nodes of a unit or none; a policy with a
+set gets the whole set or nothing.
 
-A device that a claim holds is published only under its held names until it is released, whatever
-becomes of its policy. A device whose number a claim holds for other hardware is not published. Some
-devices are published with a :class:`Doubt`, so that no new claim gets them. A USB device that has
-other ids than before, at the same port, is the held one if its policy says so.
+A device that a claim holds is published only under its held names until it is released, even if its
+policy changes. A device whose number a claim holds for other hardware is not published. Some
+devices are published with a :class:`Doubt`, so that no new claim gets them. If a USB device has
+different IDs than before, at the same port, it is still the held device if its policy says so.
 
-Names of attributes are C identifiers; the standard ones carry Kubernetes' domain, so that claims
-can request devices of several drivers that are close to each other. A string that the API rejects
-(over 64 bytes) is left out: half a serial number would match the wrong device. The facts stand in
-the order of their importance: if there are more than the API allows, the last ones are left out.
+Names of attributes are C identifiers. The standard ones have Kubernetes' domain, so that claims can
+request devices of several drivers that are close to each other. A string that the API rejects (over
+64 bytes) is omitted, because half a serial number would match the wrong device. Attributes are
+ordered by importance. If there are more than the API allows, the last ones are omitted.
 
-Pure: it must not depend on files, sysfs or the API's types.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from drakit_drivers.hostdev.naming import Holds, NameRequest, Number, Numbers, a
 from drakit_drivers.hostdev.policy import HostDevicePolicySpec, HostPolicy
 
 _MAX_DEVICES = 2048
-"""Devices of a policy on a node, copies included. A policy with more matches too much."""
+"""Maximum number of a policy's devices on a node, including copies. A policy with more devices
+matches too much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,11 @@ class Refusal:
 
     reason: RejectionReason
     message: str
-    """A clause without times and counters: ``it is mounted at /``."""
+    """A clause without times and counters, such as ``it is mounted at /``."""
 
     is_unknown: bool = False
-    """Whether a rule cannot be checked, because something is unreadable. Then no new device is
-    published, but one that was published before stays, with a taint."""
+    """Whether a rule cannot be checked, because something is unreadable. In that case, no new
+    device is published, but a previously published device remains, with a taint."""
 
     is_gone: bool = False
     """Whether a part of the device is missing."""
@@ -65,13 +67,13 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Doubt:
-    """The reason why no new claim must get a device that is published."""
+    """Why no new claim must get a device that is published."""
 
     kind: Literal["renumbered", "shared", "unreadable"]
     """
     * ``renumbered``: containers use an outdated number of the device.
-    * ``shared``: claims hold the device in another form than the policy offers: shares of it, the
-      whole device, or one of its copies.
+    * ``shared``: claims hold the device in a different form than the policy offers: shares of it,
+      the whole device, or one of its copies.
     * ``unreadable``: it is unknown whether the device is still there and may be published.
     """
 
@@ -82,7 +84,7 @@ class Doubt:
     """Whether claims have outdated edits."""
 
     by_change: bool = False
-    """Whether the policy has changed while claims hold the device."""
+    """Whether the policy changed while claims hold the device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +94,7 @@ class Published:
     name: str
     policy: HostPolicy
     hosts: tuple[HostDevice, ...]
-    """Its device nodes: one, or those of a unit in the kernel's order."""
+    """Its device nodes: a single node, or those of a unit in the kernel's order."""
 
     identity: Identity
     doubt: Doubt | None = None
@@ -123,12 +125,12 @@ class Overlap:
     owner: str
     other: str
     is_by_hold: bool = False
-    """Whether the owner has it because a claim holds it."""
+    """Whether the owner has the device because a claim holds it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """The selected devices; all names of devices, copies and refused devices differ."""
+    """The selected devices. All names of devices, copies and refused devices are different."""
 
     devices: Mapping[str, Published]
     copies: Mapping[str, Published]
@@ -136,20 +138,20 @@ class Selection:
 
     refused: Mapping[str, Refused]
     matched: Mapping[str, int]
-    """Numbers of matched devices by policy; each copy counts as one."""
+    """Numbers of matched devices by policy. Each copy is counted."""
 
     names: Mapping[str, str]
-    """The names of the devices by their distinctive features, for the next selection."""
+    """The names of the devices by their distinguishing properties, for the next selection."""
 
     hardware: Mapping[str, Set[str]]
     """The identities of the devices and of the held devices by name, for the next selection."""
 
     outgrown: Set[str] = frozenset()
-    """Held copies of devices that have a capacity by now. Without a change of the policy, a held
-    copy means that the cluster does not support DRAConsumableCapacity."""
+    """Held copies of devices that now have a capacity. Unless the policy has changed, a held copy
+    shows that the cluster does not support DRAConsumableCapacity."""
 
     waits_for_release: bool = False
-    """Whether it changes when a claim releases a device."""
+    """Whether the selection will change when a claim releases a device."""
 
     overlaps: tuple[Overlap, ...] = ()
 
@@ -176,7 +178,7 @@ class _Candidate:
     copies: tuple[NameRequest, ...] = ()
     is_too_many: bool = False
     set_problem: str = ""
-    """The reason why a set cannot be published."""
+    """Why a set cannot be published."""
 
     @property
     def units(self) -> set[str]:
@@ -184,7 +186,7 @@ class _Candidate:
         return {HardwareIdentity.parse(each).unit for each in self.hardware}
 
     def overlaps(self, text: str) -> bool:
-        """Return whether an identity is that of another node of its functions."""
+        """Return whether an identity belongs to another node of its functions."""
         node = HardwareIdentity.parse(text)
         return any(HardwareIdentity.parse(each).overlaps(node) for each in self.hardware)
 
@@ -193,11 +195,12 @@ class _Candidate:
         return {name for each in self.requests for name in (each.plain, each.hashed)}
 
     def with_names(self, identity: Identity, *, nth: int = 1) -> _Candidate:
-        """Return it with the names of an identity, the nth one of the policy."""
+        """Return the candidate with the names of an identity, as the policy's nth device with
+        it."""
         spec, hardware = self.policy.spec, self.hardware
         device = name_request(self.policy.name, identity, hardware=hardware, nth=nth)
         if spec.single_path:
-            # One device at most: kvm-0, kvm-1, ...
+            # At most one device has no index; others are kvm-0, kvm-1, ...
             identity, nth = Identity(text="", place=self.hosts[0].path), 1
         copies = tuple(
             name_request(self.policy.name, identity, hardware=hardware, nth=nth, copy=index)
@@ -211,7 +214,7 @@ class _Candidate:
         )
 
     def with_names_of(self, former: HardwareIdentity) -> _Candidate:
-        """Return it with the names of the identity that it had before."""
+        """Return the candidate with the names of its previous identity."""
         spec = self.policy.spec
         identity = identity_of_former(
             former, at_port=spec.identity == "Port", is_unit=spec.group == "Unit"
@@ -223,12 +226,12 @@ class _Candidate:
         return (*self.devices, *self.copies)
 
     def has_capacity(self, name: str) -> bool:
-        """Return whether claims get shares of it under this name."""
+        """Return whether claims get shares of the device under this name."""
         names = {text for its in self.devices for text in (its.plain, its.hashed)}
         return self.policy.spec.sharing.mode == "Capacity" and name in names
 
     def shares_with(self, other: _Candidate) -> bool:
-        """Return whether claims for both can have nodes of one function."""
+        """Return whether claims for both candidates can have nodes of the same function."""
         return "Exclusive" not in (self.policy.spec.sharing.mode, other.policy.spec.sharing.mode)
 
 
@@ -243,15 +246,14 @@ def select(
     """
     Return the published devices.
 
-    :param policies: the policies of the node, the first in conflicts first.
-    :param refuse: the rules that do not depend on other devices.
-    :param before: the last selection.
+    :param policies: the policies of the node, in order of precedence. :param refuse: the rules for
+    a single device. :param before: the last selection.
     """
     holds = holds or Holds()
     candidates = [each for policy in policies for each in _candidates(policy, found)]
     candidates, holds = _with_new_ids(candidates, found, holds)
     requests = [name_request for each in candidates for name_request in each.requests]
-    # All candidates get names: a name must not depend on whether a neighbour is published.
+    # Name all candidates, because a name must not depend on whether another device is published.
     names = assign(requests, before=before.names if before else {}, holds=holds)
     judged = [(each, _refusal(each, refuse, names)) for each in candidates]
     owned, overlaps = _owned(judged, names, holds)
@@ -319,8 +321,8 @@ def select(
 
 
 def _with_former_ids(each: _Candidate, holds: Holds) -> _Candidate:
-    """Return a candidate with the names under which claims hold it, if it got these with other ids.
-    A claim that is prepared after a reboot no longer has the ids from before."""
+    """Return a candidate with the names under which claims hold it, if it got these names with
+    different IDs. A claim that is prepared after a reboot no longer has the previous IDs."""
     spec, held = each.policy.spec, holds.names(each.hardware)
     if not held or held <= each.possible_names:
         return each
@@ -339,8 +341,8 @@ def _with_former_ids(each: _Candidate, holds: Holds) -> _Candidate:
 def _with_new_ids(
     candidates: Sequence[_Candidate], found: Collection[HostDevice], holds: Holds
 ) -> tuple[list[_Candidate], Holds]:
-    """Return the candidates with the names of held hardware that has other ids by now, and the
-    holds with these ids. An accelerator changes its ids when its first pod loads the firmware."""
+    """Return the candidates with the names of held hardware whose IDs have changed, and the holds
+    with the new IDs. An accelerator changes its IDs when its first pod loads the firmware."""
     candidates = [_with_former_ids(each, holds) for each in candidates]
     present = {hardware_identity(host) for host in found}
     missing: dict[str, set[str]] = defaultdict(set)
@@ -373,10 +375,10 @@ def _with_new_ids(
 
 
 def _is_renamed(spec: HostDevicePolicySpec, old: HardwareIdentity, new: HardwareIdentity) -> bool:
-    """Return whether a policy means one piece of hardware by two identities."""
+    """Return whether two identities are the same hardware according to a policy."""
     if old.unit != new.unit or old.usb_ids is None or new.usb_ids is None:
         return False
-    if old.reported == new.reported:  # another node of it
+    if old.reported == new.reported:  # another node of the same hardware
         return False
     if spec.identity == "Port":
         return True
@@ -396,8 +398,9 @@ def _owned(
     names: Mapping[str, str | None],
     holds: Holds,
 ) -> tuple[list[tuple[_Candidate, Refusal | None]], tuple[Overlap, ...]]:
-    """Give each device node to one policy; return the candidates that have all of theirs, with the
-    reasons against them. One that is refused for certain leaves other nodes to others."""
+    """Assign each device node to one policy. Return the candidates that have all of their nodes,
+    with the reasons against them. A candidate that is definitely refused leaves its nodes to
+    others."""
 
     def is_held(each: _Candidate) -> bool:
         return any(names[name_request.key] in holds for name_request in each.requests)
@@ -422,7 +425,7 @@ def _owned(
 
     owned: list[tuple[_Candidate, Refusal | None]] = []
     overlaps: list[Overlap] = []
-    for each, refusal in sorted(judged, key=lambda pair: not is_held(pair[0])):  # stable
+    for each, refusal in sorted(judged, key=lambda pair: not is_held(pair[0])):  # a stable sort
         can_own = not refusal or refusal.is_unknown or refusal.reason == "InUse" or is_held(each)
         taken = {h.path: it for h in each.hosts if (it := owner_of(h, each if can_own else None))}
         if taken:
@@ -446,7 +449,8 @@ def _refusal(
 ) -> Refusal | None:
     refusals = [refusal for host in each.hosts if (refusal := refuse(each.policy, host))]
     if refusals:
-        return min(refusals, key=lambda refusal: refusal.is_unknown)  # what is known counts more
+        # certain reasons take precedence
+        return min(refusals, key=lambda refusal: refusal.is_unknown)
     if each.set_problem:
         return Refusal("Other", each.set_problem, is_gone=True)
     if not each.identity.is_stable and each.policy.spec.allow.unstable_identity == "Never":
@@ -473,10 +477,12 @@ def _refusal(
 def _held_otherwise(
     each: _Candidate, owners: Mapping[str | None, _Candidate], numbers: Numbers, holds: Holds
 ) -> Refusal | None:
-    """Return the reason why a device that no claim holds under its name is not free.
+    """
+    Return why a device is not free although no claim holds it under its name.
 
-    `owners`: the devices of the scan by name. A held one of these, with the same hardware, belongs
-    to an equal node: two chips of one controller, for example."""
+    `owners`: the devices of the scan by name. If one of these is held and has the same hardware,
+    the hold belongs to an equal node, for example one of two chips of a controller.
+    """
     others = holds.names(each.hardware) - owners.keys()
     others |= {
         name
@@ -502,9 +508,11 @@ def _held_otherwise(
 
 
 def _changed_set(name: str, parts: Set[tuple[str, str]], holds: Holds) -> Refusal | None:
-    """Return the reason why a set is not the one that a claim holds.
+    """
+    Return why a set is not the one that a claim holds.
 
-    `parts`: unit and report of the hardware that is present."""
+    `parts`: unit and report of the hardware that is present.
+    """
     held = {(it.unit, it.reported) for it in map(HardwareIdentity.parse, holds.hardware(name))}
     if held <= parts:
         return None
@@ -546,7 +554,7 @@ def _other_form(
     published: Published, other_names: Set[str], holds: Holds, *, is_copy: bool, outgrown: Set[str]
 ) -> Doubt | None:
     """Return the doubt about a device that claims hold in a form that its policy does not offer.
-    `other_names`: its names as copies, if it is published with capacity, and its name with
+    `other_names`: the names of its copies, if it is published with capacity, or its name with
     capacity, if it is a copy."""
     name, sharing = published.name, published.spec.sharing
     if name not in holds:
@@ -609,7 +617,7 @@ def _candidates(policy: HostPolicy, found: Collection[HostDevice]) -> Iterator[_
 
 
 def _set_problem(spec: HostDevicePolicySpec, hosts: Sequence[HostDevice]) -> str:
-    """Return the reason why device nodes are not the set that a policy describes."""
+    """Return why device nodes are not the set that a policy describes."""
     for index, matcher in enumerate(spec.match):
         its = {host.unit or host.directory for host in hosts if is_matched([matcher], host)}
         if len(its) != 1:
@@ -628,7 +636,7 @@ def _identity(spec: HostDevicePolicySpec, hosts: Sequence[HostDevice]) -> Identi
 
 
 def _natural_order(host: HostDevice) -> tuple[list[tuple[int, str]], str]:
-    # video10 after video9.
+    # Sort video10 after video9.
     parts = re.findall(r"\d+|\D+", host.path)
     return [(int(part), "") if part.isdecimal() else (0, part) for part in parts], host.path
 
@@ -636,10 +644,10 @@ def _natural_order(host: HostDevice) -> tuple[list[tuple[int, str]], str]:
 # ------------------------------------------------------------ attributes and capacities
 
 MAX_STRING_BYTES = 64
-"""The API's limit for a string value; it counts bytes."""
+"""The API's limit for a string value, in bytes."""
 
 _MAX_FACTS = 32
-"""The API's limit for attributes and capacities of a device together."""
+"""The API's combined limit for a device's attributes and capacities."""
 
 _STANDARD = "resource.kubernetes.io/"
 
@@ -656,7 +664,7 @@ def attributes(published: Published) -> dict[str, AttributeValue]:
 
 
 def left_out(published: Published) -> tuple[str, ...]:
-    """Return the names of attributes that are too long to publish, or too many."""
+    """Return the names of attributes that are omitted because they are too long or too many."""
     published_names = attributes(published).keys()
     return tuple(name for name, _ in _facts(published) if name not in published_names)
 
@@ -681,7 +689,8 @@ def capacity(published: Published, *, is_copy: bool = False) -> dict[str, str | 
 
 
 def _facts(published: Published) -> Iterator[tuple[str, AttributeValue]]:
-    # The standard attributes are the most widely used; only a policy's own are as important.
+    # A policy's own attributes are as important as the standard attributes, which are the most
+    # widely used.
     own = published.spec.attributes.items()
     extra = ((name, attribute.value) for name, attribute in own)
     for name, value in (*_common(published), *extra, *_specific(published.host)):
@@ -725,7 +734,7 @@ def _specific(device: HostDevice) -> Iterator[tuple[str, AttributeValue | None]]
         yield "pciDeviceID", device.pci.device_id
         yield "pciClass", device.pci.class_id
     if device.usb:
-        # The PCI function of a USB device is the host controller; users do not select by it.
+        # The PCI function of a USB device is the host controller, by which users do not select.
         yield "usbVersion", device.usb.version
         yield "usbClass", device.usb.device_class
         yield "usbSpeed", device.usb.speed

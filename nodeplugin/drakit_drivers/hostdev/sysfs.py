@@ -1,21 +1,21 @@
 """
-Devices as sysfs and the host's udev database show them: number, path, driver, the USB or PCI device
-that they belong to, and attributes of their kind (serial ports, cameras, sound cards, GPUs).
+Reads devices from sysfs and the host's udev database: number, path, driver, the USB or PCI device
+to which they belong, and attributes of their kind (serial ports, cameras, sound cards, GPUs).
 
-Missing and unknown differ. A missing file or value is a fact: there is no such device, the device
-is being unplugged, or it has no such attribute. Any other error (no file descriptor, no memory, no
-permission) leaves it unknown and raises :class:`UnreadableError`. A caller that took it for missing
-would remove a device that is still there.
+Missing and unknown are different. A missing file or value is a fact: the device does not exist, is
+being unplugged, or does not have the attribute. Any other error (no file descriptor, no memory, no
+permission) leaves it unknown and raises :class:`UnreadableError`. A caller that treated it as
+missing would remove a device that is still present.
 
-Attributes may vanish at any moment, because the device is being unplugged. A device that is no
-longer the same after all reads counts as unplugged: half of its attributes would make it another
-device.
+Attributes may vanish at any moment, because the device is being unplugged. If a device is no longer
+the same after all reads, it is treated as unplugged, because half of its attributes would describe
+another device.
 
-Most hosts have a udev database, minimal ones do not. Therefore, the kernel's attributes take
-precedence over udev's properties. The database lists a link for each device that asks for it, but
-the link leads to one device: only that device has it.
+Most hosts have a udev database, but minimal ones do not. Therefore, the kernel's attributes take
+precedence over udev's properties. The database lists a link for each device that requests it, but
+the link leads to only one device, and only that device has it.
 
-It must not depend on policies, or what may be published.
+Does not depend on policies.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ from drakit_drivers.hostdev.hardware import (
 ValueT = TypeVar("ValueT")
 
 _MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO))
-"""The file does not exist, or its device is being unplugged."""
+"""The errors if a file does not exist, or if its device is being unplugged."""
 
 _WITHOUT_VALUE = frozenset((errno.EINVAL, errno.EISDIR, errno.ENODATA, errno.EOPNOTSUPP))
-"""The kernel's driver has no value for the attribute, or the file is of another kind."""
+"""The errors if the kernel's driver has no value for the attribute, or if the file is of another
+kind."""
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
@@ -66,27 +67,27 @@ _INDICES = {
 
 
 class UnreadableError(Exception):
-    """A file that may exist cannot be read. The text is a clause that names the file."""
+    """A file that may exist cannot be read. The message is a clause that names the file."""
 
     def __init__(self, path: Path, reason: object) -> None:
         super().__init__(f"{path} cannot be read: {reason}")
 
 
 def read_attribute(directory: Path, name: str) -> str | None:
-    """Read an attribute; None if it is missing or has no value."""
+    """Read an attribute. Return None if it is missing or has no value."""
     path = directory / name
     content = _value(path, path.read_bytes)
     return content.decode(errors="replace").strip().strip("\0") or None if content else None
 
 
 def link_name(link: Path) -> str | None:
-    """Return the name of a link's target; None if there is no link."""
+    """Return the name of a link's target, or None if there is no link."""
     target = _value(link, link.readlink)
     return target.name if target else None
 
 
 def entries(directory: Path) -> list[Path]:
-    """List a directory, sorted; empty if it is missing."""
+    """List a directory in sorted order. Empty if it is missing."""
     return _listing(directory) or []
 
 
@@ -112,11 +113,11 @@ class Found:
 
     devices: tuple[HostDevice, ...]
     unreadable: str | None = None
-    """The reason why it is unknown whether there are more devices; None if there are none."""
+    """Why there may be more devices, or None."""
 
 
 class Sysfs:
-    """Reads devices below one mount of sysfs, with their entries in the udev database and the
+    """Reads devices below one mount of sysfs, with their entries in the udev database and their
     links below ``/dev``."""
 
     def __init__(self, root: Path, *, udev_root: Path, dev_root: Path) -> None:
@@ -142,7 +143,7 @@ class Sysfs:
         return Found(devices=tuple(devices), unreadable=unreadable)
 
     def block_directories(self) -> dict[str, Path]:
-        """Every block device and partition of the host: kernel name to its own directory."""
+        """The directories of all block devices and partitions of the host, by kernel name."""
         found = {entry.name: _resolved(entry) for entry in self._entries("block")}
         return {name: directory for name, directory in found.items() if directory}
 
@@ -156,7 +157,8 @@ class Sysfs:
         return link_name(self.root / "dev" / kind / number / "subsystem")
 
     def device_of(self, kind: str, number: str) -> HostDevice | None:
-        """Read the device that has a number, by its type (``b`` or ``c``); None if none has."""
+        """Read the device with a number, by its type (``b`` or ``c``). Return None if there is
+        none."""
         return self.device(self.root / "dev" / ("block" if kind == "b" else "char") / number)
 
     def _entries(self, subsystem: str) -> list[Path]:
@@ -168,15 +170,15 @@ class Sysfs:
             if found is not None:
                 return found
         if _listing(self.root / "class") is None:
-            # Without sysfs, every device would count as unplugged.
+            # Without sysfs, every device would appear unplugged.
             raise UnreadableError(self.root / "class", "it is missing")
         return []
 
     def device(
         self, entry: Path, *, wanted: Callable[[str], bool] = lambda path: True
     ) -> HostDevice | None:
-        """Read one device; None if it has no node, is not wanted, or is being unplugged. Raises
-        UnreadableError."""
+        """Read one device. Return None if it has no node, is not wanted, or is being unplugged.
+        Raises UnreadableError."""
         inode = _inode(entry)
         uevent = _uevent(entry)
         try:
@@ -198,7 +200,7 @@ class Sysfs:
         ancestors = tuple(
             Ancestor(name=part.name, subsystem=subsystem_of_part, driver=link_name(part / "driver"))
             for part in family[1:]
-            # A directory such as 0000:00:1f.3/sound is no device.
+            # A directory such as 0000:00:1f.3/sound is not a device.
             if (subsystem_of_part := link_name(part / "subsystem"))
         )
         index = _INDICES.get(subsystem)
@@ -232,9 +234,9 @@ class Sysfs:
         return device if _inode(directory) == inode else None
 
     def _udev_entry(self, name: str) -> tuple[dict[str, str], tuple[str, ...], bool]:
-        """Return properties, and links to the node, of a device by its type and number. Empty if
-        udev has not processed the device, or does not run on the host; the last value is false in
-        the first case."""
+        """Return a device's properties, its links, and whether udev has processed it, by type and
+        number. The first two are empty if udev has not processed the device, or does not run on the
+        host. The last value is false only in the first case."""
         properties: dict[str, str] = {}
         links: list[str] = []
         content = read_attribute(self._udev_data, name)
@@ -248,9 +250,9 @@ class Sysfs:
         return properties, tuple(sorted(links)), is_settled
 
     def _number_of_node(self, path: str) -> tuple[str, int, int] | None:
-        """Return type and number of the device node to which a path leads; None if none."""
+        """Return type and number of the device node to which a path leads, or None."""
         node = self._dev / path.removeprefix("/dev/")
-        # A loop of links does not exist.
+        # A loop of links is treated as missing.
         status = _value(node, node.stat) if _value(node, node.exists) else None
         if status is None or not (stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)):
             return None
@@ -259,18 +261,18 @@ class Sysfs:
 
     def _ancestors(self, directory: Path) -> Iterator[Path]:
         for parent in directory.parents:
-            if parent == self.root or parent.parent == self.root:  # /sys/devices is no device
+            if parent == self.root or parent.parent == self.root:  # /sys/devices is not a device
                 return
             yield parent
 
 
 def _resolved(entry: Path) -> Path | None:
-    """Return the device's own directory, without symbolic links; None if it is missing."""
+    """Return the device's own directory, without symbolic links, or None if it is missing."""
     return _value(entry, lambda: Path(os.path.realpath(entry, strict=True)))
 
 
 def _inode(directory: Path) -> int | None:
-    """Return what identifies a directory in sysfs, which a replugged device does not get again."""
+    """Identify a directory in sysfs. A replugged device gets a different value."""
     return _value(directory, lambda: directory.stat().st_ino)
 
 
@@ -278,7 +280,7 @@ def _block_facts(directory: Path) -> BlockFacts:
     sectors = _whole(read_attribute(directory, "size")) or 0
     backing_device = read_attribute(directory, "backing_dev")
     return BlockFacts(
-        size_bytes=sectors * 512,  # always of 512 bytes
+        size_bytes=sectors * 512,  # the unit is always 512 bytes
         has_backing_file=read_attribute(directory, "loop/backing_file") is not None,
         backing_device=None if backing_device == "none" else backing_device,
     )
@@ -311,7 +313,7 @@ def _usb_parent(family: list[Path], ancestors: Sequence[Ancestor]) -> UsbParent 
                 port=part.name,
                 manufacturer=read_attribute(part, "manufacturer"),
                 product=read_attribute(part, "product"),
-                # Not udev's copy, which is missing until udev has processed the device.
+                # Don't use udev's copy, which is missing until udev has processed the device.
                 serial=read_attribute(part, "serial"),
                 interface=int(interface, 16) if interface else None,
                 version=_bcd(read_attribute(part, "bcdDevice")),
@@ -327,7 +329,7 @@ def _pci_parent(family: list[Path]) -> PciParent | None:
         if _PCI_ADDRESS.fullmatch(part.name) and link_name(part / "subsystem") == "pci":
             return PciParent(
                 bus_id=part.name,
-                # The outermost bridge's directory: pci0000:00.
+                # The directory of the outermost bridge: pci0000:00.
                 root=next(filter(_PCI_ROOT.fullmatch, part.parts), None),
                 vendor_id=_hexadecimal(part, "vendor"),
                 device_id=_hexadecimal(part, "device"),
@@ -340,8 +342,8 @@ def _pci_parent(family: list[Path]) -> PciParent | None:
 
 
 def _unit(family: list[Path], subsystem: str) -> Path | None:
-    """Find the physical unit: a USB device, a PCI function, another device on a bus, or else the
-    outermost device of the same subsystem, such as a virtual sound card."""
+    """Find the physical unit: a USB device, a PCI function, another device on a bus, or otherwise
+    the outermost device of the same subsystem, such as a virtual sound card."""
     for part in family:
         if read_attribute(part, "idVendor"):
             return part
@@ -381,23 +383,23 @@ _SOUND_NODES = {
 }
 
 _INPUT_KINDS = ("keyboard", "mouse", "touchscreen", "touchpad", "tablet", "joystick", "switch")
-"""Kinds of udev's ``ID_INPUT_*``, the most telling first: every keyboard also counts as keys."""
+"""Kinds of udev's ``ID_INPUT_*``, most specific first, because every keyboard also has keys."""
 
 
 def _family_attributes(
     subsystem: str, family: Sequence[Path], properties: Mapping[str, str]
 ) -> dict[str, AttributeValue]:
-    """Return the attributes of the device's kind: at most three, because the API allows 32 for a
-    device. `family`: its directory, and those above it, nearest first."""
+    """Yield the attributes of the device's kind: at most three, because the API allows 32 for a
+    device. `family`: its directory and those of its ancestors, nearest first."""
     read = _READERS.get(subsystem)
     facts = read(family, properties) if read else ()
     return {name: value for name, value in facts if value is not None}
 
 
 def _tty(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
-    # An adapter with four connectors has four ports; the kernel numbers them.
+    # An adapter with four connectors has four ports, which the kernel numbers.
     yield "ttyPort", _whole(_nearest(family[:3], "port_number"))
-    # 0 is a port that the kernel offers, but for which no UART answers.
+    # 0 means that the kernel offers the port, but no UART responds.
     yield "uartType", _whole(read_attribute(family[0], "type"))
 
 
@@ -446,7 +448,7 @@ def _drm(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
 
 
 def _net(family: Sequence[Path], _: Mapping[str, str]) -> _Facts:
-    # An RDMA device or a modem: its own node, beside the network interface of the same hardware.
+    # The node of an RDMA device or a modem, next to the network interface of the same hardware.
     for part in family[1:]:
         interfaces = entries(part / "net")
         if interfaces:

@@ -1,13 +1,12 @@
 """
-simulated: devices without hardware, which show the features of DRA and the effects of failing
-devices.
+simulated: devices without hardware, which demonstrate the features of DRA and the effects of
+failing devices.
 
-:mod:`.config` has the admin's configuration and the users' parameters. :mod:`.control` reads
-failures from a file (taints, health, missing devices). :mod:`.inventory` makes the devices, and
-changes them as the file says. :mod:`.driver` publishes the devices and prepares them.
+:mod:`.config` defines the administrator's configuration and the users' parameters. :mod:`.control`
+reads failures from a file (taints, health, missing devices). :mod:`.inventory` creates the devices,
+and changes them according to the file. :mod:`.driver` publishes the devices and prepares them.
 
-It uses only the public API, as any driver outside this repository would: it must not know the node
-plugin, Kubernetes clients or gRPC.
+Uses only the public API, as a driver outside this repository would.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-What people configure: the admin, kinds, numbers and names of the simulated devices; users, opaque
-parameters in a claim or a DeviceClass. The driver only shows the parameters to the container: they
-are typed to show the consequences of a mistake.
+The configuration of the simulated devices. Administrators configure the kinds, numbers and names of
+the devices; users set opaque parameters in a claim or a DeviceClass. The driver only passes the
+parameters to the container. They have types in order to show the effects of a mistake.
 
-It must not know the published devices, claims, or the node.
+Does not depend on claims or the node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DRIVER_NAME = "simulated.drakit.dev"
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _VERSION = r"^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)$"
 
-# Room is left for what comes after it: `-<number>-<size>g-<number>`.
+# Leave room for the suffix: `-<number>-<size>g-<number>`.
 Prefix = Annotated[str, Field(pattern=rf"^{_LABEL}$", max_length=40)]
 Pool = Annotated[str, Field(pattern=rf"^({_LABEL})?$", max_length=63)]
 Text = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[ -~]+$")]

@@ -1,10 +1,8 @@
 """
 The control file, with which users make devices fail.
 
-A file that cannot be read or parsed is reported once, and its last valid content stays in effect:
-it may be half written. A missing file changes nothing.
-
-It must not know the devices.
+A file that cannot be read or parsed is reported once, and its last valid content remains in effect,
+because it may be half written. A missing file changes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ MAX_BYTES = 1024 * 1024
 
 Pattern = Annotated[str, Field(min_length=1, max_length=253)]
 Stamp = tuple[int, int, int]
-"""Identifies the content of a file: time of the last change, size, and inode."""
+"""Identifies the content of a file: modification time, size, and inode."""
 
 
 class HealthCommand(DriverConfig):
@@ -39,15 +37,15 @@ class HealthCommand(DriverConfig):
     status: Literal["healthy", "unhealthy", "unknown"]
     message: str = Field(default="", max_length=1024)
     broken: bool = False
-    """Pods that use it are evicted if it stays unhealthy."""
+    """Whether pods that use the device are evicted if it remains unhealthy."""
 
     def health(self) -> Health:
-        """Return it as the driver reports it."""
+        """Return the health in the form that the driver reports."""
         return Health(self.status, self.message, self.broken)
 
 
 class TaintCommand(DriverConfig):
-    """A taint that a device has from now on."""
+    """A taint that the device has from now on."""
 
     key: str = Field(min_length=1, max_length=253)
     """The taint's key. A key without a domain gets the driver's name as its domain."""
@@ -60,26 +58,26 @@ class Control(DriverConfig):
     """
     The content of the file.
 
-    Devices are given by name or pattern (``gpu-*``, ``*``). Entries for a GPU hold for its
-    partitions, too.
+    Keys are device names or patterns (``gpu-*``, ``*``). Entries for a GPU also apply to its
+    partitions.
     """
 
     health: dict[Pattern, HealthCommand] = Field(default_factory=dict)
-    """The health of devices; of several entries that match, the last one counts."""
+    """The health of devices. If several entries match, the last one applies."""
 
     taints: dict[Pattern, tuple[TaintCommand, ...]] = Field(default_factory=dict)
-    """Taints of devices; all entries that match count."""
+    """Taints of devices. All matching entries apply."""
 
     missing: tuple[Pattern, ...] = ()
     """Devices that no longer exist."""
 
     stop: str = Field(default="", max_length=1024)
-    """The reason for which the driver stops. It starts again once this is removed."""
+    """The reason for which the driver stops. It starts again once this field is removed."""
 
     fail_prepare: dict[Pattern, Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
         default_factory=dict
     )
-    """Devices that cannot be prepared, with the text of the error."""
+    """Devices that cannot be prepared, with the error message."""
 
     def patterns(self) -> list[str]:
         """All names and patterns of devices."""
@@ -87,12 +85,12 @@ class Control(DriverConfig):
 
 
 def matches(pattern: str, names: Iterable[str]) -> bool:
-    """Return whether a pattern matches a device by one of its names: its own, or its GPU's."""
+    """Return whether a pattern matches one of a device's names: its own, or its GPU's."""
     return any(fnmatchcase(name, pattern) for name in names)
 
 
 class ControlFile:
-    """Reads the file, and again whenever it has changed; one reader at a time."""
+    """Reads the file, and rereads it after each change. Supports one reader at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -114,10 +112,10 @@ class ControlFile:
         return self._last
 
     def poll(self) -> Control | None:
-        """Read the file; None if it has not changed, or is malformed."""
+        """Read the file. Return None if it is unchanged or malformed."""
         stamp = _stamp(self._path)
         if stamp == self._seen:
-            # Not at the first poll: it may have been half written.
+            # Don't report it at the first poll, because it may have been half written.
             if self._bad:
                 logger.warning(
                     "control file is malformed, its last valid content stays in effect",

@@ -2,12 +2,10 @@
 The driver: publishes the profiles' devices as the control file changes them, and prepares claims.
 
 A container gets only environment variables and metadata files. ``SIMULATED_<REQUEST>`` has the name
-of a device of the request, which is enough for an application that requests one device.
+of a device of the request, which is sufficient for an application that requests a single device.
 ``SIMULATED_<REQUEST>__<DEVICE>`` describes each device as JSON. A share's variable ends in the ID
-of the share, and that of a device with admin access in ``ADMIN``: a container may have the device
-itself as well.
-
-It must not know the profiles, or the format of the file.
+of the share, and that of a device with admin access in ``ADMIN``: a container may also have the
+device itself.
 """
 
 from __future__ import annotations
@@ -75,8 +73,8 @@ class Simulated(Driver[SimulatedConfig, SimulatedParameters]):
                     has_listed = True
                 elif has_listed:
                     raise DriverError(control.stop)
-                # A driver that restarts meanwhile stays silent: after another end, the backoff
-                # would delay its next start by up to a minute.
+                # A driver that restarts in the meantime remains silent. After another failure, the
+                # backoff would delay its next start by up to a minute.
 
     def prepare(self, claim: ClaimReference, device: AllocatedDevice[SimulatedParameters]) -> Edits:
         control = self._file.last
@@ -111,8 +109,9 @@ def _any(patterns: tuple[str, ...], device: Device) -> bool:
 def _environment(
     claim: ClaimReference, allocated: Allocated, device: Device, *, driver: str
 ) -> dict[str, str]:
-    """Return the variables of one device of a claim, including those of the user."""
-    # The request's own name, without the subrequest's: the JSON has the allocated alternative.
+    """Return the variables for one device of a claim, including those of the user."""
+    # Use the name of the request without that of the subrequest. The JSON contains the allocated
+    # alternative.
     request = OUR_VARIABLES + _variable(allocated.request.partition("/")[0])
     parts = [request, _variable(device.name)]
     if allocated.share_id:
@@ -148,7 +147,7 @@ def _facts(
 
 
 def _capacity(allocated: Allocated, device: Device) -> dict[str, str]:
-    """Return the claim's part of each capacity: its share, or all of it."""
+    """Return the claim's part of each capacity: its share, or the whole capacity."""
     whole = {
         name: amount.value if isinstance(amount, Capacity) else amount
         for name, amount in device.capacity.items()

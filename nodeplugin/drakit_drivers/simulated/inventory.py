@@ -1,14 +1,14 @@
 """
-The inventory: GPUs with partitions, network interfaces and CPUs as the profiles describe them, with
-their places in the machine, and as the control file changes them.
+The inventory: GPUs with partitions, network interfaces and CPUs according to the profiles, with
+their places in the machine, and with the changes in the control file.
 
-A GPU has a set of counters, for its compute slices and its memory. The whole GPU consumes all of
-them, a partition some: so the scheduler allocates the GPU, or partitions that fit beside each
-other. Claims share a network interface by its bandwidth, and a NUMA node by its CPUs. Each kind has
-a plain form as well, for API servers that know neither counters nor shares: whole GPUs, whole
+A GPU has a set of counters for its compute slices and its memory. The whole GPU consumes all of
+them, a partition some of them. So the scheduler allocates either the GPU, or partitions that fit
+together. Claims share a network interface by its bandwidth, and a NUMA node by its CPUs. Each kind
+also has a plain form, for API servers that support neither counters nor shares: whole GPUs, whole
 interfaces, single CPUs.
 
-It must not know claims or files.
+Does not depend on claims or files.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from drakit_drivers.simulated.config import CpuProfile, GpuProfile, NicProfile, 
 from drakit_drivers.simulated.control import Control, matches
 
 _SLOTS = 32
-"""Devices of a PCI bus."""
+"""Number of devices on a PCI bus."""
 
 
 def all_devices(config: SimulatedConfig) -> Inventory:
-    """Combine the profiles' devices; the fallback needs no optional feature of the API."""
+    """Combine the profiles' devices. The fallback needs no optional feature of the API."""
     gpu, nic, cpu, numa = config.gpu, config.nic, config.cpu, config.numa_nodes
     amounts = _amounts(gpu, gpu.compute_slices)
     return Inventory(
@@ -54,7 +54,7 @@ def all_devices(config: SimulatedConfig) -> Inventory:
 
 
 def _gpus(profile: GpuProfile, numa_nodes: int, *, plain: bool = False) -> Iterator[Device]:
-    """List the GPUs, each followed by its partitions, the largest first."""
+    """Yield the GPUs, each followed by its partitions, largest first."""
     sizes = () if plain else sorted(profile.partitions, reverse=True)
     for index in range(profile.count):
         name = f"{profile.prefix}-{index}"
@@ -94,13 +94,13 @@ def _gpus(profile: GpuProfile, numa_nodes: int, *, plain: bool = False) -> Itera
 
 
 def _amounts(profile: GpuProfile, size: int) -> dict[str, str]:
-    """Return what this many compute slices of a GPU consume of its counters."""
+    """Return the counters that this many compute slices of a GPU consume."""
     mebibytes = profile.memory_gi * 1024 * size // profile.compute_slices
     return {"compute": str(size), "memory": f"{mebibytes}Mi"}
 
 
 def _nics(profile: NicProfile, numa_nodes: int, *, plain: bool = False) -> Iterator[Device]:
-    """List the interfaces; a claim that requests no bandwidth gets 1 Gbit/s."""
+    """Yield the interfaces. A claim that requests no bandwidth gets 1 Gbit/s."""
     has_lists = profile.list_attributes and not plain
     lists: dict[str, AttributeValue] = {"vlans": profile.vlans} if has_lists else {}
     whole = f"{profile.bandwidth_gbps}G"
@@ -122,7 +122,7 @@ def _nics(profile: NicProfile, numa_nodes: int, *, plain: bool = False) -> Itera
 
 
 def _cpus(profile: CpuProfile, numa_nodes: int) -> Iterator[Device]:
-    """List the CPUs as the profile groups them."""
+    """Yield the CPUs as the profile groups them."""
     if profile.grouping == "devices":
         yield from _single_cpus(profile, numa_nodes)
         return
@@ -150,9 +150,9 @@ def _single_cpus(profile: CpuProfile, numa_nodes: int) -> Iterator[Device]:
 
 def _pci_place(index: int, numa_nodes: int, *, function: int) -> Topology:
     """
-    Return the place of the PCI device with this number: devices are spread over the NUMA nodes.
+    Return the place of the PCI device with this index. Devices are spread over the NUMA nodes.
 
-    :param function: distinguishes devices of two kinds with the same number.
+    :param function: distinguishes devices of two kinds with the same index.
     """
     numa, slot = index % numa_nodes, index // numa_nodes
     return Topology(
@@ -163,7 +163,7 @@ def _pci_place(index: int, numa_nodes: int, *, function: int) -> Topology:
 
 
 def _in_steps(amount: int, unit: str = "") -> Capacity:
-    """Return a capacity of which a claim takes at least one, and one if it requests none."""
+    """Return a capacity of which a claim takes at least one unit, which is also the default."""
     one = f"1{unit}"
     if amount == 1:  # the API requires room for a step above the minimum
         return Capacity(value=one)
@@ -177,7 +177,7 @@ def _in_steps(amount: int, unit: str = "") -> Capacity:
 
 def commanded(inventory: Inventory, control: Control, *, driver: str) -> Inventory:
     """
-    Return the inventory as the control file changes it.
+    Return the inventory with the changes in the control file.
 
     :param driver: the domain of taints that have none.
     """
@@ -195,7 +195,7 @@ def commanded(inventory: Inventory, control: Control, *, driver: str) -> Invento
 
 
 def names_of(device: Device) -> tuple[str, ...]:
-    """Return the names that match a device in the control file: that of its GPU, and its own."""
+    """Return the names that match a device in the control file: its GPU's, and its own."""
     parent = device.attributes.get("parent")
     return (parent, device.name) if isinstance(parent, str) else (device.name,)
 
