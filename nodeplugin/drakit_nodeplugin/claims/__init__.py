@@ -1,1 +1,4 @@
-"""One claim's life on this node: allocation, batch prepare and unprepare, checkpoint, CDI files."""
+"""
+The life cycle of a claim on this node: allocation, batched prepare and unprepare, checkpoint, CDI
+files.
+"""

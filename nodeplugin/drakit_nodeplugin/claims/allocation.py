@@ -3,7 +3,7 @@ The allocation of a claim for one driver on one node: pure checks and decisions.
 
 :mod:`.prepare` fetches and stores claims, and calls drivers.
 
-It must not know the API server, the checkpoint's database, drivers or gRPC.
+Does not depend on the API server, the checkpoint's database, drivers or gRPC.
 """
 
 from __future__ import annotations
@@ -43,35 +43,36 @@ from drakit_nodeplugin.state.holds import Hardware
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice
 
 MAX_CONFIG_DEPTH = 64
-"""Nesting levels of opaque parameters: drivers and backends parse them recursively. The API server
-accepts as many as fit into 10 KiB."""
+"""Maximum nesting of opaque parameters, because drivers and backends parse them recursively. The
+API server limits only their size (10 KiB)."""
 
 
 MAX_DATA_BYTES = 64 * 1024
-"""The data of a claim for a driver that needs more than its devices, as JSON. A row has as much,
-and is written three times. Annotations alone can have 256 KiB."""
+"""Maximum size, as JSON, of a claim's data for a driver that needs more than its devices. The data
+is stored in a row, and written three times. Annotations alone can have 256 KiB."""
 
 MAX_DATA_ENTRIES = 1024
-"""Labels, annotations, owners, consumers, configs with their requests, and devices of other
-drivers. The API server limits only consumers (256), configs and devices."""
+"""Maximum number of labels, annotations, owners, consumers, configs with their requests, and
+devices of other drivers. The API server limits only consumers (256), configs and devices."""
 
 APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-"""kubectl's copy of the object, which no user wrote, and which would count twice."""
+"""kubectl's copy of the object. It is not counted, because no user wrote it, and it would count
+everything twice."""
 
 
 class Step(Enum):
-    """The next step for a claim when the kubelet asks to prepare it."""
+    """The next step for a claim that the kubelet asks to prepare."""
 
     BEGIN = "begin"
-    """It is new."""
+    """The claim is new."""
     REPLACE = "replace"
-    """It was prepared with other devices: undo those first."""
+    """The claim was prepared with other devices. Undo those first."""
     REPEAT = "repeat"
-    """The same work again: it did not finish, the node rebooted, or the entry was rebuilt."""
+    """Prepare again: the work did not finish, the node rebooted, or the entry was rebuilt."""
     ANSWER = "answer"
-    """It is prepared: only check that its CDI file exists."""
+    """The claim is prepared. Only check that its CDI file exists."""
     UNDO = "undo"
-    """Its unprepare has begun: finish that first, then it is new."""
+    """An unprepare has begun. Finish it first; then the claim is new."""
 
 
 def wanted_claim(
@@ -87,9 +88,10 @@ def wanted_claim(
     data: bool = False,
 ) -> StoredClaim:
     """
-    Check a claim, and return the entry to prepare. With `data`, its driver needs more of the claim.
+    Check a claim, and return the entry to prepare. Set `data` if the driver needs more of the claim
+    than its devices.
 
-    Raises a :class:`ClaimError` with the reason why the claim cannot be prepared here.
+    Raises a :class:`ClaimError` that states why the claim cannot be prepared on this node.
     """
     results = allocated_results(claim, reference=reference, driver=driver, node=node, labels=labels)
     assert claim.allocation is not None
@@ -97,7 +99,8 @@ def wanted_claim(
         (config, {number: r for number, r in enumerate(results) if applies(config, r)})
         for config in claim.allocation.configs
     ]
-    # The configs that apply, in the allocation's order; those of the class precede the claim's.
+    # The configs that apply, in the allocation's order. Configs of the class precede those of the
+    # claim.
     configs = sorted((each for each in applied if each[1]), key=lambda each: not each[0].from_class)
     return StoredClaim(
         uid=reference.uid,
@@ -147,7 +150,7 @@ def allocated_results(
     try:
         here = selects_node(claim.allocation.node_selector, name=node, labels=labels)
     except NodeLabelsUnknownError:
-        # The labels come from the API server: until it has answered, the checkpoint may decide.
+        # The labels come from the API server. Until it has responded, the checkpoint may decide.
         raise NoAnswerError(claim=name, cause=f"the labels of node {node} are unknown") from None
     if not here:
         raise WrongNodeError(claim=name, node=node)
@@ -167,9 +170,9 @@ def with_consumption(
     """
     Return a claim with its devices' consumption, and a device that no endpoint lists, if any.
 
-    The consumption of an unlisted device comes from the claim's former entry. Without `hardware`,
-    devices consume only their names. So do admin access and, with `node`, devices in pools that do
-    not belong to this node, which a controller publishes.
+    The consumption of an unlisted device comes from the claim's previous entry. Without `hardware`,
+    devices consume only their names. The same applies to devices with admin access and, with
+    `node`, to devices in pools of a controller, which do not belong to this node.
     """
     known = {(d.pool, d.device): d.consumes for d in former.devices} if former else {}
     devices: list[StoredDevice] = []
@@ -195,11 +198,11 @@ _Applied = tuple[OpaqueConfig, Mapping[int, DeviceResult]]
 def _texts(
     configs: Sequence[_Applied], *, claim: str, driver: str, limits: OpaqueParameters
 ) -> tuple[str, ...]:
-    """Return the parameters as the checkpoint keeps them; raise a ClaimError."""
+    """Return the parameters as the checkpoint stores them. Raises a :class:`ClaimError`."""
     texts: list[str] = []
     bytes_left, values_left = limits.max_bytes, limits.max_values
     for config, results in configs:
-        # Counted before serialization, which would already be a copy.
+        # Count before serialization, which would already create a copy.
         values = _values_of(config, next(iter(results.values())), claim=claim)
         values_left -= values * len(results)
         if values_left < 0:
@@ -217,13 +220,14 @@ def _texts(
 
 
 def _values_of(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> int:
-    """Return the number of keys and values of a config; raise BadConfigError if it is unusable."""
+    """Return the number of keys and values of a config. Raises BadConfigError if the config is
+    invalid."""
     wrong = "are not a JSON object"
     parameters: object = config.parameters
     if isinstance(parameters, dict):
         values = 0
         level = [cast("object", parameters)]
-        # Level by level: users control the depth, so this must not recurse.
+        # Iterate level by level instead of recursively, because users control the depth.
         for _ in range(MAX_CONFIG_DEPTH):
             values += len(level)
             below: list[object] = []
@@ -247,13 +251,13 @@ def _values_of(config: OpaqueConfig, result: DeviceResult, *, claim: str) -> int
 
 
 def next_step(old: StoredClaim | None, *, new: StoredClaim) -> Step:
-    """Decide the next step for a claim: its work, other devices, the same work again, or none."""
+    """Decide the next step for a claim."""
     if old is None:
         return Step.BEGIN
     if old.state == "unpreparing":
         return Step.UNDO
-    # If only the kubelet listed the entry, its configs are unknown. That must not undo a device in
-    # use; preparing it again is always allowed.
+    # If the entry comes only from the kubelet's list, its configs are unknown. Don't undo a device
+    # in use because of that; preparing it again is always allowed.
     same = (
         device_keys(old.devices) == device_keys(new.devices)
         if old.rebuilt == "listed"
@@ -271,7 +275,7 @@ def device_keys(devices: Iterable[StoredDevice | DeviceResult]) -> set[tuple[str
 
 
 def allocated_claim(claim: StoredClaim) -> AllocatedClaim:
-    """Return a claim as drivers get it; each device has its own copy of its parameters."""
+    """Return a claim as drivers receive it. Each device has its own copy of its parameters."""
     data = None if claim.data is None else _claim_data(claim.data, claim.configs)
     devices = [
         AllocatedDevice(
@@ -294,8 +298,9 @@ def allocated_claim(claim: StoredClaim) -> AllocatedClaim:
 
 
 def _data_of(claim: Claim, configs: Sequence[OpaqueConfig], *, driver: str) -> str:
-    """Return what a driver gets of a claim besides its devices, as the checkpoint keeps it; raise
-    ClaimTooLargeError. The parameters of the configs are those of the entry, in the same order."""
+    """Return the data of a claim, besides its devices, that a driver receives, as the checkpoint
+    stores it. The parameters of the configs are those of the entry, in the same order. Raises
+    ClaimTooLargeError."""
     assert claim.allocation is not None
     metadata = child(claim.body, "metadata")
     data = {

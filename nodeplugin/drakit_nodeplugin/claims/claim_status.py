@@ -1,18 +1,18 @@
 """
-The status of claims (KEP-4817): what a driver returned beside the edits, as the entries of
-``ResourceClaim.status.devices`` that belong to this driver.
+The status of claims (KEP-4817): writes a driver's results to its own entries in
+``ResourceClaim.status.devices``.
 
-The entries are written in the background, after the kubelet has its answer: no claim waits for the
-API server, and none fails because of it. Only the newest result of a claim is written, and an
-unprepare replaces it by a removal. What waits is bounded, and kept in memory only: the checkpoint
-does not grow. After a restart, an entry that was not written is missing until the next prepare of
-its claim. A result without a status removes the entries from before the restart, and so does an
-unprepare: whether there are any is known from the claim as it was read.
+The entries are written in the background, after the kubelet has received its response. No claim
+waits for the API server, or fails because of it. Only the newest result of a claim is written, and
+an unprepare replaces it with a removal. The queue of writes is bounded, and kept only in memory, so
+that the checkpoint does not grow. After a restart, an unwritten entry is missing until the next
+prepare of its claim. A result without a status, and an unprepare, also remove entries from before
+the restart. The claim that was read shows whether there are any.
 
-Server-side apply with one field manager for each driver changes these entries alone: entries of
-other drivers, and fields of others in our entries, stay as they are.
+Server-side apply with one field manager for each driver changes only these entries. Entries of
+other drivers, and other managers' fields in our entries, remain unchanged.
 
-It must not know gRPC, the checkpoint, or how a claim is prepared.
+Does not depend on gRPC or the checkpoint.
 """
 
 from __future__ import annotations
@@ -39,40 +39,40 @@ from drakit_nodeplugin.claims.work import ClaimAnswer, KubeletDevice, Operation
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = (1.0, 60.0)
-"""First and longest delay before a write is tried again."""
+"""Initial and maximum delay before a write is retried."""
 
 MAX_REFUSALS = 5
-"""Attempts of a write that the API server refuses, because of a permission, a policy or an invalid
-value: it may have been granted a moment ago, but every node repeats it."""
+"""Attempts of a write that the API server rejects because of a permission, a policy or an invalid
+value. The permission may have just been granted, but every node repeats the write."""
 
 READ_SECONDS = 15.0
-"""Time limit of reading a claim."""
+"""Time limit for reading a claim."""
 
 BURST = 20.0
 WRITES_PER_SECOND = 5.0
-"""Pods that start together are written at once, and a flood of pods does not become one of
-writes."""
+"""Rate limit. A few pods that start together are written immediately, but a flood of pods must not
+become a flood of writes."""
 
 MAX_WAITING = 512
-"""Claims whose status waits to be written; a node has a few hundred pods."""
+"""Maximum number of claims whose status is waiting to be written. A node has a few hundred pods."""
 
 MAX_WAITING_BYTES = 4 * 1024 * 1024
-"""JSON of all statuses that wait. A claim has up to 32 devices with 10 KiB of data and 8
-conditions each."""
+"""Maximum size, as JSON, of all statuses that are waiting. A claim has up to 32 devices with 10 KiB
+of data and 8 conditions each."""
 
 MAX_CLAIM_BYTES = 1024 * 1024
-"""JSON of the entries of one claim. The API server cannot store an object of 1.5 MiB, which has the
-rest of the claim as well."""
+"""Maximum size, as JSON, of the entries of a claim. The API server cannot store an object of 1.5
+MiB, which also contains the rest of the claim."""
 
 MAX_REMEMBERED = 4096
-"""Claims of which it is remembered whether they have a status; the oldest are forgotten first, and
-then treated as those from before a restart."""
+"""Maximum number of claims for which the writer remembers whether they have a status. It forgets
+the oldest ones first, and then treats them like those from before a restart."""
 
 _UNUSABLE = (400, 413)
-"""Statuses of answers to a request that the API server cannot read, or that is too large."""
+"""HTTP status codes for a request that the API server cannot parse, or that is too large."""
 
 WriteResult = Literal["success", "error", "dropped"]
-"""The result of a write, as a label of metrics. One that is tried again is an error."""
+"""The result of a write, as a metric label. A write that will be retried is an error."""
 
 _Key = tuple[str, str, str | None]
 
@@ -83,13 +83,13 @@ class _Wanted:
 
     claim: ClaimReference
     devices: Sequence[tuple[KubeletDevice, PreparedDevice]]
-    """Empty to remove the entries."""
+    """Empty if the entries must be removed."""
 
     bytes: int
 
 
 class ClaimStatuses:
-    """Writes the statuses of one driver's claims. An observer of the claim queue
+    """Writes the status of one driver's claims. It is an observer of the claim queue
     (:class:`.queue.ClaimObserver`)."""
 
     def __init__(
@@ -101,7 +101,7 @@ class ClaimStatuses:
         on_write: Callable[[WriteResult], None] = lambda result: None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`now` is the wall clock, for the times of transitions."""
+        """Create a writer. `now` is the wall clock, for the times of transitions."""
         self._driver = driver
         self._node = node
         self._source = source
@@ -113,8 +113,8 @@ class ClaimStatuses:
             retry_seconds=RETRY_SECONDS[0], retry_limit_seconds=RETRY_SECONDS[1]
         )
         self._has_status: OrderedDict[str, bool] = OrderedDict()
-        """Claims that this process has prepared, by UID. True also while a removal is not written,
-        or if nothing is known."""
+        """Claims that this process has prepared, by UID. The value is also true while a removal is
+        not yet written, or if it is unknown."""
         self._overflowing = False
 
     # ------------------------------------------------------------ observed claims
@@ -122,7 +122,7 @@ class ClaimStatuses:
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
     ) -> None:
-        """A claim was prepared or unprepared, or could not be."""
+        """Enqueue the status of a claim that was prepared or unprepared, or that failed."""
         if answer.error is not None:
             return
         if operation == "unprepare":
@@ -133,7 +133,7 @@ class ClaimStatuses:
         if answer.prepared is None:
             return
         pairs = zip(answer.devices, answer.prepared, strict=False)
-        # Without the edits, which can be larger than all that counts here.
+        # Omit the edits, which can be larger than everything that the limits count.
         devices = [
             (device, replace(each, edits=Edits(), attributes={}))
             for device, each in pairs
@@ -148,7 +148,7 @@ class ClaimStatuses:
             self._has_status.popitem(last=False)
 
     def lasts(self, claim: ClaimReference, operation: Operation) -> None:
-        """Nothing is written before the end."""
+        """Do nothing: the status is written only at the end."""
 
     def _want(
         self, claim: ClaimReference, devices: Sequence[tuple[KubeletDevice, PreparedDevice]]
@@ -181,7 +181,7 @@ class ClaimStatuses:
     # ------------------------------------------------------------ writes
 
     async def run(self) -> None:
-        """Write statuses until canceled; those wanted before the call are not lost."""
+        """Write statuses until canceled. Statuses enqueued before the call are not lost."""
         limiter = RateLimiter(burst=BURST, per_second=WRITES_PER_SECOND)
         while True:
             uid = await self._queue.get()
@@ -214,7 +214,7 @@ class ClaimStatuses:
                 return
             self._on_write("dropped")
             logger.warning("claim status not written", extra={**facts, "error": str(error)})
-        except Exception:  # a status that is lost must not end the daemon
+        except Exception:  # losing a status must not end the daemon
             self._on_write("dropped")
             logger.exception("claim status could not be written", extra=facts)
         else:
@@ -225,15 +225,15 @@ class ClaimStatuses:
             self._forget(uid)
 
     async def _write(self, wanted: _Wanted) -> None:
-        """Write one status. Returns if nothing is to be done, for example for a claim with this
-        name and another UID."""
+        """Write one status. Does nothing if no write is needed, for example if a claim with another
+        UID now has this name."""
         body = await self._source.body(wanted.claim, timeout_seconds=READ_SECONDS)
         if text(body, "metadata", "uid") != wanted.claim.uid:
             return
         stored = {
             _key_of(entry): entry
             for entry in children(body, "status", "devices")
-            # An unprepare can come when the claim already has a device of another node.
+            # During an unprepare, the claim may already have a device of another node.
             if entry.get("driver") == self._driver and is_pool_of(self._node, text(entry, "pool"))
         }
         allocated = {
@@ -247,7 +247,7 @@ class ClaimStatuses:
             key = (device.pool, device.device, device.share_id)
             if key in allocated:
                 entries.append(self._entry(device, prepared, stored=stored.get(key, {}), now=now))
-        # The API server has dropped the entries of devices that are no longer allocated.
+        # The API server has removed the entries of devices that are no longer allocated.
         if entries or (stored and not wanted.devices):
             await self._source.apply_status(
                 wanted.claim,

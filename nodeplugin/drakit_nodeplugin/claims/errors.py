@@ -1,11 +1,11 @@
 """
-The errors of preparing and unpreparing a claim. Their texts are sentences that appear in a pod's
+The errors of preparing and unpreparing a claim. Their messages are sentences that appear in a pod's
 Event.
 
-The class distinguishes the cases, and the attributes hold the facts. The same cause gives the same
-text, so that Events can be deduplicated.
+The class distinguishes the cases, and the attributes contain the facts. The same cause gives the
+same message, so that Events can be deduplicated.
 
-It must not know gRPC, HTTP, or how a claim is prepared.
+Does not depend on gRPC or HTTP.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from drakit_nodeplugin.state.records import StoredDevice
 
 
 class ClaimError(Exception):
-    """A claim cannot be prepared or unprepared; the rest of its batch continues."""
+    """A claim cannot be prepared or unprepared. The rest of its batch continues."""
 
     reason: ClassVar[str] = "ClaimError"
-    """The value for metrics: one of a closed set of words, without data."""
+    """The label for metrics: one of a closed set of words, without data."""
 
 
 class ClaimFetchError(ClaimError):
-    """The API server rejected the read or returned something else: the checkpoint decides."""
+    """The API server rejected the read or returned something else. The checkpoint decides."""
 
     reason = "ClaimNotRead"
 
@@ -34,7 +34,7 @@ class ClaimFetchError(ClaimError):
 
 
 class NoAnswerError(ClaimFetchError):
-    """The API server did not answer: more requests now are useless."""
+    """The API server did not respond. Don't send it more requests now."""
 
 
 class ClaimGoneError(ClaimFetchError):
@@ -47,7 +47,7 @@ class ClaimGoneError(ClaimFetchError):
 
 
 class ClaimBusyError(ClaimError):
-    """Another process of the driver works on the claim, or has changed it since."""
+    """Another process of the driver works on the claim, or has changed it since it was read."""
 
     reason = "ClaimBusy"
 
@@ -123,7 +123,8 @@ class TooManyParametersError(ClaimError):
 
 
 class ClaimTooLargeError(ClaimError):
-    """Its driver needs more of the claim than identity and devices, and users wrote too much."""
+    """The claim's driver needs more than the identity and the devices, and that data is too
+    large."""
 
     reason = "ClaimTooLarge"
 
@@ -147,8 +148,8 @@ class DeviceTakenError(ClaimError):
         holder: str,
         beside: tuple[str, str] | None = None,
     ) -> None:
-        """`beside` is set if the holder has another device, or another share of this one: the
-        name of its device, and the reason why both do not fit."""
+        """Pass `beside` if the holder has another device, or another share of this one: the name of
+        its device, and the reason why the two conflict."""
         problem = f"is still prepared for claim {holder}"
         if beside is not None:
             held, shortage = beside
@@ -161,14 +162,15 @@ class DeviceTakenError(ClaimError):
 
 
 class NumberTakenError(ClaimError):
-    """The kernel gave the device the number of other hardware, which a claim still holds."""
+    """The kernel gave the device a number that it had given to other hardware, which a claim still
+    holds."""
 
     reason = "NumberTaken"
 
     def __init__(
         self, *, claim: str, request: str, device: str, number: str, held: str, holder: str | None
     ) -> None:
-        """`held` is the holder's device. `holder` is None if the claim itself contradicts."""
+        """`held` is the holder's device. `holder` is None if the claim conflicts with itself."""
         where = f"claim {claim}, request {request}:"
         if holder is None:
             both = f"devices {device} and {held}" if device != held else f"device {device} twice,"
@@ -187,7 +189,8 @@ class NumberTakenError(ClaimError):
 
 
 class OverAllocatedError(ClaimError):
-    """The claim alone needs more than the driver lists: it was allocated from earlier slices."""
+    """The claim itself needs more than the driver lists, because it was allocated from earlier
+    slices."""
 
     reason = "OverAllocated"
 
@@ -199,7 +202,7 @@ class OverAllocatedError(ClaimError):
 
 
 class DeviceNotListedError(ClaimError):
-    """Only the inventory shows what a device consumes of the hardware."""
+    """The driver does not list the device. Only the inventory shows which hardware it consumes."""
 
     reason = "DeviceNotListed"
 
@@ -226,12 +229,12 @@ class DeviceGoneError(ClaimError):
 
 
 class DriverFailedError(ClaimError):
-    """Its driver could not prepare or unprepare a device of it, or all of them."""
+    """The claim's driver could not prepare or unprepare some or all of its devices."""
 
     reason = "DriverFailed"
 
     def __init__(self, *, claim: str, cause: str, device: StoredDevice | None = None) -> None:
-        """If `device` is None, the text of `cause` must name its subject."""
+        """If `device` is None, the message `cause` must name its subject."""
         where = f"claim {claim}"
         if device is not None:
             # The request of a rebuilt entry is unknown.
@@ -266,7 +269,7 @@ class CheckpointFailedError(ClaimError):
 
 
 class FaultError(ClaimError):
-    """An unexpected exception. Its text may contain anything, so it goes to the log only."""
+    """An unexpected exception. Its message may contain anything, so it is only logged."""
 
     reason = "Fault"
 

@@ -2,13 +2,13 @@
 Events on a claim: its failures on this node, for its owner.
 
 The kubelet reports on a pod that its claims cannot be prepared, but never that they cannot be
-unprepared. This module reports both on the claim, where they remain visible after the pod is gone.
-Only problems that a user can act on are reported, each once. A device that got a different number
-while its claim was prepared is one of them. Transient failures and slow work are
-reported only after three minutes. Success is reported only after a reported failure. No claim waits
-for an Event: Events are written from a bounded queue.
+unprepared. This module reports both on the claim, where the Events remain visible after the pod is
+gone. It reports only problems that a user can act on, each once. For example, a device got a
+different number while its claim was prepared. It reports transient failures and slow work only
+after three minutes, and success only after a reported failure. Claims do not wait for Events, which
+are written from a bounded queue.
 
-It must not know gRPC, or how a claim is prepared.
+Does not depend on gRPC.
 """
 
 from __future__ import annotations
@@ -36,23 +36,25 @@ from drakit_nodeplugin.reasons import ClaimReason
 logger = logging.getLogger(__name__)
 
 REPEAT_SECONDS = 600.0
-"""Minimum time before the same sentence is reported again on the same claim."""
+"""Minimum time before the same message is reported again on the same claim."""
 
 PAUSE_SECONDS = 0.1
 """Pause between two writes. A driver that fails all claims of a node must not flood the API
 server."""
 
 MAX_WAITING = 256
-"""Events that wait to be written, one per claim and operation; a node has a few hundred pods."""
+"""Maximum number of Events waiting to be written, one per claim and operation. A node has a few
+hundred pods."""
 
 MAX_REMEMBERED = 2048
-"""Claims whose failures are remembered; the oldest are forgotten first."""
+"""Maximum number of claims whose failures are remembered. The oldest are forgotten first."""
 
 _PASSING = frozenset({ClaimBusyError.reason, ClaimFetchError.reason})
-"""Reasons that are mostly transient: for example, the API server is busy."""
+"""Reasons that are usually transient. For example, the API server is busy."""
 
 _SILENT = frozenset({AbandonedError.reason, ClaimGoneError.reason, ClaimReplacedError.reason})
-"""Reasons that do not concern the claim: its pod is being deleted, or the claim does not exist."""
+"""Reasons that do not concern the claim's owner: the pod is being deleted, or the claim does not
+exist."""
 
 PREPARED: ClaimReason = "Prepared"
 _FAILED: Mapping[Operation, ClaimReason] = {
@@ -67,7 +69,7 @@ _Key = tuple[str, Operation | Literal["renumbered"]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pending:
-    """An Event that is to be written."""
+    """An Event that is waiting to be written."""
 
     claim: ClaimReference
     operation: Operation
@@ -76,31 +78,31 @@ class _Pending:
 
     @property
     def key(self) -> _Key:
-        """One Event of a key waits: a later one replaces it."""
+        """The key of the Event. A later Event with the same key replaces it."""
         return self.claim.uid, "renumbered" if self.reason == RENUMBERED else self.operation
 
     @property
     def failed(self) -> bool:
-        """Whether it reports a failed operation."""
+        """Whether the Event reports a failed operation."""
         return self.reason == _FAILED[self.operation]
 
 
 @dataclass(slots=True)
 class _Failure:
-    """A claim that fails, remembered until it succeeds."""
+    """A failing claim, remembered until it succeeds."""
 
     since: float
-    """Start time. All times here are those of the loop's clock."""
+    """Start time. All times in this class are on the loop's clock."""
 
     note: str | None = None
-    """The text of the last Event."""
+    """The message of the last Event."""
 
     reported_at: float = 0.0
 
 
 class ClaimEvents:
-    """Selects the results of one driver's claims to report, and writes the Events. An observer of
-    the claim queue (:class:`.queue.ClaimObserver`)."""
+    """Selects which results of one driver's claims to report, and writes the Events. It is an
+    observer of the claim queue (:class:`.queue.ClaimObserver`)."""
 
     def __init__(self, driver: str, *, node: str) -> None:
         self._driver = driver
@@ -115,7 +117,7 @@ class ClaimEvents:
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
     ) -> None:
-        """A claim was prepared or unprepared, or could not be."""
+        """Record that a claim was prepared or unprepared, or that it failed."""
         if answer.renumbered:
             note = (
                 f"claim {claim}: on node {self._node}, {'; '.join(answer.renumbered)}; running "
@@ -133,7 +135,7 @@ class ClaimEvents:
             self._warn(claim, operation, failure, answer.error)
 
     def lasts(self, claim: ClaimReference, operation: Operation) -> None:
-        """Work on a claim has lasted for :data:`.SLOW_SECONDS`."""
+        """Record that work on a claim has lasted for :data:`.SLOW_SECONDS`."""
         text = (
             f"claim {claim}: driver {self._driver} has been {GERUND[operation]} it for more than "
             f"{SLOW_SECONDS:.0f} s; check the driver's log on this node, and if this persists, "
@@ -143,7 +145,7 @@ class ClaimEvents:
 
     def _succeeded(self, claim: ClaimReference, operation: Operation) -> None:
         failure = self._forget((claim.uid, "prepare"))
-        if operation == "unprepare":  # the claim has ended here: earlier failures do not matter
+        if operation == "unprepare":  # the claim ends here, so earlier failures do not matter
             self._forget((claim.uid, "unprepare"))
         elif failure is not None and failure.note is not None:
             note = f"claim {claim}: driver {self._driver} has now prepared it"
@@ -182,14 +184,14 @@ class ClaimEvents:
         self._due.set()
 
     async def run(self, recorder: EventRecorder) -> None:
-        """Write Events until canceled; those added before the call are not lost."""
+        """Write Events until canceled. Events added before the call are not lost."""
         while True:
             await self._due.wait()
             self._due.clear()
             while self._waiting:
                 key = next(iter(self._waiting))
                 pending = self._waiting.pop(key)
-                # Before the write: the same failure may come during it.
+                # Update before the write, because the same failure may recur during it.
                 if pending.failed and (failure := self._failures.get(key)) is not None:
                     failure.note, failure.reported_at = pending.note, _now()
                 await self._write(recorder, pending)
@@ -212,7 +214,7 @@ class ClaimEvents:
                 action=GERUND[pending.operation].capitalize(),
                 note=pending.note,
             )
-        except Exception:  # an Event that is lost must not end the daemon
+        except Exception:  # losing an Event must not end the daemon
             logger.exception(
                 "Event could not be written",
                 extra={"driver": self._driver, "claim": str(claim), "claim_uid": claim.uid},

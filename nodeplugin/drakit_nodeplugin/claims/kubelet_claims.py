@@ -1,21 +1,22 @@
 """
-The kubelet's view of claims: the claims that its containers use, and the conclusions that its lists
-allow.
+The kubelet's view of claims: the claims that its containers use, and what its lists can prove.
 
-The kubelet is asked before a claim or file is removed without its call, and after damage of the
-checkpoint it names what was lost. It lists a claim by name; the UID is in the CDI names that we
-gave it. An unlisted claim may still be in use: the list omits claims that no container names, those
-of init containers, and those of a container with another claim that is not prepared yet. A kubelet
-that has just started serves its list before it has read its pods, and adds them one by one. So any
-list can show that a claim is in use. Only complete lists show that it is unused, and only if they
-agree for a grace period (:class:`drakit_nodeplugin.config.StaleClaims`).
+The plugin asks the kubelet before it removes a claim or file without a call of the kubelet. After
+damage of the checkpoint, the kubelet also names the lost claims. It lists a claim by name; the UID
+is part of the CDI names that the plugin returned. An unlisted claim may still be in use, because
+the list omits three kinds of claims: those that no container names, those of init containers, and
+those of a container with another claim that is not prepared yet. A kubelet that has just started
+serves its list before it has read its pods, and adds them one by one. So any list can prove that a
+claim is in use. Only complete lists prove that it is unused, and only if they agree for a grace
+period (:class:`drakit_nodeplugin.config.StaleClaims`).
 
-The kubelet's state file, ``dra_manager_state``, adds the claims that no container uses any more and
-that the kubelet still has to unprepare. It can only add: if it alone is readable, a claim that it
-does not name proves nothing. Its format is private to the kubelet, so any other format is rejected.
+The kubelet's state file, ``dra_manager_state``, adds the claims that no container uses any more but
+that the kubelet still has to unprepare. The file can only add claims: if only the file is readable,
+a claim that is missing in it may still be in use. The file's format is private to the kubelet, so
+an unexpected format is rejected.
 
 :mod:`drakit_nodeplugin.state.podresources` calls the kubelet; :mod:`.stale` and :mod:`.recovery`
-decide what happens at the end of a grace period. It must not depend on gRPC.
+decide what happens at the end of a grace period. The module does not depend on gRPC.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ logger = logging.getLogger(__name__)
 _KIND, _VERSION = "DRACheckpoint", "checkpoint.dra.kubelet.k8s.io/v1"
 
 _MAX_STATE_BYTES = 64 * 1024 * 1024
-"""Enough for tens of thousands of claims: a larger file is not the kubelet's."""
+"""Enough for tens of thousands of claims. The kubelet does not write larger files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KubeletClaims:
-    """The claims of one driver that the kubelet lists as used."""
+    """The claims of one driver that the kubelet lists as in use."""
 
     devices: tuple[ListedDevice, ...] = ()
-    """The driver's devices of its containers."""
+    """The driver's devices in the kubelet's containers."""
 
     uids: frozenset[str] = frozenset()
 
@@ -62,13 +63,15 @@ class KubeletClaims:
     """Namespace and name of listed claims whose UID is unknown."""
 
     pods: PodView = PodView.UNKNOWN
-    """Whether a claim that is missing here is unused."""
+    """Whether a claim that is missing in this list is unused."""
 
     asked_at: float = 0.0
-    """Time of the kubelet's answer; loop clock. Two checks of one answer count as one."""
+    """When the kubelet responded, on the loop's clock. Two checks of the same response are one
+    check."""
 
     def holds(self, claim: StoredClaim) -> bool:
-        """Return whether a claim is listed. A claim of the same name with another UID is not."""
+        """Return whether a claim is listed. A claim with the same name and another UID does not
+        match."""
         return claim.uid in self.uids or (claim.namespace, claim.name) in self.unnamed
 
 
@@ -77,17 +80,18 @@ class Unclaimed:
     """
     The grace period of something that no check has found in use.
 
-    It starts at the first complete list, and only complete lists count: a kubelet that has just
-    started may list our own pod before the pod in question. Without any answer, the grace period is
-    long. An incomplete list ends both: the caller must then discard this, and start again.
+    The grace period starts at the first complete list. Incomplete lists prove nothing: a kubelet
+    that has just started may list our own pod before the pod in question. While the kubelet does
+    not respond, a longer grace period applies. After an incomplete list, the caller must discard
+    this object and start again.
     """
 
     since: float
-    """The time of the first check; loop clock."""
+    """The time of the first check, on the loop's clock."""
 
     confirmed_since: float | None
-    """The first of an unbroken series of complete lists; None if the last check got no complete
-    list."""
+    """The time of the first in an unbroken series of complete lists. None if the last check did not
+    get a complete list."""
 
     @classmethod
     def first(cls, claims: KubeletClaims) -> Unclaimed:
@@ -97,7 +101,7 @@ class Unclaimed:
         return cls(since=since, confirmed_since=since if complete else None)
 
     def again(self, claims: KubeletClaims) -> Unclaimed:
-        """Return the state after another check that does not find it in use."""
+        """Return the state after another check that did not find it in use."""
         if claims.pods is not PodView.COMPLETE:
             return replace(self, confirmed_since=None)
         if self.confirmed_since is None:
@@ -115,8 +119,8 @@ class Unclaimed:
 
 
 def names_of_others(device: ListedDevice) -> tuple[str, ...]:
-    """Return the CDI names that a device has beside ours: they follow ours, and the names that the
-    kubelet adds from other devices precede it."""
+    """Return the CDI names of a device that follow ours. The names that the kubelet adds from other
+    devices precede ours."""
     names = device.cdi_names
     ours = [i for i, name in enumerate(names) if claim_uid(name, driver=device.driver) is not None]
     return names[ours[-1] + 1 :] if ours else ()
@@ -130,7 +134,7 @@ def kubelet_claims(
     pods: PodView,
     asked_at: float = 0.0,
 ) -> KubeletClaims:
-    """Combine the devices of a driver that containers use with claims that are known by UID."""
+    """Combine the driver's devices that containers use with claims that are known by UID."""
     ours = tuple(device for device in devices if device.driver == driver)
     found = set(uids)
     unnamed: set[tuple[str, str]] = set()
@@ -172,7 +176,7 @@ class KubeletClaimView:
             pods = await self._podresources.claims()
         except PodResourcesError:  # the client has logged it
             return KubeletClaims(uids=uids or frozenset(), pods=PodView.UNKNOWN, asked_at=asked_at)
-        # A claim may be in the file alone.
+        # A claim may be in only the state file.
         unknown = uids is None and pods.pods is PodView.COMPLETE
         return kubelet_claims(
             self._driver,
@@ -183,7 +187,7 @@ class KubeletClaimView:
         )
 
     async def _read_state(self) -> frozenset[str] | None:
-        """Return the UIDs in the state file; None if it cannot be read."""
+        """Return the UIDs in the state file, or None if it cannot be read."""
         if self._state_file is None:
             return frozenset()
         try:
@@ -196,15 +200,15 @@ class KubeletClaimView:
 
 
 class StateFileError(Exception):
-    """The kubelet's state file cannot be relied on. The text is a sentence."""
+    """The kubelet's state file is not usable. The message is a sentence."""
 
 
 def read_claim_uids(path: Path) -> frozenset[str]:
-    """Return the UIDs of the claims in the file; raise :class:`StateFileError`. Blocks."""
+    """Return the UIDs of the claims in the file. Raises :class:`StateFileError`. Blocks."""
     try:
         with path.open("rb") as file:
-            # The kubelet replaces the file; a mount of the file alone would always show the old
-            # one.
+            # The kubelet replaces the file. If only the file was mounted, the mount would always
+            # show the old one.
             if os.fstat(file.fileno()).st_nlink == 0:
                 raise StateFileError(
                     f"{path} is a file that the kubelet has since replaced; mount its "

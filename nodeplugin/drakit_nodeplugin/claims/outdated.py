@@ -1,15 +1,15 @@
 """
 Prepares claims again whose edits are outdated.
 
-A driver marks a device whose edits have changed while claims hold it
-(:attr:`drakit.Device.prepare_again`), for example because the kernel gave it a different number.
-Its claims are then prepared a second time, without an unprepare: their rows and CDI files get the
-new edits, and a container that restarts gets the device again. This is repeated with a backoff for
-as long as the driver marks the device. A backend that marks its devices all the time is slowed down
-by the same backoff, because each second prepare is a write to disk.
+A driver marks a device if its edits have changed while claims hold it
+(:attr:`drakit.Device.prepare_again`). For example, the kernel gave the device a different number.
+The plugin then prepares its claims a second time, without an unprepare. Their rows and CDI files
+get the new edits, and a container that restarts gets the device again. The plugin repeats this with
+a backoff while the driver marks the device. The backoff also limits a backend that always marks its
+devices, because each second prepare writes to disk.
 
-:mod:`.prepare` does the work, :mod:`.queue` decides when. It must not know gRPC, the API server, or
-how an endpoint works.
+:mod:`.prepare` does the work, :mod:`.queue` decides when. The module does not depend on gRPC or the
+API server.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from drakit_nodeplugin.state.checkpoint import Checkpoint, CheckpointError
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = (1.0, 60.0)
-"""First and longest pause before a claim is prepared again while its device is still marked; it
-doubles in between."""
+"""Initial and maximum delay before a claim is prepared again while its device is still marked. The
+delay doubles."""
 
 QUIET_SECONDS = 120.0
-"""Seconds without a second prepare after which a claim's backoff starts again."""
+"""Seconds without a second prepare after which a claim's backoff is reset."""
 
 POLL_SECONDS = 5.0
-"""Seconds between two reads of the claims while a device is marked: a claim that was being prepared
+"""Seconds between two reads of the claims while a device is marked. A claim that was being prepared
 when the device was marked may have the old edits."""
 
 _FINAL = frozenset({None, AbandonedError.reason, BadConfigError.reason, DriverFailedError.reason})
-"""Results after which a claim is left alone if its devices are no longer marked. After any other,
-the driver may have returned edits that are not in the row, or not in the CDI file."""
+"""After these results, no retry is needed if the devices are no longer marked. After any other
+result, the driver may have returned edits that are missing in the row or in the CDI file."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Pace:
     backoff: Backoff
     used_at: float
-    """Loop clock."""
+    """When the backoff was last used, on the loop's clock."""
 
 
 class OutdatedClaims:
-    """Prepares the claims of one driver again whose devices the driver has marked."""
+    """Prepares the claims of one driver again if the driver has marked their devices."""
 
     def __init__(
         self,
@@ -62,16 +62,16 @@ class OutdatedClaims:
         queue: ClaimQueue,
         registered: asyncio.Event,
     ) -> None:
-        """`registered` is set once the kubelet has registered the driver."""
+        """Create the object. `registered` is set once the kubelet has registered the driver."""
         self._devices = devices
         self._checkpoint = checkpoint
         self._queue = queue
         self._registered = registered
         self._working: set[str] = set()
-        """UIDs of claims that a task prepares."""
+        """UIDs of claims that a task is preparing."""
 
         self._paces: dict[str, _Pace] = {}
-        """The backoff of each claim that was prepared again lately, by UID."""
+        """The backoff of each claim that was recently prepared again, by UID."""
 
     async def run(self) -> None:
         """Prepare marked claims until canceled. A slow claim does not delay the others."""

@@ -1,18 +1,18 @@
 """
-Preparing: from the claims of a pod to devices that its containers can use.
+Prepares the claims of a pod, so that its containers can use their devices.
 
-A batch costs the same few steps whatever its size:
+A batch takes the same few steps, whatever its size:
 
     entries read -> claims fetched -> intent stored -> driver -> result stored, CDI files written
 
-The result is stored before the files are written, so that no file is ever without an entry; a
-crash in between leaves an entry whose file is restored. The intent shows after a crash what a
-driver may have begun; drivers with nothing to undo need none. A claim that fails gets its own error
-and is undone; the others continue.
+The result is stored before the files are written, so that every file has an entry. If a crash
+leaves an entry without its file, the file is restored. After a crash, the intent shows which work a
+driver may have begun. Drivers with nothing to undo need no intent. A claim that fails gets its own
+error and is undone; the others continue.
 
 :mod:`.queue` decides when to work on a claim; :mod:`.unprepare` undoes claims.
 
-It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
+Does not depend on gRPC, HTTP or SQLite.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 KNOWN_CLAIM_FETCH_SECONDS = 3.0
 """Time limit for reading a claim that is prepared according to the checkpoint. Without a usable
-answer, only the checkpoint counts."""
+response, the checkpoint decides."""
 
 NEW_CLAIM_FETCH_SECONDS = 15.0
 """Time limit for reading any other claim: a third of the 45 s that the kubelet waits."""
@@ -85,16 +85,16 @@ class _Due:
     """The claim, with the generation of its entry if it has one."""
 
     former: StoredClaim | None = None
-    """The entry that it already has."""
+    """The claim's existing entry."""
 
     in_use: bool = False
-    """It was prepared in this boot, and containers may use it: a failure must not take it from
-    them."""
+    """Whether the claim was prepared in this boot. Containers may be using it, so a failure must
+    not take it from them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wanted:
-    """A claim as the API server has it, beside its present entry."""
+    """A claim as the API server has it, and its current entry."""
 
     work: ClaimWork
     new: StoredClaim
@@ -102,10 +102,10 @@ class _Wanted:
 
 
 class Preparing(Unpreparing):
-    """Prepares and unprepares claims of one driver: called by :class:`.queue.ClaimQueue`."""
+    """Prepares and unprepares claims of one driver. :class:`.queue.ClaimQueue` calls it."""
 
     async def prepare(self, works: Sequence[ClaimWork]) -> None:
-        """Prepare the claims of a pod; each is answered as soon as it is done."""
+        """Prepare the claims of a pod. Each claim gets its result as soon as it is done."""
         known = await self._find(works)
         if known is None:
             return
@@ -137,11 +137,11 @@ class Preparing(Unpreparing):
 
     async def prepare_again(self, works: Sequence[ClaimWork]) -> None:
         """
-        Prepare claims that are prepared in this boot a second time, without an unprepare.
+        Prepare claims a second time that are prepared in this boot, without an unprepare.
 
-        The row gets the new edits first, and then the CDI file: after a crash in between, the next
-        start replaces the file. A claim that is not prepared any more needs nothing. So does one
-        whose requests and configs are unknown: it is prepared when the kubelet asks.
+        The row gets the new edits first, and then the CDI file. After a crash in between, the next
+        start replaces the file. A claim that is no longer prepared needs nothing. The same applies
+        if its requests and configs are unknown: it is prepared when the kubelet asks.
         """
         known = await self._find(works)
         if known is None:
@@ -156,7 +156,7 @@ class Preparing(Unpreparing):
         if due:
             await self._work(due)
 
-    # ------------------------------------------------------------ answers
+    # ------------------------------------------------------------ results
 
     def _refuse(self, work: ClaimWork, error: ClaimError) -> None:
         logger.warning(
@@ -166,13 +166,14 @@ class Preparing(Unpreparing):
         work.refuse(error)
 
     def _is_abandoned(self, work: ClaimWork, claim: StoredClaim) -> bool:
-        """Refuse a claim that was abandoned."""
+        """Return whether a claim was abandoned; if so, refuse it."""
         if work.abandoned:
             self._refuse(work, AbandonedError(claim=str(claim)))
         return work.abandoned
 
     async def _find(self, works: Sequence[ClaimWork]) -> Mapping[str, StoredClaim] | None:
-        """Return the entries of claims; None, after all are refused, if they are unknown."""
+        """Return the entries of claims. If the checkpoint cannot be read, refuse all claims and
+        return None."""
         for work in works:
             work.begin_step("checkpoint")
         if not await self.is_complete(works):
@@ -189,7 +190,7 @@ class Preparing(Unpreparing):
     async def _wanted(self, work: ClaimWork, old: StoredClaim | None) -> StoredClaim | ClaimError:
         work.begin_step("fetch")
         reference = work.claim
-        # The requests of an entry that only the kubelet confirmed are unknown.
+        # An entry that only the kubelet confirmed has unknown requests.
         known = old is not None and self._in_use(old) and old.rebuilt != "listed"
         usable = old if known else None
         timeout_seconds = NEW_CLAIM_FETCH_SECONDS if usable is None else KNOWN_CLAIM_FETCH_SECONDS
@@ -211,15 +212,15 @@ class Preparing(Unpreparing):
             try:
                 return wanted(data=self._parts.devices.traits.claim_data)
             except ClaimTooLargeError:
-                # Users can write more after a claim was prepared, and a backend that is not
-                # connected yet may not need the data: what is prepared needs no driver.
+                # Users can add data after a claim was prepared, and a backend that is not connected
+                # yet may not need the data. A claim that is already prepared needs no driver.
                 if usable is None or next_step(usable, new=wanted()) is not Step.ANSWER:
                     raise
                 return usable
         except ClaimGoneError as error:
             return error
         except ClaimFetchError as error:
-            # No answer, a refusal and an invalid answer prove nothing about the claim.
+            # A missing response, a refusal and an invalid response prove nothing about the claim.
             if usable is None:
                 return error
             logger.warning(
@@ -228,9 +229,9 @@ class Preparing(Unpreparing):
             )
             return usable
         except ClaimError as error:
-            # Its frames hold the claim as read, which can take 20 MiB of memory.
+            # The traceback's frames hold the claim as read, which can take 20 MiB of memory.
             return error.with_traceback(None)
-        except Exception as error:  # even a bug of ours: the other claims of the pod go on
+        except Exception as error:  # even on a bug in the plugin, the pod's other claims continue
             return self._fault(reference, error)
 
     def _fault(self, claim: object, error: Exception) -> FaultError:
@@ -238,7 +239,7 @@ class Preparing(Unpreparing):
         return FaultError(claim=str(claim), cause=error)
 
     def _in_use(self, old: StoredClaim) -> bool:
-        """Return whether containers may have the devices."""
+        """Return whether containers may be using the devices."""
         return old.state == "prepared" and old.boot_id == self._parts.boot_id
 
     def _again(self, work: ClaimWork, old: StoredClaim, new: StoredClaim) -> _Due:
@@ -248,7 +249,8 @@ class Preparing(Unpreparing):
     # ------------------------------------------------------------ prepared claims
 
     async def _answer_current(self, current: Sequence[_Wanted]) -> None:
-        """Answer without the driver, after entries and CDI files are verified or restored."""
+        """Return results without calling the driver, after verifying or restoring entries and CDI
+        files."""
         if not self._parts.devices.traits.checks:
             await self._confirm(current)
             return
@@ -262,7 +264,7 @@ class Preparing(Unpreparing):
                     each = entries[uid]
                     if self._is_abandoned(each.work, each.old):
                         continue
-                    # A prepared claim stays usable while its driver is unavailable.
+                    # A prepared claim remains usable while its driver is unavailable.
                     if result is True or isinstance(result, EndpointStoppedError):
                         fine.append(each)
                         continue
@@ -289,7 +291,7 @@ class Preparing(Unpreparing):
             )
 
     async def _confirm(self, current: Sequence[_Wanted]) -> None:
-        """Verify entries and CDI files, and answer."""
+        """Verify entries and CDI files, and return results."""
         for each in current:
             each.work.begin_step("checkpoint")
         try:
@@ -309,7 +311,7 @@ class Preparing(Unpreparing):
     # ------------------------------------------------------------ reallocated claims
 
     async def _replace(self, wanted: _Wanted) -> None:
-        """Release the devices of a claim's earlier allocation, then prepare it."""
+        """Release the devices of a claim's earlier allocation, then prepare the claim."""
         wanted.work.begin_step("undo")
         undone = await self.undo_one(wanted.old)
         if undone.error is None:
@@ -325,7 +327,8 @@ class Preparing(Unpreparing):
     async def _work(self, claims: Collection[_Due]) -> None:
         """Prepare claims with the driver: intent, call, result, CDI files."""
         if (unavailable := self._parts.devices.unavailable()) is not None:
-            # Refused before anything is stored: otherwise no driver could confirm the rollback.
+            # Refuse these before anything is stored. Otherwise, no driver could confirm the
+            # rollback.
             for each in claims:
                 self._refuse(each.work, driver_failed(each.claim, unavailable))
             return
@@ -341,11 +344,12 @@ class Preparing(Unpreparing):
         for each in due.values():
             each.work.begin_step("checkpoint")
         if self._parts.devices.traits.side_effects:
-            # Before the wait: a claim whose device another one holds gets its error now.
+            # Store the intents before waiting, so that a claim whose device is held by another
+            # claim fails immediately.
             await self._store_intents(due, hardware)
         if not due:
             return
-        # No claim waits for the rollback of another one: the driver may take long for it.
+        # Don't let claims wait for the rollback of another one, in which the driver may take long.
         async with asyncio.TaskGroup() as rollbacks:
             await call_driver(
                 self._parts,
@@ -371,9 +375,9 @@ class Preparing(Unpreparing):
 
     async def _await_listed(self, due: dict[str, _Due]) -> Hardware | None:
         """
-        Record the consumption of devices; remove unlisted devices' claims from `due`.
+        Record the consumption of devices, and remove claims with unlisted devices from `due`.
 
-        A claim that containers already use is prepared again in any case.
+        A claim that containers already use is prepared in any case.
         """
         parts, inventories = self._parts, self._parts.inventories
         # Inventories do not list devices in pools of other nodes.
@@ -406,7 +410,7 @@ class Preparing(Unpreparing):
         return hardware
 
     async def _store_intents(self, due: dict[str, _Due], hardware: Hardware | None) -> None:
-        """Store the intents; remove the claims from `due` that cannot begin."""
+        """Store the intents, and remove claims that cannot begin from `due`."""
         new = {uid: each for uid, each in due.items() if not each.in_use}
         if not new:
             return
@@ -462,7 +466,7 @@ class Preparing(Unpreparing):
             )
             for edit in edits
         ]
-        # Containers keep the numbers that they were started with.
+        # Containers keep the device numbers that they were started with.
         former = _nodes(due.former) if due.in_use and due.former is not None else {}
         if former or any(nodes):
             devices = tuple(
@@ -472,7 +476,7 @@ class Preparing(Unpreparing):
         return replace(claim, state="prepared", cdi_spec=text, devices=devices, rebuilt=None)
 
     def _with_metadata(self, due: _Due, result: Sequence[PreparedDevice]) -> StoredClaim:
-        """Return the claim with the content of its metadata files; raise InvalidMetadataError."""
+        """Return the claim with the content of its metadata files. Raises InvalidMetadataError."""
         parts, claim = self._parts, due.claim
         if not parts.devices.traits.metadata_files:
             return replace(claim, metadata={})
@@ -505,14 +509,14 @@ class Preparing(Unpreparing):
         rollbacks: asyncio.TaskGroup,
         results: Mapping[str, Sequence[PreparedDevice] | CallError],
     ) -> None:
-        """Store the claims that the driver has prepared, write their CDI files, and answer; roll
-        back the claims that fail."""
+        """Store the claims that the driver has prepared, write their CDI files, and return the
+        results. Roll back the claims that fail."""
         prepared: list[StoredClaim] = []
         for uid, result in results.items():
             due[uid].work.begin_step("checkpoint")
             try:
                 made = self._prepared(due[uid], result)
-            except Exception as error:  # even a bug of ours: the other claims go on
+            except Exception as error:  # even on a bug in the plugin, the other claims continue
                 made = self._fault(due[uid].claim, error)
             if isinstance(made, StoredClaim):
                 prepared.append(made)
@@ -528,7 +532,8 @@ class Preparing(Unpreparing):
         for uid, claim in outcome.written.items():
             if uid in outcome.file_errors:
                 continue
-            # Only now: a device that vanishes after the write is tainted, because a claim holds it.
+            # Check this only now: if a device vanishes after the write, it gets a taint, because a
+            # claim holds it.
             if (gone := self._vanished(due[uid])) is None:
                 done.append(claim)
             else:
@@ -539,7 +544,8 @@ class Preparing(Unpreparing):
             logger.info("claims prepared", extra=facts_of(self._parts.driver, done))
         for claim in done:
             former, result = due[claim.uid].former, results[claim.uid]
-            # Only if there is anything beside edits in it; what was prepared is no error.
+            # Keep it only if it contains more than edits. Devices that were prepared are not an
+            # error.
             given = (
                 ()
                 if isinstance(result, DeviceFailedError | EndpointStoppedError)
@@ -560,7 +566,7 @@ class Preparing(Unpreparing):
             rollbacks.create_task(self._roll_back(each, self._refused(claim, outcome)))
 
     def _vanished(self, due: _Due) -> StoredDevice | None:
-        """Return a device that its driver does not list any more. If the driver is unavailable, its
+        """Return a device that the driver no longer lists. If the driver is unavailable, its
         devices are unknown."""
         parts = self._parts
         if due.in_use or parts.devices.unavailable() is not None:
@@ -571,8 +577,8 @@ class Preparing(Unpreparing):
         return unlisted or self._gone(due)
 
     def _gone(self, due: _Due) -> StoredDevice | None:
-        """Return a device that is published although its driver does not list it any more. A claim
-        that containers use is prepared in any case."""
+        """Return a device that is published although the driver no longer lists it. A claim that
+        containers use is prepared in any case."""
         is_gone = self._parts.inventories.is_gone
         devices = () if due.in_use else due.claim.devices
         return next((each for each in devices if is_gone(each.pool, each.device)), None)
@@ -582,8 +588,8 @@ class Preparing(Unpreparing):
 
     async def _roll_back(self, due: _Due, error: ClaimError) -> None:
         """
-        Undo a claim that failed halfway, then answer its error. The unprepare that waits for an
-        abandoned claim undoes it. A claim that cannot be undone now keeps its entry, and
+        Undo a claim that failed halfway, then return its error. An abandoned claim is undone by the
+        unprepare that waits for it. If a claim cannot be undone now, its entry remains, and
         :mod:`.recovery` continues from it.
         """
         due.work.begin_step("undo")
@@ -602,7 +608,7 @@ def _nodes(claim: StoredClaim) -> dict[tuple[str, str, str | None], tuple[Stored
 
 
 def _renumbered(former: StoredClaim, claim: StoredClaim) -> tuple[str, ...]:
-    """Return a clause for each device of a claim in use whose number is not the one before."""
+    """Return a clause for each device whose number changed while its claim was in use."""
     clauses: list[str] = []
     known = _nodes(former) if former.boot_id == claim.boot_id else {}
     for device in claim.devices:
@@ -621,6 +627,6 @@ def _renumbered(former: StoredClaim, claim: StoredClaim) -> tuple[str, ...]:
 
 
 def _numbers(nodes: Sequence[StoredNode]) -> list[str]:
-    """Return the current numbers as text, each once."""
+    """Return the current numbers as strings, without duplicates."""
     current = [f"{each.type} {each.major}:{each.minor}" for each in nodes if each.current]
     return list(dict.fromkeys(current))

@@ -1,17 +1,17 @@
 """
-The queue of one driver: all work on its claims waits here for its turn.
+The claim queue of one driver: all work on claims waits here for its turn.
 
-The kubelet's deadline ends only the call: the work belongs to the queue and continues. A call joins
-the last operation in the claim's queue if both are the same. Any other call waits for its turn, and
-an unprepare abandons the prepares before it. Recovery, second prepares, the restorer of CDI files
-and the collector of stale claims take turns in the same queue. Claims of one call share a batch,
-but each has its own answer: a slow claim delays the others only until the call's timeout.
+The kubelet's deadline ends only the call. The queue owns the work, which continues. A call joins
+the last operation in the claim's queue if both have the same kind. Any other call waits for its
+turn, and an unprepare abandons the prepares before it. Recovery, second prepares, the restorer of
+CDI files and the collector of stale claims take turns in the same queue. Claims of one call share a
+batch, but each has its own result. A slow claim delays the others only until the call's timeout.
 
-:mod:`drakit_driver.runtime.order` has the order. :mod:`.prepare` and :mod:`.unprepare` do the work
-on a claim, and make driver calls in the order of its hardware.
-:mod:`drakit_nodeplugin.kubelet.dra` handles malformed claims and the kubelet's messages.
+:mod:`drakit_driver.runtime.order` implements the order. :mod:`.prepare` and :mod:`.unprepare` do
+the work on a claim, and order driver calls by hardware. :mod:`drakit_nodeplugin.kubelet.dra`
+handles malformed claims and the kubelet's messages.
 
-It must not know gRPC, sockets, or how a claim is prepared.
+Does not depend on gRPC or sockets.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 MAX_WAITING = 4
-"""Turns that may wait in a claim's queue before a call is refused. A pod's restart needs three:
-prepare, unprepare, prepare. A queue only grows longer if a driver hangs."""
+"""Maximum number of turns that may wait in a claim's queue before a call is refused. A pod's
+restart needs three: prepare, unprepare, prepare. Queues are longer only if a driver hangs."""
 
 SLOW_SECONDS = 180.0
-"""The time after which work is reported as slow: two of the kubelet's attempts, 90 s apart."""
+"""Time after which work is reported as slow: two attempts of the kubelet, 90 s apart."""
 
 RESTART = (
     "restart the driver's pod on this node, which is the node plugin's if the driver runs in it"
@@ -57,40 +57,41 @@ RESTART = (
 """The remedy for a driver that hangs."""
 
 NOT_DONE = "NotDone"
-"""The reason of an answer that proves nothing about the claim: its work continues, or was
+"""The reason of a result that proves nothing about the claim: its work continues, or was
 canceled."""
 
 
 class ClaimObserver(Protocol):
-    """Observes the results of the kubelet's calls; returns at once, and raises nothing."""
+    """Observes the results of the kubelet's calls. Methods must return immediately, and must not
+    raise."""
 
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
     ) -> None:
-        """An operation ended, `seconds` after the kubelet requested it."""
+        """Handle the end of an operation, `seconds` after the kubelet requested it."""
         ...
 
     def lasts(self, claim: ClaimReference, operation: Operation) -> None:
-        """An operation has lasted for :data:`SLOW_SECONDS`."""
+        """Handle an operation that has lasted for :data:`SLOW_SECONDS`."""
         ...
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _WorkTurn(Place):
-    """A turn for the work of a call, or of a second prepare."""
+    """A turn for the work of a call, or for a second prepare."""
 
     work: ClaimWork
     asked_at: float
     request_id: str
     context: contextvars.Context
-    """The context of the work: it keeps the id of the request that began it."""
+    """The context of the work, with the ID of the request that began it."""
 
     late: bool = False
-    """A caller was asked to call again."""
+    """Whether a caller was told to retry."""
 
 
 class ClaimQueue:
-    """The queue of one driver."""
+    """The claim queue of one driver."""
 
     def __init__(
         self,
@@ -102,8 +103,8 @@ class ClaimQueue:
         on_steps: Callable[[Mapping[Step, float]], None] = lambda _: None,
     ) -> None:
         """
-        :param engine: has the same order for the hardware of claims.
-        :param on_steps: called with the seconds of each step of a prepare, when it has ended.
+        :param engine: must use the same order for the hardware of claims. :param on_steps: called
+        with the seconds of each step of a prepare, after the prepare.
         """
         self._driver = driver
         self._engine = engine
@@ -119,7 +120,7 @@ class ClaimQueue:
         self, operation: Operation, claims: Sequence[ClaimReference], *, timeout_seconds: float
     ) -> Mapping[str, ClaimAnswer]:
         """
-        Return each claim's answer; after the timeout, report that its work is still in flight.
+        Return each claim's result. After the timeout, report that its work is still in flight.
 
         UIDs must be unique. If the caller is canceled, the work continues.
         """
@@ -136,8 +137,8 @@ class ClaimQueue:
 
     async def drain(self, *, timeout_seconds: float | None = None) -> bool:
         """
-        Wait until nothing is in flight, including calls that come meanwhile; return whether that
-        came in time. No other user gets a turn from now on.
+        Wait until nothing is in flight, including calls that arrive meanwhile. Return False on a
+        timeout. From now on, only calls get turns.
         """
         self._draining = True
         with suppress(TimeoutError):
@@ -147,7 +148,7 @@ class ClaimQueue:
         return self._order.idle.is_set()
 
     async def cancel(self) -> None:
-        """Cancel the work in flight. The checkpoint contains what it began, and the next active
+        """Cancel the work in flight. The checkpoint contains the begun work, and the next active
         instance finishes or undoes it."""
         left = self._work_turns()
         if not self._tasks and not left:
@@ -155,7 +156,7 @@ class ClaimQueue:
         facts = {"driver": self._driver, "works": len(left)}
         logger.warning("work in flight canceled by the shutdown", extra=facts)
         for turn in left:
-            # One that waits must not begin when the owner of its claim ends.
+            # A waiting turn must not start when the current owner of its claim ends.
             if turn.behind:
                 self._interrupt(turn.work)
         tasks = set(self._tasks)
@@ -167,16 +168,16 @@ class ClaimQueue:
             self._interrupt(turn.work)
 
     def _work_turns(self) -> list[_WorkTurn]:
-        """Return the turns of works, none of which has an answer yet."""
+        """Return the turns of unfinished work."""
         return [turn for turn in self._order.places() if isinstance(turn, _WorkTurn)]
 
     # ------------------------------------------------------------ work without a call
 
     async def undo_left(self, uids: Collection[str], *, state: State) -> Mapping[str, Undone]:
         """
-        Undo entries that a crash, or a driver that was unavailable, has left in a state.
+        Undo entries that a crash, or an unavailable driver, left in a state.
 
-        The result omits claims that need nothing: work on them is in flight, or they have left that
+        The result omits claims that need no undo: work on them is in flight, or they have left that
         state.
         """
         held = [uid for uid in uids if self.take(uid)]
@@ -184,7 +185,7 @@ class ClaimQueue:
 
         def settled(results: Mapping[str, Undone]) -> None:
             undone.update(results)
-            # The driver may take minutes for another claim; calls for this one continue.
+            # The driver may take minutes for another claim. Calls for this one continue.
             for uid in results:
                 self.release(uid)
 
@@ -199,8 +200,8 @@ class ClaimQueue:
     async def _shield(
         self, work: Coroutine[Any, Any, ResultT], *, ended: Callable[[], None]
     ) -> ResultT:
-        """Run work in a task of the queue; then `ended` is called in any case. If the caller is
-        canceled, the work continues, because a driver call may last; :meth:`cancel` ends it."""
+        """Run work in a task of the queue, and call `ended` in any case. If the caller is canceled,
+        the work continues, because a driver call may take long; :meth:`cancel` ends it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
 
@@ -220,8 +221,8 @@ class ClaimQueue:
             raise
 
     async def prepare_again(self, claim: ClaimReference) -> ClaimAnswer:
-        """Prepare a prepared claim a second time, after all earlier turns. Calls of the kubelet for
-        it wait meanwhile; an unprepare abandons this work."""
+        """Prepare a prepared claim a second time, after all earlier turns. Meanwhile, the kubelet's
+        calls for it wait; an unprepare abandons this work."""
         if self._draining:
             return _not_done(claim, "its driver is about to stop")
         turn = self._new("prepare", claim, again=True)
@@ -232,8 +233,8 @@ class ClaimQueue:
         return turn.work.answer
 
     async def collect(self, stale: StoredClaim) -> bool:
-        """Unprepare a claim that the kubelet forgot, unless it has changed since it was read;
-        return whether it is gone."""
+        """Unprepare a claim that the kubelet forgot, unless it has changed since it was read.
+        Return whether it is gone."""
         if not self.take(stale.uid):
             return False
         return await self._shield(
@@ -245,13 +246,13 @@ class ClaimQueue:
         return not self._order.is_free([claim_key(uid)])
 
     def take(self, uid: str) -> bool:
-        """Take the turn of a claim if no work on it is in flight; :meth:`release` ends it."""
+        """Take the turn of a claim if no work on it is in flight. :meth:`release` ends the turn."""
         if self._draining or self.held(uid):
             return False
         return self._order.enter(Place(keys=[claim_key(uid)]))
 
     def release(self, uid: str) -> None:
-        """End a turn that was taken."""
+        """End a turn from :meth:`take`."""
         self._order.leave(self._order.line(claim_key(uid))[0])
 
     # ------------------------------------------------------------ work
@@ -259,14 +260,16 @@ class ClaimQueue:
     def _join_or_begin(
         self, operation: Operation, claims: Sequence[ClaimReference]
     ) -> dict[str, _WorkTurn]:
-        """Find or begin the work of each claim; one is missing if too many wait for it."""
+        """Find or begin the work of each claim. A claim is missing if too many turns wait for
+        it."""
         turns: dict[str, _WorkTurn] = {}
         free: list[_WorkTurn] = []
         joined: set[str] = set()
         for claim in claims:
             before = self._order.line(claim_key(claim.uid))
             last = before[-1] if before else None
-            # A prepared claim stays usable if its second prepare fails: that one answers no call.
+            # A prepared claim remains usable if its second prepare fails. A second prepare must not
+            # be the result of a call.
             if (
                 isinstance(last, _WorkTurn)
                 and last.work.operation == operation
@@ -314,7 +317,7 @@ class ClaimQueue:
             context=turns[0].context,
         )
         self._tasks.add(task)
-        # A callback, not a `finally` of the task: that would not run if the task is canceled
+        # Use a callback, because a `finally` in the task would not run if the task is canceled
         # before its first step.
         task.add_done_callback(lambda task: self._ended(task, works))
 
@@ -328,8 +331,9 @@ class ClaimQueue:
             else:
                 await self._engine.unprepare(works)
         except Exception as error:
-            # The engine answers every expected failure; anything else is a bug in our own code, and
-            # must not keep the kubelet without an answer. Its text may hold anything: log only.
+            # The engine handles every expected failure. Any other exception is a bug in the plugin,
+            # and the kubelet must still get a response. The exception's message may contain
+            # anything, so only log it.
             facts = {"driver": self._driver, "operation": operation}
             logger.exception("engine failed", extra=facts)
             for work in works:
@@ -365,7 +369,7 @@ class ClaimQueue:
                 for observer in self._observers:
                     observer.lasts(work.claim, work.operation)
 
-    # ------------------------------------------------------------ answers
+    # ------------------------------------------------------------ results
 
     def _finished(self, turn: _WorkTurn, answer: ClaimAnswer) -> None:
         work = turn.work
@@ -382,7 +386,7 @@ class ClaimQueue:
                     "seconds": round(seconds, 3),
                 },
             )
-        # A second prepare of a claim that is not prepared did nothing, and shows nothing.
+        # A second prepare of a claim that is not prepared does nothing, and proves nothing.
         nothing = work.again and answer.error is None and not answer.devices
         if answer.reason == NOT_DONE or nothing:
             return
@@ -391,7 +395,8 @@ class ClaimQueue:
         for observer in self._observers:
             try:
                 observer.finished(work.claim, work.operation, answer, seconds)
-            except Exception:  # even a bug of ours: the kubelet waits for the answer
+            # even on a bug in the plugin, because the kubelet waits for the response
+            except Exception:
                 facts = {"driver": self._driver, "claim": str(work.claim)}
                 logger.exception("answer could not be reported", extra=facts)
 

@@ -1,21 +1,21 @@
 """
-Recovery: finishes what a crash left unfinished, and repairs CDI files that do not match the
+Recovery: finishes work that a crash interrupted, and repairs CDI files that do not match the
 checkpoint.
 
-**Unfinished claims.** An entry `preparing` without work on it is undone: the kubelet got no answer
-for it, and asks again if it still needs the claim. An entry `unpreparing` is
-finished. Both wait for the driver if it is unavailable. They are found at the start, and at most a
-few seconds after any write.
+**Unfinished claims.** A `preparing` entry without work in flight is undone: the kubelet got no
+response for it, and asks again if it still needs the claim. An `unpreparing` entry is finished.
+Both wait if the driver is unavailable. Recovery finds them at the start, and within a few seconds
+after any write.
 
-**Lost and outdated CDI files.** The running kubelet does not ask again for a claim that it holds as
-prepared, so a deleted file would be missed only when a container restarts. It is restored within
-2 s: files and entries are compared whenever the directory has changed. At the start, the contents
-are compared as well: a claim that was being prepared a second time has its new row before its new
-file. The same applies to metadata files.
+**Lost and outdated CDI files.** A running kubelet does not ask again for a claim that it considers
+prepared, so a deleted file would cause an error only when a container restarts. The plugin restores
+it within 2 s: it compares files and entries whenever the directory has changed. At the start, it
+also compares the contents, because a second prepare stores the new row before the new file. The
+same applies to metadata files.
 
 **Orphaned CDI files.** An entry is written before its file and deleted after it, so a file without
-an entry shows that entries were lost. Its containers may be running: the file is removed only after
-a grace period without a sign of use. Files of other programs are never removed.
+an entry shows that entries were lost. Its containers may be running, so the plugin removes the file
+only after a grace period without a sign of use. Files of other programs are never removed.
 
 **Lost entries.** After damage of the checkpoint, :class:`Rebuilder` restores the entries from the
 sources that still have them:
@@ -27,13 +27,13 @@ sources that still have them:
 
 A claim that the kubelet lists and the API server confirms is rebuilt in full. Without the API
 server's confirmation, its entry has devices and no requests or configs: enough to refuse the
-devices to others and to unprepare the claim. The kubelet's calls wait for a rebuild, but nothing
-here keeps the daemon from starting. :mod:`drakit_nodeplugin.state.quarantine` decides that entries
-were lost.
+devices to other claims and to unprepare the claim. The kubelet's calls wait for a rebuild, but a
+rebuild never prevents the daemon from starting. :mod:`drakit_nodeplugin.state.quarantine` decides
+that entries were lost.
 
 :mod:`.unprepare` undoes a claim; :mod:`.stale` decides whether a prepared one is still wanted;
-:mod:`drakit_nodeplugin.state.cdi_files` reads and writes files. It must not depend on drivers, HTTP
-or gRPC.
+:mod:`drakit_nodeplugin.state.cdi_files` reads and writes files. The module does not depend on
+drivers, HTTP or gRPC.
 """
 
 from __future__ import annotations
@@ -69,11 +69,10 @@ from drakit_nodeplugin.state.records import State, StoredClaim, StoredDevice, St
 logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 5.0
-"""Time between two checks: a driver that was unavailable starts again within a second to a
-minute."""
+"""Time between two checks. An unavailable driver starts again within a second to a minute."""
 
 BATCH = 200
-"""Files that are written at once: their texts are in memory then."""
+"""Files that are written together: their contents are all in memory."""
 
 TICK_SECONDS = 0.05
 """Two changes within this time may have the same timestamp. It is longer than the longest tick of
@@ -81,24 +80,24 @@ common kernels (10 ms)."""
 
 
 class Recovery:
-    """Finishes the entries of one driver without work in flight."""
+    """Finishes the entries of one driver that have no work in flight."""
 
     def __init__(self, *, checkpoint: Checkpoint, queue: ClaimQueue) -> None:
         self._checkpoint = checkpoint
         self._queue = queue
         self._logged: set[str] = set()
-        """UIDs whose failure was logged. It is logged once, until the claim succeeds."""
+        """UIDs whose failure was logged. A failure is logged once, until the claim succeeds."""
 
         self._failed: set[str] = set()
-        """UIDs that failed although the driver was available: each is retried alone. A driver that
-        takes claims together returns one answer for all, so one claim that hangs would block all
-        others."""
+        """UIDs that failed although the driver was available. Each is retried separately. A driver
+        that takes claims together returns one response for all, so one claim that hangs would block
+        the others."""
 
         self._left = True
-        """Whether the last check left an entry, or failed."""
+        """Whether the last check left an entry or failed."""
 
     async def recover(self) -> int:
-        """Check once; return the number of entries that are still unfinished."""
+        """Check once. Return the number of entries that are still unfinished."""
         left: dict[str, StoredClaim] = {}
         undone = 0
         for state in ("preparing", "unpreparing"):
@@ -117,21 +116,21 @@ class Recovery:
         return len(left) - undone
 
     async def _undo(self, uids: Collection[str], state: State) -> Mapping[str, Undone]:
-        """Undo entries; after an unexpected error, each is retried alone."""
+        """Undo entries. After an unexpected error, retry each entry separately."""
         try:
             return await self._queue.undo_left(uids, state=state)
         except CheckpointError:
             raise
-        except Exception:  # even a bug of ours: the other entries go on
+        except Exception:  # even on a bug in the plugin, the other entries continue
             logger.exception("unfinished claims not undone", extra={"claim_uid": ", ".join(uids)})
             self._failed.update(uids)
             return {}
 
     async def run(self) -> None:
         """
-        Check while any entry is unfinished, and after each write; a failed check is logged.
+        Check while any entry is unfinished, and after each write. Log failed checks.
 
-        A check does not wait for the one before, which may hang with a driver for minutes while it
+        A check does not wait for the previous one, which may hang for minutes in a driver while it
         holds its claims.
         """
         async with asyncio.TaskGroup() as group:
@@ -181,15 +180,15 @@ class SpecRestorer:
         self._on_restored = on_restored
         self._watch = FileWatch(directory, parts.metadata.directory, settled_seconds=TICK_SECONDS)
         self._missing = False
-        """Whether the last comparison found a missing file, or failed."""
+        """Whether the last comparison found a missing file or failed."""
 
     async def restore(self, *, compare: bool = False) -> int:
         """
-        Write the missing files, and return their number. With `compare`, files whose content is not
-        that of their row are replaced as well.
+        Write the missing files, and return their number. With `compare`, also replace files whose
+        content does not match their row.
 
-        Only claims of this boot: after a reboot their devices must be prepared again first, and
-        the kubelet asks for that.
+        Restores only claims of this boot. After a reboot, their devices must be prepared again
+        first, and the kubelet asks for that.
         """
         prepared = await self._checkpoint.uids(state="prepared", boot_id=self._boot_id)
         missing = prepared - await asyncio.to_thread(self._specs.uids)
@@ -197,12 +196,12 @@ class SpecRestorer:
         try:
             missing |= prepared & await asyncio.to_thread(self._metadata.missing)
         except OSError as error:
-            unreadable = error  # claims without metadata get their files nevertheless
+            unreadable = error  # claims without metadata still get their files
         if compare:
             missing |= await self._outdated(prepared - missing)
         self._missing = bool(missing)
         restored = 0
-        # The file of a claim that is being worked on is not lost.
+        # Skip claims in flight: their files are not lost.
         with _free(self._queue, missing) as uids:
             for start in range(0, len(uids), BATCH):
                 restored += await self._restore(uids[start : start + BATCH])
@@ -213,18 +212,18 @@ class SpecRestorer:
 
     async def clean(self) -> None:
         """
-        Remove half-written files, and metadata files without an entry and a CDI file, before any
-        claim is worked on. Raises CheckpointError, OSError.
+        Remove half-written files, and metadata files that have neither an entry nor a CDI file.
+        Call this before any work on claims. Raises CheckpointError, OSError.
 
-        The latter remain if entries are lost and the node reboots: no container can get them, but
-        nothing else would remove them.
+        Such metadata files remain if entries are lost and the node reboots. Containers cannot get
+        them, but nothing else would remove them.
         """
         await asyncio.to_thread(self._specs.clean)
         needed = await self._checkpoint.uids() | await asyncio.to_thread(self._specs.uids)
         await asyncio.to_thread(self._metadata.clean, needed)
 
     async def _outdated(self, uids: Collection[str]) -> set[str]:
-        """Return the claims whose file is not what their row says."""
+        """Return the claims whose file does not match their row."""
         outdated: set[str] = set()
         ordered = sorted(uids)
         for start in range(0, len(ordered), BATCH):
@@ -240,7 +239,7 @@ class SpecRestorer:
             try:
                 same = self._specs.read(claim.uid) == claim.cdi_spec
             except OSError:
-                same = False  # the write shows what is wrong, and for this claim alone
+                same = False  # the write shows what is wrong, for this claim only
             if not same or self._metadata.differs(claim):
                 differing.add(claim.uid)
         return differing
@@ -258,7 +257,7 @@ class SpecRestorer:
         return len(outcome.written) - len(outcome.file_errors)
 
     async def run(self, poller: FilePoller) -> None:
-        """Compare whenever the directory has changed; a failed comparison is logged and retried."""
+        """Compare whenever the directory has changed. Log failed comparisons and retry them."""
         while True:
             await poller.until(lambda: self._watch.changed() or self._missing)
             self._missing = True
@@ -290,7 +289,7 @@ class OrphanRemover:
 
     async def poll(self) -> int:
         """
-        Remove the files whose grace period is over; return their number.
+        Remove the files whose grace period is over, and return their number.
 
         Raises CheckpointError, OSError.
         """
@@ -313,7 +312,7 @@ class OrphanRemover:
             return sum([await self._remove(uid) for uid in uids])
 
     async def _remove(self, uid: str) -> bool:
-        # A file that could not be read may be another program's.
+        # An unreadable file may belong to another program.
         with suppress(OSError):
             if await asyncio.to_thread(self._specs.read, uid) is not None:
                 return await self._clear(uid)
@@ -336,7 +335,7 @@ class OrphanRemover:
 
 @contextmanager
 def _free(queue: ClaimQueue, uids: Iterable[str]) -> Generator[list[str]]:
-    """Take the turns of the claims that no work is in flight for."""
+    """Take the turns of those claims that have no work in flight."""
     held = [uid for uid in sorted(uids) if queue.take(uid)]
     try:
         yield held
@@ -348,7 +347,7 @@ def _free(queue: ClaimQueue, uids: Iterable[str]) -> Generator[list[str]]:
 # ---------------------------------------------------------------- lost entries
 
 REBUILD_SECONDS = 15.0
-"""Time limit of one attempt. Calls of the kubelet, which have 45 s, wait for it."""
+"""Time limit for one attempt. Calls of the kubelet, which have 45 s, wait for it."""
 
 FETCH_SECONDS = 7.0
 """Time limit for reading all claims from the API server. The kubelet may have taken 5 s before."""
@@ -357,14 +356,14 @@ LABELS_SECONDS = 4.0
 """Time limit for reading the node's labels, which node selectors of claims need."""
 
 AGAIN_SECONDS = 60.0
-"""Pause after an attempt for which the kubelet did not list all its pods."""
+"""Pause after an attempt in which the kubelet did not list all its pods."""
 
 ATTEMPTS = 10
-"""After this many attempts, a rebuild ends without an answer of the kubelet, because a site may
+"""After this many attempts, a rebuild ends without a response of the kubelet, because a site may
 deny access to it."""
 
 _PARALLEL = 8
-"""Claims that are read at the same time."""
+"""Number of claims that are read concurrently."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -378,11 +377,11 @@ class Rebuilt:
     """Claims whose devices are known, but not their requests and configs."""
 
     lost: tuple[str, ...] = ()
-    """UIDs of claims that have a CDI file and no name, or whose entry could not be written; names
-    of claims whose UID is unknown."""
+    """UIDs of claims that have a CDI file but no name, or whose entry could not be written, and
+    names of claims whose UID is unknown."""
 
     error: str | None = None
-    """The reason why the rebuild ended early; None if it did not."""
+    """Why the rebuild ended early, or None."""
 
     pods: PodView = PodView.UNKNOWN
     """The completeness of the kubelet's pod list. If pods are missing, a later attempt may find
@@ -423,9 +422,9 @@ class Rebuilder:
         report: Callable[[str, str], None],
     ) -> None:
         """
-        Rebuild whenever entries were lost; then set the event for which claims wait.
+        Rebuild whenever entries were lost, then set the event for which claims wait.
 
-        `report` gets each damage once, with the outcome of the first attempt.
+        `report` is called once for each damage, with the outcome of the first attempt.
         """
         reported: str | None = None
         attempts = 0
@@ -433,13 +432,14 @@ class Rebuilder:
             damage = self._checkpoint.damage
             if damage is None:
                 rebuilt.clear()
-                # Entries can be lost at any time: after a full disk, the checkpoint opens late.
+                # Entries can be lost at any time. For example, the checkpoint opens late after a
+                # full disk.
                 await poller.until(lambda: self._checkpoint.damage is not None)
                 continue
             self.damaged = True
             attempts = attempts + 1 if reported == damage else 1
             outcome, final = await self._attempt(last=attempts >= ATTEMPTS)
-            # Waiting cannot improve the result, so claims are answered now.
+            # Waiting cannot improve the result, so let the claims continue now.
             rebuilt.set()
             if reported != damage:
                 reported = damage
@@ -448,7 +448,7 @@ class Rebuilder:
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _attempt(self, *, last: bool) -> tuple[str, bool]:
-        """Rebuild once; return the outcome, and whether no later attempt can find more."""
+        """Rebuild once. Return the outcome, and whether a later attempt cannot find more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LABELS_SECONDS):
                 while self._parts.node.labels is None:  # noqa: ASYNC110  (nothing notifies of them)
@@ -466,7 +466,7 @@ class Rebuilder:
             return f"it could not be rebuilt: {type(error).__name__}", False
 
     async def rebuild(self) -> Rebuilt:
-        """Write the entries that the sources know; existing entries stay as they are."""
+        """Write the entries that the sources contain. Existing entries remain unchanged."""
         try:
             async with asyncio.timeout(REBUILD_SECONDS):
                 rebuilt = await self._rebuild()
@@ -508,7 +508,7 @@ class Rebuilder:
         )
 
     def _read(self, uid: str) -> str | None:
-        """Return the text of a claim's CDI file; None if it has none that can be read."""
+        """Return the content of a claim's CDI file, or None if there is no readable file."""
         try:
             return self._parts.specs.read(uid) or None
         except OSError as error:
@@ -517,7 +517,7 @@ class Rebuilder:
             return None
 
     async def _confirm(self, listed: Collection[StoredClaim]) -> dict[str, StoredClaim]:
-        """Read the claims from the API server; return the entries that it confirms."""
+        """Read the claims from the API server, and return the entries that it confirms."""
         confirmed: dict[str, StoredClaim] = {}
         line = iter(listed)
 
@@ -525,7 +525,8 @@ class Rebuilder:
             for entry in line:
                 try:
                     wanted = await self._wanted(entry)
-                except Exception as error:  # even a bug of ours: the other claims are rebuilt
+                # even on a bug in the plugin, the other claims are rebuilt
+                except Exception as error:
                     logger.warning(
                         "claim cannot be rebuilt from the API server",
                         extra={
@@ -535,7 +536,8 @@ class Rebuilder:
                         },
                     )
                     continue
-                # With other devices than the kubelet lists, the claim was allocated again since.
+                # If the devices differ from the kubelet's list, the claim has been allocated again
+                # since.
                 if device_keys(wanted.devices) == device_keys(entry.devices):
                     confirmed[entry.uid] = _confirmed(entry, wanted)
 
@@ -549,7 +551,8 @@ class Rebuilder:
         return confirmed
 
     async def _wanted(self, entry: StoredClaim) -> StoredClaim:
-        """Read and check a claim; no reference to it remains, because it can take 20 MiB."""
+        """Read and check a claim. Don't keep a reference to the claim, because it can take 20
+        MiB."""
         reference = entry.reference
         return wanted_claim(
             await self._parts.source.fetch(reference, timeout_seconds=FETCH_SECONDS),
@@ -563,9 +566,9 @@ class Rebuilder:
         )
 
     async def _write(self, entries: Sequence[StoredClaim]) -> list[StoredClaim]:
-        """Write the entries; return those that are then in the checkpoint."""
-        # Confirmed claims come first, then shares, which the kubelet lists as such: of two claims
-        # with one device, the other one must have it for admin access.
+        """Write the entries. Return those that are in the checkpoint afterwards."""
+        # Write confirmed claims first, then shares, which the kubelet lists as such. If two claims
+        # have the same device, the other one must have admin access.
         ordered = sorted(entries, key=_uncertainty)
         outcome = await self._checkpoint.write(ordered)
         beside = [
@@ -577,20 +580,20 @@ class Rebuilder:
             if entry.uid in outcome.held and entry.rebuilt == "listed"
         ]
         second = await self._checkpoint.write(beside)
-        # Calls of the kubelet have written these in the meantime.
+        # The kubelet's calls have written these in the meantime.
         known = await self._checkpoint.find([*outcome.changed, *second.changed])
         return [*outcome.written.values(), *second.written.values(), *known.values()]
 
 
 def _uncertainty(entry: StoredClaim) -> int:
-    """Rank an entry by how little is known of its holds."""
+    """Rank an entry by how uncertain its holds are."""
     if entry.rebuilt == "confirmed":
         return 0
     return 1 if any(device.share_id is not None for device in entry.devices) else 2
 
 
 def _confirmed(entry: StoredClaim, wanted: StoredClaim) -> StoredClaim:
-    """Complete an entry with what the API server knows; only the kubelet knows the CDI names."""
+    """Complete an entry with the API server's data. Only the kubelet has the CDI names."""
     names = {(d.pool, d.device, d.share_id): d.cdi_devices for d in entry.devices}
     devices = tuple(
         replace(d, cdi_devices=names[d.pool, d.device, d.share_id]) for d in wanted.devices
@@ -606,8 +609,8 @@ def _confirmed(entry: StoredClaim, wanted: StoredClaim) -> StoredClaim:
 
 
 def _with_numbers(entry: StoredClaim) -> StoredClaim:
-    """Add the device numbers in the CDI file, which lists devices in the order of the allocation.
-    If the kubelet lists only some of them, the first one has all numbers."""
+    """Add the device numbers of the CDI file, which lists devices in the order of the allocation.
+    If the kubelet lists only some of the devices, the first one gets all numbers."""
     if not entry.cdi_spec or not entry.devices:
         return entry
     try:
@@ -634,8 +637,8 @@ def _node(node: Object) -> StoredNode | None:
 
 
 def _listed(claims: KubeletClaims, *, driver: str, boot_id: str) -> list[StoredClaim]:
-    """Return the claims of a driver that containers use, each device once, in the order of the
-    allocation. Requests and admin access are unknown."""
+    """Return the claims of a driver that containers use, with each device once and in the order of
+    the allocation. Requests and admin access are unknown."""
     found: dict[str, StoredClaim] = {}
     for device in claims.devices:
         stored = StoredDevice(

@@ -1,10 +1,9 @@
 """
-Reads claims from the API server, within the time limit of a kubelet's call, and writes their
-status.
+Reads claims from the API server within the time limit of a kubelet's call, and writes their status.
 
 :mod:`.allocation` checks the claims.
 
-It must not know the checkpoint, drivers or gRPC.
+Does not depend on the checkpoint, drivers or gRPC.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from drakit_nodeplugin.claims.errors import (
 )
 
 FetchResult = Literal["success", "gone", "no_answer", "error"]
-"""The result of a read, as a label of metrics."""
+"""The result of a read, as a metric label."""
 
 
 class ApiClaims:
     """
-    Reads claims through a session that may not be connected yet, in the served version.
+    Reads claims in the served API version, through a session that may not be connected yet.
 
-    ``v1`` is assumed, which every cluster since 1.34 serves, so that no claim waits for discovery.
-    The API server is asked for its versions only if the API is missing, and not just the claim.
+    It assumes ``v1``, which every cluster since 1.34 serves, so that no claim waits for discovery.
+    It queries the served versions only if the API is missing, and not just the claim.
     """
 
     def __init__(
@@ -51,18 +50,20 @@ class ApiClaims:
         *,
         observe: Callable[[float, FetchResult], None] = lambda _seconds, _result: None,
     ) -> None:
-        """`observe` gets the seconds and the result of each read that the caller waited for."""
+        """Create the reader. `observe` gets the seconds and the result of each read for which the
+        caller waited."""
         self._session = session
         self._observe = observe
         self._version = VERSIONS[0]
         self._asking = asyncio.Lock()
         self._asked = 0
-        """The number of version queries that the API server has answered."""
+        """The number of version queries to which the API server has responded."""
 
     async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
         """
-        Read a claim; raise :class:`NoAnswerError`, :class:`ClaimGoneError` or another
-        :class:`ClaimFetchError`. The fields that we read are the same in all versions of the API.
+        Read a claim. Raises :class:`NoAnswerError`, :class:`ClaimGoneError` or another
+        :class:`ClaimFetchError`. The fields that the plugin reads are the same in all versions of
+        the API.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -83,7 +84,7 @@ class ApiClaims:
         return claim
 
     async def body(self, reference: ClaimReference, *, timeout_seconds: float) -> dict[str, Any]:
-        """Read a claim as JSON; raise what :meth:`fetch` raises."""
+        """Read a claim as JSON. Raises the same errors as :meth:`fetch`."""
         until = asyncio.get_running_loop().time() + timeout_seconds
         return await self._body(reference, until=until)
 
@@ -94,8 +95,8 @@ class ApiClaims:
         *,
         field_manager: str,
     ) -> None:
-        """Own exactly these fields of the status of a claim that :meth:`body` has read, if the
-        claim still has this UID; raise :class:`ApiError`."""
+        """Set exactly these fields in the status of a claim that :meth:`body` has read, if the
+        claim still has this UID. Raises :class:`ApiError`."""
         await self._session.result().apply(
             f"{_path(reference, self._version)}/status",
             {
@@ -118,17 +119,18 @@ class ApiClaims:
                 async with asyncio.timeout_at(until):
                     await asyncio.shield(self._session)
             return await self._get(reference, until=until)
-        except UnreadableError as error:  # this claim's own response, nested too deep for instance
+        # the response for this claim, for example nested too deeply
+        except UnreadableError as error:
             raise ClaimFetchError(claim=name, cause=str(error)) from None
         except (UnavailableError, TooManyRequestsError, TimeoutError):
-            # An overloaded server proves nothing about the claim either.
+            # An overloaded server proves nothing about the claim, either.
             raise NoAnswerError(claim=name, cause="it does not respond") from None
         except VersionNotServedError as error:
             raise NoAnswerError(claim=name, cause=str(error)) from None
         except NotFoundError as error:
             if _is_of(reference, error):
                 raise ClaimGoneError(claim=name) from None
-            # The API is missing, not the claim: a server that is being upgraded, or a proxy.
+            # The API is missing, not the claim: the server is being upgraded, or a proxy responded.
             raise NoAnswerError(claim=name, cause=str(error)) from None
         except ApiError as error:
             raise ClaimFetchError(claim=name, cause=str(error)) from error
@@ -157,7 +159,7 @@ class ApiClaims:
 
 
 def _is_of(reference: ClaimReference, error: NotFoundError) -> bool:
-    """Return whether the claim is missing, and not its API or namespace."""
+    """Return whether the claim is missing, rather than its API or namespace."""
     return error.reason == "NotFound" and error.details.get("name") == reference.name
 
 

@@ -1,14 +1,14 @@
 """
 Stale claims: entries of the checkpoint that the kubelet will never ask to unprepare.
 
-The kubelet unprepares the claims that it knows. It forgets a claim if its own checkpoint was lost,
+The kubelet unprepares the claims that it tracks. It forgets a claim if its own checkpoint was lost,
 if the node was disconnected while its pods were deleted, or if the claim was deallocated meanwhile.
-Such a claim would hold its devices forever. The plugin unprepares it as on a call of the kubelet,
-but only after two checks, a grace period apart. In both, the API server must report that the claim
-no longer matches the entry. It is never unprepared while the kubelet lists it, or does not list all
-its pods.
+Such a claim would hold its devices forever. The plugin unprepares it as if the kubelet had called,
+but only after two checks that are a grace period apart. In both checks, the API server must report
+that the claim no longer matches the entry. The plugin never unprepares a claim while the kubelet
+lists it, or does not list all its pods.
 
-The queue of a claim unprepares it. It must not know drivers, gRPC or HTTP.
+The claim queue does the unprepare. The module does not depend on drivers, gRPC or HTTP.
 """
 
 from __future__ import annotations
@@ -50,22 +50,21 @@ FETCH_SECONDS = 5.0
 """Time limit for reading a claim from the API server. No call waits for it."""
 
 COLLECT_SECONDS = 40.0
-"""Time limit of one unprepare, as for a call of the kubelet. Unfinished work continues later from
+"""Time limit for one unprepare, as for a call of the kubelet. Unfinished work continues later from
 the checkpoint."""
 
 
 class StaleReason(StrEnum):
-    """The reason why the kubelet will not unprepare a claim: a label of a metric, and a word in the
-    log."""
+    """Why the kubelet will not unprepare a claim: a metric label, and a word in the log."""
 
     GONE = "gone"
     REPLACED = "replaced"
-    """Another claim now has its name."""
+    """Another claim now has the same name."""
     DEALLOCATED = "deallocated"
     ELSEWHERE = "elsewhere"
-    """It is allocated for another node."""
+    """The claim is allocated for another node."""
     REALLOCATED = "reallocated"
-    """It has other devices of the driver, or none."""
+    """The claim has other devices of the driver, or none."""
 
 
 _REASONS: Mapping[type[ClaimError], StaleReason] = {
@@ -80,10 +79,10 @@ def stale_reason(
     entry: StoredClaim, found: Claim | None, *, driver: str, node: Node
 ) -> StaleReason | None:
     """
-    Return why an entry in any state is stale; None if it is not, or if that is unknown.
+    Return why an entry in any state is stale, or None if it is not stale or unknown.
 
-    `found` is the claim of its name in the API server; None if the API server has none. Only
-    devices count: if configs change for the same devices, the kubelet retries.
+    `found` is the claim with the entry's name in the API server, or None. Only devices matter: if
+    configs change for the same devices, the kubelet retries.
     """
     if found is None:
         return StaleReason.GONE
@@ -102,29 +101,29 @@ def stale_reason(
 
 
 FETCHES_PER_SECOND = 20.0
-"""Claims that are read from the API server: every node of a cluster does this."""
+"""Rate limit for reading claims from the API server, because every node of a cluster reads them."""
 
 PARALLEL = 8
-"""Claims that are read, or unprepared, at the same time."""
+"""Number of claims that are read or unprepared concurrently."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Suspect:
-    """An entry that was stale in a check, and in all later ones that had an answer."""
+    """An entry that was stale in a check, and in all later checks with a response."""
 
     generation: int
     reason: StaleReason
     unclaimed: Unclaimed
     logged: bool = False
-    """Whether the log reports that it cannot be unprepared: once is enough."""
+    """Whether the log reports that the claim cannot be unprepared. It does so once."""
 
 
 class StaleCollector:
     """
     Finds stale claims of one driver, and has them unprepared.
 
-    An entry that is not stale costs nothing between two checks. The API server is not asked about
-    claims that the kubelet lists.
+    Between two checks, an entry that is not stale costs nothing. The collector does not ask the API
+    server about claims that the kubelet lists.
     """
 
     def __init__(
@@ -139,9 +138,9 @@ class StaleCollector:
         settings: StaleClaims,
     ) -> None:
         """
-        `registered` is set once the kubelet has registered the driver. `remove_orphans` is called
-        first in each check. `unprepare` gets an entry as it was read, and returns whether it is
-        gone; it must leave an entry that has changed.
+        Create a collector. `registered` is set once the kubelet has registered the driver. Each
+        check calls `remove_orphans` first. `unprepare` gets an entry as it was read, and returns
+        whether it is gone; it must not change an entry that has changed since.
         """
         self._driver = parts.driver
         self._node = parts.node
@@ -157,11 +156,11 @@ class StaleCollector:
         self._suspects: dict[str, _Suspect] = {}
 
     async def run(self) -> None:
-        """Check periodically; a failed check is logged, and the next one made."""
+        """Check periodically. Log failed checks, and continue."""
         loop, period = asyncio.get_running_loop(), self._settings.period
         while True:
-            # At multiples of the period, so that the collectors of all drivers check at the same
-            # time and share one answer of the kubelet.
+            # Check at multiples of the period, so that the collectors of all drivers check at the
+            # same time and share a response of the kubelet.
             pause = period - loop.time() % period
             await asyncio.sleep(pause if pause > period / 2 else pause + period)
             try:
@@ -173,7 +172,7 @@ class StaleCollector:
                 )
 
     async def poll(self) -> int:
-        """Check once; return how many claims were collected. Raises CheckpointError, OSError."""
+        """Check once. Return the number of collected claims. Raises CheckpointError, OSError."""
         if not self._registered.is_set():
             return 0
         await self._remove_orphans()
@@ -191,7 +190,7 @@ class StaleCollector:
             reasons, silent = await self._reasons_of(free)
             due = [e for e in free if e.uid in reasons and self._is_due(e, reasons[e.uid], claims)]
             collected += await self._collect(due)
-            if silent:  # the next check asks again; suspects stay
+            if silent:  # the next check asks again; suspects remain
                 return collected
         self._suspects = {uid: s for uid, s in self._suspects.items() if uid in seen}
         return collected
@@ -206,8 +205,8 @@ class StaleCollector:
     async def _reasons_of(
         self, entries: Sequence[StoredClaim]
     ) -> tuple[Mapping[str, StaleReason | None], bool]:
-        """Ask the API server about claims; return its verdicts, and whether it gave no answer at
-        all. Then it is unavailable or overloaded, and is asked no more questions."""
+        """Ask the API server about claims. Return its verdicts, and whether it did not respond at
+        all. If it did not respond, it is unavailable or overloaded, so stop asking."""
         limiter = self._limiter or RateLimiter(burst=1, per_second=FETCHES_PER_SECOND)
         self._limiter = limiter
         reasons: dict[str, StaleReason | None] = {}
@@ -227,7 +226,7 @@ class StaleCollector:
                     return
                 except ClaimFetchError:
                     continue
-                except Exception:  # even a bug of ours: the other entries go on
+                except Exception:  # even on a bug in the plugin, the other entries continue
                     facts = {"driver": self._driver, "claim": str(entry)}
                     logger.exception("claim cannot be checked", extra=facts)
 
@@ -235,7 +234,8 @@ class StaleCollector:
         return reasons, silent
 
     async def _reason_of(self, entry: StoredClaim) -> StaleReason | None:
-        """Read the claim of an entry and decide; no reference to it remains: it can take 20 MiB."""
+        """Read the claim of an entry and decide. Don't keep a reference to the claim, because it
+        can take 20 MiB."""
         try:
             found = await self._source.fetch(entry.reference, timeout_seconds=FETCH_SECONDS)
         except ClaimGoneError:
@@ -260,11 +260,11 @@ class StaleCollector:
         return unclaimed.due(claims, self._settings)
 
     async def _listed(self) -> KubeletClaims:
-        """Ask the kubelet; an incomplete list ends all grace periods, also of entries that this
-        poll does not decide."""
+        """Ask the kubelet. An incomplete list ends all grace periods, including those of entries
+        that this poll does not decide."""
         claims = await self._kubelet.listed()
         if claims.pods is PodView.PARTIAL:
-            # The kubelet has just started, so earlier checks no longer count.
+            # The kubelet has just started, so earlier checks are no longer valid.
             self._suspects.clear()
         elif claims.pods is PodView.UNKNOWN:
             self._suspects = {
@@ -277,7 +277,7 @@ class StaleCollector:
         """Unprepare entries, unless the kubelet lists them now, or does not list all its pods."""
         if not due:
             return 0
-        # A second request, because reading the claims of a page may have taken half a minute.
+        # Ask again, because reading the claims of a page may have taken half a minute.
         claims = await self._listed()
         if claims.pods is PodView.PARTIAL:
             return 0

@@ -1,16 +1,16 @@
 """
-Unpreparing: from an entry of the checkpoint, in any state, to a free device.
+Unprepares claims: releases the devices of a checkpoint entry, whatever its state.
 
 The same path serves the kubelet's unprepare, the rollback of a claim that failed halfway,
-reallocated claims, entries that a crash left, and stale claims. It needs only the entry: no API
-server, no claim object.
+reallocated claims, entries that a crash left, and stale claims. It needs only the entry, and
+neither the API server nor the claim object.
 
     entry `unpreparing` -> driver -> CDI file removed -> entry removed
 
-After a crash at any step, the work continues from the entry. A claim that its driver has not
-confirmed keeps its entry, and therefore its device. :mod:`.queue` decides when to work on a claim.
+After a crash at any step, the work continues from the entry. A claim keeps its entry, and therefore
+its device, until its driver has confirmed. :mod:`.queue` decides when to work on a claim.
 
-It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
+Does not depend on gRPC, HTTP or SQLite.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ REBUILD_SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undone:
-    """The outcome of undoing a claim."""
+    """The result of undoing a claim."""
 
     error: ClaimError | None = None
-    """The error that kept its entry; None if the entry is gone."""
+    """The error because of which the entry remains. None if the entry is gone."""
 
     waiting: bool = False
-    """The driver is unavailable, or still releases a device: containers get nothing of the claim
-    any more, but its devices stay held until the driver has confirmed."""
+    """The driver is unavailable, or still releasing a device. Containers no longer get any part of
+    the claim, but its devices remain held until the driver has confirmed."""
 
 
 class Unpreparing:
-    """Undoes claims of one driver. The caller must own the claims' turns (:mod:`.queue`)."""
+    """Undoes claims of one driver. The caller must hold the claims' turns (:mod:`.queue`)."""
 
     def __init__(self, parts: ClaimDependencies) -> None:
         self._parts = parts
@@ -63,7 +63,8 @@ class Unpreparing:
         """Set after a damaged checkpoint was rebuilt."""
 
     async def unprepare(self, works: Sequence[ClaimWork]) -> None:
-        """Unprepare for the kubelet, from the checkpoint alone; an unknown claim is success."""
+        """Unprepare claims for the kubelet, from the checkpoint only. An unknown claim counts as
+        success."""
         if not await self.is_complete(works):
             return
         parts = self._parts
@@ -71,7 +72,7 @@ class Unpreparing:
         try:
             known = dict(await parts.checkpoint.find(asked))
             if unknown := asked.keys() - known.keys():
-                # A file without an entry remains after damage.
+                # After damage, a file may remain without an entry.
                 found, unremoved = await parts.checkpoint.clear(unknown)
                 known |= found
                 for uid in unknown - found.keys():
@@ -90,10 +91,10 @@ class Unpreparing:
 
     async def is_complete(self, works: Sequence[ClaimWork]) -> bool:
         """
-        Wait until a damaged checkpoint has been rebuilt; if that takes too long, refuse the works.
+        Wait until a damaged checkpoint is rebuilt. If that takes too long, refuse the works.
 
-        Devices whose entry is missing must be neither prepared for other claims nor reported as
-        unprepared.
+        Devices whose entry is missing must not be prepared for other claims, and must not be
+        reported as unprepared.
         """
         if self._parts.checkpoint.damage is None:
             return True
@@ -117,8 +118,8 @@ class Unpreparing:
             "error": str(undone.error),
         }
         if undone.waiting:
-            # The containers are gone, so the pod may go. The devices are kept from others until the
-            # driver has confirmed.
+            # The containers are gone, so the pod can end. Other claims cannot get the devices until
+            # the driver has confirmed.
             logger.warning("claim stays unpreparing until its driver confirms", extra=facts)
             work.finish(ClaimAnswer())
         else:
@@ -133,14 +134,14 @@ class Unpreparing:
         state: State,
         settled: Callable[[Mapping[str, Undone]], None],
     ) -> None:
-        """Undo entries that a crash, or a driver that was unavailable, has left in a state; without
-        those that have left that state."""
+        """Undo entries that a crash, or an unavailable driver, left in a state. Skip entries that
+        are no longer in that state."""
         found = await self._parts.checkpoint.find(uids)
         await self.undo([claim for claim in found.values() if claim.state == state], settled)
 
     async def collect(self, stale: StoredClaim) -> bool:
-        """Undo a claim that the kubelet will not unprepare, unless it changed since it was read;
-        return whether it is gone."""
+        """Undo a claim that the kubelet will not unprepare, unless it has changed since it was
+        read. Return whether it is gone."""
         claim = (await self._parts.checkpoint.find([stale.uid])).get(stale.uid)
         if claim is None or claim.generation != stale.generation:
             return False
@@ -151,7 +152,7 @@ class Unpreparing:
         claims: Collection[StoredClaim],
         settled: Callable[[Mapping[str, Undone]], None],
     ) -> None:
-        """Undo claims concurrently; `settled` gets each claim's result once, by UID, as soon as it
+        """Undo claims concurrently. `settled` gets each claim's result once, by UID, as soon as it
         is known."""
         rolled_back = frozenset(claim.uid for claim in claims if claim.state == "preparing")
         begun, failed = await self._mark_unpreparing(claims)
@@ -176,7 +177,6 @@ class Unpreparing:
             await call_driver(self._parts, "unprepare", call, due, answered)
 
     async def undo_one(self, claim: StoredClaim) -> Undone:
-        """Undo one claim."""
         undone: dict[str, Undone] = {}
         await self.undo([claim], undone.update)
         return undone[claim.uid]
@@ -184,7 +184,8 @@ class Unpreparing:
     async def _mark_unpreparing(
         self, claims: Collection[StoredClaim]
     ) -> tuple[Mapping[str, StoredClaim], Mapping[str, Undone]]:
-        """Store the intent, where a driver will be called and the entry does not show it yet."""
+        """Store the intent for claims that need a driver call, unless their entry already shows
+        it."""
         checkpoint = self._parts.checkpoint
         due: list[StoredClaim] = []
         begun: dict[str, StoredClaim] = {}
@@ -204,12 +205,14 @@ class Unpreparing:
         }
 
     def _needs_driver(self, claim: StoredClaim) -> bool:
-        """Return whether there may be something to undo. The traits of its preparation and those of
-        the present driver count, because an update can add or remove a driver's side effects."""
+        """Return whether there may be something to undo. Both the traits at the time of the prepare
+        and the current traits of the driver matter, because an update can add or remove side
+        effects."""
         return claim.side_effects or self._parts.devices.traits.side_effects
 
     def _with_consumption(self, claim: StoredClaim) -> StoredClaim:
-        """Complete a rebuilt entry: the counter sets of its devices exclude other calls."""
+        """Complete a rebuilt entry with the counter sets of its devices, which exclude other
+        calls."""
         if any(device.consumes is None for device in claim.devices):
             parts = self._parts
             node = parts.node.name if parts.devices.traits.network_devices else None
@@ -223,11 +226,11 @@ class Unpreparing:
         errors: Mapping[str, ClaimError],
         rolled_back: Collection[str],
     ) -> Mapping[str, Undone]:
-        """Remove files and entries of the claims whose driver has confirmed, in one step; those in
-        `rolled_back` were never prepared."""
+        """Remove files and entries of the claims whose driver has confirmed, in one step. The
+        claims in `rolled_back` were never prepared."""
         undone = {claim.uid: Undone(error=errors.get(claim.uid)) for claim in claims}
         for uid, error in errors.items():
-            # The pod can end although the driver has not confirmed.
+            # The pod can end even though the driver has not confirmed.
             cause = error.__cause__
             pending = isinstance(cause, DeviceFailedError) and cause.pending
             if pending or isinstance(cause, EndpointStoppedError):

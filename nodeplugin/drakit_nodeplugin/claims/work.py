@@ -1,10 +1,11 @@
 """
-The work on one claim and its answer, the dependencies of the engine, and the steps that preparing
-and unpreparing share: waiting for drivers, error sentences, log facts.
+The work on one claim and its result, the dependencies of the engine, and the steps that prepare and
+unprepare share: waiting for drivers, error messages, log facts.
 
-:mod:`.queue` decides when a claim is worked on, :mod:`.prepare` and :mod:`.unprepare` do the work.
+:mod:`.queue` decides when work on a claim starts; :mod:`.prepare` and :mod:`.unprepare` do the
+work.
 
-It must not know gRPC, HTTP, SQLite, or the format of a CDI file.
+Does not depend on gRPC, HTTP or SQLite.
 """
 
 from __future__ import annotations
@@ -53,24 +54,23 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 FIRST_GROUP_SECONDS = 0.02
-"""The time that the first group of results waits for calls that have not ended. It doubles from
-group to group."""
+"""How long the first group of results waits for unfinished calls. The time doubles from group to
+group."""
 
 LONGEST_GROUP_SECONDS = 1.0
 
 Operation = Literal["prepare", "unprepare"]
-"""The kubelet's request for a claim."""
+"""The operation that the kubelet requests for a claim."""
 
 Step = Literal["queue", "fetch", "wait", "driver", "checkpoint", "undo"]
 """
-A step of a prepare, as a label of metrics: the wait for earlier work on the claim, the read from
-the API server, the wait for devices that the driver does not list yet or for calls for the same
-hardware, the driver's call, the checkpoint with the CDI files, and the undoing of an earlier
-allocation or of a failed prepare.
+A step of a prepare, as a metric label: waiting for earlier work on the claim; reading from the API
+server; waiting for unlisted devices or for calls for the same hardware; the driver's call; the
+checkpoint with the CDI files; undoing an earlier allocation or a failed prepare.
 """
 
 GERUND: Mapping[Operation, str] = {"prepare": "preparing", "unprepare": "unpreparing"}
-"""The operation as it appears in sentences."""
+"""The operation as it appears in messages."""
 
 
 # ---------------------------------------------------------------- one claim's work
@@ -78,38 +78,38 @@ GERUND: Mapping[Operation, str] = {"prepare": "preparing", "unprepare": "unprepa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KubeletDevice:
-    """A device of a prepared claim, as the kubelet expects it."""
+    """A device of a prepared claim, in the form that the kubelet expects."""
 
     requests: tuple[str, ...]
-    """Base request names, without ``/subrequest``: pods refer to those."""
+    """Base request names, without ``/subrequest``, because pods refer to those."""
 
     pool: str
     device: str
     cdi_ids: tuple[str, ...]
-    """Qualified CDI names (``vendor/class=name``): our own, then those of others' devices."""
+    """Qualified CDI names (``vendor/class=name``): ours first, then those of other CDI files."""
 
     share_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimAnswer:
-    """The devices of a claim, or the reason why there are none."""
+    """The devices of a claim, or the reason for the failure."""
 
     devices: tuple[KubeletDevice, ...] = ()
 
     prepared: tuple[PreparedDevice, ...] | None = field(default=None, compare=False)
-    """What the driver returned, in the order of `devices`. Empty if it returned only edits; None if
-    it was not called. The kubelet does not get it."""
+    """The driver's results, in the order of `devices`. Empty if the driver returned only edits;
+    None if it was not called. They are not sent to the kubelet."""
 
     error: str | None = None
-    """A sentence for the pod's Event; None is success."""
+    """A message for the pod's Event. None on success."""
 
     reason: str | None = None
-    """The value for metrics and Events: one of a closed set of words, without data; None is
+    """The reason for metrics and Events: one of a closed set of words, without data. None on
     success."""
 
     had_status: bool | None = field(default=None, compare=False)
-    """Whether the claim's status had entries of this driver when it was read; None if it was not
+    """Whether the claim's status had entries of this driver when it was read. None if it was not
     read."""
 
     renumbered: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class ClaimWork:
     operation: Operation
     claim: ClaimReference
     again: bool = False
-    """It prepares a claim that is prepared already, because the edits of a device are outdated."""
+    """Whether a prepared claim is prepared again, because the edits of a device are outdated."""
 
     had_status: bool | None = None
     """See :attr:`ClaimAnswer.had_status`."""
@@ -132,27 +132,27 @@ class ClaimWork:
     """Set once, as soon as this claim is done, even if its batch is not."""
 
     abandoned: bool = False
-    """An unprepare waits for it: it must end soon, with an error."""
+    """Whether an unprepare waits for this work, which must then end soon, with an error."""
 
     on_abandon: Callable[[], object] | None = None
-    """Ends what the work waits for, while that can be abandoned."""
+    """Ends the current wait of the work, while the wait can be abandoned."""
 
     on_answer: Callable[[ClaimAnswer], None] | None = None
-    """Called with the answer at once; it returns at once, and raises nothing."""
+    """Called immediately with the result. It must return immediately, and must not raise."""
 
     answered: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Resolved with the answer. Several calls may wait for it, so a wait must not cancel it."""
+    """Resolved with the result. Several calls may wait for it, so a wait must not cancel it."""
 
     step_seconds: dict[Step, float] = field(default_factory=dict[Step, float])
-    """The time in each step so far; after the answer, their sum is the time of the work."""
+    """The time in each step so far. After the result, their sum is the duration of the work."""
 
     _step: Step = "queue"
     _step_began: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     def begin_step(self, step: Step) -> None:
-        """End the present step of the work, and begin another one."""
+        """End the current step of the work, and begin another one."""
         now = asyncio.get_running_loop().time()
         seconds = now - self._step_began
         self.step_seconds[self._step] = self.step_seconds.get(self._step, 0.0) + seconds
@@ -165,7 +165,7 @@ class ClaimWork:
             self.on_abandon()
 
     def finish(self, answer: ClaimAnswer) -> None:
-        """Answer the claim."""
+        """Set the result of the claim."""
         if self.answer is not None:
             raise asyncio.InvalidStateError("the claim was already answered")
         self.answer = answer
@@ -175,7 +175,7 @@ class ClaimWork:
         self.answered.set_result(None)
 
     def refuse(self, error: ClaimError) -> None:
-        """Answer the claim with an error."""
+        """Set an error as the result of the claim."""
         self.finish(ClaimAnswer(error=str(error), reason=error.reason))
 
 
@@ -198,14 +198,14 @@ class ClaimDependencies:
     metadata: MetadataFiles
     limits: OpaqueParameters
     name_all_holders: bool = False
-    """Whether errors, which the pod's owner reads, name claims of other namespaces."""
+    """Whether errors, which the pod's owner can read, name claims of other namespaces."""
 
 
 # ---------------------------------------------------------------- shared steps
 
 
 async def run_concurrently(works: Sequence[Coroutine[Any, Any, ResultT]]) -> list[ResultT]:
-    """Run coroutines concurrently; a single one needs no task."""
+    """Run coroutines concurrently. A single coroutine needs no task."""
     if len(works) == 1:
         return [await works[0]]
     async with asyncio.TaskGroup() as group:
@@ -216,7 +216,7 @@ async def run_concurrently(works: Sequence[Coroutine[Any, Any, ResultT]]) -> lis
 async def workers(
     work: Callable[[], Coroutine[Any, Any, None]], *, parallel: int, items: int
 ) -> None:
-    """Run a worker that takes items off a queue, in as many tasks as there are items for."""
+    """Run a worker that takes items from a queue, in at most `parallel` tasks."""
     async with asyncio.TaskGroup() as group:
         for _ in range(min(parallel, items)):
             group.create_task(work())
@@ -224,7 +224,7 @@ async def workers(
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class _CallPlace(Place):
-    """The place of a driver call, by its hardware."""
+    """The position of a driver call in the order for its hardware."""
 
     batch: Sequence[AllocatedClaim]
 
@@ -251,12 +251,11 @@ async def call_driver(
     """
     Call the driver for claims, each in its turn among the calls for its hardware.
 
-    If the driver takes batches, the claims that need not wait are one call, which has one place for
-    all of their hardware. Each other claim is a call of its own.
+    If the driver takes batches, all claims that need not wait share one call, which has one place
+    for all of their hardware. Each other claim has a separate call.
 
-    `answered` gets the results by UID, in groups of those that have ended: calls that end at the
-    same time, as those of a batch mostly do, come as one group, so that one transaction stores
-    them. A slow one delays the others by a moment, not by its length.
+    `answered` gets the results by UID, in groups. Calls that end at the same time, as in a batch,
+    form one group, so that one transaction stores them. A slow call delays the others only briefly.
     """
     places: list[_CallPlace] = []
     for claim in claims:
@@ -268,11 +267,11 @@ async def call_driver(
             keys={key for place in free for key in place.keys},
             batch=[item for place in free for item in place.batch],
         )
-        # First, because those that wait may need hardware of the others.
+        # These go first, because those that wait may need hardware of the others.
         places = [*([together] if free else ()), *(each for each in places if each not in free)]
     for place in places:
         parts.order.enter(place)
-    if len(places) == 1:  # without a task of its own
+    if len(places) == 1:  # no separate task needed
         try:
             results = await _call(parts, operation, call, places[0], works)
         finally:
@@ -303,11 +302,11 @@ async def _call(
     works: Mapping[str, ClaimWork],
 ) -> Mapping[str, ResultT | DeviceFailedError]:
     """
-    Make one call in its turn. Its wait, or the call, is canceled when all its claims are abandoned,
-    the call also when its time is over.
+    Make one call in its turn. The wait, or the call, is canceled when all its claims are abandoned;
+    the call is also canceled on its timeout.
 
-    A call that is canceled keeps its place until it has ended, because its clean-up may undo
-    something that the next call must find undone.
+    A canceled call keeps its place until it has ended, because its clean-up may undo changes before
+    the next call can start.
     """
     loop = asyncio.get_running_loop()
     limit = asyncio.timeout(None if place.behind else CALL_SECONDS)
@@ -330,7 +329,7 @@ async def _call(
                 for work in own:
                     work.begin_step("driver")
                 limit.reschedule(loop.time() + CALL_SECONDS)
-            if own and all(work.abandoned for work in own):  # a moment ago
+            if own and all(work.abandoned for work in own):  # abandoned a moment ago
                 raise TimeoutError
             return await call(batch)
     except TimeoutError:
@@ -343,10 +342,10 @@ async def _call(
 
 def prepared_devices(claim: StoredClaim, specs: ClaimSpecs) -> tuple[KubeletDevice, ...]:
     """
-    Return the devices of an entry as the kubelet expects them.
+    Return the devices of an entry in the form that the kubelet expects.
 
-    A container gets all devices of a claim, or those of a request. The kubelet passes a CDI name on
-    as often as it is listed, so each request lists it once.
+    A container gets all devices of a claim, or those of one request. The kubelet passes on a CDI
+    name as often as it is listed, so each request lists it once.
     """
     listed: set[tuple[str, str]] = set()
     devices: list[KubeletDevice] = []
@@ -380,13 +379,13 @@ def driver_failed(claim: StoredClaim, cause: CallError) -> DriverFailedError:
 
 
 def not_stored(claim: StoredClaim | ClaimReference, error: CheckpointError) -> ClaimError:
-    """Return the error for a step of a claim that could not be stored or read."""
+    """Return the error for a claim that could not be stored or read."""
     return CheckpointFailedError(claim=str(claim), cause=str(error))
 
 
 def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> ClaimError:
     """
-    Return why a claim was not written, or why its CDI file was not written.
+    Return why a claim, or its CDI file, was not written.
 
     Unless `name_all_holders`, a holder in another namespace is named only by its UID.
     """
@@ -424,7 +423,7 @@ def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> 
 
 
 def _named(holder: StoredClaim | ClaimReference, *, reader: StoredClaim, all_holders: bool) -> str:
-    """Return a claim's name for an error that appears in an Event of the reader's namespace."""
+    """Return a claim's name for an error in an Event of the reader's namespace."""
     if all_holders or holder.namespace == reader.namespace:
         return str(holder)
     logger.info(
@@ -435,8 +434,8 @@ def _named(holder: StoredClaim | ClaimReference, *, reader: StoredClaim, all_hol
 
 
 def facts_of(driver: str, claims: Iterable[StoredClaim]) -> dict[str, str]:
-    """Name claims and their devices in one log line: a line per claim would cost more than its
-    transaction."""
+    """Return log facts that name claims and their devices in one log line, because a line per claim
+    would cost more than its transaction."""
     listed = list(claims)
     return {
         "driver": driver,
