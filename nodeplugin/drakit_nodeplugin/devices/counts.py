@@ -1,11 +1,11 @@
 """
-The numbers of devices by state, for metrics and reports.
+The number of devices by state, for metrics and reports.
 
-A device counts in exactly one state, the first of these that applies: gone, unhealthy, allocated,
+Each device is in exactly one state, the first of these that applies: gone, unhealthy, allocated,
 tainted, free. Therefore, the numbers of all states add up to the devices that are published or
-held. DeviceTaintRules are unknown to a node: only taints in the slices count.
+held. A node does not read DeviceTaintRules, so only taints in the slices matter.
 
-It must not know the database, or the rules for health and taints.
+Does not depend on the database.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from drakit_nodeplugin.state.holds import Hardware, PoolContent, blocked_by_held
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceCounts:
-    """Numbers of devices; no device is in two of them."""
+    """Numbers of devices. Each device is in only one of them."""
 
     free: int = 0
-    """New claims can have them."""
+    """Devices that new claims can have."""
 
     allocated: int = 0
-    """Claims hold them, shares of them, or other devices on the same hardware."""
+    """Devices that claims hold, or that share hardware with held devices. A device of which shares
+    are held is included."""
 
     tainted: int = 0
-    """Healthy, but a taint of the slice keeps new pods away, and no claim holds them."""
+    """Healthy devices that no claim holds, with a taint in the slice that keeps new pods away."""
 
     unhealthy: int = 0
-    """Unhealthy, or of a driver that is stopped, whether or not a claim holds them."""
+    """Devices that are unhealthy or whose driver is stopped, whether or not a claim holds them."""
 
     gone: int = 0
-    """Claims hold them, but the driver does not list them any more."""
+    """Devices that claims hold, but that the driver no longer lists."""
 
 
 DEVICE_STATES = tuple(each.name for each in fields(DeviceCounts))
@@ -48,7 +49,7 @@ def count_devices(
 
     :param held: the devices that claims hold, by pool, without those that they have for
         administrative access only.
-    :param hardware: the inventories; None if no device shares hardware with another one.
+    :param hardware: the inventories; None if devices never share hardware.
     """
     contents: Mapping[str, PoolContent] = {} if hardware is None else hardware.pools
     removed = {
@@ -71,7 +72,7 @@ def total(counts: Iterable[DeviceCounts]) -> DeviceCounts:
 
 
 def _count(pool: PoolCapacity, held: frozenset[str], content: PoolContent | None) -> DeviceCounts:
-    # A held device that is not in the main inventory is one of the fallback.
+    # A held device that is not in the main inventory belongs to the fallback.
     allocated = held - pool.gone - pool.unhealthy
     if content is not None and held:
         allocated |= blocked_by_held(content, held) & pool.healthy

@@ -1,11 +1,12 @@
 """
-One endpoint as the manager knows it: its life cycle, its grace period after a stop, and its pools.
+The manager's state of one endpoint: its life cycle, its grace period after a stop, and its pools.
 
-As in the kubelet's own device manager, the devices of a stopped endpoint stay for a grace period,
-tainted. Then they are removed, and a removal that was begun is finished after a restart. The
-devices of a pool are kept in :mod:`.pool_state`, the endpoints of a driver in :mod:`.manager`.
+As in the kubelet's own device manager, the devices of a stopped endpoint remain for a grace period,
+with a taint. Then the manager removes them. If the plugin restarts during a removal, the removal is
+finished afterwards. :mod:`.pool_state` holds the devices of a pool, :mod:`.manager` the endpoints
+of a driver.
 
-It must not know other endpoints, or the store.
+Does not depend on other endpoints or the store.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from drakit_nodeplugin.state.records import StoredEndpoint
 logger = logging.getLogger(__name__)
 
 SILENT = "it has not listed its devices since the node plugin was started"
-"""The reason of an endpoint that has not reported anything yet."""
+"""The reason of an endpoint that has not reported yet."""
 
 _T = TypeVar("_T")
 
 MAX_REPORTED = 1000
-"""Rejected devices that are reported for an endpoint, in total. An endpoint may invent any
-number."""
+"""Maximum number of rejected devices that are reported for an endpoint, in total, because an
+endpoint may invent any number of them."""
 
 MAX_REPORTED_AT_ONCE = 100
-"""Rejected devices that are reported for one inventory. A check returns no more reasons than
-this."""
+"""Maximum number of rejected devices that are reported for one inventory. A check returns no more
+reasons than this."""
 
 
 # ---------------------------------------------------------------- life and grace periods
@@ -57,26 +58,28 @@ class Phase(Enum):
     """The state of an endpoint's life cycle, which decides the state of its devices."""
 
     AWAITED = "awaited"
-    """It has not reported since the plugin's start: published devices stay as they are."""
+    """The endpoint has not reported since the plugin's start. Published devices remain
+    unchanged."""
     PRESENT = "present"
-    """It is available."""
+    """The endpoint is available."""
     STOPPED = "stopped"
-    """It is unavailable: its devices are published, and tainted."""
+    """The endpoint is unavailable. Its devices are published with a taint."""
     REMOVING = "removing"
-    """Its grace period has ended: its pools are deleted, once the store has recorded that."""
+    """The grace period has ended. The pools are deleted once the store has recorded that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Life:
-    """The life of an endpoint so far. Times are the loop's."""
+    """The life cycle of an endpoint so far. All times are on the loop's clock."""
 
     stopped_since: float | None
-    """The start of its unavailability. It is before the plugin's start if the store contains such a
-    time."""
+    """When the endpoint became unavailable. The time can be before the plugin's start, if it comes
+    from the store."""
     listed: bool = False
-    """Whether it has listed its devices since the plugin's start."""
+    """Whether the endpoint has listed its devices since the plugin's start."""
     known: bool = False
-    """Whether the store contained it. Its pools are then known, whether it returns or not."""
+    """Whether the store contained the endpoint. Its pools are then known, whether it returns or
+    not."""
     removing: bool = False
 
 
@@ -87,16 +90,18 @@ class GracePeriods:
     stop_seconds: float
     """The grace period of a stopped endpoint."""
     start_until: float = 0.0
-    """End of the grace period after the plugin's start; loop time."""
+    """End of the grace period after the plugin's start, on the loop's clock."""
     unknown_until: float = 0.0
-    """The time until which endpoints with unknown pools may appear, if their number is unknown."""
+    """The time until which endpoints with unknown pools may appear, if the number of endpoints is
+    unknown."""
 
     def begin(self, now: float, *, start_seconds: float, known: bool) -> None:
-        """Begin the grace period of a start; `known`: the store has the pools of unavailable
+        """Begin the grace periods of a start. `known`: the store has the pools of unavailable
         endpoints."""
         self.start_until = self.unknown_until = now + start_seconds
         if not known:
-            # If the store was lost, published pools may be those of an endpoint that still returns.
+            # If the store was lost, published pools may belong to an endpoint that is yet to
+            # return.
             self.unknown_until = max(self.start_until, now + self.stop_seconds)
 
 
@@ -112,20 +117,20 @@ def phase(life: Life, grace_periods: GracePeriods, *, now: float) -> Phase:
 
 
 def phase_ends(life: Life, grace_periods: GracePeriods) -> float | None:
-    """Return the end of an endpoint's grace period; None if none is running."""
+    """Return when an endpoint's grace period ends, or None if none is running."""
     if life.stopped_since is None or life.removing:
         return None
     end = life.stopped_since + grace_periods.stop_seconds
-    # It must have had the chance to return: the plugin itself was not running either.
+    # The endpoint must have had the chance to return: the plugin itself was not running, either.
     return end if life.listed else max(end, grace_periods.start_until)
 
 
 def are_pools_known(life: Life, grace_periods: GracePeriods, *, now: float) -> bool:
     """
-    Return whether an endpoint's pools are known; others can be deleted only then.
+    Return whether an endpoint's pools are known. Only then can other pools be deleted.
 
     If neither the endpoint nor the store has named them (the checkpoint was lost), any published
-    pool may belong to the endpoint while it may return.
+    pool may belong to the endpoint while it may still return.
     """
     if life.listed:
         return True
@@ -140,7 +145,7 @@ def are_pools_known(life: Life, grace_periods: GracePeriods, *, now: float) -> b
 
 @dataclass(kw_only=True, slots=True)
 class _Parts:
-    """The part of an inventory that concerns one pool, while it is sorted."""
+    """The part of an inventory that belongs to one pool, during sorting."""
 
     devices: dict[str, Device] = field(default_factory=dict[str, Device])
     counter_sets: list[CounterSet] = field(default_factory=list[CounterSet])
@@ -148,47 +153,47 @@ class _Parts:
 
 
 class EndpointState:
-    """An endpoint in memory. Pools, also in device keys, have their names in the API."""
+    """An endpoint in memory. Pool names, including those in device keys, are the names in the
+    API."""
 
     def __init__(self, name: str, driver: DriverState, grace_periods: GracePeriods) -> None:
-        """It is unavailable until it lists its devices."""
+        """Create an endpoint, which is unavailable until it lists its devices."""
         self.name = name
         self.life = Life(stopped_since=driver.now())
         self.phase = Phase.AWAITED
         self.reason = SILENT
-        """The reason why it is unavailable, if it is."""
+        """Why the endpoint is unavailable, if it is."""
         self.stopped_at = driver.wall()
-        """The start of its unavailability, if it is unavailable; seconds since 1970."""
+        """When the endpoint became unavailable, if it is, in seconds since 1970."""
         self.pools: dict[str, PoolState] = {}
         self.checked = CheckedInventory()
-        """Its last inventory, without devices that cannot be published."""
+        """The endpoint's last inventory, without devices that cannot be published."""
         self.rejected_policies: Mapping[str, str] = {}
-        """The policies of rejected devices that its main inventory lists, by the names in
-        `rejected`."""
+        """The policies of rejected devices in the main inventory, by the names in `rejected`."""
         self.rejected_by_driver: Collection[RejectedDevice] = ()
-        """The devices that its driver itself rejects, in its last inventory."""
+        """The devices that the driver itself rejects, in its last inventory."""
         self.outcomes: Collection[PolicyOutcome] = ()
-        """The effects of policies, in its last inventory."""
+        """The effects of policies, in the last inventory."""
         self.marked: frozenset[DeviceKey] = frozenset()
-        """The devices that are marked to be prepared again, while it is available."""
+        """The devices that are marked to be prepared again, while the endpoint is available."""
         self.refused: dict[str, str] = {}
-        """The reasons for rejected pools, which another endpoint already has; by pool."""
+        """The reasons for rejected pools, which another endpoint already has, by pool."""
         self.failed: dict[str, str] = {}
-        """The pools in which a step of the node plugin failed since its last inventory, and the
-        errors. Their slices stay as they are."""
+        """The pools in which a step of the node plugin has failed since the last inventory, with
+        the errors. Their slices remain unchanged."""
         self.malformed: Mapping[str, str] = {}
-        """The reasons why its own process could not describe devices, by name."""
+        """Why the driver's process could not describe devices, by device name."""
         self._driver = driver
         self._grace_periods = grace_periods
         self._listed_pools: Collection[str] = frozenset()
-        """The pools of its last inventory."""
+        """The pools of the last inventory."""
         self._reported_rejected: set[tuple[str, str]] = set()
         self.unlisted: Mapping[DeviceKey, DeviceHealth] = {}
-        """The health of devices of pools that no node owns, since it became available."""
+        """The health of devices in pools that no node owns, since the endpoint became available."""
 
     @property
     def unavailable(self) -> str | None:
-        """The reason why its devices cannot be used, as a sentence; None while it is available."""
+        """Why the devices cannot be used, as a sentence. None while the endpoint is available."""
         if self.phase is Phase.PRESENT:
             return None
         subject = f"endpoint {self.name}" if self._driver.open_ended else "the driver"
@@ -196,18 +201,18 @@ class EndpointState:
 
     @property
     def rejected(self) -> Mapping[str, str]:
-        """The reasons why parts of its inventory are not published, by name."""
+        """Why parts of the inventory are not published, by name."""
         malformed = dict(islice(self.malformed.items(), MAX_REJECTED))
         return {**self.checked.rejected, **malformed, **self.refused, **self.failed}
 
     @property
     def rejected_count(self) -> int:
-        """The number of all of them, those without a reason included."""
+        """The number of all rejected parts, including those without a recorded reason."""
         others = (self.malformed, self.refused, self.failed)
         return self.checked.rejected_count + sum(map(len, others))
 
     def desired(self, pool: PoolState) -> DesiredPool | None:
-        """Return what to publish of one of its pools; None if a step in it failed."""
+        """Return what to publish for a pool, or None if a step in it failed."""
         desired: DesiredPool | None = None
         if pool.name not in self.failed:
             with self._guarding(pool):
@@ -216,7 +221,7 @@ class EndpointState:
 
     @contextmanager
     def _guarding(self, pool: PoolState) -> Generator[None]:
-        """Guard a step on one pool: an error in it must not reach other pools."""
+        """Guard a step on one pool, so that an error does not affect other pools."""
         try:
             yield
         except Exception as error:
@@ -233,7 +238,7 @@ class EndpointState:
         return [pool for name, pool in self.pools.items() if name not in self.failed]
 
     def newly_rejected(self) -> Mapping[str, str]:
-        """Return what of `rejected` was not returned before; bounded."""
+        """Return the part of `rejected` that was not returned before. The number is limited."""
         reported = self._reported_rejected
         new = [item for item in self.rejected.items() if item not in reported]
         new = new[: min(MAX_REPORTED_AT_ONCE, MAX_REPORTED - len(reported))]
@@ -241,7 +246,7 @@ class EndpointState:
         return dict(new)
 
     def row(self) -> StoredEndpoint | None:
-        """Return its row for the store; None if it has no pools."""
+        """Return the endpoint's row for the store, or None if it has no pools."""
         if not self.pools:
             return None
         present = self.phase is Phase.PRESENT
@@ -263,8 +268,8 @@ class EndpointState:
 
     def restore(self, row: StoredEndpoint) -> None:
         """
-        Begin with its stored row: it is unavailable since before the start. The endpoint was
-        available until now, unless the row has another time.
+        Initialize from the stored row. The endpoint has been unavailable since before the start; it
+        was available until now, unless the row has another time.
         """
         wall = self._driver.wall()
         self.stopped_at = wall if row.stopped_at is None else min(row.stopped_at, wall)
@@ -283,8 +288,8 @@ class EndpointState:
         self.refresh()
 
     def replace(self, inventory: Inventory, *, taken: Collection[str]) -> None:
-        """Replace its devices by those of an inventory, whether it was available or not. The pools
-        `taken` by other endpoints are rejected."""
+        """Replace the devices by those of an inventory, whether the endpoint was available or not.
+        Pools that other endpoints have (`taken`) are rejected."""
         returned = self.life.stopped_since is not None
         self.checked = check_inventory(inventory, node=self._driver.node, previous=self.checked)
         rejected = self.checked.rejected
@@ -303,7 +308,7 @@ class EndpointState:
         self.marked = frozenset(
             DeviceKey(pool_name(self._driver.node, each.pool), each.name)
             for each in inventory.devices
-            # Drivers make these objects.
+            # Drivers create these objects, so check their type.
             if isinstance(cast("object", each), Device)
             and isinstance(cast("object", each.name), str)
             and each.prepare_again
@@ -314,7 +319,7 @@ class EndpointState:
         kept = {name: content for name, content in contents.items() if name not in taken}
         has_fallback = self.checked.fallback is not None
         for name, pool in self.pools.items():
-            if name not in kept and name not in taken and not pool.empty:  # its devices are gone
+            if name not in kept and name not in taken and not pool.empty:  # the devices are gone
                 kept[name] = PoolContent(
                     devices={},
                     fallback={} if has_fallback else None,
@@ -332,10 +337,11 @@ class EndpointState:
 
     def _withdrawn(self, inventory: Inventory) -> Callable[[PoolState], frozenset[str]]:
         """
-        Return a function for the names of a pool's devices that are still there, listed or not.
+        Return a function that returns the names of a pool's devices that are still present, listed
+        or not.
 
-        The driver names some. Those that cannot be published are there as well: a malformed value,
-        also that of the pool, must not evict the pods of its device.
+        The driver names some of them. Devices that cannot be published are also present: a
+        malformed value, even in the pool, must not evict the pods of its device.
         """
         everywhere: set[str] = set()
         by_pool: dict[str, set[str]] = {}
@@ -344,7 +350,7 @@ class EndpointState:
             (by_pool.setdefault(pool, set()) if slash else everywhere).add(name)
         listed = (*inventory.devices, *(inventory.fallback or ()))
         for device in listed if self.checked.rejected_count else ():
-            # Drivers make these objects.
+            # Drivers create these objects, so check their type.
             if isinstance(cast("object", device), Device) and not [
                 *place_problems(device.name, "")
             ]:
@@ -356,7 +362,7 @@ class EndpointState:
     def report(
         self, health: Mapping[DeviceKey, Health], unlisted: Mapping[DeviceKey, Health]
     ) -> None:
-        """Apply health reports; see :class:`.HealthReport`."""
+        """Apply health reports (see :class:`.HealthReport`)."""
         self._apply(health, lambda pool, name, report: pool.observe(name, report))
         new = {
             key: health_of(
@@ -373,7 +379,8 @@ class EndpointState:
             self._driver.health_changed = True
 
     def adopt(self, devices: dict[DeviceKey, PublishedTaints]) -> None:
-        """Take over the taints from before a restart; removes the devices that it has."""
+        """Take over the taints from before a restart. Removes the devices of this endpoint from
+        `devices`."""
 
         def adopt(pool: PoolState, name: str, published: PublishedTaints) -> bool:
             if name not in pool:
@@ -389,14 +396,14 @@ class EndpointState:
             del devices[key]
 
     def gone(self) -> Iterator[DeviceKey]:
-        """Yield the devices that it, or one of its inventories, no longer lists, and that may be
-        forgotten."""
+        """Yield the devices that the endpoint, or one of its inventories, no longer lists, and that
+        may be forgotten."""
         if self.phase in (Phase.PRESENT, Phase.STOPPED):
             for pool in self.pools.values():
                 yield from (DeviceKey(pool.name, name) for name in pool.releasable)
 
     def let_go(self, devices: Iterable[DeviceKey]) -> None:
-        """Forget those of these devices that are gone: no claim holds them."""
+        """Forget the devices among these that are gone, because no claim holds them."""
         names: dict[str, list[str]] = {}
         for key in devices:
             names.setdefault(key.pool, []).append(key.name)
@@ -411,7 +418,7 @@ class EndpointState:
     def _apply(
         self, reports: Mapping[DeviceKey, _T], change: Callable[[PoolState, str, _T], bool]
     ) -> list[DeviceKey]:
-        """Change devices, and refresh those that have changed; returns these."""
+        """Change devices, refresh those that have changed, and return them."""
         by_pool: dict[str, dict[str, _T]] = {}
         for key, each in reports.items():
             by_pool.setdefault(key.pool, {})[key.name] = each
@@ -425,8 +432,8 @@ class EndpointState:
         return changed
 
     def stop(self, reason: str) -> None:
-        """Record that it is unavailable, or a new reason; its devices stay known. It cannot be
-        called now, and marks its devices again."""
+        """Record that the endpoint is unavailable, or a new reason. Its devices remain known. It
+        cannot be called now, and marks its devices again after its return."""
         self.marked = frozenset()
         if self.life.stopped_since is None:
             self.life = replace(self.life, stopped_since=self._driver.now())
@@ -443,8 +450,8 @@ class EndpointState:
         self.refresh()
 
     def excuse(self, seconds: float) -> None:
-        """If it has not listed its devices yet, do not count this time as its unavailability: it
-        was not allowed to list them."""
+        """Exclude a time from the grace period of an endpoint that has not listed its devices yet,
+        because it was not allowed to list them."""
         since = self.life.stopped_since
         if not self.life.listed and since is not None:
             now, wall = self._driver.now(), self._driver.wall()
@@ -452,7 +459,7 @@ class EndpointState:
             self.stopped_at = min(self.stopped_at + seconds, wall)
 
     def age(self) -> None:
-        """Apply the time that has passed to its life cycle and its devices."""
+        """Apply the passage of time to the life cycle and the devices."""
         now = phase(self.life, self._grace_periods, now=self._driver.now())
         if now is not self.phase:
             self.phase = now
@@ -472,15 +479,15 @@ class EndpointState:
             yield from pool.evict_at.values()
 
     def remove(self) -> None:
-        """Begin its removal: the grace period has ended."""
+        """Begin the removal of the endpoint, because the grace period has ended."""
         self.life = replace(self.life, removing=True)
         self.phase = Phase.REMOVING
         self._driver.stored_changed = True
 
     def forget(self) -> None:
-        """Forget its pools, which are deleted; it can still return."""
+        """Forget the endpoint's pools, which are deleted. The endpoint can still return."""
         self.life = replace(self.life, removing=False, known=False)
-        self.phase = Phase.STOPPED  # there is nothing to delete any more
+        self.phase = Phase.STOPPED  # nothing is left to delete
         self.pools = {}
         self.checked = CheckedInventory()
         self.rejected_policies = {}
@@ -491,7 +498,7 @@ class EndpointState:
         self._driver.changed()
 
     def refresh(self) -> None:
-        """Bring all of its devices up to date."""
+        """Update all devices of the endpoint."""
         for pool in self._sound_pools():
             with self._guarding(pool):
                 pool.refresh(None, unavailable=self.unavailable)
@@ -515,11 +522,12 @@ class EndpointState:
 
     def _contents(self) -> Mapping[str, PoolContent]:
         """
-        Sort its inventory by pool.
+        Sort the inventory by pool.
 
-        A driver without devices has an empty pool, which distinguishes it from no driver. Of
-        several endpoints, one without devices keeps the pools that it had, as a resource without
-        devices stays with the kubelet; one that had none yet gets none.
+        A driver without devices has an empty pool, which distinguishes it from a missing driver. If
+        the driver has several endpoints, an endpoint without devices keeps the pools that it had,
+        as the kubelet keeps a resource without devices. If it never had a pool, it does not get
+        one.
         """
         parts: dict[str, _Parts] = {}
         for device in self.checked.devices:
@@ -548,7 +556,7 @@ def _policies_of_rejected(inventory: Inventory, checked: CheckedInventory) -> Ma
     kept = {shown_place(each.pool, each.name) for each in checked.devices}
     found: dict[str, str] = {}
     for device in inventory.devices:
-        if not isinstance(cast("object", device), Device):  # drivers make these objects
+        if not isinstance(cast("object", device), Device):  # drivers create these objects
             continue
         place = shown_place(device.pool, device.name)
         attributes = cast("object", device.attributes)

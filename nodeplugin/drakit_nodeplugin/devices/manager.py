@@ -1,12 +1,12 @@
 """
-The device manager of one driver: it follows endpoints, and decides what to publish and report.
+The device manager of one driver: follows endpoints, and decides what to publish and report.
 
 The endpoint is the source of truth; nothing between it and the manager caches devices. Endpoints
-are expected, restored from the store, or appear at any time. If two report a pool of the same name,
-the available one keeps it. The manager owns the clock, the store, and the listeners.
-:mod:`.endpoint_state` decides what a stop means, :mod:`.taints` which taints a device gets.
+are expected, restored from the store, or appear at any time. If two endpoints report a pool with
+the same name, the available one keeps it. The manager owns the clock, the store, and the listeners.
+:mod:`.endpoint_state` decides the effects of a stop, :mod:`.taints` the taints of a device.
 
-It must not know the API server, slices, claims beyond their devices, or gRPC.
+Does not depend on the API server, slices, claims beyond their devices or gRPC.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ _STATES: Mapping[Phase, Literal["Running", "Waiting", "Stopped", "Removing"]] = 
 
 
 class DeviceManager:
-    """An :class:`~drakit_driver.runtime.endpoint.EndpointListener` that others can query."""
+    """Manages the devices of one driver. It is an
+    :class:`~drakit_driver.runtime.endpoint.EndpointListener`."""
 
     def __init__(
         self,
@@ -76,33 +77,34 @@ class DeviceManager:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """
-        `endpoints` are those that are expected at the start; others may come. If none is expected,
-        any number may come, each with pools of its own.
+        Create a manager. `endpoints` are those that are expected at the start; others may appear.
+        If none is expected, any number may appear, each with separate pools.
 
         Pools are removed only after `set_sources_ready`. `reports_health`: the driver reports the
-        health of its devices. `on_rejected` receives the reasons why devices are newly not
-        published, by name.
+        health of its devices. `on_rejected` receives the reasons for newly rejected devices, by
+        name.
         """
         self.driver = driver
         self.revision = Revision()
         """Advances when the publication or the health of devices changes."""
 
         self.endpoint_changes = Revision()
-        """Advances when an endpoint lists its devices or stops, and when its state changes with
+        """Advances when an endpoint lists its devices or stops, and when its state changes over
         time."""
 
         self.stop_changes = Revision()
-        """Advances when an endpoint stops or is available again, and when its state changes with
-        time."""
+        """Advances when an endpoint stops or becomes available again, and when its state changes
+        over time."""
 
         self.mark_changes = Revision()
-        """Advances when an endpoint that marks devices, or did so, lists its devices or stops."""
+        """Advances when an endpoint that marks devices, or has marked some, lists its devices or
+        stops."""
 
         self._stops: dict[str, EndpointStop] = {}
-        """The stops of endpoints that have not listed their devices since, by name."""
+        """The stops of endpoints that have not listed their devices since then, by name."""
 
         self.waiting: str | None = None
-        """The reason why the endpoints must not list their devices yet; None if they may."""
+        """Why the endpoints must not list their devices yet. None if they may."""
 
         self._waiting_since = 0.0
         self._expected = frozenset(endpoints)
@@ -123,7 +125,7 @@ class DeviceManager:
         self._health_states: tuple[DeviceHealth, ...] | None = None
         self._awake = asyncio.Event()
         self._passed = -math.inf
-        """The latest deadline that has been processed, in seconds of the loop's clock."""
+        """The latest deadline that has been processed, on the loop's clock."""
 
         self._grace_periods = GracePeriods(stop_seconds=settings.endpoint_stop_grace_period)
         self._start_seconds = settings.start_grace_period
@@ -149,7 +151,7 @@ class DeviceManager:
     # ------------------------------------------------------------ queries
 
     def publication(self) -> Publication:
-        """Return what should be published now. The same object while nothing changes."""
+        """Return what should be published now. Returns the same object until something changes."""
         complete = self._are_pools_known()
         known = self._publication
         if known is None or known.complete != complete:
@@ -167,11 +169,11 @@ class DeviceManager:
                 pools=pools, held=frozenset(held), complete=complete
             )
             if self._state.published_changed:
-                self._awake.set()  # a pool failed just now, which is reported
+                self._awake.set()  # a pool has just failed, which must be reported
         return known
 
     def health_states(self) -> Sequence[DeviceHealth]:
-        """Return the health of every device; the same object while nothing changes."""
+        """Return the health of every device. Returns the same object until something changes."""
         if self._health_states is None:
             self._health_states = tuple(
                 chain(
@@ -196,10 +198,10 @@ class DeviceManager:
 
     def hardware(self) -> Hardware | None:
         """
-        Return the endpoints' main inventories, whichever is published.
+        Return the endpoints' main inventories, whether or not the fallback is published.
 
-        None for a driver with an unknown number of endpoints, such as a driver of device plugins:
-        their devices consume only their names.
+        Returns None for a driver with an unknown number of endpoints, such as a driver of device
+        plugins. Its devices consume only their names.
         """
         if self._state.open_ended:
             return None
@@ -212,19 +214,19 @@ class DeviceManager:
         )
 
     def device(self, pool: str, name: str) -> Device | None:
-        """Return a device as its endpoint listed it last; None if no endpoint has listed it."""
+        """Return a device as its endpoint last listed it, or None if no endpoint has listed it."""
         return next((each.device(name) for _, each in self._pools() if each.name == pool), None)
 
     def is_gone(self, pool: str, device: str) -> bool:
-        """Return whether a device is published although its endpoint does not list it any more."""
+        """Return whether a device is published although its endpoint no longer lists it."""
         return any(device in each.gone for _, each in self._pools() if each.name == pool)
 
     @property
     def stop_reason(self) -> str | None:
-        """Return the reason why a needed endpoint is unavailable; None if all are available, or may
-        still appear."""
+        """Return why a needed endpoint is unavailable, or None if all are available or may still
+        appear."""
         for state in self._endpoints.values():
-            # An endpoint that is not configured any more is unavailable as well, but not needed.
+            # An endpoint that is no longer configured is also unavailable, but not needed.
             needed = state.life.listed or state.name in self._expected
             waiting = state.phase is Phase.AWAITED and state.reason is SILENT
             if needed and state.phase is not Phase.PRESENT and not waiting:
@@ -246,8 +248,7 @@ class DeviceManager:
 
     @property
     def rejected(self) -> Mapping[str, str]:
-        """The reasons why devices cannot be published, by name, without devices that are only
-        counted."""
+        """Why devices cannot be published, by name, without devices that are only counted."""
         rejected: dict[str, str] = {}
         for state in self._endpoints.values():
             rejected |= state.rejected
@@ -255,7 +256,7 @@ class DeviceManager:
 
     @property
     def rejected_policies(self) -> Mapping[str, str]:
-        """The policies of devices in `rejected`, by the same names."""
+        """The policies of the devices in `rejected`, by the same names."""
         return {
             name: policy
             for state in self._endpoints.values()
@@ -274,15 +275,15 @@ class DeviceManager:
 
     @property
     def marked(self) -> frozenset[DeviceKey]:
-        """The devices whose claims must be prepared again, with their pools' names in the API;
-        without those of unavailable endpoints."""
+        """The devices whose claims must be prepared again, with the API names of their pools.
+        Devices of unavailable endpoints are excluded."""
         return frozenset(chain.from_iterable(each.marked for each in self._endpoints.values()))
 
     @property
     def stops(self) -> Sequence[EndpointStop]:
-        """The stops of unavailable endpoints, with their newest reasons. An expected endpoint that
-        may still list its devices after the start has not stopped: at the first install, for
-        example, no policies are known yet."""
+        """The stops of unavailable endpoints, with their latest reasons. An expected endpoint that
+        may still list its devices after the start has not stopped. For example, no policies are
+        known at the first install."""
         return [
             stop
             for name, stop in self._stops.items()
@@ -301,7 +302,7 @@ class DeviceManager:
         return statuses
 
     def _pools(self) -> Collection[tuple[EndpointState, PoolState]]:
-        """Return each pool once, with the endpoint that has it."""
+        """Return each pool once, with its endpoint."""
         found: dict[str, tuple[EndpointState, PoolState]] = {}
         for state in self._endpoints.values():
             for name, pool in state.pools.items():
@@ -346,7 +347,7 @@ class DeviceManager:
             self._on_rejected(rejected)
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
-        """Record changed health; devices of the node that are not listed are ignored."""
+        """Record changed health. Unlisted devices of the node are ignored."""
         state = self._endpoints.get(endpoint)
         if state is None or state.phase is not Phase.PRESENT:
             return
@@ -358,8 +359,9 @@ class DeviceManager:
         self._notify()
 
     def stopped(self, endpoint: str, reason: str) -> None:
-        """Record that the endpoint is unavailable; its devices stay known until its grace period
-        ends. Of an endpoint that is not expected and never had devices, only the stop is known."""
+        """Record that the endpoint is unavailable. Its devices remain known until its grace
+        period ends. For an endpoint that is not expected and never had devices, only the stop is
+        recorded."""
         stop = self._stops.get(endpoint)
         if stop is None or stop.reason != reason:
             self._stops[endpoint] = EndpointStop(endpoint=endpoint, reason=reason)
@@ -371,16 +373,16 @@ class DeviceManager:
         self.stop_changes.advance()
         self.endpoint_changes.advance()
 
-    # ------------------------------------------------------------ events of others
+    # ------------------------------------------------------------ other events
 
     def set_sources_ready(self) -> None:
-        """Record that an endpoint that is missing is really gone: the published pools are known,
-        and the kubelet has registered the driver."""
+        """Record that a missing endpoint is really gone: the published pools are known, and the
+        kubelet has registered the driver."""
         self._sources_ready = True
         self._notify()
 
     def set_in_use(self, devices: Mapping[str, Collection[str]]) -> None:
-        """Set the devices that claims hold, by pool. The store keeps what is published of them."""
+        """Set the devices that claims hold, by pool. The store keeps their published state."""
         if devices != self._state.in_use:
             self._state.in_use = devices
             self._state.stored_changed = True
@@ -393,8 +395,8 @@ class DeviceManager:
         """
         Set the holds of claims in the pools in which a claim is still being unprepared.
 
-        Devices that such a claim blocks, by name or because they do not fit beside the holds, are
-        tainted until a call without it.
+        Devices that such a claim blocks, by name or because of their hardware, have a taint until a
+        call without that claim.
         """
         by_pool: dict[str, list[HeldDevice]] = {}
         for each in held:
@@ -411,7 +413,7 @@ class DeviceManager:
         self._notify()
 
     def set_maintenance(self, devices: frozenset[tuple[str, str]] | None) -> None:
-        """Set the devices in maintenance, by pool and name; None while that is unknown."""
+        """Set the devices in maintenance, by pool and name. None means that they are unknown."""
         if devices != self._state.maintenance:
             self._state.maintenance = devices
             for state in self._endpoints.values():
@@ -423,8 +425,8 @@ class DeviceManager:
         Take over the taints from before a restart. Unhealthy devices recover as if there was no
         restart, and all taints keep their times, even if the slices are deleted.
 
-        The publisher calls this once, before it reads the first publication: the taints by the
-        pool's API name and the device's. For a driver that does not report health, those of health
+        The publisher calls this once, before it reads the first publication. Keys are the API name
+        of the pool and the device's name. If the driver does not report health, its health taints
         are dropped, because nothing would ever remove them.
         """
         self._adopted = {
@@ -443,12 +445,12 @@ class DeviceManager:
         """
         Record that the API server has exactly these pools of the driver on this node.
 
-        The publisher calls this at each change: endpoints whose pools are deleted are forgotten.
+        The publisher calls this after each change. Endpoints whose pools are deleted are forgotten.
         """
         deleted = [state for state in self._endpoints.values() if self._is_deleted(state)]
         if not deleted:
             return
-        # A pool that another endpoint now has is not deleted for this one.
+        # A pool that another endpoint now has is not deleted for this endpoint.
         pending = {pool.name for state, pool in self._pools() if state in deleted} & set(pools)
         for state in deleted:
             if state.pools.keys() & pending:
@@ -458,7 +460,7 @@ class DeviceManager:
         self._notify()
 
     def _forget(self, state: EndpointState) -> None:
-        """Forget an endpoint whose pools are deleted; unless it is expected, it is unknown from now
+        """Forget an endpoint whose pools are deleted. Unless it is expected, it is unknown from now
         on."""
         if state.pools:
             state.forget()
@@ -468,16 +470,16 @@ class DeviceManager:
     # ------------------------------------------------------------ time
 
     async def restore(self) -> bool:
-        """Read the store, before any endpoint lists its devices; return whether that succeeded. If
-        not, it is tried again later."""
+        """Read the store, before any endpoint lists its devices. Return whether that succeeded. If
+        not, the manager retries later."""
         return await self._writer.load()
 
     def wait(self, reason: str | None) -> None:
         """
-        Let no grace period run, for this reason: the endpoints must not list their devices yet.
+        Suspend all grace periods for this reason: the endpoints must not list their devices yet.
 
-        None ends that: the endpoints then have the grace period of a start. Endpoints that have
-        listed their devices are not affected.
+        None ends the suspension. The endpoints then have the grace period of a start. Endpoints
+        that have already listed their devices are not affected.
         """
         now = self._now()
         if reason is not None:
@@ -491,7 +493,7 @@ class DeviceManager:
         self._notify()
 
     async def run(self) -> None:
-        """Follow the time, and write to the store, until canceled."""
+        """Process deadlines, and write to the store, until canceled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._writer.run())
             group.create_task(self._follow_time())
@@ -524,7 +526,7 @@ class DeviceManager:
         self._notify()
 
     def _pass_time(self, now: float) -> None:
-        """Process everything that is due."""
+        """Process all deadlines that have passed."""
         if now >= self._grace_periods.start_until:
             self._adopted = {}
         aged = False
@@ -552,14 +554,14 @@ class DeviceManager:
         self._notify()
 
     def _now(self) -> float:
-        # A loop's timer may fire slightly early; the deadline counts as reached.
+        # A loop's timer may fire slightly early. Treat its deadline as reached.
         return max(asyncio.get_running_loop().time(), self._passed)
 
     # ------------------------------------------------------------ the store, and notifications
 
     def _loaded(self, rows: Mapping[str, StoredEndpoint]) -> None:
-        """Begin with the endpoints that an earlier process has stored. The devices that an endpoint
-        has listed in the meantime take precedence."""
+        """Initialize the endpoints that an earlier process has stored. Devices that an endpoint has
+        listed in the meantime take precedence."""
         if self._state.open_ended:
             known = bool(rows)
             self._grace_periods.begin(self._now(), start_seconds=self._start_seconds, known=known)
@@ -567,12 +569,12 @@ class DeviceManager:
             state = self._endpoints.setdefault(name, self._make_endpoint(name))
             if not state.life.listed:
                 state.restore(row)
-        # An endpoint that has listed its devices before the rows were read differs from its row.
+        # An endpoint that listed its devices before the rows were read differs from its row.
         self._state.changed()
         self._notify()
 
     def _rows(self) -> Mapping[str, StoredEndpoint]:
-        """Return the rows to store; an awaited endpoint keeps its row."""
+        """Return the rows to store. An awaited endpoint keeps its row."""
         rows: dict[str, StoredEndpoint] = {}
         for name, state in self._endpoints.items():
             awaited = state.phase is Phase.AWAITED
@@ -587,8 +589,8 @@ class DeviceManager:
         self._notify()
 
     def _is_deleted(self, state: EndpointState) -> bool:
-        """Return whether an endpoint's pools are deleted. The store must have recorded the removal
-        first, so that a restart continues it."""
+        """Return whether an endpoint's pools are deleted. The store must record the removal first,
+        so that a restart continues it."""
         stored = self._writer.stored.get(state.name)
         return state.phase is Phase.REMOVING and stored is not None and stored.removing
 
@@ -605,7 +607,7 @@ class DeviceManager:
         )
 
     def _notify(self) -> None:
-        self._awake.set()  # something may be due at another time
+        self._awake.set()  # a deadline may have changed
         for each in self._endpoints.values():
             if each.failed:
                 self._report_rejected(each)

@@ -1,10 +1,10 @@
 """
 The data that the device manager publishes and reports.
 
-The publisher of slices and the kubelet's health streams read these objects. An object stays the
-same one while nothing changes, so that they compare by identity.
+The publisher of slices and the kubelet's health streams read these objects. An object is not
+replaced until something changes, so readers can compare by identity.
 
-It must not know the API's JSON, clocks, or the decisions behind the data.
+Does not depend on the API's JSON or clocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from drakit.device import CounterSet, Device, TaintEffect
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StampedTaint:
-    """A taint with the time when it was added."""
+    """A taint with the time at which it was added."""
 
     key: str
     value: str
@@ -28,8 +28,8 @@ class StampedTaint:
 
 
 PublishedTaints = Mapping[tuple[str, str], int | None]
-"""The taints of a device as they were published before a restart: when each was added, in seconds
-since 1970, by key and effect; None if the slice does not have the time."""
+"""The published taints of a device from before a restart: when each was added, in seconds since
+1970, by key and effect. None if the slice does not contain the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,39 +38,39 @@ class DesiredDevice:
 
     name: str
     device: Device | None
-    """None if only the name is known, because the endpoint is missing since a restart. The
-    published device stays as it is, but for the node plugin's taints. If none is published, it is
-    left out: without its attributes, it would break the selectors of all DeviceClasses that read
-    one."""
+    """None if only the name is known, because the endpoint has been missing since a restart. The
+    published device remains unchanged except for the node plugin's taints. If none is published,
+    the device is omitted: without its attributes, it would break the selectors of all DeviceClasses
+    that read one."""
 
     taints: tuple[StampedTaint, ...] = ()
-    """All taints; without those of the driver if only the name is known."""
+    """All taints. If only the name is known, the driver's taints are missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DesiredPool:
-    """A pool to publish: validated, and in the endpoint's order."""
+    """A pool to publish, validated, in the endpoint's order."""
 
     devices: tuple[DesiredDevice, ...]
     counter_sets: tuple[CounterSet, ...] = ()
 
     keeps_counter_sets: bool = False
-    """Whether other published counter sets stay, too: devices that are only known by name since a
-    restart may consume them."""
+    """Whether other published counter sets also remain, because devices that are known only by name
+    since a restart may consume them."""
 
     fallback: tuple[DesiredDevice, ...] | None = None
-    """The devices that are published if the API server drops fields; see `Inventory.fallback`."""
+    """The devices to publish if the API server drops fields (see `Inventory.fallback`)."""
 
     ordered: bool = False
-    """Whether devices are published in this order; otherwise, each slice lists them by name."""
+    """Whether devices are published in this order. Otherwise, each slice lists them by name."""
 
     partition_type_attribute: str | None = ""
-    """None if the endpoint is missing since a restart: the published one stays, and the published
-    order of the devices."""
+    """None if the endpoint has been missing since a restart. The published attribute and the
+    published order of the devices then remain."""
 
 
 def keep_places(listed: Iterable[str], before: Iterable[str]) -> list[str]:
-    """Return the listed names, and those of `before` that are missing there: each missing one
+    """Return the listed names, and those of `before` that are missing there. Each missing name
     follows the name that it followed before."""
     present = dict.fromkeys(listed)
     following: dict[str | None, list[str]] = {}
@@ -96,16 +96,16 @@ class Publication:
     """Pools by their names in the API."""
 
     held: frozenset[str] = frozenset()
-    """Pools that stay as they are: their endpoints may still return after a restart, or the node
-    plugin has failed to process them."""
+    """Pools that remain unchanged, because their endpoints may still return after a restart, or
+    because the node plugin failed to process them."""
 
     complete: bool = False
-    """Whether all other pools are to be deleted."""
+    """Whether to delete all other pools."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceHealth:
-    """A device's health as it is reported to the kubelet."""
+    """A device's health, as reported to the kubelet."""
 
     pool: str
     """The pool's name in the API."""
@@ -122,16 +122,16 @@ class EndpointStatus:
 
     name: str
     state: Literal["Running", "Waiting", "Stopped", "Removing"]
-    """``Waiting``: it has not reported since the plugin's start."""
+    """``Waiting``: the endpoint has not reported since the plugin's start."""
 
     reason: str = ""
-    """The reason why it is not running."""
+    """Why the endpoint is not running."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointStop:
-    """A stop of an endpoint. The same object until the reason changes, or the endpoint lists its
-    devices again."""
+    """A stop of an endpoint. The object is not replaced until the reason changes, or the endpoint
+    lists its devices again."""
 
     endpoint: str
     reason: str
@@ -146,7 +146,7 @@ class PoolCapacity:
     """Healthy devices with a taint that keeps new pods away."""
     unhealthy: frozenset[str] = frozenset()
     gone: frozenset[str] = frozenset()
-    """Devices that their endpoint does not list any more, but claims hold."""
+    """Devices that claims hold, but that their endpoint no longer lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,4 +155,4 @@ class Capacity:
 
     pools: Mapping[str, PoolCapacity]
     inactive: frozenset[str]
-    """Pools that are being removed, because the grace period of their endpoint has ended."""
+    """Pools that are being removed, because their endpoint's grace period has ended."""

@@ -1,17 +1,17 @@
 """
 The devices of one pool of one endpoint: their health, their taints, and what claims block.
 
-A device that an inventory no longer lists is *gone*. It stays, tainted, until the manager has found
-that no claim holds it. Its pods are evicted only after a delay: a device that is unplugged for a
-moment returns within it. An eviction that has begun lasts until the device returns.
+A device that an inventory no longer lists is *gone*. It remains, with a taint, until the manager
+has found that no claim holds it. Its pods are evicted only after a delay, because a device that is
+unplugged for a moment returns within that time. An eviction that has begun lasts until the device
+returns.
 
-The endpoint applies inventories, reports and time; what has changed by that is noted in
-:class:`DriverState`, which all pools and endpoints of the driver share. The manager reads and
-resets it when it notifies. An object that is given out stays the same one while nothing changes, so
-readers compare by identity; the devices of an inventory do the same. Which taints a device gets is
-decided in :mod:`.taints`.
+The endpoint applies inventories, reports and time. All pools and endpoints of a driver share a
+:class:`DriverState`, which records the resulting changes. The manager reads and resets it when it
+notifies. A returned object is not replaced until something changes, so readers compare by identity;
+the same applies to the devices of an inventory. :mod:`.taints` decides the taints of a device.
 
-It must not know other pools, or the life of the endpoint.
+Does not depend on other pools.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from drakit_nodeplugin.devices.taints import (
 from drakit_nodeplugin.state.holds import HeldDevice, PoolContent, blocked_by_unpreparing
 
 _NEITHER: tuple[frozenset[str], frozenset[str]] = frozenset(), frozenset()
-"""No devices, in the main inventory and in the fallback."""
+"""No devices, neither in the main inventory nor in the fallback."""
 
 _GONE_MESSAGE = (
     "the device is gone: its driver no longer lists it; a running container keeps its device node, "
@@ -86,9 +86,9 @@ class DriverState:
         now: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """`open_ended`: the number of endpoints is unknown. Pods are evicted from devices that have
-        been gone for `gone_eviction_seconds`. `now` returns the loop's time, `wall_clock` seconds
-        since 1970."""
+        """Create the state. `open_ended`: the number of endpoints is unknown. Pods are evicted from
+        devices that have been gone for `gone_eviction_seconds`. `now` returns the loop's time,
+        `wall_clock` seconds since 1970."""
         self.node = node
         self.open_ended = open_ended
         self.timing = timing
@@ -96,12 +96,13 @@ class DriverState:
         self.now = now
         self.wall = wall_clock
         self.in_use: Mapping[str, Collection[str]] | None = None
-        """The devices that claims hold, by pool; None if that is unknown since the start."""
+        """The devices that claims hold, by pool. None if they have been unknown since the start."""
         self.held: Mapping[str, Collection[HeldDevice]] = {}
-        """The holds of claims, in pools where a claim is still being unprepared. The same object
-        while nothing changes."""
+        """The holds of claims, in pools where a claim is still being unprepared. The object is not
+        replaced until something changes."""
         self.maintenance: frozenset[tuple[str, str]] | None = frozenset()
-        """The devices in maintenance, by pool and name; None if that is unknown since the start."""
+        """The devices in maintenance, by pool and name. None if they have been unknown since the
+        start."""
         self.published_changed = False
         """Whether the publication has changed since the last notification."""
         self.health_changed = False
@@ -109,10 +110,10 @@ class DriverState:
         self.stored_changed = False
         """Whether the rows for the store have changed since the last notification."""
         self.vanished = False
-        """Whether there may be other devices that are gone since the last notification."""
+        """Whether more devices may be gone since the last notification."""
 
     def changed(self) -> None:
-        """Note that everything may have changed."""
+        """Record that everything may have changed."""
         self.published_changed = self.health_changed = self.stored_changed = True
         self.vanished = True
 
@@ -132,68 +133,68 @@ class PoolState:
         self._counter_sets: tuple[CounterSet, ...] = ()
         self._held_content = ""
         self._inventory_health: dict[str, Health] = {}
-        """The health in the last inventory. It counts when it changes, not each time that an
-        inventory repeats it."""
+        """The health in the last inventory. It matters when it changes, not when an inventory
+        repeats it."""
         self._conditions: dict[str, Condition] = {}
         """Conditions of the devices whose health was reported."""
         self.due: dict[str, float] = {}
-        """The times at which a device's condition changes without an event; loop time."""
+        """When a device's condition changes without an event, on the loop's clock."""
         self._health: dict[str, DeviceHealth] = {}
         self._published: dict[str, PublishedTaints] = {}
-        """The taints from before a restart, of devices that were not listed since then."""
+        """The taints from before a restart, for devices that have not been listed since."""
         self.gone: frozenset[str] = frozenset()
-        """Devices that the endpoint does not list any more. A claim holds each, or may hold it.
-        They are among the devices, and among those of the fallback."""
+        """Devices that the endpoint no longer lists. A claim holds each of them, or may hold it.
+        The devices and those of the fallback include them."""
         self._vanished = _NEITHER
-        """Devices that only the other inventory lists any more, and that stay here as they were: a
-        claim holds each, or may hold it, and either inventory may be published."""
+        """Devices that only the other inventory still lists, and that remain unchanged here. A
+        claim holds each of them, or may hold it, and either inventory may be published."""
         self._copied = _NEITHER
-        """Held devices that only the other inventory lists. They follow it."""
+        """Held devices that only the other inventory lists. These entries follow its changes."""
         self.evicting: frozenset[str] = frozenset()
-        """Devices whose pods are evicted when the device is gone. They need not be gone."""
+        """Devices whose pods are evicted if the device is gone. They may still be listed."""
         self._withdrawn: frozenset[str] = frozenset()
         """Gone devices that are still present."""
         self.evict_at: dict[str, float] = {}
-        """The times at which the pods of gone devices are evicted; loop time. There are none while
-        the endpoint is unavailable, because it is unknown whether the devices are back."""
+        """When the pods of gone devices are evicted, on the loop's clock. Empty while the endpoint
+        is unavailable, because it is unknown whether the devices have returned."""
         self._evicted: frozenset[str] = frozenset()
         """Gone devices whose pods are evicted."""
         self.content: PoolContent | None = None
-        """The last inventory of the endpoint; None if there is none since the plugin's start."""
+        """The endpoint's last inventory. None if there is none since the plugin's start."""
         self._held: Collection[HeldDevice] = ()
         self._unpreparing: frozenset[str] = frozenset()
         """Devices that new claims cannot have, because of claims that are being unprepared."""
         self._counted: PoolContent | None = None
-        """The content for which they were computed."""
+        """The content for which `_unpreparing` was computed."""
 
     # ------------------------------------------------------------ state
 
     @property
     def names(self) -> Collection[str]:
-        """The names of the devices, gone ones included, without devices of the fallback only."""
+        """The names of the devices, including gone ones, but not devices of the fallback only."""
         return self._devices.keys()
 
     @property
     def empty(self) -> bool:
-        """Whether neither the pool nor its fallback has a device."""
+        """Whether neither the pool nor its fallback has devices."""
         return not (self._devices or self._fallback)
 
     @property
     def releasable(self) -> frozenset[str]:
-        """The devices that stay, in either inventory, only for as long as a claim holds them."""
+        """The devices that remain, in either inventory, only while a claim holds them."""
         return self.gone.union(*self._vanished)
 
     @property
     def has_listed(self) -> bool:
-        """Whether there is a device that is not gone."""
+        """Whether any device is not gone."""
         return bool(self._devices.keys() - self.gone)
 
     def __contains__(self, name: object) -> bool:
-        """Return whether the pool or its fallback has a device of that name."""
+        """Return whether the pool or its fallback has a device with this name."""
         return name in self._devices or name in (self._fallback or ())
 
     def device(self, name: str) -> Device | None:
-        """Return a device of the last main inventory that had it; None if none is known."""
+        """Return a device from the last main inventory that contained it, or None."""
         if self.content is not None and (found := self.content.device(name)) is not None:
             return found
         published = self._devices.get(name)
@@ -218,7 +219,7 @@ class PoolState:
         )
 
     def capacity(self, *, available: bool) -> PoolCapacity:
-        """Return the devices by state; while the endpoint is unavailable, none is healthy."""
+        """Return the devices by state. While the endpoint is unavailable, no device is healthy."""
         failed = {name for name, known in self._conditions.items() if known.tainted}
         names = frozenset(self._devices) - self.gone - self._kept(0)
         unhealthy = names & failed if available else names
@@ -240,7 +241,7 @@ class PoolState:
         evicting: Iterable[str],
         held: str = "",
     ) -> None:
-        """Begin with names alone, and with what :meth:`held_content` returned before a restart."""
+        """Initialize from names, and from the result of :meth:`held_content` before a restart."""
         stored: dict[str, list[Any]] = orjson.loads(held) if held else {}
         devices, fallback = (
             {device.name: device for device in map(device_of, stored.get(key, ()))}
@@ -254,13 +255,14 @@ class PoolState:
             every = dict.fromkeys((*names, *gone, *known))
             return {name: DesiredDevice(name=name, device=known.get(name)) for name in every}
 
-        # Whichever inventory was published, its devices that are only known by name stay.
+        # Either inventory may have been published, so devices that are known only by name remain in
+        # both.
         self._devices = entries(fallback | devices)
         self._fallback = entries(devices | fallback) if fallback else None
 
     def held_content(self) -> str:
-        """Return what is published of the devices that claims hold, and the counter sets that they
-        consume, as JSON; empty if none is held."""
+        """Return the published state of held devices, and the counter sets that they consume, as
+        JSON. Empty if no device is held."""
         if self._driver.in_use is None:
             return self._held_content
         names = self._driver.in_use.get(self.name, ())
@@ -289,10 +291,10 @@ class PoolState:
         self, content: PoolContent, *, returned: bool, withdrawn: frozenset[str] = frozenset()
     ) -> set[str]:
         """
-        Replace the devices by those of an inventory; return those that must be refreshed.
+        Replace the devices by those of an inventory. Return those that must be refreshed.
 
-        Devices that stay keep their health. An endpoint that has `returned` reports all health
-        again. Pods of devices that are `withdrawn` and not listed are not evicted.
+        Devices that remain keep their health. An endpoint that has `returned` reports all health
+        again. The pods of `withdrawn` devices that are not listed are not evicted.
         """
         old, old_fallback = self._devices, self._fallback
         old_sets, old_gone, old_evicting = self._counter_sets, self.gone, self.evicting
@@ -350,7 +352,7 @@ class PoolState:
         old_content: PoolContent | None,
         withdrawn: frozenset[str],
     ) -> None:
-        """Keep the devices that were listed before, and that an inventory does not list."""
+        """Keep the devices that were listed before, and that an inventory no longer lists."""
         fallback = content.fallback or {}
         every = {**old, **(old_fallback or {})}
         gone = every.keys() - content.devices.keys() - fallback.keys()
@@ -362,7 +364,7 @@ class PoolState:
                 before_main = old_content.devices.keys() | self._vanished[0]
                 if old_content.fallback is not None:
                     before_fallback = old_content.fallback.keys() | self._vanished[1]
-            elif old_fallback:  # of before a restart
+            elif old_fallback:  # from before a restart
                 held = (self._driver.in_use or {}).get(self.name, ())
                 copied = {
                     name
@@ -377,7 +379,7 @@ class PoolState:
                 frozenset(before_main - content.devices.keys() - gone),
                 frozenset(before_fallback - fallback.keys() - gone),
             )
-        # Whichever inventory had them, and whichever is published.
+        # Keep them in both inventories, whichever had them and whichever is published.
         for entries, before, missing in (
             (self._devices, {**every, **old}, gone | self._vanished[0]),
             (self._fallback, every, gone | self._vanished[1]),
@@ -391,12 +393,12 @@ class PoolState:
         inventories = (content.devices, fallback)
         asking = {name for each in inventories for name, d in each.items() if d.evict_if_gone}
         self.gone = frozenset(gone)
-        # A withdrawn device keeps its request: it may be unplugged later, and a driver that cannot
-        # read the host withdraws devices for a moment.
+        # A withdrawn device keeps its eviction request, because it may be unplugged later, and a
+        # driver that cannot read the host withdraws devices for a moment.
         self.evicting = frozenset(asking | (self.evicting & self.gone))
         if self.releasable:
             self._driver.vanished = True
-        # The delay of newly gone devices begins, and that of others ends.
+        # Start the delay of newly gone devices, and end that of others.
         self._withdrawn = self.gone & withdrawn
         due = self.gone & self.evicting - withdrawn
         self._evicted &= due
@@ -404,12 +406,12 @@ class PoolState:
         self.evict_at = {name: self.evict_at.get(name, at) for name in due - self._evicted}
 
     def _kept(self, side: int) -> frozenset[str]:
-        """Return the devices that the main inventory (0) or the fallback (1) does not list, and
-        that the other one does."""
+        """Return the devices that one inventory does not list (0: the main inventory, 1: the
+        fallback), and that the other one lists."""
         return self._vanished[side] | self._copied[side]
 
     def _kept_entries(self) -> Iterable[DesiredDevice]:
-        """Yield the devices that an inventory does not list, and that stay in it."""
+        """Yield the devices that an inventory does not list, but that remain in it."""
         for side, entries in enumerate((self._devices, self._fallback or {})):
             names = self._kept(side) if side else self.gone | self._kept(side)
             yield from (entries[name] for name in names)
@@ -437,7 +439,8 @@ class PoolState:
         self._copied = frozenset(copied[0]), frozenset(copied[1])
 
     def follow_claims(self) -> Iterable[str]:
-        """Apply a change of the devices that claims hold; return those that must be refreshed."""
+        """Apply a change of the devices that claims hold. Return the devices that must be
+        refreshed."""
         old = self._kept(0), self._kept(1)
         self._copy_held(self._devices, self._fallback or {})
         changed = (self._kept(0) ^ old[0]) | (self._kept(1) ^ old[1])
@@ -449,8 +452,8 @@ class PoolState:
     def _needed_sets(
         self, content: PoolContent, old: tuple[CounterSet, ...]
     ) -> tuple[CounterSet, ...]:
-        """Return the counter sets of an inventory, and those that only gone devices consume:
-        without its counter set, a device makes the whole pool invalid."""
+        """Return the counter sets of an inventory, and those that only gone devices consume. A
+        device without its counter set makes the whole pool invalid."""
         listed = {each.name for each in content.counter_sets}
         consumed = {
             name
@@ -462,7 +465,8 @@ class PoolState:
         return (*content.counter_sets, *kept) if kept else content.counter_sets
 
     def keep_gone(self, name: str, *, evicting: bool) -> None:
-        """Take over a device that was published as gone before a restart, and is unknown since."""
+        """Take over a device that was published as gone before a restart, and has been unknown
+        since."""
         for entries in (self._devices, self._fallback):
             if entries is not None:
                 entries[name] = DesiredDevice(name=name, device=None)
@@ -472,8 +476,8 @@ class PoolState:
         self._driver.published_changed = True
 
     def let_go(self, names: Collection[str]) -> None:
-        """Forget gone devices, because no claim holds them; the others of these are listed again
-        by now."""
+        """Forget gone devices that no claim holds. The other devices among `names` have been listed
+        again."""
         leaving = self.releasable & set(names)
         if not leaving:
             return
@@ -492,7 +496,7 @@ class PoolState:
         self._driver.published_changed = True
 
     def _forget_others(self, present: Collection[str]) -> bool:
-        """Forget the health of all other devices; return whether there was any."""
+        """Forget the health of all other devices. Return whether there was any."""
         forgotten = False
         self._evicted &= frozenset(present)
         for known in (
@@ -509,9 +513,11 @@ class PoolState:
         return forgotten
 
     def _observe_inventory(self, content: PoolContent, *, returned: bool) -> set[str]:
-        """Apply the health in an inventory; return the devices whose health is reported newly."""
+        """Apply the health in an inventory. Return the devices whose reported health has
+        changed."""
         reported: set[str] = set()
-        # The health of a device takes precedence over that of its namesake in the fallback.
+        # A device's health takes precedence over that of the device with the same name in the
+        # fallback.
         for name, device in {**(content.fallback or {}), **content.devices}.items():
             health = None if device.health is None else validated_health(device.health)
             if not returned and self._inventory_health.get(name) == health:
@@ -519,14 +525,14 @@ class PoolState:
             if health is not None:
                 self._inventory_health[name] = health
             elif self._inventory_health.pop(name, None) is None or returned:
-                continue  # this connection of the endpoint has reported nothing
+                continue  # this connection of the endpoint has not reported anything
             self.observe(name, health or Health.unknown())
             reported.add(name)
         return reported
 
     def observe(self, name: str, health: Health) -> bool:
-        """Apply a report; return whether the device must be refreshed. Reports on devices that the
-        pool does not have are ignored."""
+        """Apply a report. Return whether the device must be refreshed. Ignores reports on devices
+        that the pool does not have."""
         if name not in self or name in self.gone:
             return False
         old = self._conditions.get(name, UNKNOWN)
@@ -548,15 +554,16 @@ class PoolState:
         self._know(name, lost(old, now=self._driver.now()))
 
     def list_again(self, name: str) -> bool:
-        """The endpoint is available again, and has listed the device; return whether the device
-        must be refreshed. A device that is gone was not listed."""
+        """Record that the endpoint is available again and has listed the device. Return whether the
+        device must be refreshed. A gone device was not listed."""
         if name in self.gone:
             return False
         old = self._conditions.get(name, UNKNOWN)
         return self._know(name, listed(old, now=self._driver.now()))
 
     def adopt(self, name: str, published: PublishedTaints) -> None:
-        """Take over the taints that a device had before a restart, as far as they are unknown."""
+        """Take over the taints that a device had before a restart, unless they are already
+        known."""
         self._published[name] = published
         if name in self.gone & self.evicting and (GONE, "NoExecute") in published:
             self._evicted |= {name}
@@ -568,7 +575,7 @@ class PoolState:
             self._know(name, adopted(old, evicting=evicting, now=self._driver.now()))
 
     def settle(self) -> list[str]:
-        """Apply the time that has passed; return the devices that must be refreshed."""
+        """Apply the passage of time. Return the devices that must be refreshed."""
         now = self._driver.now()
         due = [name for name, when in self.due.items() if when <= now]
         for name in due:
@@ -596,7 +603,7 @@ class PoolState:
     # ------------------------------------------------------------ taints and health of devices
 
     def refresh(self, names: Iterable[str] | None, *, unavailable: str | None) -> None:
-        """Bring taints and health of devices up to date; of all devices if `names` is None.
+        """Update the taints and health of devices, or of all devices if `names` is None.
         `unavailable` is the reason why the endpoint is unavailable, as a sentence."""
         held, blocked = self._driver.held.get(self.name, ()), frozenset[str]()
         if held is not self._held or (held and self.content is not self._counted):
@@ -661,12 +668,13 @@ class PoolState:
                 entries[name] = replace(entry, taints=new)
                 self._driver.published_changed = True
         if published and not is_listed:
-            # Whether its driver's own taints still exist is unknown before it is listed.
+            # Until the device is listed, it is unknown whether its driver's taints still apply.
             own = {key: at for key, at in published.items() if not key[0].startswith(DOMAIN)}
             self._published[name] = own
 
     def _in_maintenance(self, name: str, entry: DesiredDevice, published: PublishedTaints) -> bool:
-        """Return whether a device is in maintenance; while that is unknown, whether it was."""
+        """Return whether a device is in maintenance. If that is unknown, the previous state
+        applies."""
         if (known := self._driver.maintenance) is not None:
             return (self.name, name) in known
         return (MAINTENANCE, "NoSchedule") in published or any(
@@ -692,7 +700,7 @@ def _merged(
             or before.taints != device.taints
             or device_body(before) != device_body(device)
         ):
-            entry = replace(entry, device=device)  # it differs in more than its health
+            entry = replace(entry, device=device)  # the device changed in more than its health
         merged[name] = entry
     return merged
 
@@ -707,7 +715,7 @@ def health_of(
     unavailable: str | None,
     gone: str | None,
 ) -> DeviceHealth:
-    """Return a device's health; its time is that of the status, not of the message."""
+    """Return a device's health. Its time changes with the status, not with the message."""
     status, message = condition.health.status, condition.health.message
     if unavailable is not None:
         status, message = "unknown", unavailable

@@ -1,18 +1,17 @@
 """
-What the device manager keeps in the checkpoint, and what it learns from there: the endpoints of a
-driver, and the devices that claims still hold.
+The device manager's state in the checkpoint: the endpoints of a driver, and the devices that claims
+still hold.
 
-Only names of endpoints and devices are stored, so that a restart finishes removals that have begun.
-As in the kubelet's own checkpoint, an endpoint exists after a restart as a stopped one, until it
-returns or its grace period has ended. Only differences are written, and at most once a second. A
-failed write is retried. Devices are published regardless.
+Only names of endpoints and devices are stored, so that removals are finished after a restart. As in
+the kubelet's own checkpoint, an endpoint is stopped after a restart, until it returns or its grace
+period has ended. Only differences are written, at most once a second. Failed writes are retried.
+Publishing does not wait for writes.
 
-An endpoint that no longer lists a device does not know whether a claim holds it; only the
-checkpoint does. So such a device stays until a query of the checkpoint finds no claim. The queries
-are made at once, and then periodically.
+Only the checkpoint shows whether a claim holds a device that its endpoint no longer lists. So such
+a device remains until a query of the checkpoint finds no claim. The first query is immediate;
+others follow periodically.
 
-It must not know the reasons for an endpoint's state, the format of rows, taints, or devices beyond
-their names.
+Does not depend on taints or devices beyond their names.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- endpoints
 
 PACE_SECONDS = 1.0
-"""Minimum time between two rounds of writes. A driver whose devices change by the thousand writes
+"""Minimum time between two rounds of writes. A driver with thousands of changing devices writes
 their names once a second."""
 
 RETRY_SECONDS = (1.0, 60.0)
-"""First and longest delay after a failure."""
+"""Initial and maximum delay after a failure."""
 
 
 class EndpointWriter:
@@ -53,8 +52,8 @@ class EndpointWriter:
         on_written: Callable[[], None],
     ) -> None:
         """
-        `rows` returns the desired rows, by name. `on_loaded` receives the rows from before the
-        start; `on_written` is called whenever the store is up to date.
+        Create a writer. `rows` returns the desired rows, by name. `on_loaded` receives the rows
+        from before the start. `on_written` is called whenever the store is up to date.
         """
         self._store = store
         self._rows = rows
@@ -73,11 +72,11 @@ class EndpointWriter:
         """Whether the rows from before the start are known."""
 
     def changed(self) -> None:
-        """Note that the desired rows may differ from the stored ones."""
+        """Record that the desired rows may differ from the stored ones."""
         self._wanted.set()
 
     async def load(self) -> bool:
-        """Read the rows from before the start; return whether that succeeded."""
+        """Read the rows from before the start. Return whether that succeeded."""
         if self.loaded:
             return True
         try:
@@ -115,7 +114,7 @@ class EndpointWriter:
         rows = self._rows()
         new = {name: row for name, row in rows.items() if self.stored.get(name) != row}
         if new:
-            # In one transaction: the endpoints of a driver often come and go together.
+            # Use one transaction, because a driver's endpoints often come and go together.
             await self._store.write_endpoints(new.values())
             self.stored.update(new)
         gone = [name for name in self.stored if name not in rows]
@@ -143,8 +142,8 @@ class GoneDevices:
         gone: Callable[[], Iterable[DeviceKey]],
         on_free: Callable[[Collection[DeviceKey]], None],
     ) -> None:
-        """`gone` returns the devices that are gone now; `on_free` receives those of them that no
-        claim holds."""
+        """Create the object. `gone` returns the current gone devices. `on_free` receives those that
+        no claim holds."""
         self._checkpoint = checkpoint
         self._gone = gone
         self._on_free = on_free
@@ -156,7 +155,7 @@ class GoneDevices:
         )
 
     def changed(self) -> None:
-        """Note that other devices may be gone."""
+        """Record that the set of gone devices may have changed."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -169,7 +168,8 @@ class GoneDevices:
             await self._check()
 
     async def _check(self) -> None:
-        # Read before the query: a claim can get a device that vanishes after the answer.
+        # Read them before the query, because a claim can get a device that vanishes after the
+        # query.
         gone = frozenset(self._gone())
         if not gone:
             return

@@ -1,16 +1,15 @@
 """
-Decides the taints of a device: from reported health, with hysteresis, to the taints. All pure.
+Decides the taints of a device from its reported health, with hysteresis. Pure functions.
 
-* An unhealthy device is tainted at once, and stays tainted until it has been healthy for a while. A
-  device that flaps causes one write, and gets no new pods.
-* Running work is evicted only if it stays broken for a while.
-* A taint keeps the time when it was added, also across restarts.
+* An unhealthy device gets a taint immediately, and keeps it until the device has been healthy for a
+  while. A device that flaps causes one write, and gets no new pods.
+* Running pods are evicted only if the device remains broken for a while.
+* A taint keeps the time at which it was added, even across restarts.
 
-A driver may set 12 taints and the API allows 16: the node plugin adds at most four, the last of
-which has one of three reasons. The state of a
-pool's devices is kept in :mod:`.pool_state`.
+A driver may set 12 taints, and the API allows 16. The node plugin adds at most four, the last of
+which has one of three reasons. :mod:`.pool_state` holds the state of a pool's devices.
 
-It must not know the API's JSON, clocks, endpoints, or the source of health reports.
+Does not depend on the API's JSON, clocks or endpoints.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ DOMAIN = "drakit.dev/"
 """The prefix of all taint keys of the node plugin."""
 
 UNHEALTHY = DOMAIN + "unhealthy"
-"""The device is reported as unhealthy, or was until a while ago. NoExecute beside NoSchedule means
-that running work is broken."""
+"""The device is reported as unhealthy, or was until recently. If the device has NoExecute in
+addition to NoSchedule, running pods are broken."""
 
 STOPPED = DOMAIN + "stopped"
 """The endpoint is unavailable."""
@@ -37,7 +36,7 @@ UNPREPARING = DOMAIN + "unpreparing"
 """An earlier claim is still being unprepared."""
 
 GONE = DOMAIN + "gone"
-"""The endpoint does not list the device any more, but a claim holds it."""
+"""The endpoint no longer lists the device, but a claim holds it."""
 
 MAINTENANCE = DOMAIN + "maintenance"
 """An administrator has taken the device out of service, and the cluster has no DeviceTaintRules."""
@@ -46,8 +45,8 @@ NOT_PUBLISHED: PublishedTaints = MappingProxyType({})
 """No taints from before a restart."""
 
 SILENCE_SECONDS = 60.0
-"""The minimum time until a taint from before a restart ends for a device without a report: a driver
-whose health is polled has 30 s for its answer."""
+"""Minimum time until a taint from before a restart ends for a device without a report. A driver
+whose health is polled has 30 s to respond."""
 
 _ADOPTED_MESSAGE = "it was unhealthy when the node plugin was restarted"
 
@@ -57,38 +56,37 @@ _ADOPTED_MESSAGE = "it was unhealthy when the node plugin was restarted"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """The known health of a device. Times are the loop's."""
+    """The known health of a device. All times are on the loop's clock."""
 
     health: Health
     """The last report."""
 
     tainted: bool = False
-    """Whether new pods must not get it."""
+    """Whether the device has a taint that keeps new pods away."""
 
     evicting: bool = False
-    """Whether running pods are evicted as well. The eviction ends with the taint, not before, so
-    that a device that alternates between two failures does not cause a write each time."""
+    """Whether running pods are also evicted. The eviction ends only with the taint, so that a
+    device that alternates between two failures does not cause a write each time."""
 
     message: str = ""
     """The reason for the taint: the message of the last unhealthy report."""
 
     well_since: float | None = None
-    """The time since which a tainted device is healthy; None while it is not."""
+    """When a tainted device became healthy. None while it is not healthy."""
 
     well_seconds: float = 0.0
-    """Seconds of good health before that, since the last unhealthy report. Unknown health
-    interrupts the recovery, but does not restart it."""
+    """Seconds of good health before `well_since`, since the last unhealthy report. Unknown health
+    pauses the recovery, but does not restart it."""
 
     broken_since: float | None = None
-    """The time since which running work is broken without another report; None while it is not. An
-    eviction cannot be undone, so unknown health restarts this time."""
+    """Since when running pods have been broken without another report. None while they are not. An
+    eviction cannot be undone, so unknown health resets this time."""
 
     has_report: bool = False
-    """Whether there was a report since the plugin's start; unknown counts."""
+    """Whether there was a report since the plugin's start, even of unknown health."""
 
     silent_since: float | None = None
-    """The time since which a device that was tainted before a restart is listed without a
-    report."""
+    """Since when a device that had a taint before a restart has been listed without a report."""
 
 
 UNKNOWN = Condition(health=Health.unknown())
@@ -123,7 +121,7 @@ def observed(old: Condition, health: Health, *, now: float) -> Condition:
 
 
 def _untainted(health: Health) -> Condition:
-    # Nearly all devices are in one of these two conditions, which need memory only once.
+    # Nearly all devices are in one of these two conditions. Sharing the objects saves memory.
     for common in (_WELL, _UNSURE):
         if health == common.health:
             return common
@@ -131,7 +129,7 @@ def _untainted(health: Health) -> Condition:
 
 
 def lost(old: Condition, *, now: float) -> Condition:
-    """Apply the loss of the endpoint, which no longer reports health."""
+    """Apply the stop of the endpoint, which no longer reports health."""
     if not old.tainted:
         return UNKNOWN
     return replace(observed(old, UNKNOWN.health, now=now), has_report=old.has_report)
@@ -145,7 +143,7 @@ def listed(old: Condition, *, now: float) -> Condition:
 
 
 def next_change(condition: Condition, timing: DeviceHealthSettings) -> float | None:
-    """Return the time at which a condition changes without an event; None if it does not."""
+    """Return when a condition changes without an event, or None."""
     if condition.silent_since is not None:
         # A driver that reports health by events does not report a device that was repaired before
         # the restart.
@@ -158,7 +156,7 @@ def next_change(condition: Condition, timing: DeviceHealthSettings) -> float | N
 
 
 def settled(condition: Condition, timing: DeviceHealthSettings, *, now: float) -> Condition:
-    """Apply the time that has passed without another report."""
+    """Apply the passage of time without another report."""
     due = next_change(condition, timing)
     if due is None or now < due:
         return condition
@@ -170,7 +168,8 @@ def settled(condition: Condition, timing: DeviceHealthSettings, *, now: float) -
 
 
 def adopted(old: Condition, *, evicting: bool, now: float) -> Condition:
-    """Apply the taint that a device had before a restart; it recovers as if there was none."""
+    """Apply the taint that a device had before a restart. The device recovers as if there was no
+    restart."""
     if old.tainted:
         return replace(old, evicting=evicting or old.evicting)
     return replace(
@@ -194,8 +193,8 @@ def taints(
     maintenance: bool = False,
     gone: TaintEffect | None = None,
 ) -> tuple[Taint, ...]:
-    """Return all taints that a device must have, always in the same order; `own` are those of its
-    driver, and `gone` is the effect for a device that its endpoint does not list any more."""
+    """Return all taints that a device must have, always in the same order. `own` are those of its
+    driver. `gone` is the effect for a device that its endpoint no longer lists."""
     reasons: list[Taint] = list(own)
     if stopped:
         reasons.append(Taint(key=STOPPED, effect="NoSchedule"))
@@ -205,7 +204,7 @@ def taints(
         reasons.append(Taint(key=UNHEALTHY, effect="NoExecute"))
     if gone is not None:
         reasons.append(Taint(key=GONE, effect=gone))
-    elif maintenance:  # with more than one, there could be more taints than the API allows
+    elif maintenance:  # with more than one of these, there could be more taints than the API allows
         reasons.append(Taint(key=MAINTENANCE, effect="NoSchedule"))
     elif unpreparing:
         reasons.append(Taint(key=UNPREPARING, effect="NoSchedule"))
@@ -220,11 +219,11 @@ def stamped(
     published: PublishedTaints = NOT_PUBLISHED,
 ) -> tuple[StampedTaint, ...]:
     """
-    Add the time to each taint: it stays the same while key and effect do.
+    Add the time to each taint. The time remains while key and effect remain.
 
-    A claim's toleration counts from that time. So neither a new value nor a restart begins it
-    again: the times in `published` from before a restart count. Returns the old tuple itself if
-    nothing has changed.
+    A claim's toleration starts at that time, so neither a new value nor a restart must reset it:
+    the times in `published` from before a restart apply. Returns `old` itself if nothing has
+    changed.
     """
     since: dict[tuple[str, str], int] = {(t.key, t.effect): t.added_at for t in old}
     since |= {key: added_at for key, added_at in published.items() if added_at is not None}
