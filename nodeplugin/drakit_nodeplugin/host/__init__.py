@@ -1,1 +1,1 @@
-"""One hosted driver, all of them, and the maintenance of their claims."""
+"""The hosted drivers of the process, and the maintenance of their claims."""

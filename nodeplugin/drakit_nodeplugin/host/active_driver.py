@@ -1,16 +1,15 @@
 """
-One driver while this instance is the active one: its checkpoint, endpoint, devices, slices and
-engine, and the maintenance of its claims between the kubelet's calls.
+One driver while this instance is active: its checkpoint, endpoint, devices, slices and engine, and
+the maintenance of its claims between the kubelet's calls.
 
-Created after the lock was taken, and closed before it is released; an instance that becomes active
-again creates a new one, which begins from the checkpoint as after a restart. Start order:
-checkpoint, CDI files, driver; nothing waits for the API server. A driver with policies starts only
-once it is known which devices claims hold; calls do not wait for that. The endpoint reports to the
-device manager, which never calls it; the manager notifies the publisher. Problems become log lines,
-Events of the Node, and metrics.
+The object is created after the lock is taken, and closed before the lock is released. An instance
+that becomes active again creates a new object, which starts from the checkpoint as after a restart.
+The start order is checkpoint, CDI files, driver; nothing waits for the API server. A driver with
+policies starts only once it is known which devices claims hold; calls do not wait for that. The
+endpoint reports to the device manager, which never calls it; the manager notifies the publisher.
+Problems are reported in the log, in Events of the Node, and in metrics.
 
-:mod:`.driver` decides when a driver is active. This module must not depend on the internals of the
-parts.
+:mod:`.driver` decides when a driver is active.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ class Maintenance:
         devices: DeviceManager,
         registered: asyncio.Event,
     ) -> None:
-        """`registered` is set once the kubelet has registered the driver: stale claims are not
-        collected before, and no claim is prepared again."""
+        """Create the background work. `registered` is set once the kubelet has registered the
+        driver. Before that, stale claims are not collected, and claims are not prepared again."""
         config = environment.config
         stale = config.stale_claims
         self._parts = parts
@@ -120,13 +119,13 @@ class Maintenance:
         return self._rebuilder.damaged
 
     async def begin(self) -> None:
-        """Remove half-written files, and restore lost and outdated ones, before the driver is
+        """Remove half-written files, and restore lost and outdated files, before the driver is
         served."""
         for step in (self._restorer.clean, partial(self._restorer.restore, compare=True)):
             try:
                 await step()
             except (OSError, CheckpointError) as error:
-                # Claims can still be unprepared, and the repair is retried.
+                # Continue: claims can still be unprepared, and the repair is retried.
                 logger.error(
                     "CDI files cannot be repaired",
                     extra={"driver": self._parts.driver, "error": str(error)},
@@ -147,13 +146,14 @@ class Maintenance:
         }
 
     async def until_damaged(self) -> None:
-        """Return when the checkpoint is found damaged: the driver must then be started again,
-        because only opening it can quarantine it."""
+        """Return when the checkpoint is found damaged. The driver must then restart, because only
+        opening the checkpoint can quarantine it."""
         checkpoint = self._parts.checkpoint
         await self._environment.file_poller.until(lambda: checkpoint.broken is not None)
 
     async def answer_requests(self) -> None:
-        """Forget claims that an admin has released by hand (``drakit node claim forget``)."""
+        """Forget claims that an administrator has released manually (``drakit node claim
+        forget``)."""
         checkpoint = self._parts.checkpoint
         folder = checkpoint.path.parent
         watch = FileWatch(folder, settled_seconds=TICK_SECONDS)
@@ -168,7 +168,7 @@ class Maintenance:
                     continue
                 if gone:
                     logger.warning("claim forgotten on request", extra=facts)
-                with suppress(OSError):  # the next round tries again
+                with suppress(OSError):  # the next round retries
                     await asyncio.to_thread(answer, folder, uid)
 
     def _report(self, damage: str, outcome: str) -> None:
@@ -186,7 +186,7 @@ class Maintenance:
 
 
 class ActiveDriver:
-    """A driver, and everything that works for it."""
+    """An active driver, and all its parts."""
 
     def __init__(
         self,
@@ -307,13 +307,13 @@ class ActiveDriver:
         )
 
     async def start(self) -> None:
-        """Start everything that calls need. Raises :class:`ConfigError` if the driver refuses its
+        """Start everything that calls need. Raises :class:`ConfigError` if the driver rejects its
         configuration."""
         try:
             await self._checkpoint.open()
         except CheckpointError as error:
-            # The driver is served anyway, so that each claim gets this error, which its user sees.
-            # Once the cause is gone, the next call opens the checkpoint.
+            # Serve the driver anyway, so that each claim gets this error, which its user sees. Once
+            # the cause is gone, the next call opens the checkpoint.
             logger.error(
                 "checkpoint cannot be used", extra={"driver": self.name, "error": str(error)}
             )
@@ -338,25 +338,25 @@ class ActiveDriver:
             f"{self.name} endpoint": self._endpoint.run
             if self._endpoint_started
             else self._start_and_run_endpoint,
-            # An admin may forget a claim whose call delays a hand-over.
+            # An administrator may forget a claim whose call delays a hand-over.
             f"{self.name} requests": self._maintenance.answer_requests,
             **{f"{self.name} {name}": part for name, part in self._devices.parts().items()},
         }
 
     def maintenance(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Return the parts that begin work on claims without a call, by name."""
+        """Return the parts that start work on claims without a call, by name."""
         statuses = {} if self._statuses is None else {"claim status": self._statuses.run}
         parts = {**self._maintenance.parts(), **statuses}
         return {f"{self.name} {name}": part for name, part in parts.items()}
 
     async def _start_and_run_endpoint(self) -> None:
         await self._devices.holds_known.wait()
-        with suppress(DriverError):  # `run` tries again, and reports it
+        with suppress(DriverError):  # `run` retries, and reports it
             await self._endpoint.start()
         await self._endpoint.run()
 
     async def close(self) -> None:
-        """Close the driver and the checkpoint; a step that fails does not prevent the next."""
+        """Close the driver and the checkpoint. If a step fails, the next ones still run."""
         for step in (self._endpoint.close, self._checkpoint.close):
             try:
                 await step()
@@ -364,12 +364,12 @@ class ActiveDriver:
                 logger.exception("a shutdown step failed", extra={"driver": self.name})
 
     async def ended(self) -> None:
-        """Wait, after :meth:`close`, until no part of the driver runs any more."""
+        """After :meth:`close`, wait until no part of the driver is running."""
         await self._endpoint.ended()
 
     async def restore_checkpoint(self) -> None:
-        """Write the checkpoint's file again if it was removed."""
-        with suppress(CheckpointError):  # logged by the next activation
+        """Rewrite the checkpoint's file if it was removed."""
+        with suppress(CheckpointError):  # the next activation logs it
             await self._checkpoint.states()
 
     async def idle(self) -> bool:
@@ -390,11 +390,11 @@ class ActiveDriver:
 
     @property
     def broken(self) -> str | None:
-        """Damage of the checkpoint that was found since it was opened."""
+        """Damage of the checkpoint that was detected after it was opened."""
         return self._checkpoint.broken
 
     def readiness_problem(self) -> str | None:
-        """Return the problem that prevents pods from getting devices; None if there is none."""
+        """Return the problem that prevents pods from getting devices, or None."""
         if self._checkpoint.unusable is not None:
             return self._checkpoint.unusable
         if (waiting := self._devices.manager.waiting) is not None:

@@ -2,23 +2,22 @@
 One hosted driver in one instance of the plugin: the servers that the kubelet calls, and the active
 driver while this instance has the lock.
 
-The sockets come first, within a second of the start. If no other instance has the lock, the driver
-is active before the start ends. Otherwise this one asks for the **hand-over**: the kubelet's calls
-wait meanwhile, and the pod is not ready. The instance that is asked lets new calls wait, finishes
-the calls in flight however long they take, closes the driver and the checkpoint, and releases the
-lock once no part of the driver runs any more. It stays ready, and is active again if the other one
-ends.
+The sockets are created first, within a second of the start. If no other instance has the lock, the
+driver is active before the start ends. Otherwise, this instance requests the **hand-over**.
+Meanwhile, the kubelet's calls wait, and the pod is not ready. The other instance lets new calls
+wait, finishes the calls in flight however long they take, and closes the driver and the checkpoint.
+It releases the lock once no part of the driver is running. It remains ready, and becomes active
+again if this instance ends.
 
-A driver of which any part fails unexpectedly is closed, and started again after a delay: what one
-driver sends must not end the others of the process.
+If any part of a driver fails unexpectedly, the driver is closed, and restarted after a delay. An
+error of one driver must not end the others in the process.
 
-Stop: calls are answered until none is in flight, or canceled after the drain timeout. Then the
-sockets go, the active driver is closed, and the lock is released. A driver that does not end keeps
-the lock until the end of the process.
+Stop order: calls are served until none is in flight, or canceled after the drain timeout. Then the
+sockets are removed, the active driver is closed, and the lock is released. A driver that does not
+end keeps the lock until the process ends.
 
 :mod:`.active_driver` assembles the driver, :mod:`.drivers` manages the set of drivers, and
-:mod:`drakit_nodeplugin.state.lock` decides which instance is active. This module must not depend on
-the internals of the parts.
+:mod:`drakit_nodeplugin.state.lock` decides which instance is active.
 """
 
 from __future__ import annotations
@@ -46,29 +45,31 @@ from drakit_nodeplugin.state.lock import DriverLock
 logger = logging.getLogger(__name__)
 
 UNREGISTERED_SECONDS = 10.0
-"""The time for which a new instance that the kubelet has not registered does not ask for the
-driver: until then, calls still go to the other one."""
+"""How long a new instance that the kubelet has not registered waits before it requests the driver.
+Until then, calls still go to the other instance."""
 
 HAND_OVER_SECONDS = CALL_SECONDS + 30.0
-"""The time for which a hand-over waits for calls in flight; then they are canceled. If the driver
-has not ended by then, either, the process must restart: nothing else ends a thread, and the other
-instance waits for the lock."""
+"""How long a hand-over waits for calls in flight before it cancels them. If the driver still does
+not end, the process must restart: nothing else ends a thread, and the other instance waits for the
+lock."""
 
 ENDED_SECONDS = 0.1
-"""The time that a closed driver has to end before the lock is left to the end of the process."""
+"""How long to wait for a closed driver to end. After that, it keeps the lock until the process
+ends."""
 
 RESTART_SECONDS = (1.0, 60.0)
-"""First and longest delay before a driver that has failed is started again."""
+"""Initial and maximum delay before a failed driver restarts."""
 
 LONG_SECONDS = 60.0
-"""Time between two log lines about a hand-over that is not finished."""
+"""Time between two log lines about an unfinished hand-over."""
 
 
 class HostedDriver:
     """A driver in this instance of the plugin."""
 
     def __init__(self, driver: DriverSource, environment: Environment) -> None:
-        """Raises :class:`SocketError` if the paths of the sockets are too long."""
+        """Create the servers. Raises :class:`SocketError` if the paths of the sockets are too
+        long."""
         config = environment.config
         self.name = driver.name
         self._driver = driver
@@ -90,16 +91,16 @@ class HostedDriver:
         environment.metrics.for_driver(driver.name)
         self._active: ActiveDriver | None = None
         self._failure: str | None = None
-        """The error that ended the driver, until it is active again."""
+        """The error that ended the driver. None once it is active again."""
         self._backoff = Backoff(*RESTART_SECONDS)
         self._has_ended = True
-        """Whether no part of a driver that was closed runs any more."""
+        """Whether no part of a closed driver is running."""
         self._stuck: str | None = None
-        """Why a hand-over cannot end without a restart."""
+        """Why a hand-over cannot end without a restart of the process."""
 
     async def start(self) -> None:
         """Serve the kubelet, and activate the driver unless another instance is active. Raises
-        :class:`ConfigError` if that fails; after an unexpected error, :meth:`parts` try again."""
+        :class:`ConfigError` if that fails. After an unexpected error, :meth:`parts` retry."""
         try:
             await self._server.start()
             held = await self._lock.try_acquire()
@@ -125,7 +126,7 @@ class HostedDriver:
         }
 
     async def stop(self) -> None:
-        """Stop in order; raises nothing."""
+        """Stop in order. Does not raise."""
         await self.stop_serving()
         await self._server.stop()
         if self._active is not None:
@@ -134,9 +135,9 @@ class HostedDriver:
             await self._lock.release()
 
     async def stop_serving(self) -> None:
-        """Answer calls until none is in flight, but not for longer than the drain timeout; then
-        refuse them. :meth:`stop` stops the rest."""
-        # A call that comes meanwhile would fail, if it was refused, and its pod start late.
+        """Serve calls until none is in flight, but not longer than the drain timeout, then refuse
+        calls. :meth:`stop` stops the rest."""
+        # If a call that arrives now was refused, it would fail, and its pod would start late.
         active = self._active
         if active is not None and not await active.queue.drain(timeout_seconds=self._drain_seconds):
             self._server.refuse()
@@ -161,7 +162,7 @@ class HostedDriver:
                     await self._server.forget_ended()
                     freeze_objects()
                 await self._work()
-            except ConfigError:  # the process ends, and the other instance gets the driver back
+            except ConfigError:  # the process ends, and the other instance becomes active again
                 raise
             except Exception as error:
                 self._report_failure(error)
@@ -185,8 +186,8 @@ class HostedDriver:
         )
 
     async def _end_failed(self) -> None:
-        """Close what is left of a driver that has failed. If its thread does not end, only the end
-        of the process helps, which the error causes."""
+        """Close the remains of a failed driver. If its thread does not end, raise an error, because
+        then only the end of the process helps."""
         self._server.serve(None)
         if self._active is not None:
             await self._active.queue.cancel()
@@ -238,7 +239,7 @@ class HostedDriver:
                 self._has_ended = True
 
     async def _work(self) -> None:
-        """Run the active driver until another instance asks for it, then hand it over."""
+        """Run the active driver until another instance requests it, then hand it over."""
         active = self._active
         assert active is not None
         facts = {"driver": self.name}
@@ -281,13 +282,13 @@ class HostedDriver:
                 "an instance that was active and ended asks again; it is ignored for a while",
                 extra={"driver": self.name},
             )
-            # It has registered last, and cannot answer.
+            # The other instance registered last, and cannot respond.
             self._server.register_again()
 
     async def _read_numbers(self) -> None:
-        """Let claims of other drivers know the device numbers that this driver's claims hold. The
-        active instance may still add some; that it gives another driver's number to other hardware
-        in these seconds is not worth a lock."""
+        """Read the device numbers that this driver's claims hold, for the claims of other drivers.
+        The active instance may still add some. Taking a lock would cost more than the small risk
+        that it gives another driver's number to other hardware in these seconds."""
         numbers = self._environment.numbers
         try:
             claims = await asyncio.to_thread(read_device_numbers, self._data / "checkpoint.db")
@@ -301,13 +302,13 @@ class HostedDriver:
     # ------------------------------------------------------------ probes and metrics
 
     async def liveness_problem(self) -> str | None:
-        """Return the reason why the process must restart: its own sockets do not answer, or a
-        driver that another instance waits for does not end."""
+        """Return why the process must restart, or None: its sockets do not respond, or a driver
+        that another instance waits for does not end."""
         return self._stuck or await self._server.probe()
 
     def readiness_problem(self) -> str | None:
-        """Return the problem that prevents pods from getting devices; None if there is none. An
-        instance that has handed over stays ready: the other one works."""
+        """Return the problem that prevents pods from getting devices, or None. An instance that has
+        handed over remains ready, because the other one is active."""
         if self._active is not None:
             registration = self._server.registration.status
             return self._active.readiness_problem() or registration.readiness_problem()
@@ -330,7 +331,7 @@ class HostedDriver:
 
 @asynccontextmanager
 async def _reported(level: int, message: str, facts: Mapping[str, str]) -> AsyncGenerator[None]:
-    """Log a message periodically while the block lasts."""
+    """Log a message periodically while the block runs."""
 
     async def report() -> None:
         while True:
@@ -345,8 +346,8 @@ async def _reported(level: int, message: str, facts: Mapping[str, str]) -> Async
 
 
 def freeze_objects() -> None:
-    """Exclude all present objects from full collections, because most are permanent. A collection
-    then takes a millisecond instead of twenty, during which no call is answered."""
+    """Exclude all existing objects from full garbage collections, because most are permanent. A
+    collection then blocks all calls for a millisecond instead of twenty."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -1,15 +1,15 @@
 """
-The devices of one hosted driver: device manager, publisher, and the facts that both need.
+The devices of one hosted driver: device manager, publisher, and the data that both need.
 
-Endpoints that stop, rejected devices, names of slices that are taken, and fields that the
-API server drops, become Events of the Node. A claim whose unprepare does not end taints the
-hardware that it holds. :mod:`.active_driver` assembles the other parts of a driver.
+The module reports stopped endpoints, rejected devices, conflicting slice names, and fields that the
+API server drops as Events of the Node. If the unprepare of a claim does not end, the hardware that
+the claim holds gets a taint. :mod:`.active_driver` assembles the other parts of a driver.
 
-A driver with policies must know which devices claims hold before it lists any: otherwise a held
-device could be published as free, under a different name. Until the checkpoint can be read and is
-complete, its endpoint waits, and its slices stay as they are.
+A driver with policies must know which devices claims hold before it lists any. Otherwise, a held
+device could be published as free, under a different name. Until the checkpoint is readable and
+complete, its endpoint waits, and its slices remain unchanged.
 
-This module must not depend on endpoints, or the internals of the parts.
+Does not depend on endpoints.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from drakit_nodeplugin.state.records import StoredDevice, StoredNode
 logger = logging.getLogger(__name__)
 
 UNPREPARING_SECONDS = 5.0
-"""Seconds between two checks for devices that are still being unprepared; those that both find are
-tainted. A normal unprepare takes milliseconds and needs no taint."""
+"""Seconds between two checks for devices that are still being unprepared. A device that both checks
+find gets a taint. A normal unprepare takes milliseconds and needs no taint."""
 
 UNKNOWN_SECONDS = 1.0
-"""Seconds between two attempts to read what claims hold while that is unknown."""
+"""Seconds between two attempts to read the holds of claims, while these are unknown."""
 
 
 class DriverDevices:
-    """The devices of a hosted driver: manager, publisher, and the watch on pending unprepares."""
+    """The devices of a hosted driver: manager, publisher, and the watch for pending unprepares."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class DriverDevices:
         policies: PolicyFeed | None = None,
     ) -> None:
         """Create the parts. `registered` is set once the kubelet has registered the driver.
-        `policies` receives the devices that claims hold; None if the driver does not need to know
+        `policies` receives the devices that claims hold, or is None if the driver does not need
         them."""
         self._driver = driver
         self._node = environment.node.name
@@ -74,7 +74,8 @@ class DriverDevices:
         self._policies = policies
         self._maintenance = environment.maintenance
         self.holds_known = asyncio.Event()
-        """Set once the driver may list its devices: what claims hold was read since the start."""
+        """Set once the driver may list its devices, because the holds of claims were read since the
+        start."""
         if policies is None:
             self.holds_known.set()
         self._waiting = ProblemLog(
@@ -84,11 +85,11 @@ class DriverDevices:
             facts={"driver": driver},
         )
         self._seen = checkpoint.revision.number
-        """The change of the claims' rows before the last read."""
+        """The revision of the claims' rows at the last read."""
         self._is_outdated = False
         """Whether the last read of the claims failed."""
         self._unpreparing: frozenset[tuple[str, str]] | None = None
-        """Devices that were being unprepared at the last check; None before the first one."""
+        """Devices that were being unprepared at the last check. None before the first check."""
         self.manager = DeviceManager(
             driver,
             node=self._node,
@@ -149,7 +150,8 @@ class DriverDevices:
             group.create_task(self._await_sources())
 
     async def _await_sources(self) -> None:
-        """Let the manager know when a missing device is really gone: nothing is removed before."""
+        """Notify the manager when a missing device is really gone. Nothing is removed before
+        that."""
         await self.publisher.listed.wait()
         await self._registered.wait()
         self.manager.set_sources_ready()
@@ -161,7 +163,7 @@ class DriverDevices:
             await self._maintenance.revision.after(seen)
 
     async def _report_stops(self) -> None:
-        """Report stopped endpoints to users; the log already has them."""
+        """Report stopped endpoints to users. The log already contains them."""
         reported: dict[str, EndpointStop] = {}
         while True:
             seen = self.manager.stop_changes.number
@@ -206,7 +208,8 @@ class DriverDevices:
             await self._follow_claims()
 
     async def _follow_claims(self) -> None:
-        """Pass on what claims hold. If that is unknown now, what was known before still counts."""
+        """Pass on the devices that claims hold. If they are unknown now, the previous ones still
+        apply."""
         self._seen = self._checkpoint.revision.number
         try:
             held = await self._checkpoint.held_beside_unpreparing()
@@ -224,7 +227,7 @@ class DriverDevices:
             return
         self._is_outdated = False
         before, self._unpreparing = self._unpreparing, _unpreparing(held)
-        # An unprepare that an earlier process began has been pending for at least a restart.
+        # An unprepare that an earlier process began has been pending since before the restart.
         lasting = self._unpreparing if before is None else before & self._unpreparing
         self.manager.set_unpreparing(
             [replace(d, unpreparing=(d.pool, d.device) in lasting) for d in held]
@@ -247,7 +250,7 @@ class DriverDevices:
         )
         if self.holds_known.is_set():
             return
-        # The names of devices that vanished since the last start are in the store.
+        # The store contains the names of devices that vanished since the last start.
         if not await self.manager.restore():
             raise CheckpointError("the names of the driver's former devices cannot be read")
         self.holds_known.set()
@@ -272,7 +275,7 @@ def _held_device(
 
 
 def _held_node(node: StoredNode, *, has_number: bool) -> HeldNode:
-    """Return a node for the driver; the number of an earlier boot means nothing."""
+    """Return a node for the driver. The number of an earlier boot is meaningless."""
     return HeldNode(
         type=node.type,
         major=node.major if has_number else None,

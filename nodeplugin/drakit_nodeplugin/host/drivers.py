@@ -1,14 +1,13 @@
 """
 The drivers that a process hosts: those of its configuration, and those of backends.
 
-A driver of the configuration starts before anything runs; if it cannot start, the process ends. A
-backend's driver starts when its backend appears. If it cannot start, it is reported and retried.
-The driver stays, with or without its backend, until it has no devices and claims. After a restart
-it must be hosted at once, to unprepare its claims and to taint its devices. For that, a small
-record beside its checkpoint remembers it.
+The drivers of the configuration start before anything else. If one cannot start, the process ends.
+A backend's driver starts when its backend appears. If it cannot start, the plugin reports the
+problem and retries. The driver remains hosted, with or without its backend, until it has no devices
+and claims. After a restart, it must be hosted immediately, to unprepare its claims and to taint its
+devices. For that purpose, a small record next to its checkpoint remembers it.
 
-:mod:`.driver` assembles one hosted driver; :mod:`drakit_nodeplugin.endpoints` finds backends. It
-must not know the internals of the parts.
+:mod:`.driver` assembles one hosted driver; :mod:`drakit_nodeplugin.endpoints` finds backends.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 30.0
-"""Pause before the plugin retries to host a backend's driver."""
+"""Delay before the plugin retries to host a backend's driver."""
 
 IDLE_SECONDS = 60.0
-"""Time between two checks for backends' drivers without devices and claims. It is shorter if
-devices of a stopped driver stay for a shorter time."""
+"""Time between two checks for backends' drivers without devices and claims. It is shorter if the
+grace period of stopped drivers is shorter."""
 
 RECORD = "backend.json"
 RECORD_VERSION = 1
@@ -53,7 +52,8 @@ class HostedDrivers:
     """All hosted drivers."""
 
     def __init__(self, environment: Environment, *, config_file: Path) -> None:
-        """Raises :class:`ConfigError` if a driver of the configuration cannot be created."""
+        """Create the drivers. Raises :class:`ConfigError` if a driver of the configuration cannot
+        be created."""
         config = environment.config
         self._environment = environment
         self._data = config.drivers_directory
@@ -67,13 +67,13 @@ class HostedDrivers:
         self._names = frozenset(source.name for source in self._sources)
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._hosting: set[str] = set()
-        """Backends' drivers that are served, or will be soon."""
+        """Backends' drivers that are served, or are about to be."""
         self._known: dict[str, asyncio.Task[HostedDriver | None]] = {}
         """Drivers that an earlier process hosted, while they start."""
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
         self._directory: BackendDirectory | None = None
         if config.backends.enabled:
-            # Imported here: a node without backends does not load it.
+            # Import lazily, so that a node without backends does not load it.
             from drakit_nodeplugin.endpoints.backend.directory import BackendDirectory
             from drakit_nodeplugin.endpoints.host_paths import HostDeviceNodes
 
@@ -88,7 +88,7 @@ class HostedDrivers:
 
     @property
     def served(self) -> Sequence[HostedDriver]:
-        """The drivers that are served now."""
+        """The drivers that are currently served."""
         return tuple(self._drivers)
 
     async def start(self) -> None:
@@ -97,9 +97,10 @@ class HostedDrivers:
         known: Sequence[str] = ()
         if self._directory is not None:
             known = await asyncio.to_thread(known_drivers, self._data, self._registrations)
-        # Before any driver is served: a claim of one must not get a number that another one holds.
+        # Before any driver is served, because a claim of one driver must not get a number that a
+        # claim of another one holds.
         self._environment.numbers.expect({*self._names, *known})
-        # Concurrently: a slow driver must not delay the others.
+        # Start concurrently, so that a slow driver does not delay the others.
         async with asyncio.TaskGroup() as group:
             for driver in self._drivers:
                 group.create_task(driver.start())
@@ -111,7 +112,7 @@ class HostedDrivers:
                     continue
                 assert self._directory is not None
                 self._hosting.add(name)
-                # Not awaited: the start must not wait for another process.
+                # Don't await it: the start must not wait for another process.
                 self._known[name] = asyncio.create_task(
                     self._host(name, self._directory), name=name
                 )
@@ -139,7 +140,7 @@ class HostedDrivers:
         return parts
 
     async def stop(self) -> None:
-        """Stop all drivers; raises nothing."""
+        """Stop all drivers. Does not raise."""
         for task in self._known.values():
             task.cancel()
         if self._known:
@@ -156,7 +157,7 @@ class HostedDrivers:
             self._wanted.put_nowait(name)
 
     async def _run(self, directory: BackendDirectory) -> None:
-        """Host the backends that appear, until canceled; the end of one part ends all, as for any
+        """Host the backends that appear, until canceled. If one part ends, all end, as for any
         driver."""
         async with asyncio.TaskGroup() as group:
             for name in self._known:
@@ -167,9 +168,10 @@ class HostedDrivers:
                 if name in self._hosting:
                     continue
                 if self._taken(name) is not None:
-                    directory.forget(name)  # the directory will refuse it, with the reason
+                    directory.forget(name)  # the directory will reject it, with the reason
                     continue
-                self._hosting.add(name)  # at once: it may appear again before it is served
+                # add it now, because it may appear again before it is served
+                self._hosting.add(name)
                 group.create_task(self._serve(name, directory, group))
 
     async def _serve(
@@ -190,7 +192,7 @@ class HostedDrivers:
         self._lives[name] = group.create_task(life, name=name)
 
     async def _host(self, name: str, directory: BackendDirectory) -> HostedDriver | None:
-        """Start a backend's driver. If that is impossible now, report the reason, and return
+        """Start a backend's driver. If that is impossible now, report the reason and return
         None."""
         from drakit_nodeplugin.endpoints.backend.connection import BackendSource
 
@@ -200,10 +202,10 @@ class HostedDrivers:
             await asyncio.to_thread(remember_driver, self._data, name, self._registrations)
             await driver.start()
         except Exception as error:
-            # Any error: a name that a backend chose must not stop other drivers.
+            # Handle any error: a name that a backend chose must not stop other drivers.
             if not isinstance(error, ConfigError | SocketError | OSError):
                 logger.exception("backend's driver cannot be started", extra={"driver": name})
-            # Its rows stay unread, and claims of the other drivers must not wait for them.
+            # Its rows remain unread, and claims of the other drivers must not wait for them.
             self._environment.numbers.give_up(name)
             note = f"backend {name} cannot be served: {text_of(error)}"
             self._report(Diagnostic(reason="BackendRefused", note=note, source=name))
@@ -234,7 +236,7 @@ class HostedDrivers:
         life.cancel()
         await asyncio.wait({life})
         await driver.stop_serving()
-        # Checked again once no caller can reach it: a claim may have arrived meanwhile.
+        # Check again once no caller can reach the driver, because a claim may have arrived.
         idle = await driver.idle()
         await driver.stop()
         self._drivers.remove(driver)
@@ -264,8 +266,8 @@ class HostedDrivers:
 
 
 def refusal_of(name: str, *, own: Collection[str], hosted: Collection[str]) -> str | None:
-    """Return why a backend cannot have a name; None if it can. `own` are the drivers of the
-    configuration, `hosted` those of backends."""
+    """Return why a backend cannot have a name, or None. `own` are the drivers of the configuration,
+    `hosted` those of backends."""
     if name in own:
         return f"the node plugin hosts driver {name} itself"
     if name not in hosted and len(hosted) >= MAX_BACKENDS:
@@ -291,7 +293,7 @@ def _configured(
 
 
 def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> list[LoadedDriver]:
-    """Load the configured drivers; raise :class:`ConfigError` naming file, key and reason."""
+    """Load the configured drivers. Raises :class:`ConfigError` with file, key and reason."""
     drivers: list[LoadedDriver] = []
     for index, entry in enumerate(entries):
         key = f"drivers[{index}]"
@@ -313,7 +315,7 @@ def load_drivers(entries: Sequence[DriverEntry], *, file: Path, node: Node) -> l
 def _device_plugins(
     config: NodePluginConfig, environment: Environment, *, file: Path
 ) -> DriverSource:
-    # Imported here: a node without device plugins does not load it.
+    # Import lazily, so that a node without device plugins does not load it.
     from drakit_nodeplugin.endpoints.deviceplugin.plugins import DevicePluginsSource
 
     return DevicePluginsSource(
@@ -331,11 +333,12 @@ def _device_plugins(
 
 def known_drivers(drivers: Path, registrations: Path) -> list[str]:
     """
-    Return the drivers of backends that this node has hosted, from their data directories' parent.
+    Return the backends' drivers that this node has hosted, from the parent of their data
+    directories.
 
-    A directory has the name of its driver. Two releases of the chart share the data directory, and
-    each hosts only the backends of its own registration directory: records of another one are
-    skipped.
+    A directory has the name of its driver. Two releases of the chart share the data directory, but
+    each hosts only the backends of its own registration directory. Records of another registration
+    directory are skipped.
     """
     paths = sorted(drivers.glob(f"*/{RECORD}"))
     return [
@@ -357,21 +360,21 @@ def remember_driver(drivers: Path, name: str, registrations: Path) -> None:
 
 
 def forget_driver(drivers: Path, name: str, registrations: Path) -> None:
-    """Delete the record: the driver is not hosted after a restart. Raises OSError."""
+    """Delete the record, so that the driver is not hosted after a restart. Raises OSError."""
     path = drivers / name / RECORD
     if not _belongs_elsewhere(path, registrations):
         path.unlink(missing_ok=True)
 
 
 def _belongs_elsewhere(path: Path, registrations: Path) -> bool:
-    """A record that cannot be read, or that a later version wrote, belongs here: the driver's
-    claims must be unprepared."""
+    """Return whether another release hosts the driver. An unreadable record, or one of a later
+    version, belongs to this release, because the driver's claims must be unprepared."""
     here = str(registrations)
     return _directory_in(path, default=here) not in (None, here)
 
 
 def _directory_in(path: Path, *, default: str) -> str | None:
-    """Return the registration directory of a record; None if there is none that can be read."""
+    """Return the registration directory of a record, or None if it is missing or unreadable."""
     try:
         return json.loads(path.read_bytes()).get("directory", default)
     except FileNotFoundError:

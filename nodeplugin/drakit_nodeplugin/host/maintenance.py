@@ -2,9 +2,9 @@
 The devices in maintenance that the node plugin must taint, because the cluster does not serve
 DeviceTaintRules.
 
-The operator resolves the selection of a DeviceMaintenance, and writes who taints its devices. Until
-the API server has listed the maintenances, they are unknown, and a taint from before a restart
-stays. Does not depend on drivers, slices, or the rules for taints.
+The operator resolves the selection of a DeviceMaintenance, and writes which component taints its
+devices. Until the API server has listed the maintenances, they are unknown, and taints from before
+a restart remain. Does not depend on drivers, slices, or the rules for taints.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from drakit_formats.resource.objects import child, children, text
 from drakit_nodeplugin.changes import Revision
 
 MISSING_SECONDS = 60.0
-"""How long the resource must be missing before its objects are treated as deleted. An API
-server that starts may not serve it yet."""
+"""How long the resource must be missing before its objects are treated as deleted. A starting API
+server may not serve it yet."""
 
 RETRY_SECONDS = (1.0, 60.0)
-"""First and longest delay before the maintenances are listed again."""
+"""Initial and maximum delay before the maintenances are listed again."""
 
 
 class _Devices(NamedTuple):
@@ -38,7 +38,7 @@ class MaintenanceWatch:
     """Follows the maintenances of the cluster, for all drivers of the process."""
 
     def __init__(self, session: asyncio.Future[Session], *, enabled: bool) -> None:
-        """:param enabled: whether maintenances are read; otherwise, there are none."""
+        """:param enabled: whether to read maintenances. If not, there are none."""
         self.revision = Revision()
         """Advances when the devices change."""
         self._session = session
@@ -47,7 +47,7 @@ class MaintenanceWatch:
         self._missing_since: float | None = None
 
     def devices(self, driver: str) -> frozenset[tuple[str, str]] | None:
-        """Return the devices of a driver, by pool and name; None if they are unknown."""
+        """Return the devices of a driver, by pool and name, or None if they are unknown."""
         if self._known is None:
             return None
         return frozenset(
@@ -89,7 +89,8 @@ class MaintenanceWatch:
             self.revision.advance()
 
     def _cannot_be_read(self, error: ApiError) -> None:
-        """Without their definition, there are no maintenances. Otherwise, they are unknown."""
+        """Handle an error. If the resource is missing, there are no maintenances. Otherwise, they
+        are unknown."""
         if not isinstance(error, NotFoundError):
             return
         now = asyncio.get_running_loop().time()
@@ -100,7 +101,7 @@ class MaintenanceWatch:
 
 
 def _tainted_by_plugin(body: Mapping[str, Any]) -> _Devices:
-    """Return the devices of a maintenance for which the operator has no DeviceTaintRules."""
+    """Return the devices of a maintenance that have no DeviceTaintRules from the operator."""
     metadata, status = child(body, "metadata"), child(body, "status")
     due = text(status, "phase") == "Active" and text(status, "taintedBy") == "NodePlugin"
     found = children(status, "devices") if due and not metadata.get("deletionTimestamp") else ()

@@ -1,11 +1,11 @@
 """
-The node that the plugin runs on, and the environment that all drivers of the process share.
+The node on which the plugin runs, and the environment that all drivers of the process share.
 
-This module contains the node's name, its labels as last read, its boot ID, and Events about it that
-concern no claim: rejected devices, damage, dropped fields. Events of claims belong to
-:mod:`drakit_nodeplugin.claims.events`.
+This module contains the node's name, its labels as last read, its boot ID, and Events that concern
+no claim: rejected devices, damage, dropped fields. :mod:`drakit_nodeplugin.claims.events` writes
+the Events of claims.
 
-It must not know drivers, claims or slices.
+Does not depend on drivers, claims or slices.
 """
 
 from __future__ import annotations
@@ -45,37 +45,37 @@ COPY_VERSION = 1
 """Format version of the stored labels."""
 
 MAX_PENDING_EVENTS = 256
-"""Events that wait for the API server; further ones are only logged."""
+"""Maximum number of Events waiting for the API server. Further ones are only logged."""
 
 
 class PluginNode:
     """
     A :class:`drakit.driver.Node` whose labels are read periodically.
 
-    A copy is kept on the node, for drivers only (`for_drivers`): a policy with a node selector must
-    apply at a start without the API server. Decisions about claims need current labels.
+    A copy is stored on the node, only for drivers (`for_drivers`): a policy with a node selector
+    must apply at a start without the API server. Decisions about claims need current labels.
     """
 
     def __init__(self, name: str, *, file: Path | None = None) -> None:
-        """`file` is the copy on the node."""
+        """Create the node. `file` is the copy on the node."""
         self.name = name
         """``metadata.name``."""
         self._file = file
         self.labels: Mapping[str, str] | None = None
-        """The labels as last read; None until the API server has answered once."""
+        """The labels as last read. None until the API server has responded once."""
         self._known: Mapping[str, str] | None = None
         self.uid: str | None = None
-        """The Node's UID as last read; None until the API server has answered once."""
+        """The Node's UID as last read. None until the API server has responded once."""
         self.for_drivers: Node = _DriversNode(self)
         """The node as drivers see it."""
 
     @property
     def known_labels(self) -> Mapping[str, str] | None:
-        """The labels as last read, by this process or an earlier one."""
+        """The labels as last read by this process or an earlier one."""
         return self._known if self.labels is None else self.labels
 
     async def restore(self) -> None:
-        """Begin with the copy on the node."""
+        """Initialize from the copy on the node."""
         if self._file is not None:
             self._known = await asyncio.to_thread(_read_labels, self._file, self.name)
 
@@ -128,7 +128,7 @@ class _DriversNode:
 
 
 def _read_labels(file: Path, node: str) -> Mapping[str, str] | None:
-    """Return the labels of the copy; None if it is missing, damaged, or that of another node."""
+    """Return the labels of the copy, or None if it is missing, damaged, or from another node."""
     try:
         record: Any = orjson.loads(file.read_bytes())
         if record["version"] == COPY_VERSION and record["name"] == node:
@@ -150,7 +150,7 @@ def read_boot_id(path: Path) -> str:
 
 
 class NodeEvents:
-    """Events about the Node; a caller does not wait for the API server."""
+    """Events about the Node. Callers do not wait for the API server."""
 
     def __init__(self, node: str, session: asyncio.Future[Session]) -> None:
         self._node = node
@@ -160,19 +160,19 @@ class NodeEvents:
         )
 
     def emit(self, *, reason: NodeReason, action: str, note: str, source: str = "") -> None:
-        """Emit a warning soon. Repeated notes are one Event with a count; `source` has a limit of
-        its own."""
+        """Emit a warning soon. Repeated notes become one Event with a count. Each `source` has a
+        separate limit."""
         try:
             self._pending.put_nowait((reason, action, note, source))
         except asyncio.QueueFull:
             logger.warning("Event dropped", extra={"reason": reason, "note": note})
 
     def emit_diagnostic(self, given: Diagnostic) -> None:
-        """Emit the problem of an endpoint soon."""
+        """Emit an endpoint's problem soon."""
         self.emit(reason=given.reason, action="Connect", note=given.note, source=given.source)
 
     async def recorder(self) -> EventRecorder:
-        """Return a recorder of this plugin once the API server can be reached."""
+        """Return a recorder for this plugin once the API server can be reached."""
         return EventRecorder(
             await asyncio.shield(self._session),
             controller="drakit.dev/nodeplugin",
@@ -194,7 +194,7 @@ class NodeEvents:
                     note=note,
                     source=source,
                 )
-            except Exception:  # an Event that is lost must not end the daemon
+            except Exception:  # losing an Event must not end the daemon
                 logger.exception("Event could not be written", extra={"reason": reason})
 
 
@@ -207,10 +207,11 @@ class Environment:
     boot_id: str
     instance_uid: str
     session: asyncio.Future[Session]
-    """Done once the API server can be reached; nothing that the kubelet needs waits for it."""
+    """Done once the API server can be reached. Nothing that the kubelet needs waits for it."""
 
     podresources: PodResources
-    """The only client of the kubelet's podresources API, which limits all clients together."""
+    """The only client of the kubelet's podresources API, so that one rate limit applies to the
+    process."""
 
     metrics: Metrics
     maintenance: MaintenanceWatch

@@ -1,18 +1,19 @@
 """
-The policies that configure a running driver: watched, checked one by one, and kept on the node.
+The policies that configure a running driver: watched, checked one by one, and stored on the node.
 
-The last valid version of an invalid policy stays in effect, unless it is another object of the same
-name. Without the resource (404), or the permission to read it (403), there are no policies unless
-the node knows some; :class:`~drakit_daemon.kube.reflector.Reflector` logs that and tries again.
+If a policy is invalid, its last valid version remains in effect, unless that is another object with
+the same name. Without the resource (404) or the permission to read it (403), there are no policies
+unless the node has stored some; :class:`~drakit_daemon.kube.reflector.Reflector` logs the error and
+retries.
 
-A copy of the policies that the driver applied last is on the node; it counts until the API server
-has listed the policies. A plugin that starts without the API server needs it, or it would withdraw
+The node stores a copy of the policies that the driver applied last. It applies until the API server
+has listed the policies. Without it, a plugin that starts without the API server would withdraw
 devices. The file contains the policies as the API server sent them, so that each version of a
 driver checks them itself. A damaged file is quarantined, and the API server's list replaces it.
 
-Types of policies are the vendor's code: they are called in a thread, not in the daemon's loop.
-:mod:`drakit_driver.runtime.policies` hands the policies to the driver. This module must not
-know devices, reports, or the content of a policy.
+Types of policies are the vendor's code, so they are called in a thread, not in the daemon's loop.
+:mod:`drakit_driver.runtime.policies` passes the policies to the driver. The module does not depend
+on devices or reports.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ FILE = "policies.json"
 """The name of the copy in the driver's data directory."""
 
 MAX_POLICIES = 256
-"""Policies of one driver that can be in force. If there are more, the oldest ones are."""
+"""Maximum number of a driver's policies in effect. If there are more, the oldest ones apply."""
 
 MISSING_SECONDS = 60.0
-"""How long the resource must be missing before its policies are treated as deleted. An API
-server that starts may not serve it yet."""
+"""How long the resource must be missing before its policies are treated as deleted. A starting API
+server may not serve it yet."""
 
 RETRY_SECONDS = (1.0, 60.0)
-"""First and longest delay before the policies are listed again."""
+"""Initial and maximum delay before the policies are listed again."""
 
 SAVE_RETRY_SECONDS = 30.0
-"""Pause before a failed write of the copy is retried."""
+"""Delay before a failed write of the copy is retried."""
 
 _NEVER = datetime.fromtimestamp(0, UTC)
 
@@ -75,12 +76,12 @@ class StoredPolicy:
 
     generation: int
     spec: Mapping[str, Any] | None
-    """None if it is missing, or cannot be read."""
+    """None if it is missing or unreadable."""
 
 
 def read_policies(path: Path, *, quarantine: bool = True) -> list[StoredPolicy] | None:
     """
-    Return the stored policies; None if there are none that can be used.
+    Return the stored policies, or None if there are no usable ones.
 
     :param quarantine: move a damaged file aside; otherwise, only log it.
     """
@@ -127,7 +128,7 @@ def write_policies(path: Path, policies: Collection[StoredPolicy]) -> None:
     write_private(path, orjson.dumps(body))
 
 
-# ---------------------------------------------------------------- policies in force
+# ---------------------------------------------------------------- policies in effect
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +140,7 @@ class CheckedPolicy:
     """None if it is invalid."""
 
     problem: str = ""
-    """The reason why it is invalid."""
+    """Why the policy is invalid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,17 +150,17 @@ class PolicyState:
     name: str
     uid: str
     observed_generation: int
-    """The newest generation that the node plugin has seen."""
+    """The latest generation that the node plugin has seen."""
 
     generation: int | None
-    """The valid generation if the driver has applied it; otherwise None."""
+    """The valid generation if the driver has applied it, otherwise None."""
 
     problem: str = ""
 
 
 def check(policy: StoredPolicy, kind: type[DevicePolicy] | None) -> CheckedPolicy:
-    """Check a policy. Runs the vendor's code, and may block. The policies of a backend have no
-    `kind`: it checks them itself."""
+    """Check a policy. Runs the vendor's code, and may block. A backend checks its policies itself,
+    so they have no `kind`."""
     try:
         created = datetime.fromisoformat(policy.created) if policy.created else _NEVER
         valid = read_policy(
@@ -175,13 +176,13 @@ def check(policy: StoredPolicy, kind: type[DevicePolicy] | None) -> CheckedPolic
 
 
 class PolicyTable:
-    """The newest version of each policy, and the last valid one."""
+    """The latest version of each policy, and the last valid one."""
 
     def __init__(self) -> None:
         self._newest: dict[str, CheckedPolicy] = {}
         self._valid: dict[str, CheckedPolicy] = {}
         self._refused: dict[str, CheckedPolicy] = {}
-        """Newest versions that the driver's backend has found invalid."""
+        """The latest versions that the driver's backend has found invalid."""
 
     def replace(self, policies: Collection[CheckedPolicy]) -> None:
         """Replace all policies."""
@@ -196,10 +197,10 @@ class PolicyTable:
         known = self._valid.get(name)
         refused = self._refused.pop(name, None)
         if refused is not None and refused.stored == policy.stored:
-            self._refused[name] = refused  # listed again
+            self._refused[name] = refused  # it is listed again
             return
         if known is not None and known.stored == policy.stored:
-            policy = known  # the same object: what is in force does not change
+            policy = known  # keep the same object, because the policy in effect does not change
         self._newest[name] = policy
         if policy.policy is not None:
             self._valid[name] = policy
@@ -207,8 +208,8 @@ class PolicyTable:
             del self._valid[name]
 
     def refuse(self, policy: CheckedPolicy, problem: str, *, applied: CheckedPolicy | None) -> None:
-        """Handle a policy that the driver's backend has found invalid. Its version that was applied
-        last stays valid, if that is another one."""
+        """Handle a policy that the driver's backend has found invalid. The version that was applied
+        last remains valid, unless it is this one."""
         name = policy.stored.name
         if self._valid.get(name) is not policy:
             return  # it has changed, or was deleted
@@ -222,13 +223,14 @@ class PolicyTable:
             self._valid[name] = applied
 
     def reconsider(self) -> None:
-        """Consider policies valid again that a backend has refused: another one may accept them."""
+        """Treat policies as valid again that a backend has refused, because another backend may
+        accept them."""
         for name, policy in self._refused.items():
             self._newest[name] = self._valid[name] = policy
         self._refused.clear()
 
     def has(self, policy: StoredPolicy) -> bool:
-        """Return whether a policy is the newest version as it is."""
+        """Return whether this is the latest version of a policy, unchanged."""
         known = self._newest.get(policy.name)
         return known is not None and known.stored == policy
 
@@ -239,8 +241,7 @@ class PolicyTable:
 
     @property
     def valid(self) -> Sequence[CheckedPolicy]:
-        """The last valid version of each policy: the oldest policies first, and no more than can be
-        in force."""
+        """Return the last valid version of each policy, oldest policies first, up to the limit."""
         return self._by_age()[:MAX_POLICIES]
 
     def states(self, applied: AnyPolicies) -> Sequence[PolicyState]:
@@ -262,7 +263,7 @@ class PolicyTable:
             )
             valid = None
         if valid is not None and valid.policy is not applied:
-            valid = None  # the driver still has an earlier version, or an earlier policy
+            valid = None  # the driver still has an earlier version, or a deleted policy
         return PolicyState(
             name=name,
             uid=newest.stored.uid,
@@ -294,7 +295,7 @@ class PolicyWatch:
         session: asyncio.Future[Session],
         feed: PolicyFeed,
     ) -> None:
-        """`directory` is the driver's data directory."""
+        """Create the watch. `directory` is the driver's data directory."""
         self.revision = Revision()
         """Advances when `states` or `refusal` may have changed."""
         self._driver = driver
@@ -307,9 +308,9 @@ class PolicyWatch:
         self._table = PolicyTable()
         self._offered: tuple[CheckedPolicy, ...] | None = None
         self._offers: deque[tuple[AnyPolicies, tuple[CheckedPolicy, ...]]] = deque(maxlen=4)
-        """The latest offers. The driver may be applying one that is not the newest."""
+        """The latest offers. The driver may be applying an older one."""
         self._in_force: Mapping[str, CheckedPolicy] | None = None
-        """The policies that the driver has applied last; None if it has not applied any."""
+        """The policies that the driver applied last. None if it has not applied any."""
         self._listed = False
         self._missing_since: float | None = None
         self._problems: dict[str, str] = {}
@@ -321,7 +322,7 @@ class PolicyWatch:
 
     @property
     def refusal(self) -> str | None:
-        """The reason why the driver refused the newest policies; None if it did not."""
+        """Why the driver refused the latest policies, or None."""
         return self._feed.refusal
 
     def states(self) -> Sequence[PolicyState]:
@@ -329,7 +330,7 @@ class PolicyWatch:
         return self._table.states(self._feed.in_force or {})
 
     async def restore(self) -> None:
-        """Begin with the copy on the node, before the driver starts."""
+        """Initialize from the copy on the node, before the driver starts."""
         stored = self._saved = await asyncio.to_thread(read_policies, self._file)
         if stored is not None:
             self._table.replace(await self._check(stored))
@@ -349,7 +350,7 @@ class PolicyWatch:
             retry_seconds=first,
             retry_limit_seconds=limit,
             keep=_stored,
-            # An unreadable policy still exists, so its last valid version stays.
+            # An unreadable policy still exists, so its last valid version remains.
             keep_unreadable=lambda metadata, _: _stored({"metadata": metadata}),
             on_error=self._cannot_be_read,
         )
@@ -369,8 +370,8 @@ class PolicyWatch:
             self._offer()
 
     def _cannot_be_read(self, error: ApiError) -> None:
-        """Handle policies that cannot be read. The driver must not wait for them; its present
-        policies stay until the resource is certainly missing."""
+        """Handle policies that cannot be read. The driver must not wait for them. Its current
+        policies remain until the resource is known to be missing."""
         if not isinstance(error, NotFoundError | ForbiddenError):
             return
         if not self._feed.known:
@@ -409,7 +410,7 @@ class PolicyWatch:
         self._problems = problems
 
     def _reconsider(self) -> None:
-        """Offer a new backend the policies that an earlier one has refused."""
+        """Offer a new backend the policies that an earlier backend has refused."""
         self._table.reconsider()
         if self._feed.known:
             self._offer()
@@ -424,7 +425,7 @@ class PolicyWatch:
         self._offer()
 
     def _offered_as(self, policies: AnyPolicies | None) -> Sequence[CheckedPolicy] | None:
-        """Return what was offered as these policies; None if that was long ago."""
+        """Return the offer of these policies, or None if it was too long ago."""
         return next((each for offered, each in self._offers if offered is policies), None)
 
     # ------------------------------------------------------------ the copy
@@ -437,8 +438,8 @@ class PolicyWatch:
         self.revision.advance()
 
     async def _save(self) -> None:
-        """Store the policies that the driver has applied. Refused policies would leave it without
-        any after a restart."""
+        """Store the policies that the driver has applied. If refused policies were stored, the
+        driver would have none after a restart."""
         log = ProblemLog(
             logger,
             "policies cannot be stored on the node",
@@ -452,7 +453,7 @@ class PolicyWatch:
             if self._in_force is None:
                 continue
             stored = [each.stored for each in self._in_force.values()]
-            # Without a list of the API server, an empty set is an assumption: it is not stored.
+            # Without a list from the API server, an empty set is an assumption, so don't store it.
             if stored == self._saved or not (stored or self._listed):
                 continue
             try:

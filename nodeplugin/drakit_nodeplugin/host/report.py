@@ -1,17 +1,15 @@
 """
 The NodeDeviceReports of this node: one for each driver, written by the driver's active instance.
 
-Users, the operator and ``kubectl drakit`` read these reports. The content is bounded, and stable:
-lists are sorted, and only ``lastUpdateTime`` changes with time alone. Its fields are described in
-``charts/drakit/crds/nodedevicereports.yaml``.
+Users, the operator and ``kubectl drakit`` read these reports. Their content is bounded and stable:
+lists are sorted, and time alone changes only ``lastUpdateTime``.
+``charts/drakit/crds/nodedevicereports.yaml`` describes the fields.
 
-A report is written when its content changes, but not during the first seconds after a start: a
-restart without a change writes the same content. The object and its status are two writes: after a
-crash between them, the object has no status until the next process writes it. Nothing waits for a
-report, and without the resource (404) or the permission (403) there are none. Reports of drivers
-that no plugin of this node serves any more are removed.
-
-It must not know the rules for the states of devices, claims and policies.
+A report is written when its content changes, but not during the first seconds after a start, so
+that a restart without a change writes the same content. The object and its status are two writes.
+After a crash between them, the object has no status until the next process writes it. Nothing waits
+for a report. Without the resource (404) or the permission (403), no reports are written. Reports of
+drivers that no plugin of this node serves any more are removed.
 """
 
 from __future__ import annotations
@@ -52,32 +50,33 @@ logger = logging.getLogger(__name__)
 KIND = "NodeDeviceReport"
 
 MAX_NAME = 253
-"""Characters of an object's name."""
+"""Maximum length of an object's name."""
 
 MAX_LISTED = 100
-"""Entries of a list; the rest is counted."""
+"""Maximum number of entries in a list. The rest is counted."""
 
 MAX_STUCK = 20
-"""Stuck claims that are named."""
+"""Maximum number of stuck claims that are named."""
 
 MAX_UNHEALTHY = 20
-"""Unhealthy devices that are named."""
+"""Maximum number of unhealthy devices that are named."""
 
 MAX_NAMED = 3
-"""Names in the message of a condition."""
+"""Maximum number of names in the message of a condition."""
 
 MAX_POLICIES = 20
-"""Policies that are listed. The operator keeps the lists of all nodes in memory."""
+"""Maximum number of policies that are listed. The operator keeps the lists of all nodes in
+memory."""
 
 MAX_CONFLICTS = 3
-"""Conflicts of a policy that are listed: enough to find the cause."""
+"""Maximum number of conflicts listed for a policy: enough to find the cause."""
 
 MAX_LABEL = 256
-"""Characters of the name by which users know a device."""
+"""Maximum length of the name by which users know a device."""
 
 MAX_MESSAGE = 512
 MAX_HEALTH = 256
-"""Characters of the message of an unhealthy device: it becomes part of an Event's note."""
+"""Maximum length of an unhealthy device's message, which becomes part of an Event's note."""
 
 MAX_PROBLEM = 1024
 
@@ -96,7 +95,7 @@ class StuckClaim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportFacts:
-    """The content of a report, unbounded."""
+    """The content of a report, without limits."""
 
     registration: str
     """``Registered``, ``Pending`` or ``Rejected``."""
@@ -108,30 +107,30 @@ class ReportFacts:
     """Devices in the slices."""
     unhealthy: Collection[DeviceHealth]
     dropped: Mapping[str, str]
-    """A sentence on each feature of devices that the API server does not support."""
+    """A sentence on each device feature that the API server does not support."""
 
     rejected: Collection[RejectedDevice]
     rejected_count: int
-    """The number in total, including those that are not listed."""
+    """The total number, including devices that are not listed."""
 
     claims: Mapping[str, int]
     """Numbers of claims by state."""
 
     stuck: Sequence[StuckClaim]
     stuck_count: int
-    """The number in total, including those that are not listed."""
+    """The total number, including claims that are not listed."""
 
     slow_calls: Sequence[str] = ()
-    """A sentence on each call that the driver has not answered for long."""
+    """A sentence on each call that has been in flight in the driver for long."""
 
     policies: Sequence[PolicyState] = ()
     outcomes: Collection[PolicyOutcome] = ()
     refusal: str | None = None
-    """The reason why the driver refused its newest policies."""
+    """Why the driver refused its latest policies, or None."""
 
 
 def report_name(node: str, driver: str) -> str | None:
-    """Return the name of a report; None if it would be too long for an object."""
+    """Return the name of a report, or None if it would be too long."""
     name = f"{node}.{driver}"
     return name if len(name) <= MAX_NAME else None
 
@@ -198,7 +197,7 @@ def status_of(facts: ReportFacts) -> dict[str, Any]:
 def dated(
     status: Mapping[str, Any], before: Sequence[Mapping[str, Any]], *, time: str
 ) -> dict[str, Any]:
-    """Return the content with its times. `before` are the conditions that the report had."""
+    """Return the content with its times. `before` are the previous conditions of the report."""
     known = {each.get("type"): each for each in before}
 
     def since(condition: Mapping[str, Any]) -> str:
@@ -210,7 +209,7 @@ def dated(
 
 
 def _conditions(facts: ReportFacts) -> list[dict[str, Any]]:
-    """Return the conditions, each of which is True if there is no problem."""
+    """Return the conditions. Each is True if there is no problem."""
     registered = {"Registered": "True", "Pending": "Unknown"}.get(facts.registration, "False")
     stopped = sorted(each.name for each in facts.endpoints if each.state in ("Stopped", "Removing"))
     waiting = sorted(each.name for each in facts.endpoints if each.state == "Waiting")
@@ -246,7 +245,8 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _by_key(bodies: Iterable[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:
-    """Return the first body with each key: the API server refuses two, and names are cut."""
+    """Return the first body with each key, because the API server rejects duplicates, and truncated
+    names can collide."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for body in bodies:
         found.setdefault(tuple(body[key] for key in keys), body)
@@ -261,7 +261,7 @@ def _endpoint(endpoint: EndpointStatus) -> dict[str, Any]:
 
 
 def _unhealthy(health: DeviceHealth) -> dict[str, Any]:
-    # Of pools that no node owns, the driver's names are not checked.
+    # In pools that no node owns, the driver's names are not validated.
     body = {"pool": _cut(health.pool, MAX_NAME), "device": _cut(health.device, MAX_LABEL)}
     if message := _cut(health.message, MAX_HEALTH):
         body["message"] = message
@@ -278,9 +278,9 @@ def _rejected(rejected: RejectedDevice) -> dict[str, Any]:
 
 
 def _policies(facts: ReportFacts) -> tuple[list[dict[str, Any]], int]:
-    """Return the first policies, and the number of the others. Policies with a problem come first,
-    then those that are not in effect, then those that match a device, so that these are not
-    omitted."""
+    """Return the first policies, and the number of the others. The order keeps important policies
+    in the list: those with a problem come first, then those that are not in effect, then those that
+    match a device."""
     outcomes = {each.policy: each for each in facts.outcomes}
     shown = [_policy(each, outcomes.get(each.name)) for each in facts.policies]
     shown.sort(
@@ -296,7 +296,8 @@ def _policies(facts: ReportFacts) -> tuple[list[dict[str, Any]], int]:
 
 
 def _policy(state: PolicyState, outcome: PolicyOutcome | None) -> dict[str, Any]:
-    # Until the driver has applied a policy, an outcome is that of an earlier one with this name.
+    # Until the driver has applied the policy, an outcome belongs to an earlier policy with this
+    # name.
     if outcome is None or state.generation is None:
         outcome = PolicyOutcome(policy=state.name)
     body: dict[str, Any] = {
@@ -336,8 +337,8 @@ def _first(
 
 
 def _cut(text: str, limit: int) -> str:
-    """Return the text of a driver as one line. A file name that is not valid UTF-8 contains
-    surrogates, which no JSON can hold."""
+    """Return a driver's string as one line. A file name that is not valid UTF-8 contains
+    surrogates, which JSON cannot encode."""
     line = escaped(" ".join(text[:limit].split()))
     return line if max(len(line), len(text)) <= limit else f"{line[: limit - 3]}..."
 
@@ -347,25 +348,25 @@ def _cut(text: str, limit: int) -> str:
 FIELD_MANAGER = "drakit-nodeplugin"
 
 PACE_SECONDS = 10.0
-"""Minimum time between two writes of a report, and between two reads of facts without
+"""Minimum time between two writes of a report, and between two reads of facts that have no
 notifications."""
 
 SETTLE_SECONDS = 1.0
-"""Time from a change to the write: published slices follow a change of devices within a second."""
+"""Time from a change to the write. Published slices follow a change of devices within a second."""
 
 START_SECONDS = 30.0
-"""The time after the start at which a report is written at the latest."""
+"""Maximum time from the start to the first report."""
 
 REPEAT_SECONDS = 1800.0
-"""The average time after which an unchanged report is written again, with a new time: a reader can
-tell an outdated report, and another client may have deleted it. 5,000 reports are three writes a
-second."""
+"""Average time after which an unchanged report is written again with a new time, so that readers
+can detect an outdated report, and because another client may have deleted it. 5,000 reports cause
+three writes per second."""
 
 RETRY_SECONDS = (10.0, 300.0)
-"""First and longest delay after a failed write."""
+"""Initial and maximum delay after a failed write."""
 
 STUCK_SECONDS = 60.0
-"""The time after which a claim that is preparing or unpreparing counts as stuck."""
+"""Time after which a preparing or unpreparing claim is considered stuck."""
 
 FORMER_SECONDS = (60.0, 600.0)
 """Time from the start to the first search for reports of former drivers, and time between two
@@ -386,7 +387,7 @@ class ReportSources:
     registration: Registration
     policies: PolicyWatch | None
     slow_calls: Callable[[], Sequence[str]] = tuple
-    """Returns a sentence on each call that the driver has not answered for long."""
+    """Returns a sentence on each call that has been in flight in the driver for long."""
 
 
 class DriverReport:
@@ -405,9 +406,9 @@ class DriverReport:
         self._node = node
         self._session = session
         self._conditions: Sequence[Mapping[str, Any]] = ()
-        """The conditions of the report at the API server."""
+        """The conditions of the report in the API server."""
         self._unfinished: dict[str, float] = {}
-        """The times since which claims are preparing or unpreparing; loop time."""
+        """When claims began to be prepared or unprepared, on the loop's clock."""
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -457,7 +458,8 @@ class DriverReport:
                     continue
                 await self._apply(session, name, status, create=loop.time() >= repeat_at)
             except Exception as error:
-                # Such as a driver's value that is not JSON: a report must not end the daemon.
+                # For example, a driver's value cannot be encoded as JSON. A report must not end the
+                # daemon.
                 log.report(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(backoff.next_seconds())
                 continue
@@ -476,7 +478,7 @@ class DriverReport:
         await asyncio.sleep(SETTLE_SECONDS)
 
     def _settled(self) -> bool:
-        """Return whether the report of an earlier process may be replaced."""
+        """Return whether an earlier process's report may be replaced."""
         sources = self._sources
         return (
             sources.publisher.listed.is_set()
@@ -485,13 +487,13 @@ class DriverReport:
         )
 
     async def _status(self) -> dict[str, Any] | None:
-        """Return the content; None if too little is known yet."""
+        """Return the content, or None if too little is known yet."""
         if self._node.uid is None:
             return None
         try:
             return status_of(await self._facts())
         except CheckpointError:
-            return None  # readiness reports it; numbers of zero would be wrong
+            return None  # readiness reports it; counts of zero would be wrong
 
     async def _apply(
         self, session: Session, name: str, status: Mapping[str, Any], *, create: bool
@@ -566,7 +568,7 @@ class DriverReport:
         )
 
     def _policy_of(self, name: str) -> str:
-        """Return the policy of a device, as the publisher names it; empty if it has none."""
+        """Return the policy of a device, as the publisher names it, or an empty string."""
         if self._sources.policies is None:
             return ""
         pool, _, device = name.rpartition("/")
@@ -576,8 +578,7 @@ class DriverReport:
 
     async def stuck(self, states: Mapping[str, int]) -> Sequence[str]:
         """Return the UIDs of the claims that have been preparing or unpreparing for
-        :data:`STUCK_SECONDS`, as far as this method has found them in these states. Raises
-        CheckpointError."""
+        :data:`STUCK_SECONDS`, according to the calls of this method. Raises CheckpointError."""
         checkpoint = self._sources.checkpoint
         now = asyncio.get_running_loop().time()
         uids: set[str] = set()
@@ -610,8 +611,8 @@ def _as_rejected(rejected: Mapping[str, str], reason: Any) -> list[RejectedDevic
 def _without_rejected(
     outcomes: Iterable[PolicyOutcome], rejected: Iterable[RejectedDevice]
 ) -> list[PolicyOutcome]:
-    """Return the outcomes of policies without the devices that the node plugin finds invalid, and
-    those that the API server refuses: the driver counts them as published."""
+    """Return the outcomes of policies without the devices that the node plugin finds invalid or
+    that the API server rejects, because the driver counts these as published."""
     of_policy: dict[str, list[RejectedDevice]] = {}
     for each in rejected:
         of_policy.setdefault(each.policy, []).append(each)
@@ -633,7 +634,7 @@ def _without_rejected(
 
 
 async def remove_report(session: Session, *, node: str, driver: str) -> bool:
-    """Delete a report; return whether it is gone for certain."""
+    """Delete a report. Return whether it is certainly gone."""
     name = report_name(node, driver)
     if name is None:
         return True
@@ -659,8 +660,8 @@ async def remove_former_reports(
     """
     Remove the reports of drivers that this node no longer serves, until canceled.
 
-    `drivers` is the parent of the drivers' data directories, which remain. Another release of the
-    chart may serve a driver. The driver then has an active instance.
+    `drivers` is the parent of the drivers' data directories, which remain. If another release of
+    the chart serves a driver, the driver has an active instance.
     """
     api = await asyncio.shield(session)
     removed: set[str] = set()
@@ -679,7 +680,7 @@ def _unserved(drivers: Path) -> set[str]:
     """Return the drivers without an active instance. Blocks."""
     found: set[str] = set()
     for path in drivers.glob("*/checkpoint.db"):
-        with suppress(OSError):  # another process may remove it meanwhile
+        with suppress(OSError):  # another process may remove it in the meantime
             if not is_locked(path.parent):
                 found.add(path.parent.name)
     return found

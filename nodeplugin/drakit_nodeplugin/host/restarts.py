@@ -1,10 +1,11 @@
 """
-How the process before this one ended, if the container was restarted.
+Why the previous process ended, if the container was restarted.
 
-A process notes in a file that it runs, in which pod and which boot, and in the end why it ended.
-The next process of the same pod and boot finds the note; one that was killed has left no reason.
+A process records in a file that it is running, in which pod and in which boot, and finally why it
+ended. The next process of the same pod and boot reads the record. A killed process leaves no
+reason.
 
-Functions block. Does not depend on drivers, or on how the reason is reported.
+Functions block. The module does not depend on drivers, or on how the reason is reported.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from drakit.layout import private_directory, write_private
 logger = logging.getLogger(__name__)
 
 MAX_REASON = 500
-"""Characters of a reason: it becomes part of an Event's note."""
+"""Maximum length of a reason, which becomes part of an Event's note."""
 
 KILLED = (
     "it was killed, for example because it exceeded its memory limit: see Last State in "
@@ -30,14 +31,15 @@ STOPPED = "it was asked to stop, for example because its liveness probe failed"
 
 
 class ProcessNote:
-    """The note of this process."""
+    """The record of this process."""
 
     def __init__(self, file: Path, *, instance_uid: str, boot_id: str) -> None:
         self._file = file
         self._process = {"instance": instance_uid, "boot": boot_id}
 
     def begin(self) -> str | None:
-        """Note that this process runs; return why the one before ended, if this pod had one."""
+        """Record that this process is running. Return why the previous process of this pod ended,
+        if there was one."""
         reason: str | None = None
         try:
             before: Any = orjson.loads(self._file.read_bytes())
@@ -51,7 +53,7 @@ class ProcessNote:
         return reason
 
     def end(self, error: BaseException | None) -> None:
-        """Note why this process ends; None if it was asked to stop."""
+        """Record why this process ends. None if it was asked to stop."""
         while isinstance(error, BaseExceptionGroup):
             error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
         reason = STOPPED if error is None else f"it failed with {error!r}"
