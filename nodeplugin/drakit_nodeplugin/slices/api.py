@@ -1,14 +1,12 @@
 """
-The ResourceSlices of one driver on one node at the API server: requests in the served API version,
+The ResourceSlices of one driver on one node in the API server: requests in the served API version,
 a store of the slices, the Node that owns them, and the writes of a pool's plan.
 
-Inside the node plugin slices are those of ``resource.k8s.io/v1``. Listed slices are projected page
-by page: as JSON, all slices of a full node are large. The answer to a write and the watch both
-report a slice, in any order: the newer report counts. After a restore of etcd, a new slice can have
-a lower version than an old one. So a list, and a read after a conflict, count regardless of their
-versions.
-
-It must not know which devices are desired, or when a pool is planned.
+The node plugin represents slices as in ``resource.k8s.io/v1``. Listed slices are projected page by
+page, because all slices of a full node are large as JSON. The response to a write and the watch
+both report a slice, in any order, so the newer report applies. After a restore of etcd, a new slice
+can have a lower version than an old one. So the results of a list, and of a read after a conflict,
+apply regardless of their versions.
 """
 
 from __future__ import annotations
@@ -57,17 +55,19 @@ OnWrite = Callable[[Verb, float, bool], None]
 KeptT = TypeVar("KeptT")
 
 PAGE_SIZE = 20
-"""Slices of a page: each has up to 128 devices, and a page is parsed as a whole."""
+"""Slices per page. Each has up to 128 devices, and a page is parsed as a whole."""
 
 MAX_KEPT = 1000
-"""Features and extra fields that are known to be kept; of more, all are asked about again."""
+"""Maximum number of features and extra fields that are known to be kept. Beyond that, all are
+checked again."""
 
 RETRY_SECONDS = (2.0, 60.0)
-"""First and longest delay after a failed write; it doubles in between, with jitter."""
+"""Initial and maximum delay after a failed write. The delay doubles, with jitter."""
 
 
 class SliceApi:
-    """Requests in the served version; also a :class:`~drakit_daemon.kube.reflector.Collection`."""
+    """Requests in the served API version. It is also a
+    :class:`~drakit_daemon.kube.reflector.Collection`."""
 
     def __init__(self, session: Session, *, driver: str, node: str, on_write: OnWrite) -> None:
         self._session = session
@@ -75,7 +75,8 @@ class SliceApi:
         self._on_write = on_write
         self._version: str | None = None
         self._followed = VERSIONS[0]
-        """The version of the latest list or watch. A write may learn of another one meanwhile."""
+        """The version of the latest list or watch. A write may discover another version in the
+        meantime."""
 
     # ------------------------------------------------------------ for the reflector
 
@@ -91,7 +92,7 @@ class SliceApi:
         params: Mapping[str, str] | None = None,
         page_size: int = PAGE_SIZE,
     ) -> Listing[KeptT]:
-        """List all slices. The path and the size of the pages are ours, not the reflector's."""
+        """List all slices. Ignores the reflector's path and page size."""
         self._followed = await self._served()
         query = {**(params or {}), **self._query}
         async with self._guarded():
@@ -102,7 +103,7 @@ class SliceApi:
     async def watch(
         self, path: str, *, resource_version: str, params: Mapping[str, str] | None = None
     ) -> AsyncGenerator[WatchEvent]:
-        """Watch all slices; resource versions are the same in all versions of the API."""
+        """Watch all slices. Resource versions are the same in all versions of the API."""
         self._followed = await self._served()
         query = {**(params or {}), **self._query}
         async with self._guarded():
@@ -116,15 +117,15 @@ class SliceApi:
     # ------------------------------------------------------------ single slices
 
     async def get(self, name: str) -> StoredSlice:
-        """Return the slice of this name, which may be another driver's or another node's."""
+        """Return the slice with this name, which may belong to another driver or node."""
         version = await self._served()
         async with self._guarded():
             body = await self._session.get(_path(version, name))
         return StoredSlice.of(from_version(body, version))
 
     async def write(self, body: Object, *, exists: bool, dry_run: bool = False) -> dict[str, Any]:
-        """Create or replace a slice; return it as the API server stored it, or would without the
-        dry run."""
+        """Create or replace a slice. Return it as the API server stored it, or as it would without
+        `dry_run`."""
         version = await self._served()
         sent = to_version(body, version)
         verb = "update" if exists else "create"
@@ -137,7 +138,7 @@ class SliceApi:
         return from_version(answer, version)
 
     async def delete(self, stored: StoredSlice) -> None:
-        """Delete a slice of exactly this version; one that is gone counts as deleted."""
+        """Delete exactly this version of a slice. A missing slice counts as deleted."""
         version = await self._served()
         try:
             async with self._guarded("delete"):
@@ -160,8 +161,8 @@ class SliceApi:
 
     @asynccontextmanager
     async def _guarded(self, verb: Verb | None = None) -> AsyncGenerator[None]:
-        """Distinguish an API version that is no longer served from a missing slice, and measure the
-        request if it is a write."""
+        """Distinguish an API version that is no longer served from a missing slice. For writes,
+        also measure the request."""
         loop = asyncio.get_running_loop()
         began, ok = loop.time(), False
         try:
@@ -179,7 +180,7 @@ class SliceApi:
 
 
 class SliceStore:
-    """Slices by name; empty until all have been listed once."""
+    """Slices by name. Empty until all have been listed once."""
 
     def __init__(self) -> None:
         self.listed = asyncio.Event()
@@ -195,29 +196,30 @@ class SliceStore:
 
     @property
     def device_count(self) -> int:
-        """The number of devices in all slices; one that moves between two slices counts once."""
+        """The number of devices in all slices. A device that is moving between two slices is
+        counted once."""
         return len({(each.pool, name) for each in self._slices.values() for name in each.devices})
 
     def find(self, name: str) -> StoredSlice | None:
         return self._slices.get(name)
 
     def replace_all(self, slices: Iterable[StoredSlice]) -> bool:
-        """Keep only these slices; return whether any slice is gone."""
+        """Keep only these slices. Return whether any slice is gone."""
         before, self._slices = self._slices, {each.name: each for each in slices}
         self.listed.set()
         return bool(before.keys() - self._slices.keys())
 
     def correct(self, new: StoredSlice, *, held: StoredSlice | None) -> None:
-        """Keep a slice that was read because `held` is outdated; if the store holds another one
-        meanwhile, the newer of the two."""
+        """Keep a slice that was read because `held` is outdated. If the store has another version
+        by now, keep the newer one."""
         if self._slices.get(new.name) is held:
             self._slices[new.name] = new
         else:
             self.apply(new)
 
     def apply(self, new: StoredSlice) -> bool:
-        """Keep the newer of two; return whether it is the new one. Resource versions of one object
-        are integers that grow (KEP-5504)."""
+        """Keep the newer of two versions. Return whether it is the new one. Resource versions of an
+        object are increasing integers (KEP-5504)."""
         if (old := self._slices.get(new.name)) is not None:
             one, other = new.version, old.version
             numbered = one.isdigit() and other.isdigit()
@@ -228,8 +230,8 @@ class SliceStore:
         return True
 
     def remove(self, name: str, uid: str) -> bool:
-        """Forget a deleted slice; return whether it was held. A new slice of the same name has
-        another UID."""
+        """Forget a deleted slice. Return whether it was held. A new slice with the same name has a
+        different UID."""
         old = self._slices.get(name)
         if old is None or old.uid != uid:
             return False
@@ -238,7 +240,7 @@ class SliceStore:
 
 
 class NodeOwner:
-    """The UID of our Node, which owns our slices; read when it is needed."""
+    """The UID of this plugin's Node, which owns the slices. It is read when needed."""
 
     def __init__(self, session: Session, node: str) -> None:
         self._session = session
@@ -248,14 +250,14 @@ class NodeOwner:
         self._reads = 0
 
     def forget(self) -> None:
-        """Read it again next time: an admin may have replaced the Node, which deletes its
-        slices."""
+        """Read the UID again next time: an administrator may have replaced the Node, which deletes
+        its slices."""
         self._uid = None
 
     async def uid(self, *, again: bool = False) -> str:
-        """Return the UID, read again if requested; raises ApiError."""
+        """Return the UID, read again if requested. Raises ApiError."""
         reads = self._reads
-        async with self._reading:  # many pools ask at once
+        async with self._reading:  # many pools ask at the same time
             if self._uid is None or (again and self._reads == reads):
                 node = await self._session.get(self._path)
                 self._uid = str(node["metadata"]["uid"])
@@ -287,13 +289,13 @@ class PoolContext:
     """Returns the features that the API server is known to drop."""
 
     on_dropped: Callable[[Collection[Feature]], bool]
-    """Receives the features that an answer lacks; returns whether this invalidates plans."""
+    """Receives the features that a response lacks. Returns whether this invalidates plans."""
 
     kept: set[Feature | str]
     """The features and paths of extra fields that the API server keeps, as dry runs have shown."""
 
     on_name_taken: Callable[[str], None]
-    """Receives a sentence on an object that has the name of a slice."""
+    """Receives a sentence about an object that uses the name of a slice."""
 
     on_rejected: Callable[[Mapping[str, str]], None]
     """Receives the reasons why devices are not published, by ``pool/device`` with the driver's pool
@@ -301,12 +303,12 @@ class PoolContext:
 
 
 class StaleError(Exception):
-    """The plan is outdated: plan again."""
+    """The plan is outdated. Plan again."""
 
 
 class DroppedError(Exception):
-    """The API server drops fields, so the plan is wrong: plan again at once. Published devices may
-    lack these fields, or the pool may be incomplete. Raised once for each feature."""
+    """The API server drops fields, so the plan is wrong. Plan again immediately, because published
+    devices may lack these fields, or the pool may be incomplete. Raised once for each feature."""
 
 
 class Verdict(Enum):
@@ -314,23 +316,24 @@ class Verdict(Enum):
 
     ACCEPTED = "accepted"
     PLAN_AGAIN = "plan again"
-    """Rejected, but not without the devices or the slices that were."""
+    """The API server rejected the plan. It may accept a new plan without the rejected devices or
+    slices."""
 
     REFUSED = "refused"
 
 
 class PoolWriter:
     """
-    The writes of one pool. Times are the loop's.
+    The writes of one pool. All times are on the loop's clock.
 
-    The answers of the API server show what it does not accept:
+    The responses of the API server show what it does not accept:
 
-    * Another client may have created a slice of another driver or node under the name of ours. Our
+    * Another client may have created a slice with one of our names for another driver or node. Our
       slices then get names that nobody can guess.
     * A device that a rejection names is rejected until it changes.
-    * A slice that it rejects otherwise is retried later, since a policy of the cluster may have
+    * A slice that is rejected otherwise is retried later, because a policy of the cluster may have
       rejected it. The other slices are still written, unless the pool would be incomplete.
-    * An API server that does not know a field drops it silently.
+    * An API server that does not support a field drops it silently.
     """
 
     def __init__(self, pool: str, context: PoolContext) -> None:
@@ -338,22 +341,22 @@ class PoolWriter:
         """The slices that were correct after their last write or check, by name."""
 
         self.error: str | None = None
-        """The reason why slices are rejected; None if none is."""
+        """Why slices are rejected, or None."""
 
         self.refused: dict[str, SliceContent] = {}
-        """The rejected contents, by the slice's name."""
+        """The rejected contents, by slice name."""
 
         self.refused_layout: dict[str, SliceContent] = {}
-        """The contents that dry runs rejected, by the slice's name: the plan was not written."""
+        """The contents that dry runs rejected, by slice name. The plan was not written."""
 
         self.refused_devices: dict[str, tuple[DesiredDevice, str]] = {}
         """The devices that rejections named, and the reasons."""
 
         self.retry_at = 0.0
-        """The time at which rejected slices are retried."""
+        """When rejected slices are retried."""
 
         self.secret = b""
-        """The secret in the names of new slices; empty until a name is taken."""
+        """The secret in the names of new slices. Empty until a name is taken."""
 
         self._renaming = False
         """Whether a name was taken in the last round."""
@@ -364,7 +367,7 @@ class PoolWriter:
         self._retry = Backoff(*RETRY_SECONDS)
 
     def forget(self) -> None:
-        """Retry rejected slices: the API server may accept other slices than before."""
+        """Retry rejected slices, because the API server may accept other slices than before."""
         self.known.clear()
         self.refused.clear()
         self.refused_layout.clear()
@@ -372,11 +375,11 @@ class PoolWriter:
 
     async def check(self, plan: Plan) -> Verdict:
         """
-        Check by dry runs what must be known before the first write.
+        Use dry runs to check what must be known before the first write.
 
-        A refusal between the writes of a layout leaves the pool incomplete. An API server that
-        drops taints makes a broken device available, even if only briefly, and so do some others of
-        the fields that it may drop.
+        A refusal between the writes of a layout would leave the pool incomplete. An API server that
+        drops taints would make a broken device available, even if only briefly. Some other fields
+        that it may drop have the same effect.
         """
         writes = (*plan.replace, *plan.create)
         if plan.changes_layout and any(map(self._is_refused, writes)):
@@ -420,7 +423,7 @@ class PoolWriter:
         self.retry_at = asyncio.get_running_loop().time() + self._retry.next_seconds()
 
     async def write(self, plan: Plan) -> bool:
-        """Make the writes of a plan; return whether the rest of the pool must be planned again,
+        """Make the writes of a plan. Return whether the rest of the pool must be planned again,
         without devices that the API server refuses."""
         errors: list[ApiError] = []
         again = False
@@ -476,7 +479,7 @@ class PoolWriter:
             # Another pool may have reported it already.
             if self._context.on_dropped(dropped) or dropped & write.needed_features:
                 raise DroppedError
-            if len(self._context.kept) > MAX_KEPT:  # a driver whose fields have ever new names
+            if len(self._context.kept) > MAX_KEPT:  # the driver keeps inventing field names
                 self._context.kept.clear()
             self._context.kept.update(write.needs)
             return
@@ -490,7 +493,7 @@ class PoolWriter:
             raise DroppedError
 
     def _note_refusal(self, write: SliceWrite, error: ApiError) -> bool:
-        """Return whether the rejection names devices; those are rejected from now on."""
+        """Return whether the rejection names devices. Those are rejected from now on."""
         found = refusal(error.details, write.body())
         if self._context.on_dropped(found.features):
             raise DroppedError from error
@@ -507,7 +510,7 @@ class PoolWriter:
     def _rename(self, name: str, found: StoredSlice | None) -> None:
         """Give new slices names that nobody can guess, from the next round on."""
         self.secret = secrets.token_bytes(16)
-        if found is not None:  # else it is deleted already, and may have been ours
+        if found is not None:  # otherwise it is already deleted, and may have been ours
             node = f"node {found.node}" if found.node else "not bound to one node"
             note = (
                 f"the node plugin uses different names for new slices of pool {self._pool} of "
@@ -527,7 +530,8 @@ class PoolWriter:
         return (found.driver, found.node, found.pool) == ours
 
     async def _read(self, name: str) -> StoredSlice | None:
-        """Read one slice, because the stored one is outdated; it may be another node's now."""
+        """Read a slice again, because the stored one is outdated. It may now belong to another
+        node."""
         store = self._context.store
         held = store.find(name)
         try:

@@ -1,12 +1,12 @@
 """
-The content of one slice, stored and desired; its JSON, and the difference of two contents. All
-pure.
+The content of one slice, stored and desired: its JSON, and the difference of two contents. Pure
+functions.
 
 As parsed JSON, the devices of a full node would need more memory than the rest of the node plugin.
-So the parts of a stored slice that are seldom needed stay compressed text. :mod:`.packing` decides
-which slice contains a device; :mod:`.plan` decides when to write a difference.
+So the rarely needed parts of a stored slice remain compressed JSON. :mod:`.packing` decides which
+slice contains a device; :mod:`.plan` decides when to write a difference.
 
-It must not know pools, generations, or the API server.
+Does not depend on pools, generations or the API server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from drakit_nodeplugin.devices.model import (
 from drakit_nodeplugin.devices.taints import DOMAIN
 
 _SELECTIONS = ("nodeSelector", "allNodes", "perDeviceNodeSelection")
-"""Fields of a spec that select nodes; ours have ``nodeName`` alone."""
+"""Fields of a spec that select nodes. Our slices have only ``nodeName``."""
 
 _DIGITS = re.compile(r"(\d+)")
 
@@ -69,17 +69,17 @@ class StoredSlice:
     """UIDs of the owner references."""
 
     foreign_selection: bool
-    """Whether it selects nodes by other fields than ``nodeName``, as no slice of ours does."""
+    """Whether the slice selects nodes by other fields than ``nodeName``. Our slices never do."""
 
     devices: tuple[str, ...]
-    """Names of the devices, in their order."""
+    """Names of the devices, in order."""
 
     counter_sets: tuple[str, ...]
     partition_type: str
-    """The attribute with the type of partitions; empty if there is none."""
+    """The attribute with the type of partitions, or an empty string."""
 
     metadata: Mapping[str, Any]
-    """The metadata without managed fields. Entries of other clients stay when the slice is
+    """The metadata without managed fields. Entries of other clients are kept when the slice is
     replaced."""
 
     content: bytes
@@ -107,7 +107,7 @@ class StoredSlice:
             counter_sets=tuple(text(each, "name") for each in sets),
             partition_type=text(spec, "partitionTypeAttribute"),
             metadata=metadata,
-            # The fastest level suffices: most of the text is repeated names.
+            # The fastest level is sufficient, because most of the content is repeated names.
             content=zlib.compress(orjson.dumps([devices, sets]), 1),
         )
 
@@ -134,7 +134,7 @@ def published_taints(slices: Iterable[StoredSlice]) -> dict[tuple[str, str], Pub
 
 
 def _seconds(time: str) -> int | None:
-    """Read a time of the API (RFC 3339) as seconds since 1970; None if it is malformed."""
+    """Parse an API time (RFC 3339) as seconds since 1970. Return None if it is malformed."""
     try:
         return int(datetime.fromisoformat(time).timestamp())
     except ValueError:
@@ -144,7 +144,7 @@ def _seconds(time: str) -> int | None:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceContent:
     """The desired content of a slice. Comparisons use the desired content, never the stored
-    result."""
+    content."""
 
     devices: Mapping[str, DesiredDevice] = field(default_factory=dict[str, DesiredDevice])
     """In the order in which the allocator tries them."""
@@ -160,7 +160,8 @@ class SliceContent:
 
 def partition_type_of(devices: Collection[DesiredDevice], attribute: str | None) -> str | None:
     """Return the attribute with the type of partitions for a slice with these devices. The API
-    requires that some of them consume counters, and that all that do have the attribute."""
+    requires that at least one device consumes counters, and that all devices that do have the
+    attribute."""
     if not attribute:
         return attribute
     if any(each.device is None for each in devices):
@@ -174,8 +175,7 @@ def partition_type_of(devices: Collection[DesiredDevice], attribute: str | None)
 
 
 def keep_published(device: DesiredDevice) -> DesiredDevice:
-    """Return the device as it is published, but with the node plugin's taints that it should have
-    now."""
+    """Return the device as it is published, but with the node plugin's current taints."""
     return replace(
         device, device=None, taints=tuple(each for each in device.taints if _is_ours(each.key))
     )
@@ -186,8 +186,7 @@ class Difference(IntEnum):
 
     NONE = 0
     TAINTS = 1
-    """Only taints differ. Any number of slices can be written for that, under the same
-    generation."""
+    """Only taints differ. Any number of slices can be written for that, in the same generation."""
 
     CONTENT = 2
 
@@ -202,13 +201,13 @@ class Chosen:
     devices: Mapping[str, DesiredDevice]
     counter_sets: Mapping[str, CounterSet]
     keeps_counter_sets: bool
-    """Whether other published counter sets stay."""
+    """Whether other published counter sets are kept."""
 
     partition_type: str | None
     """None keeps the published one."""
 
     rejected: Mapping[str, str]
-    """The reasons why devices are not published, as sentences, by their names."""
+    """The reasons why devices are not published, as sentences, by device name."""
 
 
 def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
@@ -252,7 +251,7 @@ def choose(pool: DesiredPool, dropped: Collection[Feature]) -> Chosen:
 
 
 def describe(dropped: Collection[Feature]) -> str:
-    """Name fields of devices for users, with the feature gates that are likely off."""
+    """Describe device fields for users, with the feature gates that are likely disabled."""
     if {*dropped} == {Feature.OTHER}:
         return "some device fields"
     return f"these device fields: {_listed(dropped)}"
@@ -284,18 +283,18 @@ _EFFECTS = {
 
 
 def effects(dropped: Collection[Feature], pools: Iterable[DesiredPool]) -> str:
-    """Return, for users, what is published instead of devices with these features."""
+    """Describe for users what is published instead of devices with these features."""
     affected = [pool for pool in pools if _uses(pool.devices, dropped)]
     if affected and all(pool.fallback is not None for pool in affected):
         replaced = "the node plugin publishes the driver's fallback instead"
-        # A fallback is not for devices that are tainted.
+        # A fallback does not replace devices that have taints.
         kept = {*dropped} & {Feature.TAINTS}
         return " and ".join([replaced, *(_EFFECTS[feature] for feature in kept)])
     return " and ".join(_EFFECTS[feature] for feature in Feature if feature in dropped)
 
 
 def _uses(devices: Collection[DesiredDevice], dropped: Collection[Feature]) -> bool:
-    # Taints change often: they must not switch between the devices and the fallback.
+    # Taints change often, so they must not cause switches between the devices and the fallback.
     lasting = {*dropped} - {Feature.TAINTS}
     return any(
         device.device is not None and without(device.device, lasting) is not device.device
@@ -320,7 +319,7 @@ def _without(device: DesiredDevice, dropped: Collection[Feature]) -> DesiredDevi
 
 
 def compare(stored: StoredSlice, wanted: SliceContent) -> Difference:
-    """Return how a slice at the API server differs from its desired content."""
+    """Return how a slice in the API server differs from its desired content."""
     if stored.foreign_selection or list(stored.devices) != list(wanted.devices):
         return Difference.CONTENT
     if wanted.partition_type not in (None, stored.partition_type):
@@ -343,8 +342,8 @@ def compare(stored: StoredSlice, wanted: SliceContent) -> Difference:
 
 
 def compare_contents(before: SliceContent, wanted: SliceContent) -> Difference | None:
-    """Return how a slice that had its desired content before differs now; None if only
-    :func:`compare` can decide. What did not change is the same object."""
+    """Return how a slice that had its desired content before differs now, or None if only
+    :func:`compare` can decide. Unchanged parts are the same objects."""
     if list(before.devices) != list(wanted.devices):
         return Difference.CONTENT
     if wanted.partition_type is not None and before.partition_type != wanted.partition_type:
@@ -395,8 +394,8 @@ def slice_spec(content: SliceContent, *, stored: Sequence[StoredSlice]) -> dict[
     Return the part of ``ResourceSlice.spec`` that a content describes.
 
     `stored` are the published slices with its devices. If only the name of a device is known, its
-    published body stays, except for our taints. A taint that is already published keeps the time
-    when it was added.
+    published body is kept, except for our taints. A taint that is already published keeps the time
+    at which it was added.
     """
     devices: dict[str, Object] = {}
     sets: dict[str, Object] = {}
@@ -409,7 +408,7 @@ def slice_spec(content: SliceContent, *, stored: Sequence[StoredSlice]) -> dict[
             partition_type = each.partition_type or partition_type
     spec: dict[str, Any] = {}
     if content.devices or not content.counter_sets:
-        # In a slice with counter sets, the API server refuses even an empty list of devices.
+        # In a slice with counter sets, the API server rejects even an empty list of devices.
         spec["devices"] = [
             _device(device, devices.get(name, {})) for name, device in content.devices.items()
         ]
@@ -472,8 +471,8 @@ def _rfc3339(seconds: int) -> str:
 def published_order(
     devices: Mapping[str, DesiredDevice], published: Iterable[str]
 ) -> dict[str, DesiredDevice]:
-    """Return the devices of a pool in the order of the driver. Those of which only the name is
-    known have an order only where they are published."""
+    """Return the devices of a pool in the driver's order. Devices of which only the name is known
+    have an order only if they are published."""
     listed = [name for name, each in devices.items() if each.device is not None]
     names = keep_places(listed, (name for name in published if name in devices))
     return {name: devices[name] for name in (*names, *devices)}
@@ -482,6 +481,6 @@ def published_order(
 # Each round sorts the names of all slices.
 @lru_cache(maxsize=16384)
 def natural_order(name: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that sorts ``kvm-10`` after ``kvm-9``: the allocator takes devices in this
+    """Return a key that sorts ``kvm-10`` after ``kvm-9``. The allocator takes devices in this
     order."""
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(name))

@@ -1,16 +1,17 @@
 """
-Splits a pool into ResourceSlices: which slice contains which device and counter set. Pure.
+Splits a pool into ResourceSlices: decides which slice contains which device and counter set. Pure
+functions.
 
 A device keeps its slice while it exists and the API's limits allow it. A new device goes where it
-costs the fewest writes: into a slice that is written anyway, otherwise into a single other slice,
+causes the fewest writes: into a slice that is written anyway, otherwise into a single other slice,
 otherwise into the first slices with room. :mod:`.plan` decides what is written.
 
-If the driver orders its devices, the slices one after the other contain exactly that order. Then a
-new device goes into the slice of a neighbor. If that is not possible, or devices have changed
-places across slices, the devices are distributed again: several slices change, so all of them are
-written anyway.
+If the driver orders its devices, the sequence of slices has exactly that order. Then a new device
+goes into the slice of a neighbor. If that is not possible, or if devices have moved across slices,
+the devices are distributed again. In that case several slices change, so all of them are written
+anyway.
 
-It must not know the API server, attributes, or the sources of devices.
+Does not depend on the API server or attributes.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ class PackingLimits:
     """The limits for filling a slice."""
 
     max_devices: int = MAX_TAINTED_DEVICES_PER_SLICE
-    """Devices of a slice. Any device can be tainted at any time, without a move."""
+    """Maximum number of devices in a slice. With this limit, any device can get a taint at any time
+    without moving."""
 
     fill_devices: int = 56
-    """Devices that we place in a slice. When all slices are this full, the rest is room for one
-    more device: it costs one write, and not a write of every slice."""
+    """Number of devices that the plugin places in a slice. The rest is reserved: when all slices
+    are this full, one more device costs one write, and not a write of every slice."""
 
     max_counter_sets: int = MAX_COUNTER_SETS_PER_SLICE
-    """Counter sets of a slice, which then holds no devices."""
+    """Maximum number of counter sets in a slice, which then contains no devices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,21 +45,21 @@ class CurrentLayout:
     """The slices before the change."""
 
     devices: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The index of a device's slice, by its name."""
+    """The index of each device's slice, by device name."""
 
     counter_sets: Mapping[str, int] = field(default_factory=dict[str, int])
     count: int = 0
     """The number of slices."""
 
     free: Collection[int] = ()
-    """Slices that are written in any case, regardless of their content: missing slices, and slices
-    that an interrupted round has left behind."""
+    """Slices that are written in any case, whatever their content: missing slices, and slices that
+    an interrupted round has left behind."""
 
     touched: Collection[int] = ()
     """Other slices whose content changes. If there is more than one, all slices are written."""
 
     rewritten: Collection[int] = ()
-    """Slices that are written in any case, but only for their taints."""
+    """Slices that are written in any case, but only because of their taints."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +71,7 @@ class Packing:
 
     @property
     def count(self) -> int:
-        """The number of slices: empty ones at the end are deleted, except for the first."""
+        """The number of slices. Empty slices at the end are deleted, except for the first slice."""
         return 1 + max(chain(self.devices.values(), self.counter_sets.values()), default=0)
 
 
@@ -81,8 +83,8 @@ def pack(
     ordered: bool = False,
     limits: PackingLimits | None = None,
 ) -> Packing:
-    """Return the slice of each device and of each counter set, counted from 0. New devices are
-    placed in the order of `devices`; if `ordered`, all devices are in that order."""
+    """Return the slice index of each device and of each counter set. New devices are placed in the
+    order of `devices`; if `ordered`, all devices are in that order."""
     slices = _Slices(limits=limits or PackingLimits())
     kept: dict[str, int] = {}
     touched = {*current.touched}
@@ -133,7 +135,8 @@ def _beside_neighbors(
     current: CurrentLayout,
     touched: Collection[int],
 ) -> dict[str, int] | None:
-    """Place new devices between their neighbors, without a new slice; None if there is no room."""
+    """Place new devices between their neighbors, without a new slice. Return None if there is no
+    room."""
     written = {*touched, *current.free}
     homes: dict[str, int] = {}
     run: list[str] = []
@@ -144,7 +147,7 @@ def _beside_neighbors(
             continue
         high = current.count - 1 if name is None else kept[name]
         if run:
-            # The cheapest slice first, then the nearest one to the device before.
+            # Try the cheapest slices first, then the nearest ones to the previous device.
             candidates = sorted(range(low, high + 1), key=lambda index: index not in written)
             fitting = (i for i in candidates if slices.room(i, reserve=True) >= len(run))
             if (index := next(fitting, None)) is None:
@@ -183,7 +186,7 @@ class _Slices:
     sets: Counter[int] = field(default_factory=Counter[int])
 
     def room(self, index: int, *, reserve: bool) -> int:
-        """Return how many more devices a slice takes, with or without the reserve."""
+        """Return how many more devices fit into a slice, with or without the reserve."""
         if self.sets[index]:
             return 0
         most = self.limits.max_devices if reserve else self.limits.fill_devices
@@ -241,7 +244,8 @@ def _added_in_place(
 
 
 def _spread_over_all(new: Sequence[str], new_sets: Sequence[str], slices: _Slices) -> _Homes:
-    """Fill the first slices with room, and begin new ones: the whole pool is written anyway."""
+    """Fill the first slices with room, and add new ones, because the whole pool is written
+    anyway."""
     end = slices.end
     held = [index for index in range(end) if slices.load[index]]
     empty = [i for i in range(end) if not slices.load[i] and not slices.sets[i]]
@@ -254,7 +258,7 @@ def _spread_over_all(new: Sequence[str], new_sets: Sequence[str], slices: _Slice
 def _spread(
     names: Sequence[str], indexes: Iterable[int], load: Counter[int], room: Callable[[int], int]
 ) -> tuple[dict[str, int], Sequence[str]]:
-    """Place names in the first of these slices with room; return those that do not fit too."""
+    """Place names in the first of these slices with room. Return those that do not fit."""
     homes: dict[str, int] = {}
     for index in indexes:
         if not names:

@@ -1,19 +1,19 @@
 """
-Plans the writes for a pool, from its devices and the slices at the API server. All pure.
+Plans the writes for a pool, from its devices and the slices in the API server. Pure functions.
 
 The rules of a pool: the scheduler uses only slices of the highest generation, and while there are
-fewer of them than ``resourceSliceCount`` it allocates nothing from the pool. So every state
-between two writes is either correct or not used:
+fewer of them than ``resourceSliceCount`` it allocates nothing from the pool. So every state between
+two writes is either correct or not used:
 
 * the content of one slice may change, and any number of taints, under the same generation;
-* missing slices, and slices that an interrupted round has left behind, are written under the same
-  generation too: before the last of them exists, the pool is not used;
+* missing slices, and slices that an interrupted round has left behind, are also written under the
+  same generation, because the pool is not used before the last of them exists;
 * everything else writes all slices of the pool under the next generation.
 
 Semantics: ``resource.k8s.io/v1`` ResourceSlice, KEP-4381. :mod:`.packing` decides which slice
 contains a device, :mod:`.contents` how two contents differ.
 
-It must not know the API server's client, clocks, or the sources of devices.
+Does not depend on the API server's client or clocks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ API_VERSION = "resource.k8s.io/v1"
 MAX_OBJECT_NAME = 253
 
 MAX_MIDDLE = MAX_OBJECT_NAME - len("00000-0123456789abcdef--01234567")
-"""Characters of driver and pool in a slice's name. The chart's admission policy knows it, too."""
+"""Maximum length of driver and pool in a slice's name. The chart's admission policy uses the same
+value."""
 
 _INDEX = re.compile(r"(?P<index>[0-9a-f]{5})-")
 
@@ -62,23 +63,24 @@ class PoolIdentity:
     node: str
     node_uid: str
     pool: str
-    """Its name in the API: that of the node, or one that begins with it."""
+    """The pool's name in the API: the node's name, or one that begins with it."""
 
     secret: bytes = b""
-    """Makes the names of new slices unguessable, once another object has taken one of them."""
+    """Makes the names of new slices unguessable, after another object has taken a name."""
 
 
 def slice_name(pool: PoolIdentity, index: int) -> str:
     """
-    Return the name of a new slice: without a secret, the same after a restart and for every
+    Return the name of a new slice. Without a secret, it is the same after a restart and in every
     instance.
 
     It begins with the index in hexadecimal, because the allocator reads slices in the order of
-    their names. It ends in a digest, because two drivers and two pools may join to the same text.
+    their names. It ends in a digest, because different drivers and pools can have the same
+    concatenation.
     """
     start = f"{index:05x}-"
     if pool.secret:
-        # No name reveals another one.
+        # One name must not reveal another one.
         start += hashlib.blake2s(start.encode(), key=pool.secret, digest_size=8).hexdigest() + "-"
     middle = f"{pool.driver}-{pool.pool.replace('/', '-')}"[:MAX_MIDDLE].rstrip(".")
     return start + middle + _name_end(pool)
@@ -92,10 +94,11 @@ def slices_by_index(
     pool: PoolIdentity, stored: Collection[StoredSlice], *, known: Collection[str] = ()
 ) -> dict[int, StoredSlice]:
     """
-    Return the slices that we keep, by their index.
+    Return the slices to keep, by index.
 
-    Names may contain a random part, so two slices can have one index, for example after a create
-    whose answer was lost and a restart. One in `known` is kept, or the newer one.
+    Names may contain a random part, so two slices can have the same index. For example, the
+    response to a create was lost, and the plugin restarted. Prefers the slice in `known`, otherwise
+    the newer one.
     """
     kept: dict[int, StoredSlice] = {}
     end = _name_end(pool)
@@ -108,7 +111,7 @@ def slices_by_index(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownSlice:
-    """A slice that was correct at a version: it is not read again while both stay the same."""
+    """A slice that was correct at a version. It is not read again while both remain the same."""
 
     version: str
     """Its ``resourceVersion``."""
@@ -120,7 +123,7 @@ class KnownSlice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceWrite:
-    """A slice to write. Its body is made on demand, because all bodies together are large."""
+    """A slice to write. Its body is built on demand, because all bodies together are large."""
 
     pool: PoolIdentity
     name: str
@@ -128,10 +131,10 @@ class SliceWrite:
     generation: int
     content: SliceContent
     stored: StoredSlice | None
-    """The slice that it replaces; None if it is created."""
+    """The slice that is replaced. None if the slice is created."""
 
     sources: Sequence[StoredSlice]
-    """The slices that hold its devices so far."""
+    """The slices that currently contain its devices."""
 
     changed: bool = True
     """Whether its devices, counter sets or taints differ from the published ones."""
@@ -141,9 +144,9 @@ class SliceWrite:
         """
         The features without which the API server would publish a device that must not be allocated.
 
-        If the published slice has a feature, no API server drops it from the next version: the
-        answer then proves nothing about other slices. Fields that the API server does not know are
-        an exception.
+        If the published slice already has a feature, the API server keeps it in the next version.
+        So the response proves nothing about other slices. Fields that the API server does not
+        support are an exception.
         """
         devices = self.content.devices
         needed = {Feature.TAINTS} if self._repels_pods else set[Feature]()
@@ -157,8 +160,8 @@ class SliceWrite:
 
     @property
     def needs(self) -> frozenset[Feature | str]:
-        """The needed features, with each extra field by its path: an API server that keeps one of
-        these can drop others."""
+        """The needed features, and the path of each extra field, because an API server that keeps
+        one extra field can drop others."""
         needed = self.needed_features
         if Feature.EXTRA not in needed:
             return needed
@@ -171,7 +174,7 @@ class SliceWrite:
         return any(
             taint.effect != "None" for each in devices.values() for taint in each.taints
         ) or any(
-            # A device that is only known by name keeps its driver's published taints.
+            # A device that is known only by name keeps its driver's published taints.
             text(taint, "effect") != "None"
             for source in self.sources
             for name, body in source.bodies()[0].items()
@@ -180,9 +183,9 @@ class SliceWrite:
         )
 
     def body(self) -> dict[str, Any]:
-        """Return the whole object (v1), with the resourceVersion on which it builds."""
+        """Return the whole object (v1), with the resourceVersion that it updates."""
         pool = self.pool
-        # Metadata of other clients stays.
+        # Keep metadata of other clients.
         metadata = {} if self.stored is None else dict(self.stored.metadata)
         owner = {"apiVersion": "v1", "kind": "Node", "name": pool.node, "uid": pool.node_uid}
         metadata |= {"name": self.name, "ownerReferences": [owner | {"controller": True}]}
@@ -202,7 +205,7 @@ class SliceWrite:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Writes, in the order in which they must be made."""
+    """Writes, in the required order."""
 
     delete: Sequence[StoredSlice] = ()
     replace: Sequence[SliceWrite] = ()
@@ -211,12 +214,12 @@ class Plan:
     """The slices that are correct, by name."""
 
     rejected: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The reasons why devices are not published, by their names."""
+    """The reasons why devices are not published, by device name."""
 
     changes_layout: bool = False
-    """Whether the pool is incomplete between the first write and the last: it gets a new
-    generation, by more than one write. Deletes are writes, too: a pool that shrinks to one slice is
-    incomplete after the deletes. A single write replaces all of the pool, or fails and changes
+    """Whether the pool is incomplete between the first write and the last, because it gets a new
+    generation with more than one write. Deletes are also writes: a pool that shrinks to one slice
+    is incomplete after the deletes. A single write replaces the whole pool, or fails and changes
     nothing."""
 
     @property
@@ -239,13 +242,13 @@ def planning(
     """
     Plan the writes that bring the pool to the desired state.
 
-    It yields every few milliseconds, so that the caller can let other work run.
+    Yields every few milliseconds, so that the caller can let other work run.
 
     `stored` are all slices of this pool, from any writer; `known` those that were correct; `left`
-    those that are not written for now, with the content that they would get. The plan uses no
-    feature in `dropped`, and no device that is published as one in `refused`, which has the
-    reasons. A pool without devices keeps one empty slice, which distinguishes a driver
-    without devices from no driver.
+    those that are not written for now, with the content that they would get. The plan avoids the
+    features in `dropped`, and the devices in `refused` while they are published in the same way;
+    `refused` has the reasons. A pool without devices keeps one empty slice, which distinguishes a
+    driver without devices from a missing driver.
     """
     left = left or {}
     chosen = choose(pool, dropped)
@@ -260,7 +263,7 @@ def planning(
         if name not in rejected and (each.device is not None or name in held.published)
     }
     ranks: dict[str, int] | None = None
-    # The order of an endpoint that is missing since a restart is the published one.
+    # If an endpoint has been missing since a restart, the published order applies.
     if pool.ordered or pool.partition_type_attribute is None:
         published = (name for index in sorted(held.slices) for name in held.names[index][0])
         devices = published_order(devices, published)
@@ -297,7 +300,7 @@ def planning(
 
 
 class _HeldSlices:
-    """The slices of a pool that the API server holds: those that we keep, and all others."""
+    """The slices of a pool in the API server: those to keep, and all others."""
 
     def __init__(
         self,
@@ -315,24 +318,24 @@ class _HeldSlices:
         self.next_generation = 1 + max((each.generation for each in stored), default=0)
         counts = {each.count for each in reliable if each.generation == self.generation}
         self.count = counts.pop() if len(counts) == 1 else 0
-        """The number of slices that the pool should have; 0 if unknown."""
+        """The number of slices that the pool should have, or 0 if unknown."""
 
         self.behind = {
             index
             for index, each in ours.items()
             if each.generation != self.generation and each.name not in left
         }
-        # A slice with an index beyond the pool's count is left over from an earlier round.
+        # A slice whose index is not below the pool's count is left over from an earlier round.
         old = {i for i in self.behind if self.count and i >= self.count}
         kept = {i: each for i, each in ours.items() if i not in old}
-        # If two slices hold a device, the newer one has it.
+        # If two slices contain a device, the newer slice applies.
         order = sorted(kept, key=lambda index: (index not in self.behind, index))
         self.slices = {index: kept[index] for index in order}
         self.behind -= old
         names = {each.name for each in kept.values()}
         self.obsolete = [each for each in stored if each.name not in names]
         self.missing = set(range(self.count)) - kept.keys()
-        # A slice that is not written for now counts as if it had been written.
+        # Treat a slice that is not written for now as if it had been written.
         self.names = {
             index: (tuple(as_left.devices), tuple(as_left.counter_sets))
             if (as_left := left.get(each.name)) is not None
@@ -346,12 +349,12 @@ class _HeldSlices:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Planner:
-    """Compares the held slices with the desired state, and derives the writes."""
+    """Compares the current slices with the desired state, and derives the writes."""
 
     held: _HeldSlices
     devices: Mapping[str, DesiredDevice]
     ranks: Mapping[str, int] | None
-    """The places of the devices in the order of the driver; None if they are sorted by name."""
+    """The positions of the devices in the driver's order. None if they are sorted by name."""
 
     counter_sets: Mapping[str, CounterSet | None]
     partition_type: str | None
@@ -361,7 +364,7 @@ class _Planner:
     known: dict[str, KnownSlice] = field(default_factory=dict[str, KnownSlice])
 
     def compare(self, index: int) -> None:
-        """Compare one slice with the devices that stay in it."""
+        """Compare one slice with the devices that remain in it."""
         stored = self.held.slices[index]
         names, counter_sets = self.held.names[index]
         kept = [n for n in names if n in self.devices and self.held.devices[n] == index]
@@ -419,7 +422,7 @@ class _Planner:
         same_generation = count == held.count and len(changed & {*kept} - held.behind) <= 1
         if same_generation:
             tainted = {i for i, each in self.differences.items() if each is Difference.TAINTS}
-            # The last slices are written last: with them, the pool is complete again.
+            # Write the last slices last: with them, the pool is complete again.
             kept = [i for i in kept if i in (changed | tainted) - held.behind] + [
                 i for i in kept if i in held.behind
             ]
@@ -462,7 +465,7 @@ class _Planner:
 
 
 def _sources(content: SliceContent, held: _HeldSlices) -> list[StoredSlice]:
-    """Return the published slices that a content needs for its body, the newest last."""
+    """Return the published slices that a content needs for its body, newest last."""
     devices = {n for n, each in content.devices.items() if each.taints or each.device is None}
     sets = {name for name, each in content.counter_sets.items() if each is None}
     return [

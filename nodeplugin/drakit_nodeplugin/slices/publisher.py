@@ -1,17 +1,17 @@
 """
 Publishes the devices of one driver on this node as ResourceSlices.
 
-It watches the slices at the API server, and restores slices that another client deletes. (The
-kubelet deletes the slices of its node at its start.) One :class:`PoolPublisher` runs for each pool,
-so an error of one pool delays no other. It keeps the slices up to date in rounds of writes. A round
-begins 0.2 s after the first change, and at least 1 s after the last round. Changes that other
-clients make to our slices are undone, with a backoff. The device manager gets the taints that were
-published before a restart, and the pools that the API server holds. Publishing never calls a
-driver.
+The publisher watches the slices in the API server, and restores slices that another client deletes.
+(The kubelet deletes the slices of its node when it starts.) One :class:`PoolPublisher` runs for
+each pool, so an error in one pool does not delay others. It updates the slices in rounds of writes.
+A round begins 0.2 s after the first change, and at least 1 s after the previous round. The
+publisher reverts other clients' changes to our slices, with a backoff. It passes the taints that
+were published before a restart, and the pools in the API server, to the device manager. Publishing
+never calls a driver.
 
-:mod:`.plan` decides which slices are written, :mod:`.api` what the answers mean.
+:mod:`.plan` decides which slices are written, :mod:`.api` interprets the responses.
 
-It must not know gRPC, endpoints, claims or the checkpoint.
+Does not depend on gRPC, endpoints, claims or the checkpoint.
 """
 
 from __future__ import annotations
@@ -54,26 +54,28 @@ logger = logging.getLogger(__name__)
 
 FORGET_SECONDS = 600.0
 """Minimum time between two retries of dropped fields, which cost writes. When the watch restarts,
-the API server may be a newer one."""
+the API server may have been upgraded."""
 
 SETTLE_SECONDS = 0.2
-"""Time from the first change to the write. An unplugged hub causes one write."""
+"""Delay from the first change to the write, so that an unplugged hub causes one write."""
 
 PACE_SECONDS = 1.0
-"""Minimum time between two rounds of writes. Devices that flap must not load the API server."""
+"""Minimum time between two rounds of writes, so that flapping devices do not load the API
+server."""
 
 MAX_RETRY_AFTER_SECONDS = 60.0
 
 UNDO_SECONDS = (2.0, 60.0)
-"""First and longest delay before a repeated change by another client is undone. An admin's
-tool may revert our change again."""
+"""Initial and maximum delay before another client's repeated change is reverted, because an
+administrator's tool may revert our change again."""
 
 MAX_CHECKS = 3
-"""Plans of one round that are checked by dry runs. One answer names all invalid devices of a slice;
-a policy of the cluster may name one device in each answer."""
+"""Maximum number of plans in a round that are checked with dry runs. One response names all invalid
+devices of a slice; a policy of the cluster may name one device in each response."""
 
 QUIET_SECONDS = 600.0
-"""The time without foreign changes after which the next one is undone at once."""
+"""Time without changes by other clients after which the next such change is reverted
+immediately."""
 
 
 class SlicePublisher:
@@ -91,9 +93,9 @@ class SlicePublisher:
         on_write: OnWrite,
     ) -> None:
         """
-        `on_rejected` receives the reasons for devices that are newly not published, as in
-        `rejected`; `on_name_taken` a sentence on an object that has the name of one of our slices;
-        `on_dropped` a sentence on the fields that the API server drops, once.
+        Create a publisher. `on_rejected` receives the reasons for newly rejected devices, as in
+        `rejected`; `on_name_taken` a sentence about an object that has the name of one of our
+        slices; `on_dropped` a sentence about the fields that the API server drops, once.
         """
         self._manager = manager
         self._session = session
@@ -120,7 +122,8 @@ class SlicePublisher:
         return self._dropped
 
     def explain_dropped(self) -> Mapping[str, str]:
-        """Return a sentence on each feature that the API server drops, by its word in reports."""
+        """Return a sentence about each feature that the API server drops, by its word in
+        reports."""
         return {
             feature.name.title().replace("_", ""): self._sentence({feature})
             for feature in Feature
@@ -129,13 +132,13 @@ class SlicePublisher:
 
     @property
     def published_count(self) -> int:
-        """The number of devices that the API server holds."""
+        """The number of devices in the API server."""
         return self._store.device_count
 
     @property
     def rejected(self) -> Mapping[str, str]:
         """The reasons why desired devices are not published, by ``pool/device`` with the driver's
-        pool names; devices of the pool with the node's name by their names alone."""
+        pool names. Devices in the pool with the node's name have only their own name."""
         rejected: dict[str, str] = {}
         for pool in self._pools.values():
             rejected |= qualified(short_pool(self._node, pool.name), pool.rejected)
@@ -143,8 +146,7 @@ class SlicePublisher:
 
     @property
     def last_error(self) -> str | None:
-        """The reason why slices are not in the desired state, as of the last attempts; None if
-        nothing failed."""
+        """Why slices are not in the desired state, according to the last attempts, or None."""
         if not self.listed.is_set() and self._reflector is not None:
             return None if (error := self._reflector.last_error) is None else str(error)
         errors = {name: each.last_error for name, each in sorted(self._pools.items())}
@@ -174,7 +176,7 @@ class SlicePublisher:
         async with asyncio.TaskGroup() as group:
 
             def find(names: Collection[str], settle_seconds: float = SETTLE_SECONDS) -> None:
-                """Publish these pools too."""
+                """Publish these pools, too."""
                 for name in names:
                     if name not in self._pools:
                         pool = self._pools[name] = PoolPublisher(name, context)
@@ -189,7 +191,7 @@ class SlicePublisher:
         del self._pools[pool.name]
 
     async def _wake(self) -> None:
-        """Wake the pools that have changed; each has its own pace."""
+        """Wake the pools that have changed. Each has its own pace."""
         seen, before = self._manager.revision.number, self._manager.publication()
         while True:
             seen = await self._manager.revision.after(seen)
@@ -205,7 +207,8 @@ class SlicePublisher:
                 self._manager.observe_published(self._store.pools())
 
     async def _find(self, find: Callable[[Collection[str]], None]) -> None:
-        """Publish new pools. They share one rate limit: a backend may keep renaming its pools."""
+        """Publish new pools. They share one rate limit, because a backend may keep renaming its
+        pools."""
         seen = self._manager.revision.number
         while True:
             seen = await self._manager.revision.after(seen)
@@ -245,7 +248,7 @@ class SlicePublisher:
     # ------------------------------------------------------------ dropped fields
 
     def _drops(self, features: Collection[Feature]) -> bool:
-        """Record the features that an answer lacks; return whether this invalidates plans."""
+        """Record the features that a response lacks. Return whether this invalidates plans."""
         new = frozenset(features) - self._dropped
         if not new:
             return False
@@ -269,7 +272,7 @@ class SlicePublisher:
         return f"the API server does not support {describe(features)}; {effects(features, pools)}"
 
     def _forget(self) -> None:
-        """Note that the watch restarted: the API server may be another one."""
+        """Handle a restart of the watch: the API server may be another one."""
         self._kept.clear()
         now = asyncio.get_running_loop().time()
         if now - self._forgot_at < FORGET_SECONDS:
@@ -281,12 +284,12 @@ class SlicePublisher:
 
 
 class PoolPublisher:
-    """Publishes one pool. Times are the loop's."""
+    """Publishes one pool. All times are on the loop's clock."""
 
     def __init__(self, name: str, context: PoolContext) -> None:
         self.name = name
         self.last_error: str | None = None
-        """The error of the last round, or of one of its slices; None if nothing failed."""
+        """The error of the last round, or of one of its slices, or None."""
 
         self.rejected: Mapping[str, str] = {}
         """The reasons why desired devices are not published, by name."""
@@ -299,7 +302,7 @@ class PoolPublisher:
         self._not_before = 0.0
         self._backoff = Backoff(*RETRY_SECONDS)
         self._settled = False
-        """Whether our last round was the last write, as far as we know."""
+        """Whether our last round was the last known write."""
 
         self._undo_backoff = Backoff(*UNDO_SECONDS, jitter=0)
         self._undone_at = float("-inf")
@@ -308,7 +311,7 @@ class PoolPublisher:
         self._writer = PoolWriter(name, context)
 
     def forget(self) -> None:
-        """Compare everything again: the API server may accept other slices than before."""
+        """Compare everything again, because the API server may accept other slices than before."""
         self._writer.forget()
         self._settled = False
         self.changed.set()
@@ -319,7 +322,7 @@ class PoolPublisher:
         loop = asyncio.get_running_loop()
         gone = False
         while True:
-            if gone:  # the pause between rounds applies to a pool that appears repeatedly, too
+            if gone:  # the pause between rounds also applies to a pool that appears repeatedly
                 await asyncio.sleep(self._not_before - loop.time())
                 if not self._wanted():
                     return
@@ -339,7 +342,8 @@ class PoolPublisher:
             except DroppedError:
                 settle = 0.0
                 self.changed.set()
-            except Exception as error:  # even a bug of ours: the pools of other drivers continue
+            # even on a bug in the plugin, the pools of other drivers continue
+            except Exception as error:
                 self._failed(error)
             else:
                 self._backoff.succeeded()
@@ -350,7 +354,7 @@ class PoolPublisher:
         return self.name in names
 
     def _failed(self, error: Exception) -> None:
-        """Log the error of a round, and schedule the next attempt."""
+        """Log a round's error, and schedule the next attempt."""
         seconds = max(self._backoff.next_seconds(), PACE_SECONDS)
         if isinstance(error, TooManyRequestsError | UnavailableError):
             seconds = max(seconds, min(error.retry_after_seconds or 0.0, MAX_RETRY_AFTER_SECONDS))
@@ -371,7 +375,7 @@ class PoolPublisher:
     # ------------------------------------------------------------ one round
 
     async def _round(self) -> bool:
-        """Write what differs; return whether the pool is neither desired nor published."""
+        """Write the differences. Return whether the pool is neither desired nor published."""
         publication = self._context.manager.publication()
         pool = publication.pools.get(self.name)
         self._again_at = None
@@ -396,7 +400,7 @@ class PoolPublisher:
         self._again_at = at if self._again_at is None else min(at, self._again_at)
 
     async def _accepted_plan(self, pool: DesiredPool) -> Plan:
-        """Return the writes that the API server accepts, as far as dry runs show."""
+        """Return a plan whose writes the API server accepts, according to dry runs."""
         writer = self._writer
         identity = await self._identity()
         if asyncio.get_running_loop().time() >= writer.retry_at:
@@ -415,7 +419,7 @@ class PoolPublisher:
                 return plan
             if verdict is Verdict.REFUSED:
                 break
-        # A device that fails must still be tainted, and one that vanished must not be allocated.
+        # A failing device must still get its taint, and a vanished device must not be allocated.
         names = {name for each in self._context.store.of_pool(self.name) for name in each.devices}
         wanted = choose(pool, self._context.dropped()).devices
         kept = tuple(keep_published(each) for name, each in wanted.items() if name in names)
@@ -454,7 +458,8 @@ class PoolPublisher:
             except StopIteration as end:
                 plan: Plan = end.value
                 break
-            await asyncio.sleep(0)  # planning a full node's pool takes as long as many claims
+            # planning a full node's pool takes as long as handling many claims
+            await asyncio.sleep(0)
         names = {each.name for each in stored}
         writer.known = {
             name: each for name, each in (writer.known | {**plan.known}).items() if name in names
@@ -462,7 +467,7 @@ class PoolPublisher:
         return plan
 
     def _undo(self, slices: Collection[str]) -> None:
-        """Delay the next undo."""
+        """Delay the next revert."""
         now = asyncio.get_running_loop().time()
         if now - self._undone_at >= QUIET_SECONDS:
             self._undo_backoff.succeeded()
@@ -478,7 +483,7 @@ class PoolPublisher:
         stored = context.store.of_pool(self.name)
         uid = await context.owner.uid()
         if any(each.owners != (uid,) for each in stored):
-            # An admin may have replaced the Node.
+            # An administrator may have replaced the Node.
             uid = await context.owner.uid(again=True)
         return PoolIdentity(
             driver=context.manager.driver,
@@ -510,6 +515,6 @@ class PoolPublisher:
 
 
 def qualified(pool: str, rejected: Mapping[str, str]) -> dict[str, str]:
-    """Prefix devices with the driver's name of their pool; the pool with the node's name has
-    none."""
+    """Prefix devices with the driver's name for their pool. The pool with the node's name has no
+    prefix."""
     return {f"{pool}/{device}".lstrip("/"): why for device, why in rejected.items()}
