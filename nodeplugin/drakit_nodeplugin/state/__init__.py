@@ -1,1 +1,1 @@
-"""The checkpoint: the claims that this node has prepared, kept in a SQLite database."""
+"""The checkpoint: the claims that this node has prepared, stored in a SQLite database."""

@@ -1,12 +1,12 @@
 """
 The CDI files of one driver's claims: one spec per claim, named by its UID.
 
-The UID makes the name unique, because runtimes cache specs and read again only on a miss. The text
-of a file is made once and stored with the claim. From then on, the file is compared with this text,
-and written again without the driver. :mod:`drakit_formats.cdi` defines the format of a spec; the
-checkpoint writes and removes files beside their rows.
+The UID makes the name unique, because runtimes cache specs and read again only on a miss. The
+content of a file is generated once and stored with the claim. Later, the file is compared with that
+content, and restored without calling the driver. :mod:`drakit_formats.cdi` defines the format of a
+spec; the checkpoint writes and removes files together with their rows.
 
-It must not know the checkpoint, the API server, drivers or gRPC.
+Does not depend on the checkpoint, the API server, drivers or gRPC.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from drakit_formats.cdi import SpecDirectory, build_spec, container_edits, dump_
 
 class ClaimSpecs:
     """
-    Writes, compares, reads and removes the CDI files of one driver; never those of others.
+    Writes, compares, reads and removes the CDI files of one driver, but never those of others.
 
-    All methods block but :meth:`build` and :meth:`cdi_id`.
+    All methods except :meth:`build` and :meth:`cdi_id` block.
     """
 
     def __init__(self, driver: str, directory: Path) -> None:
         self._driver = driver
         self._kind = f"{driver}/claim"
         self._prefix = f"{driver}-claim_"
-        # Not flushed to disks: after a boot every claim is prepared again, and its file compared.
+        # Don't flush files to disk: after a boot, every claim is prepared again, and its file
+        # compared.
         self._directory = SpecDirectory(directory, durable=False)
 
     def build(
@@ -44,37 +45,38 @@ class ClaimSpecs:
         mounts: Mapping[int, Mount] = MappingProxyType({}),
     ) -> str:
         """
-        Return a claim's file as text; raise :class:`drakit_formats.cdi.InvalidEditsError`.
+        Return the content of a claim's file. Raises :class:`drakit_formats.cdi.InvalidEditsError`.
 
-        `mounts` are those of the node plugin itself, by the index of the device that has one.
+        `mounts` are the node plugin's own mounts, by the index of their device.
         """
         devices = [(f"{uid}-{index}", edit) for index, edit in enumerate(edits)]
         spec = build_spec(self._kind, devices)
         for index, mount in mounts.items():
-            # Not among the driver's edits, which may be anything until they have been checked.
+            # Keep these out of the driver's edits, which are untrusted until they have been
+            # checked.
             container = spec["devices"][index]["containerEdits"]
             own = container_edits(Edits(mounts=(mount,)))["mounts"]
             container["mounts"] = [*container.get("mounts", ()), *own]
         return dump_spec(spec)
 
     def cdi_id(self, uid: str, index: int) -> str:
-        """Return the qualified CDI name of a claim's device, which :meth:`build` has checked."""
+        """Return the qualified CDI name of a claim's device, which :meth:`build` has validated."""
         return f"{self._kind}={uid}-{index}"
 
     def place(self, texts: Mapping[str, str]) -> Mapping[str, OSError]:
-        """Make sure that the files of these claims hold these texts; return those that failed."""
+        """Ensure that the files of these claims have these contents. Return those that failed."""
         return self._each(texts, lambda name, uid: self._directory.write_text(name, texts[uid]))
 
     def unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
-        """Make sure that these claims have no file; return those that failed."""
+        """Ensure that these claims have no file. Return those that failed."""
         failed = self._each(uids, lambda name, _: self._directory.remove(name))
-        # The kubelet asks for every UID that it knows. One that cannot be a file name has no file.
+        # The kubelet passes on every UID. If a UID cannot be a file name, there is no file.
         no_name = (errno.EINVAL, errno.ENAMETOOLONG)
         return {uid: error for uid, error in failed.items() if error.errno not in no_name}
 
     def read(self, uid: str) -> str | None:
-        """Return the text of a claim's file; empty if it is damaged, None if there is no file or it
-        belongs to another program. Raises OSError."""
+        """Return the content of a claim's file. Empty if it is damaged; None if there is no file,
+        or it belongs to another program. Raises OSError."""
         try:
             text = self._directory.read_text(f"{self._prefix}{uid}.json")
         except ValueError:
@@ -95,20 +97,21 @@ class ClaimSpecs:
         return {name[begin:end] for name in self._directory.names(self._prefix)}
 
     def without_entry(self, known: Collection[str]) -> set[str]:
-        """Return the UIDs of all claims that have a file, except the known ones. Raises OSError.
+        """
+        Return the UIDs of all claims that have a file, except the known ones. Raises OSError.
 
-        Files of other programs do not count, whatever their names. A file that cannot be read does.
+        Ignores files of other programs, whatever their names, but includes unreadable files.
         """
         return {uid for uid in self.uids().difference(known) if not self._is_foreign(uid)}
 
     def clean(self) -> None:
-        """Remove files that an earlier process left half-written. Raises OSError."""
+        """Remove half-written files of earlier processes. Raises OSError."""
         self._directory.clean_temporary(self._prefix)
 
     def _each(
         self, uids: Iterable[str], action: Callable[[str, str], object]
     ) -> dict[str, OSError]:
-        """Call for the file and the UID of each claim; return the failures."""
+        """Call `action` with the file and the UID of each claim. Return the failures."""
         failed: dict[str, OSError] = {}
         for uid in uids:
             try:
@@ -137,7 +140,7 @@ class ClaimSpecs:
 
 
 def claim_uid(cdi_name: str, *, driver: str) -> str | None:
-    """Return the claim of a CDI name; None if it is not one of ours."""
+    """Return the claim of a CDI name, or None if the name is not ours."""
     kind, _, device = cdi_name.partition("=")
     uid, _, index = device.rpartition("-")
     return uid if kind == f"{driver}/claim" and uid and index.isdigit() else None

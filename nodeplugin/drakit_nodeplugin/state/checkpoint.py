@@ -5,17 +5,17 @@ driver's endpoints.
 SQLite in WAL mode with ``synchronous=FULL``: one transaction and one flush per batch, whatever its
 size. After a crash, it contains the whole batch or nothing of it. Only the driver's active instance
 opens it for writing (:mod:`.lock`). Every write is compare-and-swap on a row's generation, because
-work on a claim can end late. :mod:`drakit_nodeplugin.claims.allocation` decides whether an entry
+work on a claim can finish late. :mod:`drakit_nodeplugin.claims.allocation` decides whether an entry
 must be prepared again. :mod:`drakit_nodeplugin.devices` decides the effects of an unavailable
 endpoint.
 
-A claim's CDI file and metadata files follow its row in the same trip to the writer's thread: they
-are written after the row of a prepared claim, and removed before the row goes.
+The same job in the writer's thread also handles a claim's CDI file and metadata files. It writes
+them after the row of a prepared claim, and removes them before the row.
 
 This module owns the writer's thread, the cache of recent rows, and the handling of errors.
-:mod:`.rows` and :mod:`.holds` contain the statements; :mod:`.quarantine` opens a database in any
-state. It must not know gRPC, the API server, endpoints beyond their rows, the content of a CDI
-file, or the types of the engine.
+:mod:`.rows` and :mod:`.holds` contain the statements; :mod:`.quarantine` opens a database, whatever
+its state. The module does not depend on gRPC, the API server, endpoints beyond their rows or the
+types of the engine.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ from drakit_nodeplugin.state.rows import Outcome
 logger = logging.getLogger(__name__)
 
 REOPEN_SECONDS = 1.0
-"""Minimum seconds between two attempts to use an unusable checkpoint, loop clock."""
+"""Minimum seconds between two attempts to use an unusable checkpoint, on the loop's clock."""
 
 MAX_RECENT = 512
-"""Claims in the cache: a node has 110 pods by default, and most have a claim or two."""
+"""Maximum number of claims in the cache. A node has 110 pods by default, and most have one or two
+claims."""
 
 MAX_RECENT_BYTES = 4096
-"""Bytes of opaque parameters, metadata and the claim's own data in the cache, for each claim; a row
-can hold 128 KiB of each of the first two, and 64 KiB of the last."""
+"""Maximum size of opaque parameters, metadata and the claim's own data for each claim in the cache.
+A row can have 128 KiB of each of the first two, and 64 KiB of the last."""
 
 _RESTART = "the node plugin opens it again and quarantines it"
 _BUSY = f"{schema.BUSY_SECONDS:g} s"
@@ -66,10 +67,10 @@ ResultT = TypeVar("ResultT")
 
 class Checkpoint:
     """
-    The prepared claims and the endpoints of one driver. All methods are safe to call concurrently.
+    The prepared claims and the endpoints of one driver. All methods can be called concurrently.
 
-    Each raises :class:`CheckpointError` if the database cannot be used. Every later call tries
-    again, once a second at most: when there is space again, the next call succeeds.
+    Each method raises :class:`CheckpointError` if the database cannot be used. Later calls retry,
+    at most once a second. For example, once there is space again, the next call succeeds.
     """
 
     def __init__(
@@ -80,24 +81,25 @@ class Checkpoint:
         metadata: MetadataFiles | None = None,
         numbers: HeldNumbers | None = None,
     ) -> None:
-        """If `files` is None, the checkpoint has rows only, and writes no files. `numbers` are
-        those of all drivers of the process; the checkpoint's directory has its driver's name."""
+        """Create a checkpoint. If `files` is None, it has only rows, and writes no files.
+        `numbers` are those of all drivers of the process. The checkpoint's directory has its
+        driver's name."""
         self._files = files
         self._metadata = metadata
         self._driver = path.parent.name
         self._numbers = HeldNumbers() if numbers is None else numbers
         self._are_numbers_read = False
-        """Whether the numbers of the rows are known; not after a transaction that failed."""
+        """Whether the numbers of the rows are known. False after a failed transaction."""
         self._claim_devices = ClaimDevices()
         self.path = path
         self.damage: str | None = None
-        """The cause of lost entries, until :meth:`rebuilt`; None if none were lost."""
+        """The cause of lost entries, until :meth:`rebuilt`. None if no entries were lost."""
         self.broken: str | None = None
-        """Damage that was found since it was opened: nothing is written any more. Only opening it
-        again, at a restart, can quarantine it."""
+        """Damage that was detected after the open. Nothing is written any more: only opening the
+        checkpoint again, at a restart, can quarantine it."""
         self.unusable: str | None = None
-        """The reason why it is currently unusable (no space, no permission, a newer version); None
-        if it is usable."""
+        """Why the checkpoint is currently unusable (no space, no permission, a newer version), or
+        None."""
         self.on_transaction: Callable[[float], None] | None = None
         """Called with the seconds of each write transaction, in the writer's thread."""
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
@@ -105,29 +107,31 @@ class Checkpoint:
         self._file: tuple[int, int] | None = None
         self._uids: set[str] = set()
         """The UIDs of all rows that may exist. The writer's thread changes this set and the cache
-        below; the loop reads them."""
+        below; the event loop reads them."""
         self._recent: OrderedDict[str, StoredClaim] = OrderedDict()
-        """A cache of rows that we wrote or read."""
+        """A cache of rows that this process wrote or read."""
         self._wanted = self._closed = False
         self.revision = Revision()
         """Advances when claims' rows were written."""
         self._next_attempt = float("-inf")
         self._transactions = 0
-        """Transactions that the writer's thread has committed."""
+        """The number of transactions that the writer's thread has committed."""
 
     async def open(self) -> None:
         """
-        Open the database; a damaged one is quarantined, and its sound rows are in a new one.
+        Open the database. A damaged database is quarantined, and its intact rows are copied to a
+        new one.
 
         Raises :class:`CheckpointError` if a later version of drakit wrote it, or if there is no
-        space or no permission: those are no damage, and a quarantine would lose the claims.
+        space or no permission. These are not damage, and a quarantine would lose the claims.
         """
         self._wanted = True
         self._next_attempt = float("-inf")
         await self._run(lambda _: None)
 
     async def close(self) -> None:
-        """Close the database permanently. Everything that was answered is already on disk."""
+        """Close the database permanently. Everything that was reported to the kubelet is already on
+        disk."""
         if self._closed:
             return
         self._closed = True
@@ -147,9 +151,9 @@ class Checkpoint:
 
     async def pages(self, size: int = 50) -> AsyncIterator[list[StoredClaim]]:
         """
-        Yield every claim, by UID, in chunks: a row can hold 128 KiB of opaque parameters.
+        Yield every claim, by UID, in pages, because a row can have 128 KiB of opaque parameters.
 
-        Each page is a snapshot; claims that come or go in the meantime may be missed.
+        Each page is a snapshot. Claims that are added or removed in the meantime may be missed.
         """
         after = ""
         while page := await self._run(partial(rows.page, after=after, size=size)):
@@ -165,12 +169,12 @@ class Checkpoint:
         return await self._run(partial(rows.uids, state=state, boot_id=boot_id))
 
     async def orphans(self) -> set[str]:
-        """Return the UIDs of claims that have a CDI file and no row. Raises OSError as well."""
+        """Return the UIDs of claims that have a CDI file and no row. Also raises OSError."""
         return await self._run(lambda database: self._without_entry(rows.uids(database)))
 
     async def states(self) -> Mapping[str, int]:
-        """Count the claims by their state; a state without claims is left out. Raises
-        CheckpointError while entries may be missing."""
+        """Count the claims by state, omitting states without claims. Raises CheckpointError while
+        entries may be missing."""
         return await self._run_complete(rows.states)
 
     async def write(
@@ -181,15 +185,15 @@ class Checkpoint:
         files: bool = False,
     ) -> Outcome:
         """
-        Write claims in one transaction, each if it carries its stored row's generation.
+        Write claims in one transaction, each if it has the generation of its stored row.
 
-        Generation 0: there is no row. A claim is not written if its row has another generation. It
-        is not written either if another claim holds one of its devices, and one of the two needs it
-        exclusively. An exclusive device has one holder. Shares do not exclude each other, and admin
-        access excludes nothing. With `hardware`, the main inventories, it also leaves out a claim
-        if all claims together would exceed a counter set or a device's capacity.
+        Generation 0 means that there is no row. A claim is not written if its row has another
+        generation, or if another claim holds one of its devices and one of the two needs it
+        exclusively. Shares do not exclude each other, and admin access excludes nothing. With
+        `hardware`, the main inventories, a claim is also not written if all claims together would
+        exceed a counter set or a device's capacity.
 
-        With `files`, the CDI files of the claims that were written are put in place afterwards.
+        With `files`, also write the CDI files of the written claims.
         """
         if not claims:
             return Outcome(written={}, held={}, changed=frozenset())
@@ -199,7 +203,7 @@ class Checkpoint:
         )
 
     async def confirm(self, claims: Collection[StoredClaim]) -> Outcome:
-        """Put the CDI files of claims in place whose rows still are what the caller knows; the
+        """Write the CDI files of claims whose rows are still those that the caller knows. The
         others are `changed`."""
         return await self._run(lambda database: self._confirm(database, claims))
 
@@ -207,12 +211,12 @@ class Checkpoint:
         self, claims: Collection[StoredClaim], *, files_of: Collection[str] = ()
     ) -> tuple[frozenset[str], Mapping[str, OSError]]:
         """
-        Remove the CDI files of claims; then forget those without a file in one transaction, each if
-        it carries its stored row's generation. Their devices are free then.
+        Remove the CDI files of claims. Then forget the claims whose file is gone in one
+        transaction, each if it has the generation of its stored row. Their devices are then free.
 
-        The files of the claims `files_of` go as well; their rows stay. Returns the UIDs of rows
-        that are other ones and stay, and the files that cannot be removed; a row that is missing is
-        fine.
+        Also removes the files of the claims `files_of`, but keeps their rows. Returns the UIDs of
+        rows that are kept because they differ, and the files that cannot be removed. Missing rows
+        are ignored.
         """
         if not claims and not files_of:
             return frozenset(), {}
@@ -221,15 +225,15 @@ class Checkpoint:
     async def clear(
         self, uids: Collection[str]
     ) -> tuple[Mapping[str, StoredClaim], Mapping[str, OSError]]:
-        """Remove the CDI files of claims that have no row. Returns those that have one after all,
-        and the files that cannot be removed."""
+        """Remove the CDI files of claims that have no row. Return those that do have a row, and the
+        files that cannot be removed."""
         return await self._run(lambda database: self._clear(database, list(uids)), complete=True)
 
     async def claims_of_devices(
         self,
     ) -> Mapping[tuple[str, str], Mapping[ClaimReference, Sequence[StoredDevice]]]:
-        """Return the claims that have each device, by pool and device; admin access included. With
-        each claim come its results for the device."""
+        """Return the claims that have each device, by pool and device, including admin access. Each
+        claim comes with its results for the device."""
         return await self._run(
             lambda database: self._claim_devices.read(
                 rows.all_generations(database), partial(rows.claims_of, database)
@@ -243,38 +247,38 @@ class Checkpoint:
 
     async def held_beside_unpreparing(self) -> list[HeldDevice]:
         """Return the holds of claims that are being unprepared, and of others on the same counter
-        sets; nothing while no claim is being unprepared."""
+        sets. Empty while no claim is being unprepared."""
         return await self._run(holds.held_beside_unpreparing)
 
     async def endpoints(self) -> list[StoredEndpoint]:
-        """Return the endpoints, by name; one whose row is damaged is not among them."""
+        """Return the endpoints, by name, except those with damaged rows."""
         return await self._run(rows.endpoints)
 
     async def write_endpoints(self, endpoints: Collection[StoredEndpoint]) -> None:
-        """Write endpoints in one transaction, in place of what was stored of them."""
+        """Write endpoints in one transaction, replacing their stored rows."""
         if endpoints:
             write = partial(rows.write_endpoints, endpoints=endpoints)
             await self._run(lambda database: self._transaction(database, write))
 
     async def forget_endpoints(self, names: Collection[str]) -> None:
-        """Forget endpoints in one transaction; one that is not there is fine."""
+        """Forget endpoints in one transaction. Unknown endpoints are ignored."""
         if names:
             forget = partial(rows.forget_endpoints, names=names)
             await self._run(lambda database: self._transaction(database, forget))
 
     async def forget(self, uid: str, generation: int) -> bool:
-        """Delete a claim's row by hand, if it still has this generation; return whether it had.
-        Work on the claim that is in flight cannot store anything any more."""
+        """Delete a claim's row manually, if it still has this generation. Return whether it had.
+        Work in flight on the claim can no longer store anything."""
         return await self._run(lambda database: self._forget_by_hand(database, uid, generation))
 
     async def rebuilt(self) -> None:
-        """Record that the damage is repaired: it is not reported again after a restart."""
+        """Record that the damage is repaired, so that it is not reported again after a restart."""
         if self.damage is not None:
             await self._run(lambda database: self._transaction(database, quarantine.forget_damage))
             self.damage = None
 
     async def _run_complete(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
-        """Run work whose result would be wrong without the lost entries."""
+        """Run work whose result would be wrong if entries were lost."""
         if self.damage is not None:
             raise CheckpointError(f"the checkpoint {self.path} is being rebuilt: {self.damage}")
         return await self._run(work, complete=True)
@@ -282,8 +286,9 @@ class Checkpoint:
     async def _run(
         self, work: Callable[[sqlite3.Connection], ResultT], *, complete: bool = False
     ) -> ResultT:
-        """Run work in the writer's thread. If it relies on the entries being `complete`, it fails
-        if the database was opened meanwhile and has lost some: the caller cannot know that yet."""
+        """Run work in the writer's thread. If the work relies on the entries being `complete`, it
+        fails if the database was meanwhile opened and has lost some, because the caller does not
+        know that yet."""
         if self._closed or not self._wanted:
             raise CheckpointError(f"the checkpoint {self.path} is not open")
         context = contextvars.copy_context()
@@ -300,12 +305,12 @@ class Checkpoint:
             if self._transactions != before:
                 self.revision.advance()
 
-    # ------------------------------------------------------------ within the writer's thread
+    # ------------------------------------------------------------ in the writer's thread
 
     def _attempt(
         self, work: Callable[[sqlite3.Connection], ResultT], now: float, complete: bool
     ) -> ResultT:
-        """Run work over a connection; retry an unusable one, but not at every call."""
+        """Run work on a connection. Reopen an unusable one, but not at every call."""
         try:
             if self._connection is not None and self._file != _identity(self.path):
                 self._find_again(self._connection)
@@ -317,7 +322,7 @@ class Checkpoint:
                 database = self._open()
             elif self.unusable is not None and due:
                 self._next_attempt = now + REOPEN_SECONDS
-                # A write shows whether there is space again; if not, the next one reports it.
+                # A write shows whether there is space again. If not, the next write reports it.
                 with suppress(sqlite3.Error):
                     self._transaction(database, partial(rows.next_generations, number=1))
             if complete and self.damage is not None:
@@ -338,12 +343,12 @@ class Checkpoint:
         self._connection = opened.connection
         self.damage = opened.damage
         self.unusable = None
-        self._transactions += 1  # its rows may be other ones than before
+        self._transactions += 1  # the rows may differ from before
         self._read_numbers(opened.connection)
         return opened.connection
 
     def _find_again(self, connection: sqlite3.Connection) -> None:
-        """The file was removed or replaced by hand: restore it, or use the new one."""
+        """Handle a file that was removed or replaced manually: restore it, or use the new one."""
         try:
             quarantine.rewrite(connection, self.path)
         except (OSError, sqlite3.Error) as error:
@@ -352,7 +357,8 @@ class Checkpoint:
         self._disconnect()
 
     def _disconnect(self) -> None:
-        # The last one to close writes the log back and removes it: nothing temporary is left.
+        # The last connection to close checkpoints and removes the log, so no temporary files
+        # remain.
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(sqlite3.Error):
@@ -368,7 +374,7 @@ class Checkpoint:
             return CheckpointError(f"{text}; another program has held it for {_BUSY}")
         self.unusable = f"{text}; check space and permissions of its directory"
         self._next_attempt = now + REOPEN_SECONDS
-        if code != sqlite3.SQLITE_FULL:  # what is stored can still be read then
+        if code != sqlite3.SQLITE_FULL:  # after a full disk, stored data can still be read
             self._disconnect()
         return CheckpointError(self.unusable)
 
@@ -389,8 +395,8 @@ class Checkpoint:
         files: bool,
     ) -> Outcome:
         uids = [claim.uid for claim in claims]
-        # A rebuilt row, whose devices can be completed, is never among these. All are read again
-        # the next time, unless the transaction shows what they are.
+        # A rebuilt row, whose devices may still be completed, is never cached. All rows are read
+        # again next time, unless the transaction shows their content.
         recent = {uid: claim for uid in uids if (claim := self._recent.pop(uid, None)) is not None}
         self._uids.update(uids)
         has_numbers = any(device.nodes for claim in claims for device in claim.devices)
@@ -459,7 +465,8 @@ class Checkpoint:
         self._forget(uid)
         return True
 
-    # ------------------------------------------------------------ numbers, in that thread too
+    # ------------------------------------------------------------ device numbers, in the writer's
+    # thread
 
     def _admit(
         self,
@@ -468,7 +475,7 @@ class Checkpoint:
         claim: StoredClaim,
         held: bool,
     ) -> TakenNumber | None:
-        """Decide within a transaction whether a claim can have its device numbers."""
+        """Decide in a transaction whether a claim can have its device numbers."""
         if unread and not held:
             raise CheckpointError(
                 "the device numbers that claims hold are unknown, because the checkpoint of driver "
@@ -484,7 +491,7 @@ class Checkpoint:
         self._numbers.load(self._driver, rows.identified(database))
         self._are_numbers_read = True
 
-    # ------------------------------------------------------------ CDI files, in that thread too
+    # ------------------------------------------------------------ CDI files, in the writer's thread
 
     def _without_entry(self, known: Collection[str]) -> set[str]:
         return self._files.without_entry(known) if self._files else set()
@@ -510,12 +517,12 @@ class Checkpoint:
         removable = [uid for uid in uids if uid not in failed] if failed else uids
         return {**failed, **self._files.unlink(removable)} if self._files else failed
 
-    # ------------------------------------------------------------ memory, in the writer's thread
+    # ------------------------------------------------------------ cache, in the writer's thread
 
     def _cache(self, claim: StoredClaim) -> None:
         self._uids.add(claim.uid)
         self._recent.pop(claim.uid, None)
-        # A row whose consumption is unknown is completed without a new generation.
+        # A row with unknown consumption is completed without a new generation.
         complete = all(device.consumes is not None for device in claim.devices)
         texts = (claim.data or "", *claim.configs, *claim.metadata.values())
         small = sum(map(len, texts)) <= MAX_RECENT_BYTES
@@ -529,7 +536,7 @@ class Checkpoint:
         self._uids.discard(uid)
 
     def _invalidate(self, claims: Collection[StoredClaim]) -> None:
-        """Read claims from their rows the next time, unless the transaction shows what they are."""
+        """Read claims from their rows next time, unless the transaction shows their content."""
         for claim in claims:
             self._uids.add(claim.uid)
             self._recent.pop(claim.uid, None)
@@ -544,8 +551,8 @@ class Checkpoint:
         """
         Run work in one transaction.
 
-        If it fails, the claims `uids` hold the numbers that they held before, and all numbers are
-        read again before they are compared.
+        If it fails, the claims `uids` keep their previous numbers, and all numbers are read again
+        before the next comparison.
         """
         if self.broken is not None:
             raise CheckpointError(f"{self.broken}; {_RESTART}")
@@ -571,7 +578,7 @@ class Checkpoint:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Identify a file, as opposed to a later one at the same path."""
+    """Identify a file, to distinguish it from a later file at the same path."""
     try:
         found = os.stat(path)
     except OSError:

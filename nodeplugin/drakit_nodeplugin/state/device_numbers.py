@@ -2,20 +2,20 @@
 The device numbers that the claims of all drivers of the process hold, and the claims of one driver
 with their devices.
 
-The kernel gives the number of hardware that was unplugged to other hardware. A claim that needs a
-number which another claim still holds for other hardware would then share a device with it. A
-driver identifies the hardware behind a device node (:attr:`drakit.DeviceNode.identity`). Equal
-identities share a number, nodes without identity are not compared. Of a rebuilt claim, only the
-numbers are known: no other device gets them.
+When hardware is unplugged, the kernel may give its number to other hardware. If a claim needed a
+number that another claim still holds for other hardware, the two would share a device. A driver
+identifies the hardware behind a device node (:attr:`drakit.DeviceNode.identity`). Nodes with equal
+identities can share a number; nodes without an identity are not compared. For a rebuilt claim, only
+the numbers are known, and no other device gets them.
 
-Numbers belong to the node and not to a driver, so all drivers of a process have one
+Numbers belong to the node and not to a driver, so all drivers of a process share one
 :class:`HeldNumbers`, in memory. Their checkpoints fill it when they open, and change it together
-with their rows. Identities of different drivers differ even if their texts are equal, so two
-drivers cannot publish the same identified hardware to two claims. Numbers of an earlier boot count
-for nothing. While another instance of the plugin is active for a driver, its numbers are those that
+with their rows. Identities of different drivers differ even if their strings are equal, so two
+drivers cannot publish the same identified hardware to two claims. Numbers of an earlier boot are
+ignored. While another instance of the plugin is active for a driver, its numbers are those that
 were read when this instance began to wait for it.
 
-It must not know SQLite, the API server, drivers, or the meaning of a claim's states.
+Does not depend on SQLite, the API server or drivers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from drakit.device import ClaimReference
 from drakit_nodeplugin.state.records import StoredClaim, StoredDevice, StoredNode
 
 MAX_FORMER_NODES = 64
-"""Former numbers of a device that a claim keeps, the latest ones: a loose plug can renumber a
-device at every contact, and rows are bounded."""
+"""Maximum number of previous numbers that a claim keeps for a device, the latest ones. A loose plug
+can renumber a device at every contact, and rows are bounded."""
 
 READ_SECONDS = 5.0
-"""From the start until the rows of all drivers are read, as a rule: a claim waits for it."""
+"""Maximum time from the start until the rows of all drivers are usually read. A claim waits for
+it."""
 
 _Number = tuple[str, int, int]
 _Key = tuple[str, str]
@@ -43,19 +44,19 @@ _Key = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenNumber:
-    """A number that a claim cannot have, because it is held for other hardware."""
+    """A number that a claim cannot have, because another claim holds it for other hardware."""
 
     number: str
-    """The number, as in ``c 188:0``."""
+    """The number, for example ``c 188:0``."""
 
     device: StoredDevice
     """The claim's device."""
 
     driver: str
-    """The driver of the holder."""
+    """The holder's driver."""
 
     holder: ClaimReference
-    """The claim that holds the number; the claim itself if its own devices contradict."""
+    """The claim that holds the number. It is the claim itself if its own devices conflict."""
 
     held: str
     """The holder's device."""
@@ -72,16 +73,16 @@ class _Hold:
 
 
 class HeldNumbers:
-    """The numbers that unreleased claims of all drivers hold. All methods are thread-safe."""
+    """The numbers that unreleased claims of all drivers hold. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._read = threading.Condition(self._lock)
         self._unread: set[str] = set()
-        """Drivers whose rows were not read since the start."""
+        """Drivers whose rows have not been read since the start."""
 
         self._wait_until = 0.0
-        """Monotonic clock."""
+        """The end of the wait, on the monotonic clock."""
 
         self._holds: dict[_Key, tuple[_Hold, ...]] = {}
         self._wanted: dict[_Key, tuple[_Hold, ...]] = {}
@@ -91,27 +92,27 @@ class HeldNumbers:
         """The claims that hold or want each number."""
 
     def expect(self, drivers: Iterable[str]) -> None:
-        """Until the rows of these drivers are read, no claim is admitted to a number."""
+        """Admit no claim to a number until the rows of these drivers are read."""
         with self._lock:
             self._unread.update(drivers)
             self._wait_until = time.monotonic() + READ_SECONDS
 
     def give_up(self, driver: str) -> None:
-        """A driver cannot be hosted: do not wait for its rows."""
+        """Stop waiting for the rows of a driver that cannot be hosted."""
         with self._read:
             self._unread.discard(driver)
             self._read.notify_all()
 
     def unread(self) -> frozenset[str]:
-        """Return the drivers whose rows were not read. Blocks for :data:`READ_SECONDS` after the
-        start at most."""
+        """Return the drivers whose rows have not been read. Blocks for at most :data:`READ_SECONDS`
+        after the start."""
         with self._read:
             timeout = max(0.0, self._wait_until - time.monotonic())
             self._read.wait_for(lambda: not self._unread, timeout=timeout)
             return frozenset(self._unread)
 
     def load(self, driver: str, claims: Iterable[StoredClaim]) -> None:
-        """Replace everything that is known of a driver."""
+        """Replace all numbers of a driver."""
         holds = {(driver, claim.uid): _holds(claim) for claim in claims}
         with self._lock:
             for key in [key for key in self._holds | self._wanted if key[0] == driver]:
@@ -123,10 +124,10 @@ class HeldNumbers:
 
     def admit(self, driver: str, claim: StoredClaim, *, held: bool) -> TakenNumber | None:
         """
-        Return why a claim cannot have its numbers; None if it has them from now on.
+        Return why a claim cannot have its numbers. If None, it holds them from now on.
 
-        `held`: containers use the claim's devices already. Then it is never refused, because that
-        would only keep outdated numbers in its CDI file. :meth:`settle` must follow.
+        `held`: containers already use the claim's devices. The claim is then never refused, because
+        that would only keep outdated numbers in its CDI file. :meth:`settle` must follow.
         """
         key = (driver, claim.uid)
         wanted = _holds(claim)
@@ -139,7 +140,7 @@ class HeldNumbers:
         return None
 
     def settle(self, driver: str, uid: str, stored: StoredClaim | None) -> None:
-        """Record what is stored of a claim now; None if there is no row."""
+        """Record the claim that is now stored, or None if there is no row."""
         key = (driver, uid)
         holds: tuple[_Hold, ...] = ()
         if stored is not None and any(device.nodes for device in stored.devices):
@@ -149,7 +150,8 @@ class HeldNumbers:
                 self._set(key, holds)
 
     def withdraw(self, driver: str, uid: str) -> None:
-        """End an :meth:`admit` whose claim was not written: what it held before remains."""
+        """End an :meth:`admit` whose claim was not written. The claim keeps its previous
+        numbers."""
         key = (driver, uid)
         with self._lock:
             if key in self._wanted:
@@ -219,8 +221,8 @@ def _holds(claim: StoredClaim) -> tuple[_Hold, ...]:
 def with_former_nodes(
     nodes: tuple[StoredNode, ...], former: Iterable[StoredNode]
 ) -> tuple[StoredNode, ...]:
-    """Return the nodes of a device that is prepared a second time: containers that run can still
-    use the numbers that it had before."""
+    """Return the nodes of a device that is prepared a second time. Running containers can still use
+    its previous numbers."""
     known = {(node.number, identity) for node in nodes for identity in (node.identity, "")}
     kept = {
         (node.number, node.identity): replace(node, current=False)
@@ -235,8 +237,8 @@ def with_former_nodes(
 
 
 class ClaimDevices:
-    """The claims of one driver and the devices that they have. Only rows that have changed since
-    the last time are read."""
+    """The claims of one driver and their devices. Only rows that changed since the last read are
+    read."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, ClaimReference, tuple[StoredDevice, ...]]] = {}
@@ -246,8 +248,8 @@ class ClaimDevices:
         generations: Mapping[str, int],
         load: Callable[[Sequence[str]], Iterable[StoredClaim]],
     ) -> Mapping[tuple[str, str], Mapping[ClaimReference, Sequence[StoredDevice]]]:
-        """Return the claims of each device, by pool and device, each with its results for the
-        device. `generations` are those of all rows."""
+        """Return the claims of each device, by pool and device, with their results for the device.
+        `generations` are those of all rows."""
         known = {
             uid: found for uid, found in self._known.items() if generations.get(uid) == found[0]
         }

@@ -1,18 +1,18 @@
 """
-Holds: the devices and hardware of each claim, and what fits beside them.
+Holds: the devices and hardware of each claim, and what fits in addition to them.
 
 A device is held by one claim exclusively, or by any number of shares, never both. Admin access is
 possible in addition to either, and consumes nothing. In addition, claims together must not exceed
 the counter sets that their devices consume, nor the capacity that their shares consume. So devices
-that consume the same counters, and shares of one device, overlap without a common name. A counter
-counts once for each device, regardless of the number of claims that share it. Amounts are integers
-(:func:`.quantity_units`), so that sums are exact.
+that consume the same counters, and shares of one device, overlap although they have no common name.
+A device consumes its counters once, regardless of the number of claims that share it. Amounts are
+integers (:func:`.quantity_units`), so that sums are exact.
 
 The limits are those of the main inventory. Each decision is part of the transaction that writes it,
 so it is valid across processes. :mod:`.rows` decides when to write rows.
 
-Functions with a connection block; the others are pure. It must not know generations, bodies, the
-meaning of a claim's states, the lifecycle of endpoints, or taints.
+Functions that take a connection block; the others are pure. The module does not depend on
+generations, bodies or taints.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Amounts = Mapping[str, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolContent:
-    """An endpoint's validated inventory of a pool. Immutable."""
+    """An endpoint's validated inventory for a pool. Immutable."""
 
     devices: Mapping[str, Device]
     counter_sets: tuple[CounterSet, ...] = ()
@@ -46,12 +46,12 @@ class PoolContent:
     partition_type_attribute: str = ""
 
     def device(self, name: str) -> Device | None:
-        """Return a device of the main inventory, whichever inventory is published."""
+        """Return a device of the main inventory, whether or not the fallback is published."""
         found = self.devices.get(name)
         return found if found is not None or self.fallback is None else self.fallback.get(name)
 
     def totals(self, counter_set: str) -> Amounts:
-        """Return the totals of a counter set; empty if it does not exist."""
+        """Return the totals of a counter set. Empty if it does not exist."""
         for each in self.counter_sets:
             if each.name == counter_set:
                 return units_of(each.counters)
@@ -60,13 +60,13 @@ class PoolContent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """The main inventories of a driver at one moment; safe to read in another thread."""
+    """The main inventories of a driver at one point in time. Can be read from other threads."""
 
     pools: Mapping[str, PoolContent] = field(default_factory=dict[str, PoolContent])
-    """Pools by their names in the API, without pools of stopped endpoints."""
+    """Pools by their API names, without pools of stopped endpoints."""
 
     def device(self, pool: str, name: str) -> Device | None:
-        """Return a device; None if no endpoint lists it."""
+        """Return a device, or None if no endpoint lists it."""
         content = self.pools.get(pool)
         return None if content is None else content.device(name)
 
@@ -89,10 +89,10 @@ class HeldDevice:
     """The pool's name in the API."""
     device: str
     consumes: Mapping[str, Amounts] | None
-    """Consumption by counter set; None if no inventory has listed the device since a rebuild."""
+    """Consumption by counter set. None if no inventory has listed the device since a rebuild."""
 
     shared: Amounts | None = field(default_factory=dict[str, int])
-    """The consumption of all shares of its capacity; None if it is unknown for one."""
+    """The capacity that all shares consume. None if it is unknown for any share."""
 
     exclusive: bool = True
     """Whether one claim holds it exclusively."""
@@ -102,13 +102,13 @@ class HeldDevice:
 
 
 def units_of(quantities: Mapping[str, str]) -> Amounts:
-    """Return quantities as integers; raises ValueError for an invalid quantity."""
+    """Return quantities as integers. Raises ValueError for an invalid quantity."""
     return {name: quantity_units(text) for name, text in quantities.items()}
 
 
 def blocked_by_held(content: PoolContent, held: Collection[str]) -> frozenset[str]:
     """Return the devices of a pool that no claim holds, and that need more of a counter set than
-    the held devices leave."""
+    the held devices leave over."""
     used: dict[str, dict[str, int]] = {}
     for name in held:
         device = content.device(name)
@@ -135,8 +135,9 @@ def blocked_by_unpreparing(
     """
     Return the devices of a pool that unpreparing claims block for new claims.
 
-    These are the devices that such claims hold exclusively, and all others that do not fit beside
-    the holds. The scheduler does not know those claims: it counts their devices as free.
+    These are the devices that such claims hold exclusively, and all others that do not fit in
+    addition to the holds. The scheduler does not see those claims, and considers their devices
+    free.
     """
     leaving = [each for each in held if each.unpreparing]
     names = {each.device for each in leaving if each.exclusive}
@@ -173,7 +174,7 @@ def _consumed(held: HeldDevice, content: PoolContent) -> Mapping[str, Amounts] |
 
 
 def _is_full(held: HeldDevice, content: PoolContent) -> bool:
-    """Return whether not even the smallest share fits beside the held ones."""
+    """Return whether not even the smallest share fits in addition to the held ones."""
     device = content.device(held.device)
     if device is None:
         return False
@@ -184,7 +185,7 @@ def _is_full(held: HeldDevice, content: PoolContent) -> bool:
 
 
 def _least(capacity: str | Capacity) -> int:
-    """Return the smallest amount of a capacity that a claim can have."""
+    """Return the smallest amount of a capacity that a claim can request."""
     if isinstance(capacity, str):
         return quantity_units(capacity)
     if capacity.valid_range is not None:
@@ -225,7 +226,7 @@ UNKNOWN = "?"
 """The consumption of a share whose row was rebuilt only from the kubelet's list."""
 
 _CHUNK = 500
-"""Devices per statement."""
+"""Devices per SQL statement."""
 
 # A partial index applies only if the query repeats its condition literally.
 _HELD = (
@@ -239,20 +240,20 @@ _HOLDER = (
     "SELECT min(claim) FROM devices WHERE pool = ? AND device = ? AND claim <> ? AND hold = '{}'"
 )
 
-# Thousands of claims can share a device: those that consume the same are one group.
+# Thousands of claims can share a device, so group those with equal consumption.
 _SHARES = (
     "SELECT ?2, amounts, count(*), min(claim) FROM devices "
     "WHERE pool = ?1 AND device = ?2 AND hold = 'share' AND claim <> ?3 GROUP BY amounts"
 )
 
-# A device counts once, however many claims share it.
+# A device consumes its counters once, however many claims share it.
 _COUNTERS = (
     "SELECT device, amounts, count(DISTINCT device), min(claim) FROM counters "
     "WHERE pool = ? AND counter_set = ? AND claim <> ? AND device NOT IN ({}) GROUP BY amounts"
 )
 
 _Group = tuple[str, Amounts, int, int]
-"""Holds of equal amounts: device of the oldest, amounts, number, and the oldest claim's row."""
+"""Holds with equal amounts: device of the oldest, amounts, number, and the oldest claim's row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,22 +262,22 @@ class Held:
 
     device: StoredDevice
     holder: StoredClaim | None
-    """The conflicting claim; None if the claim alone exceeds the inventory."""
+    """The conflicting claim. None if the claim itself exceeds the inventory."""
 
     beside: str = ""
     """The holder's device."""
 
     shortage: str | None = None
-    """The reason why both do not fit, as a clause; None if both want one device."""
+    """Why the two do not fit together, as a clause. None if both want the same device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rest:
-    """All rows but one."""
+    """All rows except one."""
 
     connection: sqlite3.Connection
     row: int
-    """The number of the claim's own row, which is ignored."""
+    """The ID of the claim's own row, which is ignored."""
 
     claim: Callable[[int], StoredClaim]
     """Loads the claim of a row."""
@@ -284,7 +285,7 @@ class Rest:
 
 def refusal(claim: StoredClaim, rest: Rest, *, hardware: Hardware | None) -> Held | None:
     """
-    Return the reason why a claim conflicts with other rows; None if it has no conflict.
+    Return why a claim conflicts with other rows, or None.
 
     Without `hardware`, devices are compared only by name.
     """
@@ -303,8 +304,8 @@ def contested(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -
     """
     Return the UIDs of claims that :func:`refusal` must judge.
 
-    Others cannot be refused: no other row, and no other of these claims, has a device of theirs,
-    and they consume nothing but whole devices.
+    Others cannot be refused: no other row, and none of the other claims, has one of their devices,
+    and they consume only whole devices.
     """
     doubtful: set[str] = set()
     wanted: dict[tuple[str, str], str] = {}
@@ -327,7 +328,7 @@ def contested(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -
 
 
 def devices_of(claim: StoredClaim) -> frozenset[HeldAs]:
-    """Return a claim's devices as they are indexed."""
+    """Return a claim's devices in the form of the index."""
     shares: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for device in claim.devices:
         if device.hold == "share":
@@ -341,7 +342,7 @@ def devices_of(claim: StoredClaim) -> frozenset[HeldAs]:
 
 
 def counters_of(claim: StoredClaim) -> frozenset[TakenFrom]:
-    """Return a claim's consumption of counter sets, as it is indexed."""
+    """Return a claim's consumption of counter sets in the form of the index."""
     found: set[TakenFrom] = set()
     for device in claim.devices:
         if device.hold == "admin":
@@ -413,7 +414,8 @@ def held_beside_unpreparing(connection: sqlite3.Connection) -> list[HeldDevice]:
 
 
 def _shared(connection: sqlite3.Connection, pool: str, device: str) -> Amounts | None:
-    """Return the consumption of all shares of a device; None if it is unknown for one."""
+    """Return the capacity that all shares of a device consume, or None if it is unknown for any
+    share."""
     total: dict[str, int] = {}
     for _, text, number, _ in connection.execute(_SHARES, (pool, device, 0)):
         if text == UNKNOWN:
@@ -426,8 +428,8 @@ def _shared(connection: sqlite3.Connection, pool: str, device: str) -> Amounts |
 
 
 def _holder(device: StoredDevice, rest: Rest) -> int | None:
-    """Return the row of a claim that has a device and does not share it."""
-    # Shares do not exclude each other: the shares of others, maybe thousands, are not read.
+    """Return the row of a claim that has a device and does not share it, if any."""
+    # Shares do not exclude each other, so don't read other shares, of which there may be thousands.
     for hold in ("exclusive", "share") if device.hold == "exclusive" else ("exclusive",):
         # A partial index applies only if the query repeats its condition literally.
         query = _HOLDER.format(hold)
@@ -471,7 +473,7 @@ def _too_little_capacity(
 ) -> Held | None:
     wanted: dict[tuple[str, str], list[StoredDevice]] = defaultdict(list)
     for device in holding:
-        # Only a device in use gets here without being listed: its capacity is held already.
+        # Only devices in use get here without being listed. Their capacity is already held.
         if device.hold == "share" and hardware.device(*_key(device)) is not None:
             wanted[_key(device)].append(device)
     for key, shares in wanted.items():
@@ -479,7 +481,7 @@ def _too_little_capacity(
         for share in shares:
             _add(own, units_of(share.consumed_capacity))
         if not own:
-            continue  # it fits beside any number of others
+            continue  # it fits in addition to any number of others
         limit = hardware.capacity(*key)
         others = _groups(rest.connection.execute(_SHARES, (*key, rest.row)), unknown=limit)
         if (name := _exceeded(own, others, limit)) is not None:
@@ -498,7 +500,7 @@ def _groups(
 
 
 def _exceeded(own: Amounts, others: Iterable[_Group], limit: Amounts) -> str | None:
-    """Return the name of an amount that would be exceeded; None if all fit."""
+    """Return the name of an amount that would be exceeded, or None."""
     total = dict(own)
     for _, amounts, number, _ in others:
         _add(total, amounts, times=number)
@@ -516,7 +518,8 @@ def _shortage(
     of: str,
     rest: Rest,
 ) -> Held:
-    """Name the largest holder, which frees the most; of equal ones the oldest."""
+    """Name the largest holder, because its release frees the most. If several are equal, name the
+    oldest."""
     if own[name] > limit.get(name, 0):
         shortage = f"the claim requires more {of} than the driver provides"
         return Held(device=device, holder=None, shortage=shortage)
@@ -538,7 +541,7 @@ def _add(total: dict[str, int], amounts: Amounts, *, times: int = 1) -> None:
 
 
 def _text(amounts: Amounts) -> str:
-    """Serialize amounts so that equal ones have the same text, in any notation of quantities."""
+    """Serialize amounts so that equal amounts have equal strings, in any notation of quantities."""
     return json.dumps(sorted(amounts.items()), separators=(",", ":"))
 
 

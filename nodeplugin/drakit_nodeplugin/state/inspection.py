@@ -1,13 +1,13 @@
 """
-Manual operations on a checkpoint: inspect it, and forget a claim.
+Manual operations on a checkpoint: inspecting it, and forgetting a claim.
 
 An inspection never writes: it quarantines nothing, and creates no file while the daemon is down.
-Only the active instance of the driver writes to a checkpoint. So a claim is forgotten by a request,
-a small file beside the checkpoint, which that instance answers by removing it. If none is active,
-the lock of the driver is taken for one transaction. :mod:`drakit_cli` decides when a claim may be
-forgotten, and updates everything outside the checkpoint.
+Only the driver's active instance writes to a checkpoint. So forgetting a claim is a request, a
+small file next to the checkpoint. The active instance handles the request and removes the file. If
+no instance is active, the inspection takes the driver's lock for one transaction. :mod:`drakit_cli`
+decides when a claim may be forgotten, and updates everything outside the checkpoint.
 
-Functions block. It must not know CDI files, the kubelet, or how results are shown.
+Functions block. The module does not depend on CDI files or the kubelet.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from drakit_nodeplugin.state.quarantine import DATABASE_ERRORS, CheckpointError
 from drakit_nodeplugin.state.records import StoredClaim, StoredEndpoint
 
 FORGET_SECONDS = 10.0
-"""The time that the node plugin has to answer; it looks for requests once a second."""
+"""Time limit for the node plugin to handle the request. It checks for requests once a second."""
 
 REQUEST_PREFIX = "forget-"
 
 _ATTEMPTS = 3
-"""Reads of a database whose daemon starts at the same moment."""
+"""Attempts to read a database while its daemon is starting."""
 
 
 class InspectionError(Exception):
-    """A checkpoint cannot be inspected, or changed by hand; the text is a sentence."""
+    """A checkpoint cannot be inspected, or changed manually. The message is a sentence."""
 
     def __init__(self, text: str, *, foreign: bool = False) -> None:
         super().__init__(text)
         self.foreign = foreign
-        """The file at the path belongs to another program."""
+        """Whether the file at the path belongs to another program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,29 +48,29 @@ class Inspection:
     """A snapshot of a checkpoint."""
 
     version: int | None
-    """The schema version; None if it cannot be read."""
+    """The schema version, or None if it cannot be read."""
 
     claims: tuple[StoredClaim, ...]
-    """Claims, ordered by UID. For a damaged database, only claims whose rows are sound."""
+    """Claims, ordered by UID. For a damaged database, only claims with intact rows."""
 
     endpoints: tuple[StoredEndpoint, ...] = ()
     """Endpoints, ordered by name, without those whose rows are damaged."""
 
     problems: tuple[str, ...] = ()
-    """Problems of the database itself; the node plugin quarantines it at its next start."""
+    """Problems of the database itself. The node plugin quarantines it at its next start."""
 
     dropped: tuple[str, ...] = ()
-    """Damaged rows of endpoints; the node plugin drops them at its next start."""
+    """Damaged rows of endpoints. The node plugin drops them at its next start."""
 
     damage: str | None = None
     """The cause of lost entries that are not rebuilt yet."""
 
     quarantined: tuple[str, ...] = ()
-    """Names of the quarantined files beside it."""
+    """Names of the quarantined files next to it."""
 
 
 def inspect(path: Path) -> Inspection:
-    """Inspect a checkpoint; raise :class:`InspectionError` if that is not possible."""
+    """Inspect a checkpoint. Raises :class:`InspectionError` if that is not possible."""
     try:
         quarantined = [
             entry.name
@@ -85,7 +85,7 @@ def inspect(path: Path) -> Inspection:
 
 
 def read_device_numbers(path: Path) -> list[StoredClaim]:
-    """Return the claims that may hold device numbers; raise :class:`CheckpointError`."""
+    """Return the claims that may hold device numbers. Raises :class:`CheckpointError`."""
     try:
         if schema.recognize(path) == 0:
             return []
@@ -97,9 +97,9 @@ def read_device_numbers(path: Path) -> list[StoredClaim]:
 
 def forget(path: Path, claim: StoredClaim) -> None:
     """
-    Delete the row of a claim, if it is still the one that was inspected.
+    Delete a claim's row, if it is still the row that was inspected.
 
-    Raises :class:`InspectionError`; then nothing was changed.
+    Raises :class:`InspectionError` if nothing was changed.
     """
     try:
         gone = _forget_alone(path, claim)
@@ -119,8 +119,8 @@ def forget(path: Path, claim: StoredClaim) -> None:
 
 
 def _forget_alone(path: Path, claim: StoredClaim) -> bool | None:
-    """Delete a row while no instance is active, and return whether it was still the same; None if
-    one is active."""
+    """Delete a row while no instance is active. Return whether it was still the same row, or None
+    if an instance is active."""
     with try_lock(path.parent) as locked:
         if not locked:
             return None
@@ -131,7 +131,7 @@ def _forget_alone(path: Path, claim: StoredClaim) -> bool | None:
 
 
 def _forget_by_request(path: Path, claim: StoredClaim) -> bool:
-    """Ask the active instance, and return whether the row is gone."""
+    """Send a request to the active instance. Return whether the row is gone."""
     request = path.with_name(f"{REQUEST_PREFIX}{claim.uid}")
     write_private(request, str(claim.generation).encode())
     try:
@@ -150,7 +150,7 @@ def _forget_by_request(path: Path, claim: StoredClaim) -> bool:
 
 
 def requests(folder: Path) -> Mapping[str, int]:
-    """Return the claims that are to be forgotten, by UID, with the generations of their rows."""
+    """Return the claims to forget, by UID, with the generations of their rows."""
     found: dict[str, int] = {}
     for entry in folder.glob(f"{REQUEST_PREFIX}*"):
         with suppress(OSError, ValueError):
@@ -172,7 +172,7 @@ def _inspect(path: Path) -> Inspection:
         for _ in range(_ATTEMPTS):
             quiet = not schema.has_log(path)
             found = _read(path, version)
-            # Without a log, the file was read as one without writers. Check that none has begun.
+            # Without a log, the file was read without locks. Check that no writer has started.
             if not quiet or not schema.has_log(path):
                 return found
     except schema.UnfitError as error:
@@ -187,8 +187,8 @@ def _inspect(path: Path) -> Inspection:
 
 
 def _read(path: Path, version: int) -> Inspection:
-    """Read a database. Errors are returned in the result, because a process that opens the database
-    at the same time can cause them."""
+    """Read a database. The result contains the errors, because a process that opens the database at
+    the same time can cause them."""
     try:
         with closing(schema.connect_reading(path)) as connection:
             connection.execute("BEGIN")
@@ -206,14 +206,14 @@ def _read(path: Path, version: int) -> Inspection:
 
 
 def _of_damage(path: Path, version: int | None, error: Exception) -> Inspection:
-    """Return the inspection of a damaged database; raise an error that is not damage."""
+    """Return the inspection of a damaged database. Raises an error that is not damage."""
     if not quarantine.is_damage(error):
         raise error
     return _of_damaged(path, version, str(error))
 
 
 def _of_damaged(path: Path, version: int | None, *problems: str) -> Inspection:
-    """Copy the sound rows of a damaged database into memory, and read them there."""
+    """Copy the intact rows of a damaged database into memory, and read them there."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
         schema.create(memory)
         quarantine.copy_rows(path, memory)

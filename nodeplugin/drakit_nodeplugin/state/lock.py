@@ -1,18 +1,17 @@
 """
-The one active instance of a driver on this node.
+Ensures that only one instance of a driver is active on this node.
 
 Usually one process serves a driver; during a rolling update there are two. One ``flock`` on the
-driver's data directory decides which of them is active: it alone calls the driver, writes the
-checkpoint, and publishes. The kernel releases the lock of a process that ends, however it ends.
+driver's data directory decides which of them is active. Only the active instance calls the driver,
+writes the checkpoint, and publishes. When a process ends, the kernel releases its lock, even after
+a crash.
 
-An instance that starts asks for a **hand-over**: it locks a second file, ``waiting.lock``. The
+An instance that starts requests a **hand-over** by locking a second file, ``waiting.lock``. The
 active instance notices that within a second, finishes its work, and releases the lock. Then it
-waits for the lock again, without asking, and lets every instance that asks take it first. If the
-new instance dies or does not take the lock, the former one is active again within a second. It then
-ignores the new one for :data:`IGNORE_SECONDS`: an instance that crashes again and again must not
-interrupt the one that works.
-
-This module must not depend on what an instance does with the lock.
+waits for the lock again, but without a request, so any instance with a request takes precedence. If
+the new instance dies or does not take the lock, the previous one is active again within a second.
+It then ignores the new one for :data:`IGNORE_SECONDS`, because an instance that keeps crashing must
+not interrupt a working one.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ ASK_SECONDS = 0.2
 """Time between two attempts of an instance that waits for its first turn."""
 
 YIELD_SECONDS = 0.8
-"""The time that an instance which handed over leaves to the one that asked."""
+"""How long an instance that handed over leaves the lock to the one that requested it."""
 
 STANDBY_SECONDS = 0.4
 """Time between two attempts of an instance that handed over."""
 
 IGNORE_SECONDS = 60.0
-"""The time for which an instance that had its turn, and did not stay active, is ignored."""
+"""How long an instance is ignored that had its turn and did not remain active."""
 
 WAITING_FILE = "waiting.lock"
 
@@ -59,7 +58,7 @@ class DriverLock:
     """The lock of one driver, for one process. Its methods run in one event loop."""
 
     def __init__(self, driver: str, data: Path, *, instance_uid: str) -> None:
-        """`data` is the driver's data directory."""
+        """Create a lock. `data` is the driver's data directory."""
         self._data = data
         self._instance_uid = instance_uid
         self._descriptor: int | None = None
@@ -80,7 +79,7 @@ class DriverLock:
 
     @property
     def held(self) -> bool:
-        """Whether this instance is the active one."""
+        """Whether this instance is active."""
         return self._descriptor is not None
 
     @property
@@ -89,15 +88,15 @@ class DriverLock:
         return self._descriptor is None and self._handed_over_to is not None
 
     async def try_acquire(self) -> bool:
-        """Take the lock if no other instance has it; return whether this one has it. Raises
+        """Take the lock if no other instance has it. Return whether this instance has it. Raises
         OSError."""
         if self._descriptor is None:
             await asyncio.to_thread(self._take)
         return self.held
 
     async def acquire(self, *, may_ask: Callable[[], bool]) -> None:
-        """Wait for the lock. Before the first turn, ask for it as soon as `may_ask` returns True.
-        An error of the file system is logged, and the next attempt made."""
+        """Wait for the lock. Before the first turn, request it as soon as `may_ask` returns True.
+        File system errors are logged and retried."""
         is_first = self._handed_over_to is None
         pause = ASK_SECONDS if is_first else STANDBY_SECONDS
         if not is_first:
@@ -115,10 +114,11 @@ class DriverLock:
 
     async def until_asked(self, poller: FilePoller) -> Literal["asked", "ignored", "lost"]:
         """
-        Wait until another instance asks for a hand-over, and return what to do.
+        Wait until another instance requests a hand-over, and return what to do.
 
-        ``ignored``: it asks again too early, and will not get the lock now; reported once for each
-        request. ``lost``: the data directory was replaced, so the lock is worth nothing.
+        ``ignored``: the instance requests the lock again too early, and will not get it now. This
+        is returned once for each request. ``lost``: the data directory was replaced, so the lock
+        has no effect.
         """
         while True:
             await poller.until(lambda: self._end_of_hold() is not None)
@@ -141,7 +141,7 @@ class DriverLock:
                 return "ignored"
 
     async def release(self) -> None:
-        """Release the lock, and stop asking for it. Raises nothing."""
+        """Release the lock, and withdraw the request for it. Does not raise."""
         try:
             await asyncio.to_thread(self._release)
         except OSError as error:
@@ -153,7 +153,7 @@ class DriverLock:
         if self._handed_over_to is not None:
             asker = self._waiting()
             if asker is not None and asker.instance_uid != self._handed_over_to:
-                return  # yet another instance, which is to have the lock first
+                return  # yet another instance, which takes precedence
         self._take()
         if asks and self._descriptor is None:
             self._ask()
@@ -176,7 +176,7 @@ class DriverLock:
                 _unlock(descriptor)
 
     def _end_of_hold(self) -> _Asker | Literal["lost"] | None:
-        """Return why the hold may have to end; None if there is no reason."""
+        """Return why the hold may have to end, or None."""
         if self._descriptor is not None and not _is_at(self._data, self._descriptor):
             return "lost"
         return self._waiting()
@@ -191,7 +191,7 @@ class DriverLock:
                 os.ftruncate(self._asking, 0)
                 os.pwrite(self._asking, self._instance_uid.encode(), 0)
             except OSError:
-                self._stop_asking()  # the next attempt makes a new request
+                self._stop_asking()  # the next attempt creates a new request
                 raise
 
     def _stop_asking(self) -> None:
@@ -203,13 +203,13 @@ class DriverLock:
                 _unlock(asking)
 
     def _waiting(self) -> _Asker | None:
-        """Return the request for the lock; None if there is none."""
+        """Return the request for the lock, or None."""
         path = self._data / WAITING_FILE
         if not is_locked(path):
             return None
         with suppress(OSError, UnicodeDecodeError):
             found = path.stat()
-            # Empty: it is about to write.
+            # Empty if the instance is about to write it.
             if instance_uid := path.read_text():
                 return _Asker(instance_uid, found.st_ino, found.st_mtime_ns)
         return None
@@ -217,7 +217,7 @@ class DriverLock:
 
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock of a driver's data directory. Raises OSError. The
-    check takes a shared lock, so that two checks at the same time do not see each other."""
+    check takes a shared lock, so that two concurrent checks do not see each other's lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -233,7 +233,7 @@ def is_locked(path: Path) -> bool:
 
 @contextmanager
 def try_lock(data: Path) -> Generator[bool]:
-    """Hold the lock of a driver, if no instance has it; yield whether it is held. Raises OSError.
+    """Hold a driver's lock, if no instance has it. Yield whether it is held. Raises OSError.
     Blocks."""
     descriptor = _lock(data, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -244,14 +244,14 @@ def try_lock(data: Path) -> Generator[bool]:
 
 
 def _lock(path: Path, flags: int) -> int | None:
-    """Lock a file or directory without waiting, and return its descriptor; None if another process
-    has it."""
+    """Lock a file or directory without waiting, and return its descriptor, or None if another
+    process has the lock."""
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     held = False
     try:
         with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # It may have been removed between our open and our lock.
+            # Another process may have removed it between the open and the lock.
             held = _is_at(path, descriptor)
     finally:
         if not held:
@@ -260,8 +260,8 @@ def _lock(path: Path, flags: int) -> int | None:
 
 
 def _unlock(descriptor: int) -> None:
-    """Unlock and close a file. Closing alone does not unlock it while a process that a driver has
-    forked has a copy of the descriptor."""
+    """Unlock and close a file. Closing is not sufficient while a process that a driver has forked
+    has a copy of the descriptor."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 

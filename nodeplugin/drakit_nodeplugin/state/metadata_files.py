@@ -2,17 +2,16 @@
 The metadata files of one driver's claims (KEP-5304): a file for each request, which the claim's CDI
 file mounts into containers.
 
-The content is stored with the claim, so that a lost file is written again without the driver. A
-file is written before the CDI file that mounts it, and removed before that one: a metadata file
-without a CDI file belongs to an unfinished step. A file is replaced as a whole, so a running
-container keeps the content that it was started with.
+The content is stored with the claim, so that a lost file can be restored without calling the
+driver. A metadata file is written before the CDI file that mounts it, and removed before it. So a
+metadata file without a CDI file belongs to an unfinished step. Files are replaced as a whole, so a
+running container keeps the content that it was started with.
 
-A driver without metadata has no such files, and costs nothing here. A directory that cannot be read
-fails only the claims with metadata.
-:mod:`drakit_formats.resource.metadata` defines the format; the checkpoint writes and removes files
-beside their rows.
+A driver without metadata has no such files and no costs. If the directory is unreadable, only
+claims with metadata fail. :mod:`drakit_formats.resource.metadata` defines the format; the
+checkpoint writes and removes files together with their rows.
 
-It must not know the checkpoint, the API server, drivers or gRPC.
+Does not depend on the checkpoint, the API server, drivers or gRPC.
 """
 
 from __future__ import annotations
@@ -37,17 +36,20 @@ class MetadataFiles:
     """
     Writes, compares and removes the metadata files of one driver.
 
-    All methods block but :meth:`mounts`. Only one thread at a time may call :meth:`place` and
+    All methods except :meth:`mounts` block. Only one thread at a time may call :meth:`place` and
     :meth:`unlink`.
     """
 
     def __init__(self, driver: str, directory: Path) -> None:
-        """`directory` is the driver's alone. It must have the same path for container runtimes."""
+        """Create the object. `directory` belongs only to the driver. It must have the same path for
+        container runtimes."""
         self._driver = driver
-        # Not flushed to disks: after a boot every claim is prepared again, and its files compared.
+        # Don't flush files to disk: after a boot, every claim is prepared again, and its files
+        # compared.
         self._directory = SpecDirectory(directory, durable=False)
         self._names: dict[str, frozenset[str]] = {}
-        """Files that exist or should, by UID; those of earlier processes once it is listed."""
+        """Files that exist or should exist, by UID. Includes those of earlier processes once the
+        directory was listed."""
         self._is_listed = False
         self._listing = threading.Lock()
         self._problems = ProblemLog(
@@ -58,12 +60,12 @@ class MetadataFiles:
 
     @property
     def directory(self) -> Path:
-        """The directory of the files; it need not exist."""
+        """The directory of the files, which need not exist."""
         return self._directory.path
 
     def mounts(self, claim: StoredClaim) -> dict[int, Mount]:
-        """Return the mounts of a claim's files: one for each request, by the index of the first
-        device that it has. A container gets all devices of a claim, or those of a request."""
+        """Return the mounts of a claim's files: one for each request, by the index of the request's
+        first device. A container gets all devices of a claim, or those of one request."""
         mounts: dict[int, Mount] = {}
         mounted: set[str] = set()
         for index, device in enumerate(claim.devices):
@@ -80,7 +82,7 @@ class MetadataFiles:
         return mounts
 
     def place(self, claims: Collection[StoredClaim]) -> Mapping[str, OSError]:
-        """Make sure that claims have exactly their files; return the claims that failed."""
+        """Ensure that claims have exactly their files. Return the claims that failed."""
         failed: dict[str, OSError] = {}
         for claim in claims:
             if not claim.metadata and claim.uid not in self._known():
@@ -101,7 +103,7 @@ class MetadataFiles:
         return failed
 
     def unlink(self, uids: Collection[str]) -> Mapping[str, OSError]:
-        """Make sure that these claims have no files; return those that failed."""
+        """Ensure that these claims have no files. Return those that failed."""
         failed: dict[str, OSError] = {}
         for uid in uids:
             try:
@@ -113,8 +115,8 @@ class MetadataFiles:
         return failed
 
     def missing(self) -> set[str]:
-        """Return the UIDs of claims without one of the files that they had; raise OSError if any
-        had a file and the directory cannot be listed."""
+        """Return the UIDs of claims that have lost a file. Raises OSError if any claim had a file
+        and the directory cannot be listed."""
         if not (known := self._known()):
             return set()
         found = frozenset(self._directory.names(""))
@@ -127,18 +129,19 @@ class MetadataFiles:
                 self._directory.read_text(name) != text for name, text in self._texts(claim).items()
             )
         except (OSError, ValueError):
-            return True  # the write shows what is wrong, and for this claim alone
+            return True  # the write shows what is wrong, for this claim only
 
     def clean(self, needed: Collection[str]) -> None:
-        """Remove files that an earlier process left half-written, and those of all claims but the
-        needed ones. No claim may be worked on. Raises OSError."""
+        """Remove half-written files of earlier processes, and those of all claims except the needed
+        ones. There must be no work on claims in flight. Raises OSError."""
         self._directory.clean_temporary("")
         for error in self.unlink(self._known().keys() - set(needed)).values():
             raise error
 
     def _known(self) -> dict[str, frozenset[str]]:
         """Return the files by UID. Until the directory can be listed, those of earlier processes
-        are missing: a later start removes them, and no container gets them without a CDI file."""
+        are missing. A later start removes them, and containers cannot get them without a CDI
+        file."""
         if not self._is_listed:
             with self._listing:
                 if not self._is_listed:
@@ -152,15 +155,15 @@ class MetadataFiles:
             self._problems.report(str(error))
             return
         for name in found:
-            uid = name.rpartition("_")[0]  # a request has no underscore
+            uid = name.rpartition("_")[0]  # requests contain no underscore
             self._names[uid] = self._names.get(uid, frozenset()) | {name}
         self._is_listed = True
         self._problems.report(None)
 
     def _mounted(self, claim: StoredClaim, names: frozenset[str]) -> frozenset[str]:
-        """Return the files among these that exist and that the claim's CDI file mounts, although
-        their content is unknown: a rebuilt entry has none, nor has one that an earlier version
-        wrote. Its containers may be running, and could not restart without the files."""
+        """Return the files among these that exist and that the claim's CDI file mounts, but whose
+        content is unknown. Rebuilt entries, and entries of an earlier version, have no content.
+        Their containers may be running, and could not restart without the files."""
         spec = claim.cdi_spec or ""
         mounted = frozenset(name for name in names if f'/{name}"' in spec)
         return mounted.intersection(self._directory.names("")) if mounted else mounted
@@ -170,8 +173,8 @@ class MetadataFiles:
             self._call(self._directory.remove, name)
 
     def _call(self, action: Callable[..., object], name: str, *values: str) -> None:
-        """Write or remove a file; raise an OSError that names it, because the claim's CDI file can
-        fail as well."""
+        """Write or remove a file. If that fails, raise an OSError that names the file, because the
+        claim's CDI file can fail as well."""
         try:
             action(name, *values)
         except ValueError as error:

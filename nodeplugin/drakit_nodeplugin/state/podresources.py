@@ -1,12 +1,12 @@
 """
 The kubelet's report of its pods: the client of its podresources API v1.
 
-A process has one client. The kubelet allows all clients together 100 calls per second in bursts of
-10, and rejects the rest. So the client makes one call of a kind at a time, and shares its answer
-for a second.
+A process has one client. The kubelet allows 100 calls per second in bursts of 10 for all clients
+together, and rejects the rest. So the client makes one call of each kind at a time, and shares the
+response for a second.
 
-:mod:`drakit_nodeplugin.claims.kubelet_claims` interprets listed and missing claims. It must not
-depend on the checkpoint.
+:mod:`drakit_nodeplugin.claims.kubelet_claims` interprets listed and missing claims. The module does
+not depend on the checkpoint.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
-"""Time limit of a call. The kubelet answers from memory; one that takes longer is starting or
-hangs."""
+"""Time limit for a call. The kubelet responds from memory; if it takes longer, it is starting or
+hanging."""
 
 FRESH_SECONDS = 1.0
-"""The time for which an answer is shared. All drivers check for stale claims at the same time,
-so one second merges their calls. It is shorter than the time between any two answers that must
-agree."""
+"""How long a response is shared. All drivers check for stale claims at the same time, so one second
+merges their calls. It is shorter than the time between any two responses that must agree."""
 
 _MAX_BYTES = 16 * 1024 * 1024
-"""The limit of the kubelet's own client; gRPC's default is 4 MiB."""
+"""The same limit as in the kubelet's own client. gRPC's default is 4 MiB."""
 
 _NO_POD = "drakit.dev-probe"
-"""A name that no pod has: the call only shows whether the kubelet implements it."""
+"""A name that no pod has. The call only shows whether the kubelet implements it."""
 
 AnswerT = TypeVar("AnswerT")
 
@@ -55,12 +54,12 @@ _Call = Callable[[], Coroutine[Any, Any, AnswerT]]
 
 
 class PodResourcesError(Exception):
-    """The kubelet gave no usable answer. The text is a sentence."""
+    """The kubelet gave no usable response. The message is a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodName:
-    """A pod, as the kubelet lists it: without its UID."""
+    """A pod as the kubelet lists it, without its UID."""
 
     namespace: str
     name: str
@@ -70,17 +69,18 @@ class PodName:
 
 
 def own_pod(environment: Mapping[str, str]) -> PodName | None:
-    """Return the pod of this process from the variables that the chart sets by the downward API."""
+    """Return the pod of this process, from the variables that the chart sets with the downward
+    API."""
     namespace, name = environment.get("POD_NAMESPACE"), environment.get("POD_NAME")
     return PodName(namespace=namespace, name=name) if namespace and name else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedDevice:
-    """A device that a container has by a claim, as the kubelet lists it."""
+    """A container's device from a claim, as the kubelet lists it."""
 
     namespace: str
-    """Namespace of the claim, and of the pod."""
+    """Namespace of the claim and of the pod."""
 
     pod: str
     claim: str
@@ -95,18 +95,18 @@ class ListedDevice:
 
 
 class PodView(Enum):
-    """The completeness of a pod list of the kubelet."""
+    """The completeness of a pod list from the kubelet."""
 
     COMPLETE = "complete"
     """The list contains the node plugin's own pod, and therefore all pods of the node."""
 
     PARTIAL = "partial"
-    """The kubelet has answered without our own pod: it has not read its pods yet, so a missing
-    claim proves nothing, however long that lasts."""
+    """The kubelet's response lacks our own pod. It has not read its pods yet, so a missing claim
+    proves nothing, however long that lasts."""
 
     UNKNOWN = "unknown"
-    """There is no answer, or the node plugin does not run in a pod. A claim that is listed anyway,
-    for example in the kubelet's state file, is in use."""
+    """There is no response, or the node plugin does not run in a pod. A claim that is listed
+    anyway, for example in the kubelet's state file, is in use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,32 +117,34 @@ class PodList:
     """Devices from claims."""
 
     resources: frozenset[str]
-    """Resources whose devices they have from the kubelet's device manager."""
+    """Resources with devices in these pods from the kubelet's device manager."""
 
     pods: PodView
     """COMPLETE, PARTIAL, or UNKNOWN outside of a pod."""
 
     asked_at: float
-    """Loop clock. Two checks that share an answer are one observation."""
+    """The time of the call, on the loop's clock. Two checks that share a response are one
+    observation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KubeletAnswer:
-    """The resources of the kubelet's device manager, as one of its answers has them."""
+    """The resources of the kubelet's device manager, from one of its responses."""
 
     resources: Mapping[str, bool]
-    """Resources that it serves (True), or whose devices containers only still hold (False)."""
+    """Resources that the kubelet serves (True), or whose devices containers only still hold
+    (False)."""
 
     unknown: str | None = None
-    """The reason why the answer is incomplete; None if it is complete."""
+    """Why the response is incomplete, or None."""
 
 
 class PodResources:
     """
     The client of one kubelet, for one event loop.
 
-    It connects for each call: calls are seconds apart, and a kubelet that restarts makes a new
-    socket.
+    It connects for each call, because calls are seconds apart, and a kubelet that restarts creates
+    a new socket.
     """
 
     def __init__(
@@ -153,8 +155,8 @@ class PodResources:
         timeout_seconds: float = ANSWER_SECONDS,
         fresh_seconds: float = FRESH_SECONDS,
     ) -> None:
-        """`own_pod` is the pod of this process: a list that contains it is complete. None outside a
-        pod, where no list counts as complete."""
+        """Create a client. `own_pod` is the pod of this process: a list that contains it is
+        complete. Outside a pod, it is None, and no list is complete."""
         self._socket = socket
         self._own_pod = own_pod
         self._timeout_seconds = timeout_seconds
@@ -174,10 +176,10 @@ class PodResources:
 
     async def claims(self) -> PodList:
         """
-        Return the devices that containers have from claims, of all drivers.
+        Return the devices that containers have from claims, for all drivers.
 
-        Raises :class:`PodResourcesError`, also where the kubelet is too old to know of claims:
-        then an empty list would mean that none is used.
+        Raises :class:`PodResourcesError`, including when the kubelet is too old to list claims: an
+        empty list would then mean that none is in use.
         """
         listed = await self._pods.get()
         if not self._knows_claims:
@@ -205,7 +207,7 @@ class PodResources:
         )
 
     def incomplete(self, listed: PodList) -> str | None:
-        """Return the reason why pods may be missing in a list; None if it is complete."""
+        """Return why pods may be missing in a list, or None."""
         if listed.pods is PodView.UNKNOWN:
             return (
                 "the node plugin does not know which pod it runs in; set POD_NAMESPACE and "
@@ -249,9 +251,10 @@ class PodResources:
         """
         Check whether a list without any claim comes from a kubelet that lists claims.
 
-        The list itself does not show it. But the call for a single pod came with the same release.
-        A kubelet without it responds that it is disabled or unknown, instead of "not found". Any
-        other error, such as that of the rate limit, proves nothing about the kubelet's version.
+        The list itself does not show it, but the call for a single pod was added in the same
+        release. A kubelet without that call responds that it is disabled or unknown, instead of
+        "not found". Other errors, such as from the rate limit, prove nothing about the kubelet's
+        version.
         """
         from drakit_proto.kubelet.podresources.v1 import podresources_pb2 as pb
 
@@ -280,14 +283,14 @@ class PodResources:
     @contextlib.asynccontextmanager
     async def _stub(self, source: str) -> AsyncGenerator[PodResourcesListerAsyncStub]:
         """Connect for one call. Its error is logged and raised as PodResourcesError."""
-        # Imported here to save memory: a node without claims never calls it.
+        # Import lazily to save memory: a node without claims never calls it.
         from drakit_proto.kubelet.podresources.v1 import podresources_pb2_grpc
 
         options = [
             ("grpc.default_authority", "localhost"),
             ("grpc.max_receive_message_length", _MAX_BYTES),
-            # Otherwise a channel can get the connection of an earlier one, which waits for its
-            # next attempt although the kubelet listens again.
+            # Otherwise, a channel can reuse the connection of an earlier channel, which waits for
+            # its next attempt even though the kubelet listens again.
             ("grpc.use_local_subchannel_pool", 1),
         ]
         target = f"unix:{self._socket}"
@@ -305,7 +308,7 @@ class PodResources:
 
 
 class _Shared(Generic[AnswerT]):
-    """Makes one call at a time, and briefly shares its answer or failure."""
+    """Makes one call at a time, and briefly shares its result or failure."""
 
     def __init__(self, call: _Call[AnswerT], *, fresh_seconds: float) -> None:
         self._call = call
@@ -313,7 +316,7 @@ class _Shared(Generic[AnswerT]):
         self._running: asyncio.Task[AnswerT] | None = None
 
     async def get(self) -> AnswerT:
-        """Wait for the answer. Cancellation ends the wait, but not the call."""
+        """Wait for the result. Cancellation ends the wait, but not the call."""
         if self._running is None:
             self._running = asyncio.create_task(self._call())
             self._running.add_done_callback(self._answered)
@@ -321,8 +324,8 @@ class _Shared(Generic[AnswerT]):
 
     def _answered(self, task: asyncio.Task[AnswerT]) -> None:
         if not task.cancelled():
-            task.exception()  # retrieved here, because all waiters may be canceled
-        # A list of thousands of devices must not stay in memory until the next check.
+            task.exception()  # retrieve it here, because all waiters may be canceled
+        # Don't keep a list of thousands of devices in memory until the next check.
         task.get_loop().call_later(self._fresh_seconds, self._forget)
 
     def _forget(self) -> None:

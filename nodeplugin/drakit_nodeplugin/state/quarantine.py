@@ -1,28 +1,29 @@
 """
 Opens a checkpoint's database, whatever the state of its file.
 
-1. a quarantine that a crash interrupted is finished
-2. the file is recognized without a write: one that only later versions can use stays unchanged
-3. every row is checked
-4. a damaged or foreign file is quarantined, and its sound rows are copied
-5. the CDI files are compared with the rows: an entry is written before its file and deleted after
-   it, so a file without an entry shows that rows were lost. SQLite reports no error if its log is
-   damaged, but reads it only up to the damage
+1. Finish a quarantine that a crash interrupted.
+2. Identify the file without writing. A file that only later versions can use remains unchanged.
+3. Check every row.
+4. Quarantine a damaged or foreign file, and copy its intact rows.
+5. Compare the CDI files with the rows. An entry is written before its file and deleted after it, so
+   a file without an entry shows that rows were lost. If SQLite's log is damaged, SQLite reports no
+   error, but reads the log only up to the damage.
 
-**Quarantine.** The sound rows move to a new database, and the damaged one is kept for analysis.
+**Quarantine.** The intact rows move to a new database, and the damaged database is kept for
+analysis.
 
-1. the sound rows are copied into a new database (``….salvaging``)
-2. the new one gets the name that marks it as complete (``….salvaged``)
-3. the damaged one gets the name under which it is kept (``….damaged-<UTC>``)
-4. the new one takes its place
+1. Copy the intact rows into a new database (``….salvaging``).
+2. Rename it to mark it as complete (``….salvaged``).
+3. Rename the damaged database to the name under which it is kept (``….damaged-<UTC>``).
+4. Move the new database into place.
 
 After a crash between steps 2 and 4, the next start finishes them, so no crash loses both databases.
-A row is copied if its bytes pass their checksum. The rows are read from both ends up to damage.
-:mod:`drakit_nodeplugin.claims.recovery` restores what is not found this way.
+A row is copied if its checksum is correct. Rows are read from both ends up to the damage.
+:mod:`drakit_nodeplugin.claims.recovery` restores the rest.
 
-Only the driver's active instance may open its database. Errors of the environment (no space, no
-permission, a read-only file system) quarantine nothing: that would lose the claims. A damaged row
-of an endpoint is only dropped. Functions block. It must not know asyncio, or the purpose of claims.
+Only the driver's active instance may open its database. Environment errors (no space, no
+permission, a read-only file system) do not cause a quarantine, which would lose the claims. A
+damaged row of an endpoint is only dropped. Functions block. The module does not depend on asyncio.
 """
 
 from __future__ import annotations
@@ -45,30 +46,32 @@ from drakit_nodeplugin.state.records import DamagedRowError, load, load_endpoint
 logger = logging.getLogger(__name__)
 
 DATABASE_ERRORS = (sqlite3.Error, DamagedRowError, UnicodeDecodeError)
-"""Exceptions of reading a database; the last one occurs if SQLite's message contains damaged
+"""Exceptions while reading a database. The last one occurs if SQLite's message contains damaged
 text."""
 
 KEPT = 5
-"""Damaged databases that are kept, the newest ones. Files of other programs are never removed."""
+"""Number of damaged databases that are kept, newest first. Files of other programs are never
+removed."""
 
 _PARTS = ("-wal", "-journal", "")
 _SALVAGING = ".salvaging"
 _SALVAGED = ".salvaged"
 
 _UNREADABLE = (sqlite3.Error, ValueError, MemoryError, OverflowError)
-"""Exceptions of a query of a damaged database: wrong sizes and damaged text lead to the others."""
+"""Exceptions while querying a damaged database. Wrong sizes and damaged text cause the last
+three."""
 
 
 FilesWithoutEntry = Callable[[Collection[str]], Collection[str]]
 
 
 class CheckpointError(Exception):
-    """The checkpoint could not be read or written; nothing of the batch was stored."""
+    """The checkpoint could not be read or written. Nothing of the batch was stored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """A database that can be used."""
+    """A usable database."""
 
     connection: sqlite3.Connection
     damage: str | None
@@ -81,7 +84,7 @@ class Opened:
 def is_damage(error: Exception) -> bool:
     """Return whether an error shows that the database itself is damaged."""
     code = getattr(error, "sqlite_errorcode", None)
-    if code is None:  # a wrong checksum, or text that is not UTF-8
+    if code is None:  # a wrong checksum, or invalid UTF-8
         return isinstance(error, DamagedRowError | UnicodeDecodeError | sqlite3.OperationalError)
     return code == sqlite3.SQLITE_IOERR_SHORT_READ or code & 0xFF in (
         sqlite3.SQLITE_CORRUPT,
@@ -91,16 +94,16 @@ def is_damage(error: Exception) -> bool:
 
 def open_database(path: Path, *, without_entry: FilesWithoutEntry) -> Opened:
     """
-    Open a database for a daemon; raise :class:`CheckpointError`.
+    Open a database for a daemon. Raises :class:`CheckpointError`.
 
     `without_entry` gets the UIDs of all entries, and returns those of other claims that have a CDI
-    file: they show that entries were lost. It may raise OSError.
+    file, which show that entries were lost. It may raise OSError.
     """
     try:
         private_directory(path.parent)
         for file in path.parent.glob(f"{path.name}*"):  # including its log, and damaged ones
             private_file(file)
-        for complete in _with_suffix(path, _SALVAGED):  # of a quarantine that a crash interrupted
+        for complete in _with_suffix(path, _SALVAGED):  # from a quarantine that a crash interrupted
             _swap(path, complete)
         try:
             return _open(path, without_entry)
@@ -121,13 +124,13 @@ def open_database(path: Path, *, without_entry: FilesWithoutEntry) -> Opened:
 
 
 def remembered_damage(connection: sqlite3.Connection) -> str | None:
-    """Return the cause of lost entries that are not rebuilt yet; None if there are none."""
+    """Return the cause of lost entries that are not rebuilt yet, or None."""
     row = connection.execute("SELECT value FROM meta WHERE name = 'damage'").fetchone()
     return None if row is None else str(row[0])
 
 
 def forget_damage(connection: sqlite3.Connection) -> None:
-    """Forget that entries were lost, within the caller's transaction."""
+    """Delete the record that entries were lost, in the caller's transaction."""
     connection.execute("DELETE FROM meta WHERE name = 'damage'")
 
 
@@ -135,12 +138,12 @@ def rewrite(connection: sqlite3.Connection, path: Path) -> None:
     """
     Restore a database file that was removed, from a connection that still has it open.
 
-    Does nothing if there is a file again. Raises OSError, sqlite3.Error.
+    Does nothing if a file exists again. Raises OSError, sqlite3.Error.
     """
     private_directory(path.parent)
     if path.exists():
         return
-    # A log without its database would be taken for the log of the new one.
+    # SQLite would treat a log without its database as the log of the new database.
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     connection.execute("VACUUM INTO ?", (str(path),))
@@ -170,7 +173,7 @@ def _open(path: Path, without_entry: FilesWithoutEntry) -> Opened:
 
 
 def _bring_up(connection: sqlite3.Connection, version: int) -> None:
-    """Create or check a database; raise :class:`.schema.UnfitError` if it is damaged."""
+    """Create or check a database. Raises :class:`.schema.UnfitError` if it is damaged."""
     if version == 0:
         schema.create(connection)
         return
@@ -188,7 +191,7 @@ def _bring_up(connection: sqlite3.Connection, version: int) -> None:
 
 
 def _lost(uids: Collection[str], without_entry: FilesWithoutEntry) -> list[str]:
-    """Return the claims that have a file and no entry."""
+    """Return the claims that have a file but no entry."""
     try:
         return sorted(without_entry(uids))
     except OSError:
@@ -196,7 +199,7 @@ def _lost(uids: Collection[str], without_entry: FilesWithoutEntry) -> list[str]:
 
 
 def _replace(path: Path, reason: str, *, foreign: bool) -> None:
-    """Quarantine the file at a path, and put a new database with its sound rows there."""
+    """Quarantine the file at a path, and put a new database with its intact rows there."""
     name = _free_name(path, foreign=foreign)
     new, complete = (path.with_name(name + suffix) for suffix in (_SALVAGING, _SALVAGED))
     for suffix in (_SALVAGING, f"{_SALVAGING}-journal"):
@@ -230,8 +233,8 @@ def _record_damage(connection: sqlite3.Connection, damage: str) -> None:
 
 
 def _is_of_environment(error: Exception) -> bool:
-    """Return whether an error is one of disk, memory, permissions or other processes: the database
-    itself may be sound."""
+    """Return whether the cause of an error is the disk, memory, permissions or other processes. The
+    database itself may then be intact."""
     if not isinstance(error, sqlite3.OperationalError) or is_damage(error):
         return False
     return error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR
@@ -242,12 +245,12 @@ def _is_of_environment(error: Exception) -> bool:
 
 def copy_rows(path: Path, target: sqlite3.Connection) -> frozenset[str]:
     """
-    Copy the sound rows of a damaged database into a new, empty one.
+    Copy the intact rows of a damaged database into a new, empty one.
 
-    Returns the claims that the damaged database names and whose rows were not copied. Raises
+    Returns the claims that the damaged database names but whose rows were not copied. Raises
     sqlite3.Error if the target cannot be written, or the source cannot be opened.
     """
-    # SQLite would wait for the other end of a pipe, and removes the log beside an empty file.
+    # SQLite would wait for the other end of a pipe, and would remove the log next to an empty file.
     if not path.is_file() or schema.is_empty(path):
         return frozenset()
     copied: set[str] = set()
@@ -272,7 +275,7 @@ def copy_rows(path: Path, target: sqlite3.Connection) -> frozenset[str]:
 
 
 def _free_name(path: Path, *, foreign: bool) -> str:
-    """Return the name under which a file is kept if it is replaced now."""
+    """Return the name for keeping a file that is replaced now."""
     kind = "foreign" if foreign else "damaged"
     stamp = f"{path.name}.{kind}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     used = {entry.name for entry in path.parent.iterdir()}
@@ -287,7 +290,7 @@ def _up_to_damage(source: sqlite3.Connection, query: str) -> Iterator[tuple[Any,
 
 def _swap(path: Path, complete: Path) -> None:
     name = complete.name.removesuffix(_SALVAGED)
-    # The log goes first: the new database must never meet it.
+    # Move the log first, because it must never be combined with the new database.
     for part in _PARTS:
         with suppress(FileNotFoundError):
             path.with_name(path.name + part).rename(path.with_name(name + part))

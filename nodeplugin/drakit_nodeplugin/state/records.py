@@ -1,12 +1,12 @@
 """
-The stored form of a prepared claim: the content of a checkpoint row; and how rows of claims and
-endpoints are serialized.
+The stored form of a prepared claim (the content of a checkpoint row), and the serialization of rows
+of claims and endpoints.
 
-A small set of types apart from the engine's, so that no change of the engine changes a row or its
-checksum. A new field gets a default here, and a reader ignores unknown fields: a version reads
-the rows of its predecessor and of its successor (:mod:`.schema`).
+These few types are separate from the engine's types, so that no change of the engine changes a row
+or its checksum. A new field gets a default here, and readers ignore unknown fields. So each version
+can read the rows of its predecessor and of its successor (:mod:`.schema`).
 
-It must not know SQLite, or the meaning of the states.
+Does not depend on SQLite.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ Hold = Literal["exclusive", "share", "admin"]
 RecordT = TypeVar("RecordT")
 
 Rebuilt = Literal["listed", "confirmed"]
-"""The source of a rebuilt entry. The kubelet listed its devices; the API server confirmed that the
-claim still has them, or did not: then requests, configs and admin access are unknown."""
+"""The source of a rebuilt entry. ``listed``: only the kubelet listed its devices, so requests,
+configs and admin access are unknown. ``confirmed``: the API server also confirmed that the claim
+still has them."""
 
 
 class DamagedRowError(Exception):
-    """A row's bytes are not those that were written."""
+    """A row's content differs from what was written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredNode:
-    """A device node whose hardware its driver has identified, or one of a rebuilt claim."""
+    """A device node whose hardware its driver has identified, or a node of a rebuilt claim."""
 
     type: str
     """``b`` or ``c``."""
@@ -47,7 +48,7 @@ class StoredNode:
     major: int
     minor: int
     identity: str
-    """The identity of the hardware (:attr:`drakit.DeviceNode.identity`); empty if it is unknown,
+    """The identity of the hardware (:attr:`drakit.DeviceNode.identity`). Empty if it is unknown,
     because only the CDI file of a rebuilt claim has the number."""
 
     current: bool = True
@@ -62,7 +63,7 @@ class StoredNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredDevice:
-    """A device of a claim, as the allocation names it."""
+    """A device of a claim, named as in the allocation."""
 
     pool: str
     device: str
@@ -71,24 +72,24 @@ class StoredDevice:
     admin_access: bool = False
     consumed_capacity: Mapping[str, str] = field(default_factory=dict[str, str])
     configs: tuple[int, ...] = ()
-    """Indexes of the claim's configs that apply to it, in their order."""
+    """Indexes of the claim's configs that apply to the device, in their order."""
 
     consumes: Mapping[str, Mapping[str, str]] | None = field(default=None, compare=False)
-    """The consumption from the pool's counter sets, as in the main inventory; None if it is
-    unknown, because the entry was rebuilt. It does not take part in comparisons, because a changed
-    inventory does not make it another device."""
+    """The consumption from the pool's counter sets, as in the main inventory. None if it is
+    unknown, because the entry was rebuilt. Comparisons ignore it, because a changed inventory does
+    not make it another device."""
 
     cdi_devices: tuple[str, ...] = field(default=(), compare=False)
-    """Qualified names of other CDI devices that its container gets as well, as its driver returned
-    them. They do not take part in comparisons."""
+    """Qualified names of other CDI devices that its container also gets, as its driver returned
+    them. Comparisons ignore them."""
 
     nodes: tuple[StoredNode, ...] = field(default=(), compare=False)
-    """Its device nodes that have an identity. They do not take part in comparisons, because the
-    kernel can give the same device a different number."""
+    """Its device nodes that have an identity. Comparisons ignore them, because the kernel can give
+    the same device a different number."""
 
     @property
     def hold(self) -> Hold:
-        """The kind of the hold. Admin access holds nothing, not even a share."""
+        """The kind of the hold. Admin access does not hold anything, not even a share."""
         if self.admin_access:
             return "admin"
         return "exclusive" if self.share_id is None else "share"
@@ -96,7 +97,7 @@ class StoredDevice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredClaim:
-    """A claim that this node has begun to prepare, of one driver."""
+    """A claim of one driver that this node has begun to prepare."""
 
     uid: str
     namespace: str
@@ -107,40 +108,41 @@ class StoredClaim:
 
     devices: tuple[StoredDevice, ...]
     configs: tuple[str, ...] = ()
-    """The opaque parameters with which it was prepared: its driver may need them to unprepare it.
-    Each is stored once, regardless of its devices, and as text, because parsed objects take far
-    more memory. The lowest precedence comes first. Keys are sorted, so that equal parameters have
-    equal texts."""
+    """The opaque parameters with which it was prepared, because its driver may need them to
+    unprepare it. Each is stored once, regardless of the number of devices, and as a string, because
+    parsed objects take far more memory. The lowest precedence comes first. Keys are sorted, so that
+    equal parameters have equal strings."""
 
     data: str | None = None
-    """The rest of the claim as it was read, if its driver needs it, as JSON. A repeat without the
-    API server gives the driver the same."""
+    """The rest of the claim as it was read, as JSON, if its driver needs it. If the claim is
+    prepared again without the API server, the driver gets the same data."""
 
     cdi_spec: str | None = None
-    """The text of the claim's CDI file once it is prepared, so that a lost file can be restored
+    """The content of the claim's CDI file once it is prepared, so that a lost file can be restored
     without the driver."""
 
     pod_claim_name: str | None = None
-    """The name of the pod's entry for a claim from a template, which paths of metadata files
-    contain; None for other claims."""
+    """For a claim from a template, the name of the pod's entry, which is part of paths of metadata
+    files. None for other claims."""
 
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
     """The content of its metadata files: JSON by the full name of the request. Empty if its driver
     has no metadata."""
 
     metadata_generation: int = 0
-    """The number of contents that its metadata files have had."""
+    """How many contents its metadata files have had."""
 
     side_effects: bool = True
-    """Whether its driver has side effects to undo, as of its preparation."""
+    """Whether its driver had side effects to undo when the claim was prepared."""
 
     rebuilt: Rebuilt | None = None
     """Set if the entry was rebuilt after damage: its containers may be running, but the driver must
     prepare it again when the kubelet asks."""
 
     generation: int = 0
-    """Set by the checkpoint at each write, and never used twice. A writer must know the stored one,
-    so that work that ends late cannot overwrite newer work. 0: there is no entry."""
+    """Set by the checkpoint at each write, and never reused. A writer must know the stored
+    generation, so that work that finishes late cannot overwrite newer work. 0 if there is no
+    entry."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -157,49 +159,49 @@ class StoredEndpoint:
 
     name: str
     pools: Mapping[str, tuple[str, ...]]
-    """Names of devices, by the pool's name in the API."""
+    """Names of devices, by API name of the pool."""
 
     gone: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """The devices among them that the endpoint no longer listed, by pool."""
 
     evicting: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """The devices among them whose pods are evicted when the device is gone, by pool."""
+    """The devices among them whose pods are evicted if the device is gone, by pool."""
 
     held: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What is published of the devices that claims hold, by pool: JSON with ``devices``,
+    """The published state of devices that claims hold, by pool: JSON with ``devices``,
     ``fallback`` and ``sharedCounters`` as in a ResourceSlice. A reboot may lose both the devices
     and the slices."""
 
     stopped_at: float | None = None
-    """The time of its stop, in seconds since 1970; None if it was available when the row was
-    written."""
+    """When it stopped, in seconds since 1970. None if it was available when the row was written."""
 
     removing: bool = False
-    """Its grace period has ended: its pools are being deleted."""
+    """Whether its grace period has ended, and its pools are being deleted."""
 
 
 def dump(record: StoredClaim | StoredEndpoint) -> bytes:
-    """Return the bytes of a row; raise ValueError if the record is not JSON."""
+    """Return the bytes of a row. Raises ValueError if the record cannot be encoded as JSON."""
     try:
         return orjson.dumps(record, default=dict)
     except (TypeError, ValueError) as error:
-        # The device manager checks everything but an endpoint's name.
+        # The device manager checks everything except an endpoint's name.
         claim = isinstance(record, StoredClaim)
         name = f"claim {record}" if claim else f"endpoint {record.name!r}"
         raise ValueError(f"{name} cannot be written as JSON: {error}") from error
 
 
 checksum = zlib.crc32
-"""The checksum of a row's bytes. The kubelet's own checkpoint uses the same."""
+"""The checksum of a row's bytes. The kubelet's own checkpoint uses the same algorithm."""
 
 
 def load(body: object, *, expected: object) -> StoredClaim:
-    """Read the row of a claim; raise :class:`DamagedRowError` if it is not what was written."""
+    """Read the row of a claim. Raises :class:`DamagedRowError` if its content differs from what was
+    written."""
     return _load(body, expected, _claim)
 
 
 def load_endpoint(name: object, body: object, *, expected: object) -> StoredEndpoint:
-    """Read the row of an endpoint; raise :class:`DamagedRowError` as well."""
+    """Read the row of an endpoint. Raises :class:`DamagedRowError`."""
     endpoint = _load(body, expected, _endpoint)
     if endpoint.name != name:
         raise DamagedRowError("it has another endpoint's content")
@@ -243,7 +245,7 @@ def _endpoint(body: dict[str, Any]) -> StoredEndpoint:
 
 
 def _known(names: frozenset[str], body: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the fields of a later version."""
+    """Omit the fields of a later version."""
     return {name: value for name, value in body.items() if name in names}
 
 

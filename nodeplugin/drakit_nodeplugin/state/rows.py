@@ -1,13 +1,13 @@
 """
 The rows of a checkpoint: reading them, and writing a batch of claims as compare-and-swap.
 
-Functions over an open connection of the present schema (:mod:`.schema`). A writer must know the
-generation of a claim's row; :mod:`.holds` compares the devices of claims. Rows of endpoints are
-written without a generation, because endpoints have one writer; a damaged one is ignored, because
-an endpoint reports its devices again when it returns. :mod:`.checkpoint` opens connections and
-handles errors.
+The functions need an open connection with the current schema (:mod:`.schema`). A writer must know
+the generation of a claim's row; :mod:`.holds` compares the devices of claims. Rows of endpoints are
+written without a generation, because endpoints have one writer. Damaged rows of endpoints are
+ignored, because an endpoint reports its devices again when it returns. :mod:`.checkpoint` opens
+connections and handles errors.
 
-Functions block. They must not know asyncio, files, or the meaning of a claim's states.
+Functions block. The module does not depend on asyncio or files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SELECT = "SELECT id, uid, generation, body, checksum FROM claims JOIN bodies US
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The outcome of one write; each claim is in exactly one of the first four groups."""
+    """The outcome of one write. Each claim is in exactly one of the first four groups."""
 
     written: Mapping[str, StoredClaim]
     """The written claims, with their new generation."""
@@ -58,12 +58,12 @@ class Outcome:
     that they need."""
 
     changed: frozenset[str]
-    """Claims that were not written, because the stored row is not the one that the writer knows: an
-    admin has forgotten the claim, or the checkpoint has lost it."""
+    """Claims that were not written, because the stored row differs from the one that the writer
+    knows: an administrator has forgotten the claim, or the checkpoint has lost it."""
 
     taken: Mapping[str, TakenNumber] = field(default_factory=dict[str, TakenNumber])
-    """Claims that were not written, because a device number that they need is held for other
-    hardware."""
+    """Claims that were not written, because another claim holds a device number that they need for
+    other hardware."""
 
     file_errors: Mapping[str, OSError] = field(default_factory=dict[str, OSError])
     """Claims that were written, but whose CDI files could not be written."""
@@ -77,10 +77,10 @@ class _Row(NamedTuple):
 
 
 _Entry = tuple[StoredClaim, _Row | None]
-"""A claim to be written, and its present row."""
+"""A claim to write, and its current row."""
 
 Admit = Callable[[StoredClaim, bool], TakenNumber | None]
-"""Returns why a claim cannot have its device numbers; the second value is whether containers
+"""Returns why a claim cannot have its device numbers. The second argument is whether containers
 already use its devices."""
 
 
@@ -92,7 +92,7 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # a full disk has rolled it back already
+        if connection.in_transaction:  # a full disk has already rolled it back
             connection.execute("ROLLBACK")
         raise
 
@@ -101,7 +101,7 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
 
 
 def claims_of(connection: sqlite3.Connection, uids: Sequence[str]) -> list[StoredClaim]:
-    """Return the stored claims with these UIDs; raise DamagedRowError."""
+    """Return the stored claims with these UIDs. Raises DamagedRowError."""
     return [row.claim for row in _rows(connection, "uid", uids)]
 
 
@@ -117,7 +117,7 @@ def all_generations(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def identified(connection: sqlite3.Connection) -> list[StoredClaim]:
-    """Return the claims whose device nodes have identities, and maybe others; raise
+    """Return the claims whose device nodes have identities, and possibly others. Raises
     DamagedRowError."""
     # A body can have 128 KiB of opaque parameters. A quoted text within a JSON text differs.
     query = f"{_SELECT} WHERE instr(body, CAST('\"identity\":' AS BLOB)) > 0"
@@ -125,12 +125,12 @@ def identified(connection: sqlite3.Connection) -> list[StoredClaim]:
 
 
 def claims_in_state(connection: sqlite3.Connection, state: State) -> list[StoredClaim]:
-    """Return the claims in one state; raise DamagedRowError."""
+    """Return the claims in one state. Raises DamagedRowError."""
     return [row.claim for row in _load(connection.execute(f"{_SELECT} WHERE state = ?", (state,)))]
 
 
 def page(connection: sqlite3.Connection, *, after: str = "", size: int = -1) -> list[StoredClaim]:
-    """Return the next claims by UID, or all; raise DamagedRowError."""
+    """Return the next claims by UID, or all. Raises DamagedRowError."""
     query = f"{_SELECT} WHERE uid > ? ORDER BY uid LIMIT ?"
     return [row.claim for row in _load(connection.execute(query, (after, size)))]
 
@@ -138,7 +138,7 @@ def page(connection: sqlite3.Connection, *, after: str = "", size: int = -1) -> 
 def uids(
     connection: sqlite3.Connection, *, state: State | None = None, boot_id: str | None = None
 ) -> set[str]:
-    """Return UIDs, of one state and of one boot where they are given."""
+    """Return UIDs, optionally of one state or of one boot."""
     given = {"state": state, "boot_id": boot_id}
     terms = " AND ".join(f"{name} = :{name}" for name, value in given.items() if value is not None)
     query = f"SELECT uid FROM claims WHERE {terms or 'TRUE'}"  # noqa: S608
@@ -151,7 +151,7 @@ def states(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def endpoints(connection: sqlite3.Connection) -> list[StoredEndpoint]:
-    """Return the endpoints by name; without those whose rows are damaged."""
+    """Return the endpoints by name, except those with damaged rows."""
     found = _endpoints(connection)
     return sorted((e for _, e in found if isinstance(e, StoredEndpoint)), key=lambda e: e.name)
 
@@ -177,12 +177,12 @@ def write(
     admit: Admit | None = None,
 ) -> Outcome:
     """
-    Write claims whose generation is that of their row, within the transaction of the caller.
+    Write claims that have the generation of their row, in the caller's transaction.
 
-    Without `hardware`, claims are compared only by the names of devices. `recent` are claims as
-    they were stored a moment ago: one whose generation is still that of its row is not read again.
-    `admit` decides on prepared claims that have device numbers. Raises ValueError for a claim that
-    appears twice, or that is not JSON.
+    Without `hardware`, claims are compared only by the names of devices. `recent` are recently
+    stored claims; if their generation is still that of their row, the row is not read again.
+    `admit` decides about prepared claims that have device numbers. Raises ValueError for a claim
+    that appears twice or cannot be encoded as JSON.
     """
     known = _known(connection, [claim.uid for claim in claims], recent)
     changed: set[str] = set()
@@ -201,7 +201,7 @@ def write(
             if claim.state == "prepared" and any(device.nodes for device in claim.devices):
                 old = row.claim if (row := known.get(claim.uid)) else None
                 in_use = old and old.state == "prepared" and old.boot_id == claim.boot_id
-                # Containers may be running with the numbers of a rebuilt claim, whatever they are.
+                # Containers may be running with the numbers of a rebuilt claim, so always admit it.
                 if (why := admit(claim, bool(in_use or claim.rebuilt))) is not None:
                     taken[claim.uid] = why
         for uid in taken:
@@ -221,10 +221,10 @@ def write(
 
 def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:
     """
-    Take over rows of another database as they are, within the transaction of the caller.
+    Copy rows from another database unchanged, in the caller's transaction.
 
-    Returns the UIDs of those that were written: of two that conflict, the second is left out.
-    Their claims must not have rows yet.
+    Returns the UIDs of the written rows. If two rows conflict, the second one is omitted. The
+    claims must not have rows yet.
     """
     refused = _put(connection, {claim.uid: (claim, None) for claim in claims})
     passed = [claim for claim in claims if claim.uid not in refused]
@@ -236,7 +236,7 @@ def adopt(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> fr
 
 
 def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> frozenset[str]:
-    """Delete rows of these generations, within the transaction of the caller; return the others."""
+    """Delete rows with these generations, in the caller's transaction. Return the others."""
     ids: list[tuple[int]] = []
     others: list[str] = []
     for claim in claims:
@@ -254,9 +254,9 @@ def delete(connection: sqlite3.Connection, claims: Collection[StoredClaim]) -> f
 
 def write_endpoints(connection: sqlite3.Connection, endpoints: Iterable[StoredEndpoint]) -> None:
     """
-    Write endpoints over their rows, within the transaction of the caller.
+    Write endpoints and replace their rows, in the caller's transaction.
 
-    Raises ValueError for a name that is not JSON.
+    Raises ValueError for a name that cannot be encoded as JSON.
     """
     bodies = [(endpoint.name, dump(endpoint)) for endpoint in endpoints]
     connection.executemany(
@@ -266,8 +266,8 @@ def write_endpoints(connection: sqlite3.Connection, endpoints: Iterable[StoredEn
 
 
 def forget_endpoints(connection: sqlite3.Connection, names: Iterable[object]) -> None:
-    """Delete rows of endpoints by their stored names, within the transaction of the caller; a
-    missing one is fine."""
+    """Delete rows of endpoints by their stored names, in the caller's transaction. Missing rows are
+    ignored."""
     connection.executemany("DELETE FROM endpoints WHERE name = ?", [(name,) for name in names])
 
 
@@ -295,7 +295,7 @@ def _put(
     *,
     hardware: Hardware | None = None,
 ) -> dict[str, Held]:
-    """Write rows by UID; return those that are not written because of the holds of others."""
+    """Write rows by UID. Return those that are not written because of the holds of others."""
     moved = {
         uid
         for uid, (claim, row) in entries.items()
@@ -314,14 +314,15 @@ def _put(
             return found.claim
         raise DamagedRowError("there are devices without a claim")
 
-    # One after the other: a stored claim holds its devices against the rest of the batch.
+    # Process one claim at a time, because a stored claim holds its devices against the rest of the
+    # batch.
     for uid, (claim, row) in entries.items():
         if uid not in doubtful:
             continue
         rest = Rest(connection=connection, row=row.id if row else 0, claim=holder)
         why = refusal(claim, rest, hardware=hardware)
-        # A claim that is being unprepared may have devices that are no longer listed: only a
-        # claim that holds one of its devices prevents the write.
+        # A claim that is being unprepared may have devices that are no longer listed. Only a claim
+        # that holds one of its devices prevents the write.
         if why is not None and (why.holder is not None or claim.state != "unpreparing"):
             refused[uid] = why
         else:
@@ -330,7 +331,7 @@ def _put(
 
 
 def _store(connection: sqlite3.Connection, entries: Collection[_Entry]) -> None:
-    """Write rows that do not conflict, with a few statements however many they are."""
+    """Write rows that do not conflict, with a few statements regardless of their number."""
     if not entries:
         return
     changed: list[tuple[object, ...]] = []
@@ -392,7 +393,7 @@ def _complete_rebuilt(
     """
     Add the consumption of their devices to rebuilt rows that block claims.
 
-    Their generation stays: only the knowledge about them changes.
+    Their generation remains, because only the knowledge about them changes.
     """
     # The claims of the batch are written as given.
     wanted = incomplete(connection, claims) - {claim.uid for claim in claims}
@@ -414,7 +415,7 @@ def _complete_rebuilt(
 
 
 def next_generations(connection: sqlite3.Connection, number: int) -> int:
-    """Reserve this many generations from the counter; return the first."""
+    """Reserve this many generations from the counter. Return the first one."""
     ((last,),) = connection.execute(
         "UPDATE meta SET value = value + ? WHERE name = 'generation' RETURNING value", (number,)
     ).fetchall()
@@ -428,7 +429,8 @@ def _names(claim: StoredClaim) -> frozenset[tuple[str, str, str]]:
 def _rows(
     connection: sqlite3.Connection, column: Literal["id", "uid"], values: Sequence[object]
 ) -> Iterator[_Row]:
-    # One statement each: SQLite keeps it compiled, and a pod has at most a few claims.
+    # Use one statement per claim: SQLite caches the compiled statement, and a pod has only a few
+    # claims.
     query = f"{_SELECT} WHERE {column} = ?"
     for value in values:
         yield from _load(connection.execute(query, (value,)))

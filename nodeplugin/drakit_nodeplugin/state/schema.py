@@ -1,21 +1,21 @@
 """
-The schema of a checkpoint's database: how a database is created, recognized and checked.
+The schema of a checkpoint's database: how a database is created, identified and checked.
 
-A database carries two versions:
+A database contains two versions:
 
     readable from   the oldest drakit that may use it: SQLite's ``user_version``, in the header
-    version         the newest drakit that has shaped it: a row of the table ``meta``
+    version         the newest drakit that has changed it: a row of the table ``meta``
 
-drakit reads and writes every file whose readable-from is at most its own version, for example
-after a downgrade. A successor may therefore only add tables, indexes, and row fields with a
-default. The older version leaves added tables unchanged, and drops added fields from each row that
-it writes; the successor must cope with both. Any other change raises :data:`READABLE_FROM`.
+drakit reads and writes every file whose readable-from is at most its own version, for example after
+a downgrade. A later version may therefore only add tables, indexes, and row fields with a default.
+The older version leaves added tables unchanged, and drops added fields from each row that it
+writes; the later version must handle both. Any other change raises :data:`READABLE_FROM`.
 
-A claim is stored several times in the database (head, body, devices, counters), so that queries are
-fast; all must agree. :mod:`.rows` reads and writes rows; :mod:`.quarantine` decides how to handle
-an unsound database.
+The database stores a claim several times (head, body, devices, counters), so that queries are fast.
+All copies must agree. :mod:`.rows` reads and writes rows; :mod:`.quarantine` handles damaged
+databases.
 
-Functions block. It must not know asyncio, or the purpose of claims.
+Functions block. The module does not depend on asyncio.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from drakit_nodeplugin.state.holds import counters_of, devices_of
 from drakit_nodeplugin.state.records import DamagedRowError, load
 
 VERSION = 3
-"""Raised with each release that changes tables or rows."""
+"""Increase it in each release that changes tables or rows."""
 
 READABLE_FROM = 2
-"""The oldest version that can use the databases of this one: raised when a table, a field or a
+"""The oldest version that can use the databases of this one. Increase it when a table, a field or a
 value changes its meaning or is removed, and when a state or a hold is added. Version 1 lets two
 instances of a driver write at the same time."""
 
 _APPLICATION_ID = 0x44524B54
-"""``DRKT``: distinguishes our databases from those of other programs (``application_id``)."""
+"""``DRKT``: distinguishes drakit's databases from those of other programs (``application_id``)."""
 
 BUSY_SECONDS = 5.0
-"""The time that a writer waits for another program that reads the database."""
+"""How long a writer waits for another program that reads the database."""
 
-# These texts identify a database: any change, even of a blank, changes the schema. The columns of a
-# primary key come first: otherwise SQLite 3.40 reports NULL in columns without any.
+# These strings identify a database: any change, even of whitespace, changes the schema. The columns
+# of a primary key come first, because otherwise SQLite 3.40 reports NULL in columns that cannot be
+# NULL.
 _STATEMENTS = (
     """CREATE TABLE meta (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID""",
     """CREATE TABLE claims (
@@ -73,7 +74,7 @@ _STATEMENTS = (
 
 
 class NewerVersionError(Exception):
-    """A later drakit wrote the database, and this one cannot use it."""
+    """A later version of drakit wrote the database, and this version cannot use it."""
 
     def __init__(self, readable_from: int) -> None:
         super().__init__(
@@ -84,21 +85,23 @@ class NewerVersionError(Exception):
 
 
 class UnfitError(Exception):
-    """The file is no sound database of ours; the text is a sentence without its subject."""
+    """The file is not an intact database of drakit. The message is a sentence without its
+    subject."""
 
     def __init__(self, reason: str, *, foreign: bool = False) -> None:
         super().__init__(reason)
         self.foreign = foreign
-        """It belongs to another program."""
+        """Whether the file belongs to another program."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a database for writing, durably; it may be new."""
+    """Open a database for writing, durably. The file may be new."""
     connection = sqlite3.connect(
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
     try:
-        # SQLite creates the file with the umask, and its two companions with the mode of the file.
+        # SQLite creates the file with the umask, and its two companion files with the mode of the
+        # file.
         private_file(path)
         for pragma in ("journal_mode = WAL", "synchronous = FULL"):
             connection.execute(f"PRAGMA {pragma}")
@@ -109,10 +112,11 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def connect_reading(path: Path) -> sqlite3.Connection:
-    """Open a database without changing it or its log, also beside a writer."""
+    """Open a database without changing it or its log, even during writes."""
     mode = "mode=ro"
     if not has_log(path):
-        # No process has it open: SQLite would create its two files beside it, and leave them.
+        # No process has it open. Without this option, SQLite would create its two companion files,
+        # and leave them.
         mode += "&immutable=1"
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_SECONDS, isolation_level=None
@@ -120,19 +124,20 @@ def connect_reading(path: Path) -> sqlite3.Connection:
 
 
 def has_log(path: Path) -> bool:
-    """Return whether a database has a log: a process has it open, or was killed."""
+    """Return whether a database has a log, because a process has it open or was killed."""
     return _size(path.with_name(f"{path.name}-wal")) > 0
 
 
 def is_empty(path: Path) -> bool:
-    """Return whether SQLite takes a file for an empty database, and removes the log beside it."""
+    """Return whether SQLite considers a file an empty database, and would remove the log next to
+    it."""
     return _size(path) <= 1
 
 
 def recognize(path: Path) -> int:
     """
-    Return the version of the database at a path; 0 is a new database. Changes nothing, so that a
-    database that this version must not use stays as it is.
+    Return the version of the database at a path, or 0 for a new database. Changes nothing, so that
+    a database that this version must not use remains unchanged.
 
     Raises :class:`NewerVersionError`, :class:`UnfitError`, sqlite3.Error, OSError.
     """
@@ -154,10 +159,10 @@ def recognize(path: Path) -> int:
 
 def create(connection: sqlite3.Connection) -> None:
     """
-    Create the schema within the caller's transaction.
+    Create the schema in the caller's transaction.
 
-    Generations begin at the milliseconds of the clock: if a database was lost, work that knows one
-    of its generations must not meet the same number again.
+    Generations begin at the clock's milliseconds. If a database was lost, work that knows one of
+    its generations must not encounter the same number again.
     """
     for statement in _STATEMENTS:
         connection.execute(statement)
@@ -168,8 +173,8 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def upgrade(connection: sqlite3.Connection, version: int) -> None:
-    """Mark a database of an earlier version as one of this version, within the caller's
-    transaction. Instances of the earlier version cannot write to it any more."""
+    """Mark a database of an earlier version as one of this version, in the caller's transaction.
+    Instances of the earlier version can no longer write to it."""
     if version < VERSION:
         connection.execute("UPDATE meta SET value = ? WHERE name = 'version'", (VERSION,))
         connection.execute(f"PRAGMA user_version = {READABLE_FROM}")
@@ -183,9 +188,9 @@ def _readable_from(connection: sqlite3.Connection) -> int:
 
 def problems(connection: sqlite3.Connection) -> Iterator[str]:
     """
-    Yield the problems of a database; may also raise sqlite3.Error.
+    Yield the problems of a database. May also raise sqlite3.Error.
 
-    Rows of endpoints are not checked: a damaged one is only dropped.
+    Does not check rows of endpoints, because damaged ones are only dropped.
     """
     yield from _integrity(connection)
     generation = 0
@@ -196,7 +201,7 @@ def problems(connection: sqlite3.Connection) -> Iterator[str]:
     counters: set[tuple[object, ...]] = set(
         connection.execute("SELECT claim, pool, counter_set, device, amounts FROM counters")
     )
-    # One row at a time: a join with the devices would repeat the body for each device.
+    # Read one row at a time, because a join with the devices would repeat the body for each device.
     heads = connection.execute(
         "SELECT id, uid, state, boot_id, generation, checksum, body "
         "FROM claims LEFT JOIN bodies USING (id) ORDER BY id"
@@ -264,7 +269,7 @@ def _size(path: Path) -> int:
 
 def _integrity(connection: sqlite3.Connection) -> Iterator[str]:
     for (verdict,) in connection.execute("PRAGMA integrity_check(10)"):
-        # The first one follows a heading.
+        # The first problem follows a heading.
         yield from (line for line in verdict.splitlines() if line != "ok" and line[:3] != "***")
 
 
