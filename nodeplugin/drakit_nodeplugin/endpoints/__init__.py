@@ -1,1 +1,3 @@
-"""Endpoints in other processes: connections to backends and device plugins, and their rights."""
+"""
+Endpoints in other processes: connections to backends and device plugins, and their permissions.
+"""

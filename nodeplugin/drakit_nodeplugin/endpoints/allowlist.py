@@ -1,17 +1,17 @@
 """
-The rights of backends and device plugins: the edits that an entry of the admin allows.
+The permissions of backends and device plugins: the edits that an administrator's entry allows.
 
 An entry lists the owner of the socket, device nodes, mounts, hooks, environment variables and so
-on. It refuses every edit that it does not list. A variable such as ``LD_PRELOAD`` or ``BASH_ENV``
-runs code in the container of a tenant. No entry can allow CDI devices of claims: the claim of one
-pod must not bring the devices of another.
+on. Edits that it does not list are refused. A variable such as ``LD_PRELOAD`` or ``BASH_ENV`` runs
+code in a tenant's container. No entry can allow the CDI devices of claims, because a pod's claim
+must not provide the devices of another pod.
 
 Paths are compared by name. The node plugin's container does not see symbolic links outside
-``/dev``. So a prefix is as safe as the permissions of the directories below it. Device nodes are
-also compared with the host's ``/dev`` (:mod:`.host_paths`). The form of an entry, and what it may
-contain, is defined in :mod:`drakit_nodeplugin.allowed`.
+``/dev``, so a prefix is only as safe as the permissions of the directories below it. Device nodes
+are also compared with the host's ``/dev`` (:mod:`.host_paths`). :mod:`drakit_nodeplugin.allowed`
+defines the fields of an entry.
 
-It must not know connections or claims.
+Does not depend on connections or claims.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from drakit_nodeplugin.allowed import AllowedEndpoint
 
 MAX_SHOWN = 200
-"""Characters of a path in an error: the vendor's program chooses the path."""
+"""Maximum length of a path in an error, because the vendor's program chooses the path."""
 
 BIND_TYPES = (None, "", "none", "bind")
 MOUNT_OPTIONS = frozenset(
@@ -39,28 +39,28 @@ MOUNT_OPTIONS = frozenset(
 and a shared mount propagates the container's mounts to the host."""
 
 CLAIM_CLASS = "claim"
-"""The class of the CDI devices of claims: those of this release's drivers, and of any other's."""
+"""The class of the CDI devices of claims, for this release's drivers and all others."""
 
 DEVICE_TYPES = (None, "b", "c", "u")
 
 PERMISSIONS = 0o777
-"""The permission bits of a file's mode; higher bits can change the type of a node."""
+"""The permission bits of a file's mode. Higher bits can change the type of a node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rights:
-    """The rights of one backend or device plugin."""
+    """The permissions of one backend or device plugin."""
 
     where: str
-    """The place of its entry in the configuration, for the remedy."""
+    """The location of its entry in the configuration, for the remedy."""
 
     allowed: AllowedEndpoint
     find_node: Callable[[str], HostNode]
-    """Looks up a path of the host, and may block."""
+    """Looks up a path of the host. May block."""
 
     def owner_problem(self, file: SocketFile) -> str | None:
-        """Return why its socket must not have this owner, and the remedy, as the end of a sentence;
-        None if the owner is right."""
+        """Return why its socket must not have this owner, with the remedy, as the end of a
+        sentence. None if the owner is correct."""
         owner = self.allowed.owner
         if file.uid == owner.uid and owner.gid in (None, file.gid):
             return None
@@ -125,7 +125,7 @@ class Rights:
         if not self._allows_node(found.path):
             yield self._refused(f"{what}, which leads to {_shown(found.path)}", "devices")
         elif not _is_same_device(node, found):
-            # With these numbers, the runtime creates the node without reading the host's.
+            # With these numbers, the runtime creates the node without reading the host's node.
             yield (
                 f"asks for {what} with a type and numbers that differ from the host's device node "
                 f"or cannot be verified; the vendor must omit them"
@@ -165,11 +165,11 @@ class Rights:
         prefixes = [each for each in self.allowed.mounts if _is_within(path, each)]
         return self.allowed.mounts[max(prefixes, key=len)] if prefixes else None
 
-    # ------------------------------------------------------------ the rest
+    # ------------------------------------------------------------ other edits
 
     def _hook_problems(self, hook: Hook) -> Iterator[str]:
         what = f"hook {_shown(hook.path)}"
-        # Not normalised: the runtime runs exactly this path.
+        # Don't normalize the path: the runtime runs exactly this path.
         if hook.path not in self.allowed.hooks:
             yield self._refused(what, "hooks")
         elif hook.env:
@@ -200,9 +200,11 @@ class Rights:
 
 
 def _clean_path(path: str) -> str | None:
-    """Return an absolute path normalised; None if it is relative, or has ``..`` or a null byte.
+    """
+    Return an absolute path in normalized form, or None if it is relative or contains ``..`` or a
+    null byte.
 
-    After a symbolic link, ``..`` does not lead to the directory that the text suggests.
+    After a symbolic link, ``..`` may not lead to the directory that the path suggests.
     """
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not path.startswith("/") or ".." in parts or "\0" in path:
@@ -211,12 +213,12 @@ def _clean_path(path: str) -> str | None:
 
 
 def _is_within(path: str, prefix: str) -> bool:
-    """Return whether a path is a prefix or below it, by components; both are normalised."""
+    """Return whether a path is a prefix or below it, by components. Both must be normalized."""
     return prefix == "/" or path == prefix or path.startswith(f"{prefix}/")
 
 
 def _is_same_device(node: DeviceNode, found: HostNode) -> bool:
-    """Return whether the numbers of an edit, if any, are those of the host's device node."""
+    """Return whether the numbers of an edit, if any, match the host's device node."""
     if node.major is None and node.minor is None:
         return True
     if found.device is None:

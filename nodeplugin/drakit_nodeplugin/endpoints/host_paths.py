@@ -1,17 +1,16 @@
 """
 Paths from vendors' processes: device nodes of the host, directories and sockets.
 
-For the kubelet, a runtime follows a symbolic link to a device node, and takes all device nodes of a
-directory. In a CDI spec neither is allowed. So both are looked up here, in the host's ``/dev`` as
-this process sees it. An invisible path stays unchanged, and the runtime reports its problem.
+For the kubelet, a runtime follows a symbolic link to a device node, and adds all device nodes of a
+directory. A CDI spec allows neither. So this module looks up both in the host's ``/dev``, as this
+process sees it. An invisible path remains unchanged, and the runtime reports its problem.
 
-A vendor's process owns the content of its directory: it can replace a socket by a link, or rename
+A vendor's process owns the content of its directory: it can replace a socket with a link, or rename
 it, at any time. So a socket is opened once, without following links, and all checks and connections
 use the open file.
 
-The host's ``/dev`` is in memory, so the daemon's loop may look up a path that is no directory. All
-other functions block. It must not know where a path comes from, or which program listens on a
-socket.
+The host's ``/dev`` is in memory, so the daemon's loop may look up a path that is not a directory.
+All other functions block.
 """
 
 from __future__ import annotations
@@ -33,17 +32,18 @@ MAX_LINKS = 40
 """Maximum length of a chain of symbolic links, as in Linux."""
 
 MAX_ENTRIES = 1024
-"""Entries of a directory that are read, with those of its directories: it may hold other files."""
+"""Maximum number of entries that are read in a directory and its subdirectories, which may also
+contain other files."""
 
 MAX_NODES = 256
-"""Device nodes in a directory; a larger one must be a mistake."""
+"""Maximum number of device nodes in a directory. More must be a mistake."""
 
 _LEFT_OUT = frozenset({"pts", "shm", "fd", "mqueue", "console", ".lxc", ".lxd-mounts", ".udev"})
-"""Entries of a directory that runtimes omit as well."""
+"""Entries of a directory that runtimes also omit."""
 
 
 class DirectoryError(Exception):
-    """A path is a directory, and directories are not read here."""
+    """A path is a directory, but reading directories is disabled."""
 
 
 class TooManyNodesError(Exception):
@@ -64,7 +64,7 @@ class HostNode:
     """The path without symbolic links."""
 
     device: tuple[Literal["b", "c"], int, int] | None = None
-    """Type, major and minor number; None if no device node is visible there."""
+    """Type, major and minor number. None if no device node is visible at the path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,17 +74,17 @@ class HostDeviceNodes:
     root: Path
 
     walk: bool = True
-    """Whether to read directories, which takes long; otherwise they raise DirectoryError."""
+    """Whether to read directories, which takes long. If not, they raise DirectoryError."""
 
     @classmethod
     def found(cls) -> HostDeviceNodes:
-        """Return it: a pod has it mounted beside its own."""
+        """Return the host's ``/dev``. A pod has it mounted in addition to its own."""
         return cls(root=MOUNTED if MOUNTED.is_dir() else Path(DEVICES))
 
     def nodes(self, path: str) -> list[tuple[str, str]]:
         """
-        Return the device nodes of a path on the host: each with its place below the path, which is
-        empty for the path itself, and with its own path without symbolic links.
+        Return the device nodes of a path on the host. Each has its path relative to the given path
+        (empty for the given path itself), and its own path without symbolic links.
 
         Raises :class:`TooManyNodesError`, :class:`DirectoryError`.
         """
@@ -92,7 +92,7 @@ class HostDeviceNodes:
             real = self._real(path)
             if not real.startswith(f"{DEVICES}/") or not self._seen(real).is_dir():
                 return [("", real)]
-        except (OSError, ValueError):  # too long, or with a null byte: no path at all
+        except (OSError, ValueError):  # too long, or contains a null byte, so not a path
             return [("", path)]
         if not self.walk:
             raise DirectoryError(path)
@@ -105,12 +105,12 @@ class HostDeviceNodes:
         return sorted(found) or [("", real)]
 
     def node(self, path: str) -> HostNode:
-        """Return the target of a path's symbolic links, and the device there."""
+        """Return the target of a path's symbolic links, and its device."""
         real = path
         try:
             real = self._real(path)
             mode, number = self._status(real)
-        except (OSError, ValueError):  # missing, too long, or with a null byte
+        except (OSError, ValueError):  # missing, too long, or contains a null byte
             return HostNode(path=real)
         if not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
             return HostNode(path=real)
@@ -118,7 +118,7 @@ class HostDeviceNodes:
         return HostNode(path=real, device=(type_, os.major(number), os.minor(number)))
 
     def _status(self, path: str) -> tuple[int, int]:
-        """Return mode and device number of a path; zeros for a path outside ``/dev``."""
+        """Return mode and device number of a path. Zeros for a path outside ``/dev``."""
         if not path.startswith(f"{DEVICES}/"):
             return 0, 0
         status = os.lstat(self._seen(path))
@@ -129,7 +129,7 @@ class HostDeviceNodes:
         return self.root / path.removeprefix(f"{DEVICES}/")
 
     def _real(self, path: str) -> str:
-        """Follow symbolic links, in every part of the path."""
+        """Follow symbolic links in every part of the path."""
         if not path.startswith(f"{DEVICES}/"):
             return path
         done, todo, links = DEVICES, path.removeprefix(f"{DEVICES}/").split("/"), 0
@@ -151,7 +151,7 @@ class HostDeviceNodes:
         return done
 
     def _link(self, path: str) -> str | None:
-        """Return a link's target; None if it is no link, or is not in ``/dev``. Raises
+        """Return a link's target, or None if it is not a link, or not in ``/dev``. Raises
         FileNotFoundError."""
         if not path.startswith(f"{DEVICES}/"):
             return None
@@ -180,10 +180,11 @@ class HostDeviceNodes:
 
 
 class SocketFile(NamedTuple):
-    """Distinguishes a file from another one at the same path.
+    """
+    Distinguishes a file from another one at the same path.
 
-    The file system may reuse an inode at once. But a rename, a link or a change of the owner sets
-    the time of the last change.
+    The file system may reuse an inode immediately. But a rename, a link or a change of the owner
+    updates the change time.
     """
 
     device: int
@@ -208,7 +209,7 @@ def socket_file(found: os.stat_result) -> SocketFile:
 
 class OpenSocket:
     """A socket's file, held open. It is closed with its last reference at the latest, so that a
-    canceled call leaks none."""
+    canceled call leaks no file descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -216,11 +217,11 @@ class OpenSocket:
 
     @property
     def path(self) -> str:
-        """A path that leads to this file, and to no other, until it is closed."""
+        """A path that leads only to this file until it is closed."""
         return path_of(self._descriptor)
 
     def close(self) -> None:
-        """Close it; its path must not be used any more."""
+        """Close the file. Its path must not be used any more."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -235,7 +236,7 @@ def path_of(descriptor: int) -> str:
 
 @contextmanager
 def open_directory(path: Path) -> Generator[int]:
-    """Open a directory, unless it is a symbolic link; raises OSError. Blocks."""
+    """Open a directory, unless it is a symbolic link. Raises OSError. Blocks."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         yield descriptor
@@ -244,6 +245,6 @@ def open_directory(path: Path) -> Generator[int]:
 
 
 def open_socket(path: Path) -> OpenSocket:
-    """Open a file as a socket, without following a symbolic link; raises OSError. Blocks."""
+    """Open a file as a socket, without following a symbolic link. Raises OSError. Blocks."""
     with open_directory(path.parent) as directory:
         return OpenSocket(os.open(path.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=directory))

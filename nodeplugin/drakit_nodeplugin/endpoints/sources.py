@@ -1,12 +1,9 @@
 """
-Sources of devices, as the node plugin hosts them: where an endpoint comes from, and the diagnostics
-that it reports, which become Events of the Node.
+Sources of devices in the node plugin: where an endpoint comes from, and the diagnostics that it
+reports, which become Events of the Node.
 
-A plugin or driver that fails all the time, or under many names, must flood neither the log nor the
-API server: :class:`Diagnostics` reports a sentence once a minute or once a day, and all sentences
-at a rate that people can read.
-
-Does not depend on how any kind of endpoint works, or on the receiver of a diagnostic.
+A plugin or driver that keeps failing, or uses many names, must not flood the log or the API server.
+So :class:`Diagnostics` reports a sentence once a minute or once a day, and limits the total rate.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ class HostContext(EndpointContext):
     """The parameters that the node plugin gives an endpoint."""
 
     report: Callable[[Diagnostic], None]
-    """Reports a diagnostic; returns at once."""
+    """Reports a diagnostic. Returns immediately."""
 
 
 class DriverSource(Protocol):
@@ -43,17 +40,18 @@ class DriverSource(Protocol):
 
     @property
     def where(self) -> str:
-        """The file and key of its configuration, or another origin, for errors."""
+        """The origin of the driver for error messages, such as the file and key of its
+        configuration."""
         ...
 
     @property
     def traits(self) -> DriverTraits:
-        """The calls that it needs; also known while it is stopped."""
+        """The calls that the driver needs. Also available while it is stopped."""
         ...
 
     @property
     def expected(self) -> Collection[str]:
-        """The endpoints that are expected from the start; others may come."""
+        """The endpoints that are expected from the start. Others may appear."""
         ...
 
     @property
@@ -63,8 +61,8 @@ class DriverSource(Protocol):
         ...
 
     def endpoint(self, context: HostContext) -> HostedEndpoint:
-        """Make the endpoint, in the daemon's loop. Called again after the one before was closed, if
-        this instance of the plugin is active again."""
+        """Create the endpoint, in the daemon's loop. Called again, after the previous endpoint was
+        closed, if this instance of the plugin becomes active again."""
         ...
 
 
@@ -73,18 +71,18 @@ class DriverSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnostic:
-    """A problem of an endpoint that users must know: it becomes a log line and an Event of the
+    """A problem of an endpoint that users must know. It becomes a log line and an Event of the
     Node, and is counted by its reason."""
 
     reason: NodeReason
     """The reason of the Event."""
 
     note: str
-    """A sentence that names endpoint, cause and remedy; the same cause gives the same text."""
+    """A sentence that names endpoint, cause and remedy. The same cause gives the same sentence."""
 
     source: str = ""
-    """The driver or the entry that it is about, if the reporter has several: none of them may use
-    up the Events of the others."""
+    """The affected driver or entry, if the reporter has several, so that one of them cannot use up
+    the Events of the others."""
 
 
 REPEAT_SECONDS = 60.0
@@ -94,11 +92,11 @@ ONCE_SECONDS = 86_400.0
 """Minimum time between two reports of a condition that lasts until the plugin changes."""
 
 MAX_REMEMBERED = 256
-"""Different sentences that are remembered; the oldest is forgotten first."""
+"""Maximum number of different sentences that are remembered. The oldest is forgotten first."""
 
 BURST = 50.0
 SECONDS_EACH = 5.0
-"""The burst of diagnostics, and the seconds per diagnostic after it; others are dropped."""
+"""The burst of diagnostics, and the seconds per diagnostic after it. Others are dropped."""
 
 
 class Diagnostics:
@@ -108,12 +106,12 @@ class Diagnostics:
         self._report = report
         self._source = source
         self._quiet_until: dict[Diagnostic, float] = {}
-        """The time until which a diagnostic is not repeated; loop time."""
+        """Until when a diagnostic is not repeated, on the loop's clock."""
         self._limiter = RateLimiter(burst=BURST, per_second=1 / SECONDS_EACH)
         self._dropping = False
 
     def report(self, reason: NodeReason, note: str, *, once: bool = False) -> None:
-        """Report a sentence, unless it was reported a moment ago."""
+        """Report a sentence, unless it was reported recently."""
         now = asyncio.get_running_loop().time()
         diagnostic = Diagnostic(reason=reason, note=note, source=self._source)
         if now < self._quiet_until.get(diagnostic, -math.inf) or not self._within_limit():

@@ -1,16 +1,14 @@
 """
 The sockets of other processes, which may be hostile: calls whose failures are sentences, and
-messages that are bounded in bytes, rate, fields and loop time.
+messages that are limited in bytes, rate, fields and loop time.
 
-A :class:`Client` leaves messages as bytes, because they are counted before they are parsed. Its
-sentences contain no numbers of the failure, so the same cause gives the same text.
+A :class:`Client` keeps messages as bytes, because their fields are counted before parsing. Its
+error messages contain no numbers of the failure, so that the same cause gives the same message.
 
-A message of 4 MiB can hold two million messages. Parsing it takes a hundred times its size in
-memory, and a tenth of a second of the daemon's loop. So one pass over the bytes counts the fields
-first; protobuf then parses the message. Long lists are split into their members (:func:`parts`),
-which the caller parses one by one and in turns (:class:`Turns`).
-
-It must not know the purpose of a method, or the meaning of a message.
+A message of 4 MiB can contain two million messages. Parsing it would take a hundred times its size
+in memory, and would block the daemon's loop for a tenth of a second. So one pass over the bytes
+counts the fields first, and then protobuf parses the message. Long lists are split into their
+members (:func:`parts`), which the caller parses one by one and in turns (:class:`Turns`).
 """
 
 from __future__ import annotations
@@ -31,33 +29,36 @@ from drakit_driver.runtime.failures import MAX_TEXT, printable
 from drakit_nodeplugin.endpoints.host_paths import OpenSocket
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""gRPC's own default, also that of servers in any language."""
+"""gRPC's own default, including that of servers in any language."""
 
 MESSAGES_PER_SECOND = 100.0
 MESSAGES_AT_ONCE = 200.0
-"""Messages of a stream; a process that sends more does not wait for changes, and receiving alone
-costs time of the loop."""
+"""Burst of messages on a stream. A process that sends more does not wait for changes, and even
+receiving the messages takes time of the event loop."""
 
 BYTES_PER_SECOND = 32 * 1024 * 1024
-"""Received from one stream, so that endless large messages cost little of the loop."""
+"""Maximum rate of bytes from one stream, so that endless large messages take little of the event
+loop's time."""
 
 MAX_FIELDS = 40_000
-"""Fields of one message: twice the largest list of devices. The walk over them takes 20 ms."""
+"""Maximum number of fields in a message: twice those of the largest list of devices. Counting them
+takes 20 ms."""
 
 MIN_FIELD_BYTES = 2
-"""A field has a tag and a value; so a short message needs no count."""
+"""A field has a tag and a value, so a short message needs no count."""
 
 MAX_PART_BYTES = 64 * 1024
-"""Bytes of a device, counter set or health: four times the largest that the API accepts."""
+"""Maximum size of a device, counter set or health message: four times the largest that the API
+accepts."""
 
 MAX_DETAILS = MAX_TEXT - 100
-"""Characters of a status message, so that its sentence is not too long."""
+"""Maximum length of a status message, so that its sentence is not too long."""
 
 MAX_QUOTED = 100
-"""Characters of a name in an error."""
+"""Maximum length of a name in an error."""
 
 TURN_SECONDS = 0.001
-"""The time that one task works before it lets others run."""
+"""How long one task works before it lets others run."""
 
 _VARINT_BYTES = 10
 _LENGTH_DELIMITED = 2
@@ -74,8 +75,8 @@ _OPTIONS: Sequence[tuple[str, str | int]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Channels to one path would share their connection and its backoff, although another process
-    # may listen there by now.
+    # Without it, channels to the same path would share their connection and its backoff, although
+    # another process may listen there by now.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
@@ -85,7 +86,7 @@ _Stream: TypeAlias = "grpc.aio.UnaryStreamMultiCallable[bytes, bytes]"
 
 
 class CallFailedError(Exception):
-    """A call failed. The text ends a sentence whose subject is the other process."""
+    """A call failed. The message ends a sentence whose subject is the other process."""
 
     def __init__(self, text: str, *, code: grpc.StatusCode | None = None) -> None:
         super().__init__(text)
@@ -93,7 +94,7 @@ class CallFailedError(Exception):
 
     @property
     def may_be_lost(self) -> bool:
-        """Whether the end of the connection may be the cause."""
+        """Whether the connection may have ended."""
         return self.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
@@ -101,8 +102,8 @@ class Client:
     """The calls of one service at a unix socket, with messages as bytes."""
 
     def __init__(self, socket: OpenSocket, service: str) -> None:
-        """Create a client, which connects with its first call. It takes over the socket, and closes
-        it."""
+        """Create a client, which connects with its first call. The client takes over the socket,
+        and closes it."""
         self._service = service
         self._socket = socket
         self._channel = grpc.aio.insecure_channel(f"unix:{socket.path}", options=_OPTIONS)
@@ -116,7 +117,7 @@ class Client:
         metadata: Sequence[tuple[str, str]] = (),
         wait_for_ready: bool = False,
     ) -> bytes:
-        """Call a method; raises :class:`CallFailedError`."""
+        """Call a method. Raises :class:`CallFailedError`."""
         unary: _Unary = self._channel.unary_unary(f"/{self._service}/{method}")
         try:
             return await unary(
@@ -133,7 +134,7 @@ class Client:
         Call a method without parameters, and yield its messages until it ends.
 
         Raises :class:`CallFailedError`, and :class:`GarbageError` for a flood of messages. If
-        `skips` is false, every message counts: then a flood is received slowly.
+        `skips` is false, no message may be skipped, so a flood is received slowly.
         """
         limiter = RateLimiter(burst=MESSAGES_AT_ONCE, per_second=MESSAGES_PER_SECOND)
         stream_of: _Stream = self._channel.unary_stream(f"/{self._service}/{method}")
@@ -152,7 +153,7 @@ class Client:
             stream.cancel()
 
     async def close(self, *, grace_seconds: float | None = None) -> None:
-        """Close the channel; after the grace period, its calls are canceled."""
+        """Close the channel. After the grace period, its calls are canceled."""
         try:
             await self._channel.close(grace_seconds)
         finally:
@@ -160,10 +161,10 @@ class Client:
 
 
 def _failed(error: BaseException, method: str) -> CallFailedError:
-    """Return the error of a call; our own cancellation is raised."""
+    """Return the error of a call. Raises our own cancellation."""
     if not isinstance(error, grpc.aio.AioRpcError):
-        # gRPC reports a call that the other side canceled, or whose channel was closed, with
-        # CancelledError, and one that begins after that with UsageError.
+        # If the other side canceled a call, or the channel was closed, gRPC raises CancelledError.
+        # For a call that begins after that, it raises UsageError.
         if isinstance(error, asyncio.CancelledError) and cancelled_by_owner():
             raise error
         return CallFailedError(f"canceled {method}", code=grpc.StatusCode.CANCELLED)
@@ -188,7 +189,7 @@ def _failed(error: BaseException, method: str) -> CallFailedError:
 
 
 class GarbageError(Exception):
-    """A message that cannot be parsed, or exceeds a limit. The text describes the message; its
+    """A message that cannot be parsed, or exceeds a limit. The error's message describes it; the
     sender precedes it in the sentence."""
 
     def __init__(self, text: str = "a malformed protobuf message") -> None:
@@ -196,7 +197,7 @@ class GarbageError(Exception):
 
 
 def parse(kind: type[MessageT], raw: bytes) -> MessageT:
-    """Parse one message of at most :data:`MAX_FIELDS` fields, those of its parts included; raises
+    """Parse one message with at most :data:`MAX_FIELDS` fields, including nested ones. Raises
     :class:`GarbageError`."""
     if len(raw) > MAX_FIELDS * MIN_FIELD_BYTES:
         _count(raw, kind)
@@ -214,11 +215,11 @@ def parts(
     flags: frozenset[int] = frozenset(),
 ) -> Iterator[tuple[int, bytes]]:
     """
-    Yield the messages and texts in the fields with these numbers, each with its number.
+    Yield the messages and strings in the fields with these numbers, each with its number.
 
-    Of the booleans in `flags`, only those that are true are yielded, without bytes. Other fields
-    are skipped, as those of a later version. Raises :class:`GarbageError`, also for more than
-    :data:`MAX_FIELDS` fields in all, and for a part of more bytes than `limit`.
+    From the booleans in `flags`, only those that are true are yielded, without bytes. Other fields,
+    such as those of a later version, are skipped. Raises :class:`GarbageError`, including for more
+    than :data:`MAX_FIELDS` fields in total, and for a part that is larger than `limit`.
     """
     for count, (number, wire_type, start, end) in enumerate(_fields(raw, 0, len(raw))):
         if count == MAX_FIELDS:
@@ -237,8 +238,8 @@ def parts(
 
 
 def split(raw: bytes, numbers: frozenset[int]) -> tuple[list[tuple[int, bytes]], bytes]:
-    """Return the messages in the fields with these numbers, as :func:`parts`, and the bytes of the
-    other fields, so that each can be parsed alone."""
+    """Return the messages in the fields with these numbers, as in :func:`parts`, and the bytes of
+    the other fields, so that each can be parsed separately."""
     found: list[tuple[int, bytes]] = []
     rest = bytearray()
     at = 0
@@ -254,7 +255,7 @@ def split(raw: bytes, numbers: frozenset[int]) -> tuple[list[tuple[int, bytes]],
 
 
 def _count(raw: bytes, kind: type[Message]) -> None:
-    """Raise :class:`GarbageError` if there are too many fields, at any depth."""
+    """Raise :class:`GarbageError` if there are too many fields, including nested ones."""
     count = 0
     remaining = [(0, len(raw), kind.DESCRIPTOR)]
     while remaining:
@@ -269,7 +270,7 @@ def _count(raw: bytes, kind: type[Message]) -> None:
 
 
 def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, wire type, start and end of each field's value; raises
+    """Yield number, wire type, start and end of each field's value. Raises
     :class:`GarbageError`."""
     while at < end:
         tag, at = _varint(raw, at)
@@ -292,7 +293,7 @@ def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """Return a number, and the index behind it."""
+    """Return a number, and the index after it."""
     value = shift = 0
     for byte in raw[at : at + _VARINT_BYTES]:
         at += 1
@@ -308,7 +309,7 @@ def _too_many_fields() -> GarbageError:
 
 
 def quoted(text: str) -> str:
-    """Return a name that a process chose, in quotes and not too long."""
+    """Return a name that another process chose, in quotes and truncated."""
     return repr(text[:MAX_QUOTED]) + ("..." if len(text) > MAX_QUOTED else "")
 
 
@@ -319,7 +320,7 @@ def shown(path: Path) -> str:
 
 
 class Turns:
-    """Lets other tasks run at intervals, in a loop over many small items."""
+    """Lets other tasks run at intervals, during a loop over many small items."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -328,11 +329,11 @@ class Turns:
 
     @property
     def worked_seconds(self) -> float:
-        """The time in all turns, including the current one, without the time of other tasks."""
+        """The time in all turns, including the current one but not the time of other tasks."""
         return self._worked_seconds + self._loop.time() - self._began_at
 
     async def give_way(self) -> None:
-        """Let others run if this turn has taken long enough."""
+        """Let other tasks run if this turn has taken long enough."""
         took = self._loop.time() - self._began_at
         if took > TURN_SECONDS:
             self._worked_seconds += took
@@ -342,10 +343,11 @@ class Turns:
 
 async def to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
     """
-    Wait for a call, even if its caller no longer needs the answer.
+    Wait for the end of a call, even if its caller no longer needs the response.
 
-    A canceled call ends here at once, but its handler may continue: it could prepare a device that
-    the next call has found unprepared. So the call is not canceled; its deadline bounds it.
+    A canceled call ends here immediately, but its handler may continue. It could then prepare a
+    device that the next call has already found unprepared. So the call is not canceled; its
+    deadline limits it.
     """
     task = asyncio.create_task(calling)
     try:
@@ -354,6 +356,6 @@ async def to_its_end(calling: Coroutine[Any, Any, bytes]) -> bytes:
         try:
             with suppress(CallFailedError):
                 await asyncio.shield(task)
-        except asyncio.CancelledError:  # a second cancellation: the loop ends
+        except asyncio.CancelledError:  # a second cancellation, because the loop is ending
             task.cancel()
         raise

@@ -1,9 +1,9 @@
 """
-Backends: drivers that are programs of their own, in any language, behind a unix socket.
+Backends: drivers that are separate programs, in any language, behind a unix socket.
 
-:mod:`.directory` finds them, and :mod:`.connection` keeps one connected. Their messages are read
-piece by piece (:mod:`..wire`), so that no size, number or rate of them harms the daemon.
+:mod:`.directory` finds backends, and :mod:`.connection` keeps one connected. Their messages are
+read piece by piece (:mod:`..wire`), so that their size, number or rate cannot harm the daemon.
 
-Imported only where backends are enabled. It must not know claims beyond their identity, slices or
-the kubelet.
+This package is imported only if backends are enabled. It does not depend on claims beyond their
+identity, slices or the kubelet.
 """

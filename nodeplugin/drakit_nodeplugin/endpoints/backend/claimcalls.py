@@ -1,11 +1,9 @@
 """
-The calls of a backend for claims: the requests, and the parts of an answer for each claim.
+A backend's calls for claims: the requests, and the parts of a response for each claim.
 
-An answer is counted before it is parsed, claim by claim, and a part that cannot be parsed fails its
-claim alone. :mod:`drakit_driver.runtime.endpoint` words the errors that concern all
-claims.
-
-It must not know how a backend is found, or what it lists.
+The fields of a response are counted before it is parsed, claim by claim. If a part cannot be
+parsed, only its claim fails. :mod:`drakit_driver.runtime.endpoint` words the errors that concern
+all claims.
 """
 
 from __future__ import annotations
@@ -60,33 +58,33 @@ from drakit_nodeplugin.endpoints.wire import (
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 DEADLINE_SECONDS = CALL_SECONDS - 1.0
-"""The deadline of a call, shorter than its caller's timeout, so that the backend notices the end
-first. It also limits how long the claim of a deleted pod waits for a prepare."""
+"""The deadline of a call. It is shorter than the caller's timeout, so that the backend notices the
+end first. It also limits how long the claim of a deleted pod waits for a prepare."""
 
 IN_LOOP_EDITS = 64
-"""Maximum entries of edits that are checked in the daemon's loop. That takes less than a
-millisecond, as the host's ``/dev`` is in memory; a thread would delay each claim."""
+"""Maximum number of edits that are checked in the daemon's loop. That takes less than a
+millisecond, because the host's ``/dev`` is in memory; a thread would delay each claim."""
 
 Published: TypeAlias = Mapping[tuple[str, str] | None, Device]
-"""The devices that a backend listed last, by pool and name."""
+"""The devices that a backend last listed, by pool and name."""
 
 LOST_SECONDS = 1.0
 """Maximum wait for the end of a connection after a call that did not reach the backend."""
 
 _CLAIMS = frozenset({1})
-"""The field of every answer that holds the claims."""
+"""The field of every response that contains the claims."""
 
 _EDITS = pb.PreparedClaim.EDITS_FIELD_NUMBER
 _OF_DEVICES = frozenset({_EDITS, pb.PreparedClaim.DEVICES_FIELD_NUMBER})
 
 ResultT = TypeVar("ResultT")
 _Reader: TypeAlias = Callable[[bytes, int, Turns], Awaitable[ResultT]]
-"""Parses the answer for one claim with this many devices; raises GarbageError, and DriverError if
+"""Parses the response for one claim with this many devices. Raises GarbageError, and DriverError if
 the claim has failed."""
 
 
 class BackendClaims:
-    """The calls of one connection to a backend: its :class:`.contract.Calls`."""
+    """The calls of one connection to a backend. Implements :class:`.contract.Calls`."""
 
     def __init__(
         self,
@@ -97,15 +95,15 @@ class BackendClaims:
         latest: LatestValue[bytes],
         policies: PolicyFeed | None,
     ) -> None:
-        """`latest` has the end of the connection. `policies` are those of a driver that has
-        some."""
+        """Create the calls. `latest` signals the end of the connection. `policies` are those of a
+        driver that has policies."""
         self._policies = policies
         self._driver = driver
         self._client = client
         self._rights = rights
         self._latest = latest
         self.needs_claim_data = False
-        """Whether it needs more of a claim than its devices, as it reported."""
+        """Whether the backend reported that it needs more of a claim than its devices."""
         self._listed: Inventory | None = None
         self._by_key: Published | None = None
         self._running = 0
@@ -151,7 +149,7 @@ class BackendClaims:
     async def _ask_if_implemented(
         self, method: str, batch: Sequence[AllocatedClaim], read: _Reader[ResultT]
     ) -> Mapping[str, ResultT | DeviceFailedError] | None:
-        """Call an optional method; None if the backend does not implement it."""
+        """Call an optional method. Return None if the backend does not implement it."""
         if method not in self._lacks:
             try:
                 return await self._ask(method, batch, read)
@@ -162,9 +160,10 @@ class BackendClaims:
     async def _ask(
         self, method: str, batch: Sequence[AllocatedClaim], read: _Reader[ResultT]
     ) -> Mapping[str, ResultT | DeviceFailedError]:
-        """Call a method; return the answers by UID. Those for other claims have an empty one."""
+        """Call a method, and return the responses by UID. Claims without a response get an empty
+        one."""
         published = self._published()
-        # All requests have the same form.
+        # All request types have the same fields.
         request = pb.PrepareClaimsRequest(claims=[claim_message(each, published) for each in batch])
         half = len(batch) // 2
         try:
@@ -176,14 +175,15 @@ class BackendClaims:
         except _TooLargeError:
             if not half:
                 raise
-            # Each claim is within its limits, but not all of them together.
+            # Each claim is within its limits, but the batch as a whole is not.
             first = await self._ask(method, batch[:half], read)
             return {**first, **await self._ask(method, batch[half:], read)}
         except GarbageError as error:
             raise DriverError(_fault(f"answered {method} with {error}")) from None
 
     def _published(self) -> Published | None:
-        """Return the devices that it listed last; None if it does not need the claim's data."""
+        """Return the devices that the backend last listed, or None if it does not need the claim's
+        data."""
         if self.needs_claim_data and self._by_key is None and self._listed is not None:
             self._by_key = by_key(self._listed)
         return (self._by_key or {}) if self.needs_claim_data else None
@@ -217,7 +217,7 @@ class BackendClaims:
     async def _sort(
         self, raw: bytes, read: _Reader[ResultT], *, method: str, counts: Mapping[str, int]
     ) -> Mapping[str, ResultT | DeviceFailedError]:
-        """Assign each part of an answer to its claim; raises :class:`GarbageError`."""
+        """Assign each part of a response to its claim. Raises :class:`GarbageError`."""
         answers: dict[str, ResultT | DeviceFailedError] = {}
         turns = Turns()
         for number, (_, part) in enumerate(parts(raw, _CLAIMS, limit=len(raw))):
@@ -225,7 +225,7 @@ class BackendClaims:
                 raise GarbageError("more claims than were requested")
             await turns.give_way()
             uid = _uid_of(part)
-            if uid is None or uid not in counts:  # of no claim, which its caller reports
+            if uid is None or uid not in counts:  # it belongs to no claim, which the caller reports
                 answers[""] = self._failed("it answered for a claim that was not requested")
                 continue
             try:
@@ -245,25 +245,25 @@ class BackendClaims:
 
     def _failed(self, text: str, *, pending: bool = False) -> DeviceFailedError:
         subject = f"driver {self._driver}"
-        # A Python driver's errors begin with it.
+        # A Python driver's errors begin with the subject.
         whole = text if text.startswith(subject) else f"{subject}: {text}"
         return DeviceFailedError(whole, pending=pending)
 
 
 class _NotImplementedError(DriverError):
-    """The backend does not have a method."""
+    """The backend does not implement a method."""
 
 
 class _TooLargeError(DriverError):
-    """A request or its answer is larger than a message can be."""
+    """A request or its response exceeds the maximum message size."""
 
 
 def _uid_of(part: bytes) -> str | None:
     """
-    Return the UID of the answer for one claim, before the rest is parsed; None if it has none.
+    Return the UID of a claim's response before the rest is parsed, or None if there is none.
 
-    Every answer has it in the same field. :class:`pb.CheckedClaim` has no field of lists, so
-    protobuf skips those of the other answers.
+    Every response type has the UID in the same field. :class:`pb.CheckedClaim` has no list fields,
+    so protobuf skips those of the other responses.
     """
     try:
         return pb.CheckedClaim.FromString(part).uid
@@ -272,7 +272,8 @@ def _uid_of(part: bytes) -> str | None:
 
 
 async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[PreparedDevice]:
-    # Each device alone: one that is within its limits must not fail for the size of all.
+    # Parse each device separately. A device within its limits must not fail because of the total
+    # size.
     found, rest = split(part, _OF_DEVICES)
     _raise_error(parse(pb.PreparedClaim, rest), count)
     every_edits = [each for number, each in found if number == _EDITS]
@@ -303,7 +304,7 @@ async def _unprepared(part: bytes, count: int, turns: Turns) -> None:
 def _raise_error(
     answer: pb.PreparedClaim | pb.UnpreparedClaim, count: int, *, pending: bool = False
 ) -> None:
-    """Raise the error of a claim with this many devices; the text for a single device needs no
+    """Raise the error of a claim with this many devices. The message for a single device needs no
     subject."""
     if not answer.error:
         return
@@ -320,7 +321,7 @@ async def _is_prepared(part: bytes, count: int, turns: Turns) -> bool:
 def _permitted(
     answers: Mapping[str, Sequence[PreparedDevice] | DeviceFailedError], rights: Rights
 ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
-    """Replace edits that the entry refuses by the reason. Blocks, if briefly."""
+    """Replace edits that the entry refuses by the reason. Blocks briefly."""
 
     def checked(
         answer: Sequence[PreparedDevice] | DeviceFailedError,
@@ -343,7 +344,7 @@ def _fault(text: str) -> str:
 
 
 def claim_message(item: AllocatedClaim, published: Published | None = None) -> pb.Claim:
-    """Make the message of a claim; its pools are in the driver's words. `published` devices are
+    """Build the message of a claim, with the driver's names for its pools. `published` devices are
     those of a backend that needs the claim's data."""
     devices = [
         message_of(
@@ -377,7 +378,7 @@ def claim_message(item: AllocatedClaim, published: Published | None = None) -> p
 
 def _set_attributes(message: pb.AllocatedDevice, device: Device) -> None:
     for name, value in device.attributes.items():
-        # A device that was refused for an attribute without a value can still be allocated.
+        # A device that was rejected because of an attribute without a value can still be allocated.
         with suppress(TypeError):
             message.attributes[name].CopyFrom(attribute_message(value))
     for name, amount in device.capacity.items():

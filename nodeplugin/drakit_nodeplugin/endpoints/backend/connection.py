@@ -2,13 +2,13 @@
 One connection to a backend, with its streams and calls, and the endpoint of its driver. The
 endpoint exists even while its backend does not.
 
-A connection lives as long as its stream of devices. The health stream beside it is optional, and is
-opened again when it ends. Messages are received as they arrive, but only the latest is parsed after
-each pause. A backend that floods the stream is disconnected, and large messages are received
-slowly. :mod:`.directory` knows the backend's socket, :mod:`.claimcalls` makes the calls for claims,
-and :mod:`drakit_driver.runtime.endpoint` owns the rest.
+A connection exists as long as its stream of devices. The health stream is optional, and is reopened
+when it ends. Messages are received as they arrive, but after each pause only the latest is parsed.
+A backend that floods the stream is disconnected, and large messages are received slowly.
+:mod:`.directory` finds the backend's socket, :mod:`.claimcalls` makes the calls for claims, and
+:mod:`drakit_driver.runtime.endpoint` does the rest.
 
-It must not know claims beyond their identity, slices or the kubelet.
+Does not depend on claims beyond their identity, slices or the kubelet.
 """
 
 from __future__ import annotations
@@ -74,42 +74,42 @@ from drakit_proto.backend.v1 import backend_pb2 as pb
 logger = logging.getLogger(__name__)
 
 HEALTH_AGAIN_SECONDS = (1.0, 60.0)
-"""First and longest delay before an ended stream of health is called again."""
+"""Initial and maximum delay before an ended health stream is reopened."""
 
 IGNORED_SECONDS = 60.0
-"""Minimum time between two lines on health that cannot be parsed."""
+"""Minimum time between two log lines about health that cannot be parsed."""
 
 STEADY_SECONDS = 60.0
 CLOSE_SECONDS = 3.0
 ANSWER_SECONDS = 30.0
-"""The time that calls in flight have to end on a connection that was handed over."""
+"""How long calls in flight have to end on a connection that was handed over."""
 
 LOST = "the connection to its backend was lost"
 
 LABELS_SECONDS = 5.0
-"""Time between two comparisons of the node's labels with those that the backend has."""
+"""Time between two checks for changes of the node's labels."""
 
 _HEALTH = frozenset({pb.WatchHealthResponse.DEVICES_FIELD_NUMBER})
 
 
 class BackendConnection(BackendClaims):
-    """One connection to a backend: a :class:`.Connection`."""
+    """One connection to a backend. Implements :class:`.Connection`."""
 
     blocked: str | None = None
-    """A backend has no loop in this process."""
+    """A backend has no event loop in this process."""
 
     def __init__(
         self, driver: str, client: Client, *, rights: Rights, policies: PolicyFeed | None = None
     ) -> None:
-        """The connection takes over the client, and closes it. `policies` are those of a driver
-        that has some."""
+        """Create a connection. It takes over the client, and closes it. `policies` are those of a
+        driver that has policies."""
         latest = LatestValue[bytes]()
         super().__init__(driver, client, rights=rights, latest=latest, policies=policies)
         self._loop = asyncio.get_running_loop()
         self.has_metadata_files = False
-        """Whether containers get metadata files; known after the start."""
+        """Whether containers get metadata files. Known after the start."""
         self._has_listed = False
-        """Whether it has sent its first message of devices."""
+        """Whether the backend has sent its first device list."""
         self._reader = InventoryReader()
         self._early = EarlyHealth()
         self._ignored = ProblemLog(
@@ -123,7 +123,8 @@ class BackendConnection(BackendClaims):
     # ------------------------------------------------------------ life cycle
 
     async def start(self, *, node: Node, version: str) -> None:
-        """Request its name, and start its streams; raises :class:`ConnectionEndedError`."""
+        """Request the backend's name, and start its streams. Raises
+        :class:`ConnectionEndedError`."""
         labels = node.labels
         try:
             info = await identify(self._client, node=node, version=version)
@@ -145,24 +146,24 @@ class BackendConnection(BackendClaims):
     async def _describe_node(
         self, node: Node, *, version: str, labels: Mapping[str, str] | None
     ) -> None:
-        """Send the labels of the node whenever they have changed."""
+        """Send the labels of the node whenever they change."""
         while True:
             await asyncio.sleep(LABELS_SECONDS)
             if (current := node.labels) == labels:
                 continue
-            with suppress(CallFailedError):  # again next time
+            with suppress(CallFailedError):  # retried next time
                 await identify(self._client, node=node, version=version)
                 labels = current
 
     async def listed(self, *, timeout_seconds: float) -> None:
-        """Wait for its first message of devices, or its end, at most this long."""
+        """Wait for the first device list or the end of the connection, with a timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._latest.wait()
 
     @property
     def unavailable(self) -> str | None:
-        """The reason why calls are currently impossible; None while they are possible."""
+        """Why calls are currently impossible, or None."""
         if (over := self._latest.over) is not None:
             return over.reason
         if self._has_listed:
@@ -194,7 +195,7 @@ class BackendConnection(BackendClaims):
     # ------------------------------------------------------------ devices
 
     async def inventories(self) -> AsyncIterator[Update]:
-        """Yield what it reports, until it ends; raises :class:`ConnectionEndedError`."""
+        """Yield the backend's reports until it ends. Raises :class:`ConnectionEndedError`."""
         while True:
             raw, health = await self._latest.next()
             turns = Turns()
@@ -207,20 +208,20 @@ class BackendConnection(BackendClaims):
             self._latest.hold(pause_after(turns.worked_seconds))
 
     async def _read(self, raw: bytes, turns: Turns) -> Inventory | None:
-        """Return the inventory of a message; None if it is as before."""
+        """Return the inventory of a message, or None if it is unchanged."""
         try:
             inventory = await self._reader.read(raw, turns)
         except GarbageError as error:
             self._latest.end(_disorder(f"sent an invalid list of devices: {error}"))
             inventory = None
         if self._latest.over is not None:
-            raise self._latest.over  # its devices do not count any more
+            raise self._latest.over  # its devices are no longer valid
         if inventory is not None:
             self._listed, self._by_key = inventory, None
         return inventory
 
     async def _watch_devices(self) -> None:
-        """Receive messages of devices until the stream ends, and the connection with it."""
+        """Receive device lists until the stream ends, and then end the connection."""
         try:
             async with aclosing(self._client.stream("WatchDevices")) as messages:
                 async for raw in messages:
@@ -228,7 +229,7 @@ class BackendConnection(BackendClaims):
                     self._latest.replace(raw)
             ended = ConnectionEndedError("its backend ended its stream of devices")
         except GarbageError as error:
-            # Too many messages at once only delay the reader: the messages are read later.
+            # Too many messages at once only delay the reader, which reads them later.
             ended = _disorder(f"sent {error}; it must list its devices only after a change")
         except CallFailedError as error:
             facts = {"driver": self._driver, "error": str(error)[:200]}
@@ -243,7 +244,8 @@ class BackendConnection(BackendClaims):
     # ------------------------------------------------------------ health
 
     async def _watch_health(self) -> None:
-        """Receive messages of health while the connection lives; failures end nothing else."""
+        """Receive health messages while the connection lives. Failures end only the health
+        stream."""
         backoff = Backoff(*HEALTH_AGAIN_SECONDS, jitter=0)
         problems = ProblemLog(
             logger, "backend's stream of health ended", facts={"driver": self._driver}
@@ -260,9 +262,10 @@ class BackendConnection(BackendClaims):
             await asyncio.sleep(backoff.next_seconds())
 
     async def _health_problem(self) -> str | None:
-        """Read one stream of health; return how it ended, or None if the backend has none."""
+        """Read one stream of health. Return how it ended, or None if the backend has no health
+        stream."""
         try:
-            # All of it: each message names other devices.
+            # Don't skip messages, because each message names other devices.
             async with aclosing(self._client.stream("WatchHealth", skips=False)) as messages:
                 async for raw in messages:
                     turns = Turns()
@@ -290,7 +293,7 @@ class BackendConnection(BackendClaims):
                 if len(part) > MAX_PART_BYTES:
                     raise GarbageError(f"a message of more than {MAX_PART_BYTES // 1024} KiB")
                 message = parse(pb.DeviceHealth, part)
-            except GarbageError as error:  # that of one device
+            except GarbageError as error:  # affects only one device
                 self._ignored.report(f"the health of {_device_in(part)}: {error}")
                 continue
             key, health = DeviceKey(message.pool, message.name), health_of(message.health)
@@ -317,16 +320,18 @@ def _disorder(text: str) -> ConnectionEndedError:
 # ---------------------------------------------------------------- policies
 
 APPLY_SECONDS = 45.0
-"""Time limit of ApplyPolicies: a Python driver has 30 s for its method."""
+"""Time limit of ApplyPolicies. A Python driver has 30 s for its method."""
 
 HELD_SECONDS = 10.0
 """Time limit of UpdateHeldDevices."""
 
 HELD_PACE_SECONDS = 0.5
-"""Minimum time between two messages of held devices: a batch of pods changes them often."""
+"""Minimum time between two messages about held devices, because a batch of pods changes them
+often."""
 
 MAX_ANSWER_BYTES = 1024 * 1024
-"""An answer to ApplyPolicies: a problem of 1,024 characters for each of 256 policies."""
+"""Maximum size of a response to ApplyPolicies: a problem of 1,024 characters for each of 256
+policies."""
 
 
 class BackendPolicies:
@@ -335,14 +340,14 @@ class BackendPolicies:
     def __init__(
         self, driver: str, client: Client, feed: PolicyFeed, latest: LatestValue[bytes]
     ) -> None:
-        """`latest` has the end of the connection."""
+        """Create the sender. `latest` signals the end of the connection."""
         self._driver = driver
         self._client = client
         self._feed = feed
         self._latest = latest
 
     async def run(self) -> None:
-        """Send all changes until canceled; the held devices come first."""
+        """Send all changes until canceled, held devices first."""
         try:
             if (sent := await self._send_held(None)) is None:
                 return
@@ -382,7 +387,7 @@ class BackendPolicies:
             raise DeviceFailedError(f"its backend answered ApplyPolicies with {error}") from None
 
     def _invalid(self, raw: bytes, policies: AnyPolicies) -> Mapping[str, str]:
-        """Return the problems of policies; raises DeviceFailedError if all are refused."""
+        """Return the problems of policies. Raises DeviceFailedError if all are refused."""
         if len(raw) > MAX_ANSWER_BYTES:
             raise GarbageError("more than 1 MiB")
         answer = parse(pb.ApplyPoliciesResponse, raw)
@@ -402,8 +407,8 @@ class BackendPolicies:
             await asyncio.sleep(HELD_PACE_SECONDS)
 
     async def _send_held(self, sent: HeldClaims | None) -> HeldClaims | None:
-        """Send the held devices, unless these were sent last, and return them. A backend that does
-        not get them could rename one, so a failure ends the connection."""
+        """Send the held devices, unless they are unchanged, and return them. A backend that does
+        not receive them could rename one, so a failure ends the connection."""
         held = self._feed.held_claims()
         if held == sent:
             return held
@@ -422,7 +427,7 @@ class BackendPolicies:
 
 
 def held_message(held: HeldClaims) -> pb.UpdateHeldDevicesRequest:
-    """Make the message of held devices, by claim."""
+    """Build the message about held devices, by claim."""
     claims: dict[ClaimReference, pb.HeldClaim] = {}
     for name, of_device in held.items():
         for claim, each in of_device.items():
@@ -436,13 +441,13 @@ def held_message(held: HeldClaims) -> pb.UpdateHeldDevicesRequest:
 # ---------------------------------------------------------------- the endpoint
 
 LIST_SECONDS = 2.0
-"""Maximum wait of the daemon's start for a backend's name, and the same again for its devices. Then
-the daemon serves without it."""
+"""Maximum time that the daemon's start waits for a backend's name, and then again for its devices.
+After that, the daemon starts to serve without them."""
 
 EARLY_AT_ONCE = 5
 EARLY_AGAIN_SECONDS = 60.0
-"""A new socket is a new backend, which is connected at once. This number of times is allowed at
-first, and one more after each period. A backend that crashes more often waits like any other
+"""A new socket means a new backend, which is connected immediately. This number of times is allowed
+initially, and one more after each period. A backend that crashes more often waits like any other
 endpoint."""
 
 _TRAITS = DriverTraits(
@@ -453,18 +458,19 @@ _TRAITS = DriverTraits(
     batches=frozenset({"prepare", "unprepare", "check"}),
     claim_data=True,
 )
-"""All backends have the same traits, because the traits must be known without a backend. A method
-that a backend does not implement costs one call for each connection. Only an entry's policies
-differ, and whether a backend needs the claim's data: the data is read until that is known."""
+"""All backends have the same traits, because the traits must be known without a backend. A
+method that a backend does not implement costs one call for each connection. Two traits differ:
+an entry's policies, and whether a backend needs the claim's data. Until the latter is known, the
+data is read."""
 
 
 class BackendSource:
-    """The driver of a backend: a :class:`.DriverSource`."""
+    """The driver of a backend. Implements :class:`.DriverSource`."""
 
     foreign = True
 
     def __init__(self, driver: str, directory: BackendDirectory) -> None:
-        """Its backend registers in `directory`."""
+        """Create the source. The backend registers in `directory`."""
         resource = directory.policies(driver)
         policies = None if resource is None else PolicyTraits(resource=resource, type=None)
         self.traits = replace(_TRAITS, policies=policies)
@@ -474,7 +480,7 @@ class BackendSource:
         self._directory = directory
 
     def endpoint(self, context: HostContext) -> HostedEndpoint:
-        """Make its endpoint."""
+        """Create the endpoint."""
         return BackendEndpoint(self.name, self._directory, context, traits=self.traits)
 
 
@@ -506,17 +512,18 @@ class BackendEndpoint(Endpoint):
         self._is_running = False
 
     async def start(self) -> None:
-        """Connect if its backend is there; otherwise :meth:`run` waits for it."""
+        """Connect if the backend exists. Otherwise, :meth:`run` waits for it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LIST_SECONDS):
                 await self._directory.at_start(self.name)
-        # Without a backend nothing is reported: devices stay published for the start grace period.
+        # Without a backend, nothing is reported, so devices remain published for the start grace
+        # period.
         with suppress(DriverError, TimeoutError):
             async with asyncio.timeout(2 * LIST_SECONDS):
                 await super().start()
 
     async def run(self) -> None:
-        """See :meth:`.Endpoint.run`."""
+        """Implement :meth:`.Endpoint.run`."""
         self._is_running = True
         await super().run()
 
@@ -550,8 +557,8 @@ class BackendEndpoint(Endpoint):
         return self._socket is not None and self._directory.has_successor(self._socket)
 
     async def _retire(self, connection: Connection) -> None:
-        """Close a connection, after the calls that its process still answers: no other process
-        works on their claims meanwhile."""
+        """Close a connection after its calls in flight, during which no other process works on
+        their claims."""
         assert isinstance(connection, BackendConnection)
         try:
             with suppress(TimeoutError):
@@ -561,7 +568,7 @@ class BackendEndpoint(Endpoint):
             await connection.close()
 
     async def _await_socket(self, seconds: float) -> None:
-        """Wait before the next connection, but not if there is a new socket."""
+        """Wait before the next connection, unless there is a new socket."""
         if self._socket is not None:
             self._directory.lost(self._socket)
         with suppress(TimeoutError):

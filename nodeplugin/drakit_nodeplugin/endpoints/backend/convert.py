@@ -1,15 +1,15 @@
 """
-Makes inventories and results of a backend's messages, within limits.
+Converts a backend's messages to inventories and results, within limits.
 
-The values that the API or CDI refuses are found where devices of any driver are checked, so that
-only their device is rejected. Only messages that cannot be parsed, more devices than any node has,
-and too many edits are refused here. :mod:`drakit_driver.runtime.backend` converts each value.
+The checks for all drivers' devices find values that the API or CDI refuses, so that only the
+affected device is rejected. This module only refuses messages that cannot be parsed, an implausible
+number of devices, and too many edits. :mod:`drakit_driver.runtime.backend` converts each value.
 
-A backend lists all of its devices at each change, and most of them are unchanged: those keep their
-objects, so that they are not compared again. Their bytes identify most of them; the others have the
-same content in other bytes, because maps of messages have no order.
+A backend lists all of its devices at each change, and most of them are unchanged. Unchanged devices
+keep their objects, so that they need not be compared again. Most of them are identified by their
+bytes. The others have the same content in different bytes, because maps in messages have no order.
 
-It must not know gRPC, connections, or which values are allowed where.
+Does not depend on gRPC or connections.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ from drakit_nodeplugin.endpoints.wire import GarbageError, Turns, parse, parts
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 MAX_EDITS = 1000
-"""Entries of the edits of one device: ten times what the largest drivers need."""
+"""Maximum number of edits of one device: ten times what the largest drivers need."""
 
 # ------------------------------------------------------------ reports
 
 MAX_CONFLICTS = 100
-"""Conflicts of a policy that are kept; the report names fewer."""
+"""Maximum number of a policy's conflicts that are kept. The report names fewer."""
 
 MAX_TEXT_BYTES = 1024
-"""Characters of a text in a report, which shortens most further."""
+"""Maximum size of a string in a report, which truncates most strings further."""
 
 _REASONS = frozenset(get_args(RejectionReason)) - {"Refused"}
-"""The node plugin itself sets the other one."""
+"""The node plugin itself sets the excluded reason."""
 
 
 def rejected_of(message: pb.RejectedDevice) -> RejectedDevice:
-    """Make a rejected device; a word that is no reason becomes ``Other``."""
+    """Convert a rejected device. An unknown reason becomes ``Other``."""
     reason = message.reason if message.reason in _REASONS else "Other"
     return RejectedDevice(
         device=message.device[:MAX_TEXT_BYTES],
@@ -74,7 +74,7 @@ def rejected_of(message: pb.RejectedDevice) -> RejectedDevice:
 
 
 def outcome_of(message: pb.PolicyOutcome) -> PolicyOutcome:
-    """Make the result of a policy."""
+    """Convert the result of a policy."""
     return PolicyOutcome(
         policy=message.policy[:MAX_TEXT_BYTES],
         matched=message.matched,
@@ -97,8 +97,8 @@ def outcome_of(message: pb.PolicyOutcome) -> PolicyOutcome:
 
 
 def entries_of(edits: pb.Edits | Edits) -> int:
-    """Count the entries of a device's edits, which have the same names in the message. A count
-    above :data:`MAX_EDITS` may be too low; such edits must not be converted."""
+    """Count the entries of a device's edits, whose fields have the same names in the message. A
+    count above :data:`MAX_EDITS` may be too low; such edits must not be converted."""
     rdt = edits.intel_rdt
     count = (
         len(edits.env)
@@ -111,7 +111,7 @@ def entries_of(edits: pb.Edits | Edits) -> int:
         + (len(rdt.schemata) if rdt is not None else 0)
     )
     if count > MAX_EDITS:
-        return count  # access to a message takes a thousand bytes, and there may be many
+        return count  # each access to a message takes a thousand bytes, and there may be many
     return (
         count
         + sum(len(mount.options) for mount in edits.mounts)
@@ -119,15 +119,15 @@ def entries_of(edits: pb.Edits | Edits) -> int:
     )
 
 
-# ------------------------------------------------------------ what others can read
+# ------------------------------------------------------------ results of a prepare
 
 
 def prepared_of(edits: Edits, message: pb.PreparedDevice | None) -> PreparedDevice:
-    """Make the result for a device; raise ValueError with the problem of one that the API would
-    refuse."""
+    """Convert the result for a device. Raises ValueError with the problem if the API would refuse
+    it."""
     if message is None:
         return PreparedDevice(edits=edits)
-    # Counted first: access to a message takes a thousand bytes, and there may be many.
+    # Count first: each access to a message takes a thousand bytes, and there may be many.
     for name, given, limit in (
         ("conditions", message.conditions, MAX_CONDITIONS),
         ("network_data.ips", message.network_data.ips, MAX_IPS),
@@ -156,12 +156,12 @@ _LISTED = frozenset(
 _OF_FALLBACK = frozenset({pb.Fallback.DEVICES_FIELD_NUMBER})
 
 MAX_EARLY = 1024
-"""Devices that are not listed, with a health; of more, the oldest are forgotten."""
+"""Maximum number of unlisted devices whose health is kept. The oldest are forgotten first."""
 
 MAX_NAME = 63
 
 MAX_ATTRIBUTE_NAME = 256
-"""Bytes of the name of an attribute; longer ones are refused by the check."""
+"""Maximum size of an attribute's name. The check refuses longer ones."""
 
 ThingT = TypeVar("ThingT", Device, CounterSet)
 ReportT = TypeVar("ReportT")
@@ -172,12 +172,13 @@ class InventoryReader:
 
     def __init__(self) -> None:
         self._devices: dict[bytes, Device] = {}
-        """Devices by a digest of their bytes. The bytes would take several times the memory."""
+        """Devices by a digest of their bytes, because the bytes would take several times the
+        memory."""
         self._counter_sets: dict[bytes, CounterSet] = {}
         self._before: Inventory | None = None
 
     async def read(self, raw: bytes, turns: Turns) -> Inventory | None:
-        """Return the inventory of a message, or None if it equals the one before. Raises
+        """Return the inventory of a message, or None if it is unchanged. Raises
         :class:`GarbageError`."""
         rejected: list[RejectedDevice] = []
         withdrawn: list[str] = []
@@ -237,7 +238,7 @@ class InventoryReader:
 
 
 class _Collection(Generic[ThingT]):
-    """The devices, or the counter sets, of one message."""
+    """The devices or counter sets of one message."""
 
     def __init__(
         self,
@@ -247,7 +248,7 @@ class _Collection(Generic[ThingT]):
         of: type[ThingT],
         refuse: Callable[[bytes, type[Message], GarbageError], None],
     ) -> None:
-        """`refuse` gets the bytes of one that cannot be used, and why."""
+        """Create a collection. `refuse` gets the bytes of an unusable member, and the reason."""
         self._plural = plural
         self._before = before
         self._by_name: dict[tuple[str, str], ThingT] | None = None
@@ -275,7 +276,7 @@ class _Collection(Generic[ThingT]):
         self.listed.append(thing)
 
     def _as_before(self, thing: ThingT) -> ThingT:
-        """Return the equal one of the message before, if there is one."""
+        """Return the equal object of the previous message, if any."""
         if self._by_name is None:
             self._by_name = {(each.pool, each.name): each for each in self._before.values()}
         old = self._by_name.get((thing.pool, thing.name))
@@ -283,7 +284,7 @@ class _Collection(Generic[ThingT]):
 
 
 def place_in(part: bytes, kind: type[Message]) -> tuple[str, str]:
-    """Return the pool and the name in a message that cannot be parsed as a whole; raises
+    """Return the pool and the name in a message that cannot be parsed as a whole. Raises
     :class:`GarbageError`."""
     numbers = [kind.DESCRIPTOR.fields_by_name[each].number for each in ("pool", "name")]
     texts = dict(parts(part, frozenset(numbers), limit=len(part)))
@@ -303,19 +304,19 @@ def _name(part: bytes) -> str:
 
 class EarlyHealth:
     """
-    The health of devices that are not listed, until they are.
+    The health of devices that are not listed yet.
 
     A backend's two streams have no common order, and devices of pools that no node owns are never
-    listed. The number of devices that are kept is bounded.
+    listed. The number of kept devices is limited.
     """
 
     def __init__(self) -> None:
-        # Plain tuples are faster to make: each change may make thousands of them.
+        # Plain tuples are faster to create, and each change may create thousands of them.
         self._listed: set[tuple[str, str]] = set()
         self._health: dict[DeviceKey, Health] = {}
 
     def keep(self, key: DeviceKey, health: Health) -> bool:
-        """Keep the health of a device if it is not listed; return whether that is so."""
+        """Keep the health of a device if the device is not listed. Return whether it was kept."""
         if key in self._listed:
             return False
         if len(key.name) <= MAX_NAME and len(key.pool) <= MAX_POOL_NAME_LENGTH:
@@ -326,12 +327,11 @@ class EarlyHealth:
         return True
 
     def list(self, inventory: Inventory) -> Mapping[DeviceKey, Health]:
-        """Record the devices that are listed now, and return the health kept for them."""
+        """Record the listed devices, and return the health kept for them."""
         devices = (*inventory.devices, *(inventory.fallback or ()))
         self._listed = {(device.pool, device.name) for device in devices}
         return {key: self._health.pop(key) for key in [*self._health] if key in self._listed}
 
     def unlisted(self) -> Mapping[DeviceKey, Health]:
-        """Return the health of the devices that are not listed, and that can be of a pool that no
-        node owns."""
+        """Return the health of unlisted devices that can belong to a pool that no node owns."""
         return {key: health for key, health in self._health.items() if key.pool}

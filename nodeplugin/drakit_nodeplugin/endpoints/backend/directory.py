@@ -1,15 +1,15 @@
 """
-The directories of backends: the sockets in them, and the one that serves each driver.
+The directories of backends: the sockets in them, and the socket that serves each driver.
 
-Each entry of the configuration has a directory of its own, which only the pod of its backend
-mounts. A backend registers with its socket there. Each new socket is asked for its driver's name,
-and is refused if the name is not that of the entry. So no backend can take the name of another one,
-or reach its socket. If several sockets of a directory report the name, as in an update, the first
-keeps it while it lives. The files belong to the backends: the node plugin creates directories, but
-never removes one, because a pod may still mount it. :mod:`.connection` connects to a backend and
-calls it.
+Each entry of the configuration has a separate directory, which only its backend's pod mounts. A
+backend registers by creating its socket there. The node plugin asks each new socket for its
+driver's name, and refuses it if the name differs from that of the entry. So no backend can take the
+name of another one, or reach its socket. If several sockets of a directory report the name, as
+during an update, the first one keeps it while it lives. The files belong to the backends: the node
+plugin creates directories, but never removes one, because a pod may still mount it.
+:mod:`.connection` connects to a backend and calls it.
 
-It must not depend on devices, claims, or how a driver is hosted.
+Does not depend on devices or claims.
 """
 
 from __future__ import annotations
@@ -63,34 +63,35 @@ logger = logging.getLogger(__name__)
 SERVICE = "drakit.backend.v1.Backend"
 SUFFIX = ".sock"
 MAX_ENTRIES = 1000
-"""Files of a directory that a scan reads: a backend owns them, and may create any number."""
+"""Maximum number of files in a directory that a scan reads. A backend owns them, and may create any
+number."""
 
 MAX_SOCKETS = 8
-"""Sockets of one directory: an update has two. A known socket keeps its place, whatever appears
-later."""
+"""Maximum number of sockets in a directory. During an update, there are two. Known sockets take
+precedence over new ones."""
 
 SCAN_SECONDS = 1.0
 UNLISTED_SECONDS = 10.0
-"""Time between two searches for backends without an entry; each search connects to them."""
+"""Time between two searches for backends without an entry. Each search connects to them."""
 
 AGAIN_SECONDS = (1.0, 60.0)
-"""First and longest delay before a socket that failed, or was refused, is asked again."""
+"""Initial and maximum delay before a socket that failed, or was refused, is asked again."""
 
 CONCURRENCY = 64
-"""Sockets that are asked for their name at the same time. More than 64 full directories need if
-each socket hangs for all of :data:`INFO_SECONDS`, once in the longest delay: others need not
-wait."""
+"""Maximum number of sockets that are asked for their name at the same time. Even if every socket in
+64 full directories hangs for :data:`INFO_SECONDS`, each is asked within the maximum delay, so other
+sockets need not wait."""
 
 REPORTED_FAILURES = 3
-"""Failures in a row before they are reported: a socket exists before its backend listens on it, and
-before its permissions are set."""
+"""Number of consecutive failures before they are reported. A socket exists before its backend
+listens on it and sets its permissions."""
 
 HANDOVER_SECONDS = 30.0
-"""The time for which a second backend may have the same name before it is reported. An update may
-start the new backend first."""
+"""How long a second backend may have the same name before that is reported. An update may start the
+new backend first."""
 
 INFO_SECONDS = 5.0
-"""The time limit of GetInfo."""
+"""Time limit of GetInfo."""
 
 MAX_INFO_BYTES = 64 * 1024
 PROBE_SECONDS = 1.0
@@ -103,15 +104,15 @@ _PERMISSIONS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackendSocket:
-    """A file that should be a socket; a new file at the same path is another socket."""
+    """A file that should be a socket. A new file at the same path is another socket."""
 
     path: Path
     file: SocketFile
     rights: Rights
-    """The rights of its directory's entry."""
+    """The permissions from its directory's entry."""
 
     def open(self) -> OpenSocket:
-        """Open it; raises OSError, also if another file is at its path. Blocks."""
+        """Open the socket. Raises OSError, including when another file is at its path. Blocks."""
         opened = open_socket(self.path)
         if opened.file != self.file:
             opened.close()
@@ -121,7 +122,7 @@ class BackendSocket:
 
 def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, SocketFile]:
     """
-    List the sockets of a directory by name, and create it if it is missing; raises OSError. Blocks.
+    List the sockets of a directory by name, and create it if it is missing. Raises OSError. Blocks.
 
     `known` names come first. If there are more than :data:`MAX_SOCKETS`, one more is returned.
     """
@@ -129,8 +130,9 @@ def scan(directory: Path, *, known: Collection[str] = ()) -> Mapping[str, Socket
         with open_directory(directory) as descriptor:
             return _sockets_in(descriptor, known=known)
     except FileNotFoundError:
-        # A backend that runs as another user than root changes the owner in an init container. The
-        # node plugin has no capability, so it needs the permissions of others to read it.
+        # A backend that does not run as root changes the owner in an init container. The node
+        # plugin has no capabilities, so it can read the directory only with the permissions for
+        # others.
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         return {}
 
@@ -142,11 +144,11 @@ def _sockets_in(directory: int, *, known: Collection[str]) -> Mapping[str, Socke
             for entry in islice(entries, MAX_ENTRIES)
             if entry.name.endswith(SUFFIX) and not entry.name.startswith(".")
         ]
-    # A directory has no order: a new file must not take the place of a known one.
+    # A directory has no order, and a new file must not displace a known one.
     names = [*known, *(name for name in names if name not in known)]
     found: dict[str, SocketFile] = {}
     for name in names:
-        with suppress(FileNotFoundError):  # removed meanwhile
+        with suppress(FileNotFoundError):  # removed in the meantime
             found[name] = socket_file(os.stat(name, dir_fd=directory, follow_symlinks=False))
         if len(found) > MAX_SOCKETS:
             break
@@ -165,7 +167,7 @@ class _Scanned:
     problems: Mapping[str, str]
     """The problems of directories by entry, each as the end of a sentence."""
     unreadable: frozenset[str]
-    """The entries whose directories were not read: nothing proves that their sockets are gone."""
+    """The entries whose directories could not be read. Their sockets may still exist."""
 
 
 def _scan_all(parent: Path, entries: Collection[str], *, known: Collection[_Key]) -> _Scanned:
@@ -191,7 +193,7 @@ def _scan_all(parent: Path, entries: Collection[str], *, known: Collection[_Key]
 
 
 def _unlisted(parent: Path, entries: Collection[str]) -> set[str]:
-    """Return the directories in which a backend listens, but that have no entry. Blocks."""
+    """Return the directories that have no entry but in which a backend listens. Blocks."""
     found: set[str] = set()
     with suppress(OSError), os.scandir(parent) as directories:
         for each in islice(directories, MAX_ENTRIES):
@@ -213,7 +215,7 @@ def _listens(path: Path) -> bool:
 
 
 class _RefusedError(Exception):
-    """A backend cannot be used; the text is the end of a sentence."""
+    """A backend cannot be used. The message is the end of a sentence."""
 
     def __init__(self, text: str, *, is_reported: bool = True) -> None:
         super().__init__(text)
@@ -226,13 +228,13 @@ class _Candidate:
     def __init__(self, socket: BackendSocket) -> None:
         self.socket = socket
         self.driver: str | None = None
-        """The driver that it serves; None while unknown or refused."""
+        """The driver that it serves. None if unknown or refused."""
         self.wanted: str | None = None
-        """The name that it reports, while another socket holds that name."""
+        """The name that it reports, while another socket has that name."""
         self.waits_since: float | None = None
-        """The time when it first reported that name; loop clock."""
+        """When it first reported that name, on the loop's clock."""
         self.note: str | None = None
-        """The last problem that was reported; None after success."""
+        """The last reported problem. None after success."""
         self.task: asyncio.Task[None] | None = None
         self.due_at = 0.0
         self.backoff = Backoff(*AGAIN_SECONDS, jitter=0)
@@ -243,7 +245,7 @@ class _Candidate:
 
 
 class BackendDirectory:
-    """Watches the directories of all entries, in the loop in which it is used."""
+    """Watches the directories of all entries, in one event loop."""
 
     def __init__(
         self,
@@ -256,14 +258,14 @@ class BackendDirectory:
         devices: HostDeviceNodes,
     ) -> None:
         """
-        `path` contains a directory for each entry of `allowed`; nothing is read yet. `node` is
-        described to the backends. `taken` returns the reason why a backend cannot have a name,
+        Create the watch. `path` contains a directory for each entry of `allowed`; nothing is read
+        yet. `node` is described to the backends. `taken` returns why a backend cannot have a name,
         or None. `report` notifies users. `devices` is the host's ``/dev``.
         """
         self.path = path
         self.node = node
         self.version = ""
-        """The version of drakit; set before the first socket is known."""
+        """The version of drakit. Set before the first socket is known."""
         self._taken = taken
         self._report = report
         self._drivers = {entry: each.driver for entry, each in allowed.items()}
@@ -284,7 +286,7 @@ class BackendDirectory:
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._scanning = asyncio.Lock()
         self._problems: Mapping[str, str] = {}
-        """The last problems of directories that were reported, by entry."""
+        """The last reported problems of directories, by entry."""
         self._without_entry: set[str] = set()
         """The directories of backends without an entry that were reported."""
         self._search_at = 0.0
@@ -304,17 +306,17 @@ class BackendDirectory:
         return f"no backend has registered in {shown(self.path / entry)} yet"
 
     def policies(self, driver: str) -> PolicyResource | None:
-        """Return the resource of a driver's policies; None if its entry has none."""
+        """Return the resource of a driver's policies, or None if its entry has none."""
         return self._policies.get(driver)
 
     def socket(self, driver: str) -> BackendSocket | None:
-        """Return a driver's socket; None while no socket has reported its name."""
+        """Return a driver's socket, or None until a socket has reported its name."""
         holder = self._holders.get(driver)
         return None if holder is None else holder.socket
 
     def has_successor(self, socket: BackendSocket) -> bool:
         """Return whether another backend of the entry serves its driver, wants to, or is being
-        asked: an update, of which `socket` is the previous one."""
+        asked. In such an update, `socket` is the previous one."""
         entry = socket.path.parent.name
         return any(
             each.driver or each.wanted or each.task
@@ -323,14 +325,14 @@ class BackendDirectory:
         )
 
     async def wait(self, driver: str, *, other_than: BackendSocket | None = None) -> BackendSocket:
-        """Wait for a driver's socket that is not this one."""
+        """Wait for a driver's socket, other than a given one."""
         while (socket := self.socket(driver)) is None or socket == other_than:
             await self._news.wait()
         return socket
 
     async def at_start(self, driver: str) -> BackendSocket | None:
-        """Return a driver's socket as soon as it is known, or None once every socket was asked;
-        works before :meth:`run`."""
+        """Return a driver's socket as soon as it is known, or None once every socket was asked.
+        Works before :meth:`run`."""
         if not self.version:
             await self._scan()
         while (socket := self.socket(driver)) is None and self._tasks:
@@ -338,8 +340,8 @@ class BackendDirectory:
         return socket
 
     def lost(self, socket: BackendSocket) -> None:
-        """Note that a connection to a socket has ended. The socket is asked again; if it does not
-        answer, another one may get its name."""
+        """Record that a connection to a socket has ended. The socket is asked again. If it does not
+        respond, another one may get its name."""
         candidate = self._candidates.get((socket.path.parent.name, socket.path.name))
         if candidate is not None and candidate.socket == socket:
             self._release(candidate)
@@ -347,14 +349,14 @@ class BackendDirectory:
             self._hurry.set()
 
     def forget(self, driver: str) -> None:
-        """Note that a driver is no longer hosted. It appears again when its backend does."""
+        """Record that a driver is no longer hosted. It appears again when its backend does."""
         self._appeared.discard(driver)
         self._hurry.set()
 
     # ------------------------------------------------------------ watching
 
     async def run(self, appeared: Callable[[str], None]) -> None:
-        """Watch until canceled; `appeared` gets the name of each driver once, when its backend
+        """Watch until canceled. `appeared` gets the name of each driver once, when its backend
         first appears."""
         try:
             while True:
@@ -393,7 +395,7 @@ class BackendDirectory:
                 candidate.task.add_done_callback(self._tasks.discard)
 
     def _report_problems(self, problems: Mapping[str, str]) -> None:
-        """Report the problems of directories that are new."""
+        """Report new problems of directories."""
         before, self._problems = self._problems, problems
         for entry, problem in problems.items():
             if before.get(entry) != problem:
@@ -404,7 +406,7 @@ class BackendDirectory:
                 self._report(diagnostic)
 
     def _report_unlisted(self, found: set[str]) -> None:
-        """Report backends without an entry that are new: their own log cannot name the cause."""
+        """Report new backends without an entry, because their own log cannot name the cause."""
         for name in sorted(found - self._without_entry):
             note = (
                 f"a backend listens in {shown(self.path / name)}, but backends.allowed has no "
@@ -438,7 +440,7 @@ class BackendDirectory:
             candidate.task.cancel()
 
     def _release(self, candidate: _Candidate) -> None:
-        """Free the name of a candidate for the next one that wants it."""
+        """Release the name of a candidate to the next one that wants it."""
         name, candidate.driver = candidate.driver, None
         if name is None:
             return
@@ -480,7 +482,7 @@ class BackendDirectory:
             self._report(Diagnostic(reason=reason, note=note, source=driver))
 
     async def _name_of(self, socket: BackendSocket) -> str:
-        """Return the driver of a socket, which is that of its entry."""
+        """Return the driver of a socket, after checking that it is the driver of its entry."""
         if not socket.file.is_socket:
             raise _RefusedError("the file is not a socket; remove or rename it")
         if problem := socket.rights.owner_problem(socket.file):
@@ -488,7 +490,7 @@ class BackendDirectory:
         try:
             opened = await asyncio.to_thread(socket.open)
         except OSError:
-            # The next scan finds what is there now.
+            # The next scan finds the current file.
             raise _RefusedError("it was replaced or removed", is_reported=False) from None
         client = Client(opened, SERVICE)
         try:
@@ -553,8 +555,8 @@ class BackendDirectory:
 
 
 async def identify(client: Client, *, node: Node, version: str) -> pb.GetInfoResponse:
-    """Describe the node to a backend, and return what it reports about itself, unchecked; raises
-    :class:`.CallFailedError`."""
+    """Describe the node to a backend, and return the backend's description of itself, unchecked.
+    Raises :class:`.CallFailedError`."""
     request = pb.GetInfoRequest(node_name=node.name, plugin_version=version)
     if (labels := node.labels) is not None:
         request.node_labels.labels.update(labels)
@@ -569,7 +571,7 @@ async def identify(client: Client, *, node: Node, version: str) -> pb.GetInfoRes
 
 
 def policies_of(info: pb.GetInfoResponse) -> PolicyResource | None:
-    """Return the resource of a backend's policies; None if it reports none."""
+    """Return the resource of a backend's policies, or None if it reports none."""
     if not info.HasField("policies"):
         return None
     given = info.policies
@@ -583,8 +585,8 @@ def _resource_text(resource: PolicyResource | None) -> str:
 
 
 async def unreachable(path: str) -> str | None:
-    """Return why a connection to a socket fails, as the end of a sentence; None if it works. The
-    errors of gRPC do not suffice to name a remedy."""
+    """Return why a connection to a socket fails, as the end of a sentence, or None if it works. The
+    errors of gRPC are not sufficient to name a remedy."""
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     probe.setblocking(False)
     try:

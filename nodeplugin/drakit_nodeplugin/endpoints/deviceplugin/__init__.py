@@ -1,1 +1,1 @@
-"""Device plugins of the kubelet's kind, as endpoints of one driver."""
+"""Kubelet device plugins, as endpoints of one driver."""

@@ -1,14 +1,15 @@
 """
-The messages of a device plugin: its lists, as inventories with names that Kubernetes accepts, and
-its answers to Allocate, as the edits that a container gets by a claim.
+The messages of a device plugin. Converts its lists to inventories with names that Kubernetes
+accepts, and its responses to Allocate to the edits that a claim gives a container.
 
-A device that cannot be published is rejected, with a sentence; the others stay. The edits equal
-those that a runtime would make from the answer for the kubelet. If several entries have the same
-path in the container, the first one counts. Answers that CDI does not allow are refused, so that
-the sentence names the device plugin. The connection makes the calls, and reports rejected devices.
+A device that cannot be published is rejected with a sentence; the others remain. The edits equal
+those that a runtime would derive from the kubelet's response. If several entries have the same path
+in the container, the first one applies. Responses that CDI does not allow are refused here, so that
+the error names the device plugin. The connection makes the calls, and reports rejected devices.
 
-The name of a device is a DNS label, its ID is any text. An ID that is a label stays as it is.
-Otherwise, the characters that a label cannot hold are escaped, so that people can still read it:
+The name of a device is a DNS label; its ID is any string. An ID that is a label remains unchanged.
+Otherwise, the characters that a label cannot contain are escaped, so that the name remains
+readable:
 
     video-0         video-0
     0000:01:00.0    0000--k01--k00--p0
@@ -16,10 +17,11 @@ Otherwise, the characters that a label cannot hold are escaped, so that people c
 
 An escape is ``--`` and a letter of :data:`_LETTERS`, or ``--`` and two hexadecimal digits for each
 byte in UTF-8. ``--y`` begins capital letters, and ``--n`` ends them. A name that would begin with
-an escape has an ``x`` before it. An ID whose name would be too long becomes a readable beginning,
-``--j`` and a hash; the list of present devices has its ID. No two IDs have the same name.
+an escape gets an ``x`` as a prefix. An ID whose name would be too long becomes a readable prefix,
+``--j`` and a hash; the list of present devices contains its ID. Different IDs always have different
+names.
 
-It must not know connections, claims, the checkpoint, the kubelet, or the receiver of an inventory.
+Does not depend on connections, claims, the checkpoint or the kubelet.
 """
 
 from __future__ import annotations
@@ -55,19 +57,20 @@ from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 # ---------------------------------------------------------------- lists
 
 MAX_DEVICE_BYTES = 4 * 1024
-"""Bytes of a device in a list: ten times the size of a long ID and many NUMA nodes."""
+"""Maximum size of a device in a list: ten times the size of a long ID with many NUMA nodes."""
 
 MAX_REJECTED = 5
-"""Sentences about a list: the first ones show the cause."""
+"""Maximum number of sentences about a list. The first ones show the cause."""
 
 HEALTHY = "Healthy"
 
 MAX_DEVICE_ID = 256
-"""Characters of an ID; the kubelet documents 63 and enforces nothing."""
+"""Maximum length of an ID. The kubelet documents 63, but does not enforce a limit."""
 
 MAX_NAME = 63
 MAX_POOL = 160
-"""Characters of a pool's name: those of a node go before it, and 253 is the limit of both."""
+"""Maximum length of a pool's name. The node's name precedes it, and both together can have 253
+characters."""
 
 _LETTERS = {".": "p", ":": "k", "/": "s", "_": "u", " ": "w", "-": "h"}
 _UPPER, _LOWER, _HASH = "y", "n", "j"
@@ -76,7 +79,7 @@ _HASH_CHARACTERS = 26
 """130 bits in base32."""
 
 _PLAIN = re.compile(r"[a-z0-9]")
-"""The prefix of an extended resource's name in quotas. Kubernetes validates the name with it."""
+"""Characters that are never escaped."""
 
 
 # ------------------------------------------------------------ lists
@@ -97,23 +100,23 @@ class TooManyDevicesError(Exception):
 
 
 class DeviceRoom:
-    """The room for devices that all device plugins of a node share."""
+    """The limit on devices that all device plugins of a node share."""
 
     def __init__(self) -> None:
         self._taken: dict[str, int] = {}
 
         self.reading = asyncio.Lock()
-        """Held while a large message is parsed: several at once would add up in memory."""
+        """Held while a large message is parsed, because several at once would add up in memory."""
 
     def take(self, resource: str, devices: int) -> None:
-        """Set the number of a resource's devices; raises :class:`TooManyDevicesError`."""
+        """Set the number of a resource's devices. Raises :class:`TooManyDevicesError`."""
         others = sum(self._taken.values()) - self._taken.get(resource, 0)
         if others + devices > MAX_DEVICES:
             raise TooManyDevicesError(others=others)
         self._taken[resource] = devices
 
     def release(self, resource: str) -> None:
-        """Release the room of a resource, which no longer has devices."""
+        """Release the share of a resource that no longer has devices."""
         self._taken.pop(resource, None)
 
 
@@ -135,12 +138,12 @@ class ListedDevices:
     """The devices as the plugin lists them, by their published names."""
 
     rejected: tuple[str, ...] = ()
-    """Sentences about rejected devices, each once. If there are many, only the first ones."""
+    """Distinct sentences about rejected devices. If there are many, only the first ones."""
 
 
 def devices_in(raw: bytes) -> Iterator[pb.Device]:
-    """Parse the devices of a ListAndWatchResponse one by one, because 4 MiB can hold two million of
-    them; raises :class:`~drakit_nodeplugin.endpoints.wire.GarbageError`."""
+    """Parse the devices of a ListAndWatchResponse one by one, because 4 MiB can contain two million
+    of them. Raises :class:`~drakit_nodeplugin.endpoints.wire.GarbageError`."""
     for _, part in parts(raw, frozenset({1}), limit=MAX_DEVICE_BYTES):
         yield parse(pb.Device, part)
 
@@ -149,9 +152,9 @@ def list_devices(
     devices: Iterable[pb.Device], *, resource: str, before: ListedDevices | None
 ) -> ListedDevices:
     """
-    Return the devices that can be published; an unchanged device is the same object as `before`.
+    Return the devices that can be published. An unchanged device is the same object as in `before`.
 
-    It takes no more devices from an iterator than can be published. Raises
+    Reads no more devices from an iterator than can be published. Raises
     :class:`TooManyDevicesError`.
     """
     pool = pool_of(resource)
@@ -169,7 +172,7 @@ def list_devices(
             continue
         name = device_name(identity)
         if name in listed:
-            # As in the kubelet, the last device with an ID counts.
+            # As in the kubelet, the last device with an ID applies.
             problems[
                 f"the device plugin of {resource} lists the device ID {quoted(identity)} more than "
                 f"once; the last entry counts"
@@ -256,12 +259,13 @@ def _escaped(text: str) -> str:
     escaped = "".join(parts)
     if escaped.startswith("--"):
         return f"x{escaped}"
-    # The text itself begins with this x.
+    # The string already begins with this x.
     return f"x--{_LOWER}{escaped}" if escaped.startswith("x--") else escaped
 
 
 def _stays(rest: str, *, upper: bool) -> bool:
-    """Return whether a hyphen is not escaped: no escape follows, and it is not the last."""
+    """Return whether a hyphen is not escaped, because it does not begin an escape and is not the
+    last character."""
     following = rest[:1]
     if not following or not following.isascii() or not _PLAIN.fullmatch(following.lower()):
         return False
@@ -280,8 +284,7 @@ def _hashed(text: str) -> str:
 
 
 def resource_name_problem(name: str) -> str | None:
-    """Return why this is not a name of an extended resource, or cannot be an attribute; None if it
-    is one."""
+    """Return why this is not a name of an extended resource, or cannot be an attribute, or None."""
     if problem := extended_resource_problem(name):
         return problem
     if len(name) > MAX_STRING_BYTES:
@@ -299,17 +302,17 @@ def pool_of(resource: str) -> str:
     return pool if len(pool) <= MAX_POOL else _hashed(resource)
 
 
-# ---------------------------------------------------------------- answers of Allocate
+# ---------------------------------------------------------------- responses to Allocate
 
 MAX_ANSWER_BYTES = 1024 * 1024
-"""Bytes of an answer to Allocate, which is kept in the checkpoint and in a CDI file."""
+"""Maximum size of a response to Allocate, which is stored in the checkpoint and in a CDI file."""
 
 MAX_PARTS = 256
-"""Environment variables, mounts, device nodes and CDI devices of one answer, each; with the device
-nodes in directories that it names."""
+"""Maximum number of environment variables, mounts, device nodes (including those in directories)
+and CDI devices of one response, each."""
 
 CDI_ANNOTATION = "cdi.k8s.io/"
-"""Prefix of annotations whose values name CDI devices: an older way to hand them to a runtime that
+"""Prefix of annotations whose values name CDI devices: an older way to pass them to a runtime that
 some plugins still use."""
 
 NodesOf = Mapping[str, Sequence[tuple[str, str]]]
@@ -317,7 +320,7 @@ NodesOf = Mapping[str, Sequence[tuple[str, str]]]
 
 
 class BadAnswerError(Exception):
-    """An answer that cannot be used. The text is the end of a sentence, after "answered with"."""
+    """An unusable response. The message is the end of a sentence, after "answered with"."""
 
 
 def edits_in(
@@ -339,7 +342,7 @@ def edits_in(
 
 
 def allocate_answer(raw: bytes) -> pb.ContainerAllocateResponse:
-    """Parse the answer for the one container in an AllocateResponse; raises
+    """Parse the response for the single container in an AllocateResponse. Raises
     :class:`BadAnswerError`."""
     if len(raw) > MAX_ANSWER_BYTES:
         raise BadAnswerError(f"more than {MAX_ANSWER_BYTES // 1024} KiB")
@@ -354,7 +357,7 @@ def allocate_answer(raw: bytes) -> pb.ContainerAllocateResponse:
 
 
 def host_paths(answer: pb.ContainerAllocateResponse) -> list[str]:
-    """Return the host paths of an answer's device nodes, each once. Raises
+    """Return the host paths of a response's device nodes, without duplicates. Raises
     :class:`BadAnswerError`."""
     kinds = (answer.envs, answer.mounts, answer.devices, cdi_names(answer))
     if any(len(kind) > MAX_PARTS for kind in kinds):
@@ -363,7 +366,7 @@ def host_paths(answer: pb.ContainerAllocateResponse) -> list[str]:
 
 
 def edits_of(answer: pb.ContainerAllocateResponse, nodes_of: NodesOf) -> Edits:
-    """Return the edits; raises :class:`BadAnswerError` if CDI does not allow them."""
+    """Return the edits. Raises :class:`BadAnswerError` if CDI does not allow them."""
     edits = Edits(
         env=dict(answer.envs),
         device_nodes=_device_nodes(answer.devices, nodes_of),
@@ -378,7 +381,7 @@ def edits_of(answer: pb.ContainerAllocateResponse, nodes_of: NodesOf) -> Edits:
 
 
 def cdi_names(answer: pb.ContainerAllocateResponse) -> list[str]:
-    """Return the CDI devices of an answer's `cdi_devices` and annotations, each once."""
+    """Return the CDI devices in a response's `cdi_devices` and annotations, without duplicates."""
     names = [device.name for device in answer.cdi_devices]
     for key, value in sorted(answer.annotations.items()):
         if key.startswith(CDI_ANNOTATION):
@@ -387,7 +390,7 @@ def cdi_names(answer: pb.ContainerAllocateResponse) -> list[str]:
 
 
 def lost_annotations(answer: pb.ContainerAllocateResponse) -> bool:
-    """Return whether an answer has annotations that a container cannot get by a claim."""
+    """Return whether a response has annotations that a container cannot get through a claim."""
     return not all(key.startswith(CDI_ANNOTATION) for key in answer.annotations)
 
 
@@ -408,9 +411,10 @@ def _device_nodes(devices: Iterable[pb.DeviceSpec], nodes_of: NodesOf) -> tuple[
 def _mounts(mounts: Iterable[pb.Mount]) -> tuple[Mount, ...]:
     made: dict[str, Mount] = {}
     for mount in mounts:
-        # As runtimes mount for the kubelet. Neither nosuid nor nodev: plugins also mount
-        # directories with device nodes and programs.
-        # Read-only including the host's mounts below it: an entry that allows less would not hold.
+        # Use the same options as runtimes for the kubelet. Don't set nosuid or nodev, because
+        # plugins also mount directories with device nodes and programs. Read-only includes the
+        # host's mounts below it, because otherwise an entry that allows only reading would have no
+        # effect there.
         access = "rro" if mount.read_only else "rw"
         path = _normal(mount.container_path)
         options = ("rbind", "rprivate", access)
@@ -424,10 +428,11 @@ def _host_path(device: pb.DeviceSpec) -> str:
 
 
 def _normal(path: str) -> str:
-    """Write an absolute path without '..' and doubled slashes; leave others for CDI's rules."""
+    """Normalize an absolute path by removing '..' and duplicate slashes. Leave other paths to CDI's
+    rules."""
     return posixpath.normpath(f"/{path.lstrip('/')}") if path.startswith("/") else path
 
 
 def _permissions(device: pb.DeviceSpec) -> str | None:
-    """Return each letter once; None, which permits everything, if there is no letter."""
+    """Return each letter once, or None, which permits everything, if there is no letter."""
     return "".join(dict.fromkeys(device.permissions)) or None

@@ -3,17 +3,17 @@ The device plugin of one resource: connected once it has registered, replaced wh
 again, stopped when it is gone.
 
 As with the kubelet, a plugin whose stream ends is unavailable until it registers, and its socket
-does not matter while the stream lives. But the kubelet connects within a registration, and refuses
-it if that fails. The node plugin answers the registration before it connects, and retries a plugin
-that cannot be reached.
+does not matter while the stream lives. But the kubelet connects during a registration, and refuses
+it if that fails. The node plugin responds to the registration before it connects, and retries if
+the plugin is unreachable.
 
 A :class:`PluginClient` makes the RPCs of one registration: options, the stream of lists, calls. A
-message outside the contract becomes a sentence, and a large list is parsed in a thread. A plugin
-that registers while it is connected gets a second client beside the first one. Once the second has
-listed its devices, it replaces the first: the same :class:`PluginConnection` continues, and no stop
-is reported.
+message that violates the contract becomes an error, and a large list is parsed in a thread. A
+plugin that registers while it is connected gets a second client. Once the second client has
+received a list of devices, it replaces the first one: the same :class:`PluginConnection` continues,
+and no stop is reported.
 
-It must not know claims that span resources, other resources, or which plugins may register.
+Does not depend on claims that span resources, or on other resources.
 """
 
 from __future__ import annotations
@@ -61,32 +61,33 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- client
 
 CONNECT_SECONDS = 10.0
-"""The kubelet's limit for a plugin that has registered to listen and to return its options."""
+"""How long the kubelet waits for a plugin that has registered to listen and to return its
+options."""
 
 CLOSED = "its connection was closed"
 
 POLL_SECONDS = 0.1
-"""Pause between two checks for the socket of a plugin that has registered."""
+"""Delay between two checks for the socket of a plugin that has registered."""
 
 ALLOCATE_SECONDS = 240.0
-"""Time limit of Allocate. The kubelet has none; a claim's call has one of 300 s."""
+"""Time limit of Allocate. The kubelet has none; a claim's call has a limit of 300 s."""
 
 PRE_START_SECONDS = 30.0
-"""The kubelet's limit of PreStartContainer."""
+"""The kubelet's limit for PreStartContainer."""
 
 IN_LOOP_BYTES = 16 * 1024
-"""Maximum bytes of a message that is parsed in the daemon's loop: some 250 devices, and some 2.5
-ms. A thread parses larger ones."""
+"""Maximum size of a message that is parsed in the daemon's loop: about 250 devices, and about 2.5
+ms. A thread parses larger messages."""
 
 ANSWER_IN_LOOP_BYTES = 2 * 1024
-"""Maximum bytes of an answer to Allocate that is converted in the daemon's loop. That takes less
+"""Maximum size of a response to Allocate that is converted in the daemon's loop. That takes less
 than a tenth of a millisecond; a thread takes twice as long."""
 
 _SERVICE = "v1beta1.DevicePlugin"
 
 
 class PluginClient:
-    """A client of one device plugin: `open`, then `next` repeatedly, then `close`."""
+    """A client of one device plugin. Call `open`, then `next` repeatedly, then `close`."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class PluginClient:
         self._client: Client | None = None
         self._connecting: asyncio.Task[Client] | None = None
         self._latest = LatestValue[bytes]()
-        """The last list that was received."""
+        """The last received list."""
         self._receiving: asyncio.Task[None] | None = None
         self._listed: ListedDevices | None = None
         self._first: Inventory | None = None
@@ -115,7 +116,8 @@ class PluginClient:
     # ------------------------------------------------------------ life cycle
 
     async def open(self) -> None:
-        """Connect; raises :class:`ConnectionEndedError`. The caller closes it in any case."""
+        """Connect. Raises :class:`ConnectionEndedError`. The caller must close the client in any
+        case."""
         self._connecting = asyncio.create_task(self._connect())
         try:
             self._client = await self._connecting
@@ -128,7 +130,7 @@ class PluginClient:
         self._receiving = asyncio.create_task(self._receive())
 
     async def _connect(self) -> Client:
-        """Connect to its socket, which it may create after it has registered."""
+        """Connect to the plugin's socket, which it may create after it has registered."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 while True:
@@ -142,7 +144,7 @@ class PluginClient:
             ) from None
 
     async def _try_to_connect(self) -> Client | None:
-        """Connect to the socket that is there now; None if it does not answer. The next one has
+        """Connect to the current socket, or return None if it does not respond. The next socket has
         the same path."""
         try:
             socket = await asyncio.to_thread(open_socket, self.registration.socket)
@@ -169,7 +171,8 @@ class PluginClient:
         return client if is_connected else None
 
     async def _read_options(self, client: Client) -> None:
-        """Read its options; raises :class:`CallFailedError` and :class:`ConnectionEndedError`."""
+        """Read the plugin's options. Raises :class:`CallFailedError` and
+        :class:`ConnectionEndedError`."""
         try:
             answer = await client.call(
                 "GetDevicePluginOptions", b"", timeout_seconds=CONNECT_SECONDS
@@ -188,8 +191,8 @@ class PluginClient:
         self._pre_start_required = options.pre_start_required
 
     async def read_first(self, *, seconds: float) -> bool:
-        """Read its first list, and keep it for `next`; return whether it came in time. Raises
-        :class:`ConnectionEndedError`."""
+        """Read the first list, and keep it for `next`. Return whether it arrived before the
+        timeout. Raises :class:`ConnectionEndedError`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._latest.wait()
@@ -199,7 +202,7 @@ class PluginClient:
         return True
 
     async def next(self) -> Inventory:
-        """Wait for its next list of devices; raises :class:`ConnectionEndedError`."""
+        """Wait for the next list of devices. Raises :class:`ConnectionEndedError`."""
         first, self._first = self._first, None
         if first is not None:
             return first
@@ -218,11 +221,11 @@ class PluginClient:
         return listed.inventory
 
     def hold(self, seconds: float) -> None:
-        """Read no further list for at least this long."""
+        """Don't read another list for at least this long."""
         self._latest.hold(seconds)
 
     async def _receive(self) -> None:
-        """Receive lists as they arrive; a list that is replaced before it is read is never
+        """Receive lists as they arrive. A list that is replaced before it is read is never
         parsed."""
         assert self._client is not None
         try:
@@ -235,7 +238,7 @@ class PluginClient:
             self._latest.end(ConnectionEndedError("its stream ended"))
 
     def _fail(self, error: Exception) -> ConnectionEndedError:
-        """End it with an error of its stream, and return how it ended first."""
+        """End the client with an error of its stream, and return the first error that ended it."""
         if (over := self._latest.over) is not None:
             return over
         over = _ended(error)
@@ -257,7 +260,7 @@ class PluginClient:
             return await asyncio.to_thread(read)
 
     def end(self, error: ConnectionEndedError) -> None:
-        """End it: `open` and `next` raise this error. Calls continue until `close`."""
+        """End the client: `open` and `next` raise this error. Calls continue until `close`."""
         self._latest.end(error)
         if self._connecting is not None:
             self._connecting.cancel()
@@ -265,14 +268,14 @@ class PluginClient:
             self._receiving.cancel()
 
     async def close(self, *, grace_seconds: float | None = None) -> None:
-        """End it; calls in flight have the grace, and fail then."""
+        """End the client. Calls in flight fail after the grace period."""
         self.end(ConnectionEndedError(CLOSED))
         if self._client is not None:
             await self._client.close(grace_seconds=grace_seconds)
 
     @property
     def unavailable(self) -> str | None:
-        """The reason why it cannot be called now; None while it can."""
+        """Why the plugin cannot be called now, or None."""
         if (over := self._latest.over) is not None:
             return over.reason
         return None if self._listed is not None else "it has not listed its devices yet"
@@ -283,8 +286,8 @@ class PluginClient:
         """
         Allocate the devices of one request, and return the edits of its containers.
 
-        A device plugin knows containers and no claims: a request is one call with all of its
-        devices, as a container is for the kubelet. Raises :class:`.DeviceFailedError`.
+        The protocol has containers but no claims. So a request becomes one call with all of its
+        devices, as for one container in the kubelet. Raises :class:`.DeviceFailedError`.
         """
         ids = [self._identity(device, index) for index, device in enumerate(devices)]
         request = pb.AllocateRequest(
@@ -292,8 +295,8 @@ class PluginClient:
         )
         answer = await self._call("Allocate", request, seconds=ALLOCATE_SECONDS)
         if self._pre_start_required:
-            # The kubelet makes this call before each start of a container. A DRA driver does not
-            # learn of these starts, so the call is made once.
+            # The kubelet makes this call before each start of a container. A DRA driver is not
+            # notified of these starts, so make the call once.
             pre_start = pb.PreStartContainerRequest(devices_ids=ids)
             await self._call("PreStartContainer", pre_start, seconds=PRE_START_SECONDS)
         edits, annotations_lost = await self._edits_in(answer)
@@ -307,7 +310,7 @@ class PluginClient:
         return edits
 
     async def _edits_in(self, answer: bytes) -> tuple[Edits, bool]:
-        """Convert an answer, in a thread only if it is large or names directories."""
+        """Convert a response, in a thread if it is large or names directories."""
         read = partial(edits_in, answer, plugin=self._plugin, rights=self._rights)
         if len(answer) <= ANSWER_IN_LOOP_BYTES:
             with suppress(DirectoryError):
@@ -318,7 +321,7 @@ class PluginClient:
         """Return the plugin's ID of a device."""
         listed = None if self._listed is None else self._listed.listed.get(device.name)
         if device.admin_access:
-            # The kubelet never allocates a device that is in use, and plugins may rely on it.
+            # The kubelet never allocates a device that is in use, and plugins may rely on that.
             text = (
                 "device plugins do not support adminAccess: Allocate expects a free device, but "
                 "this device may be in use"
@@ -359,17 +362,18 @@ def _ended(error: Exception) -> ConnectionEndedError:
 # ---------------------------------------------------------------- connection
 
 LIST_SECONDS = 2.0
-"""The time that a new connection has to list its devices before it is reported as unavailable."""
+"""How long a new connection has to list its devices before it is reported as unavailable."""
 
 REPLACE_SECONDS = 1.0
-"""Minimum time between two attempts to connect, however often a plugin registers."""
+"""Minimum time between two attempts to connect, even if a plugin registers more often."""
 
 REPLACED_SECONDS = 5.0
-"""Grace period of calls to a client that is replaced."""
+"""Grace period for calls to a client that is replaced."""
 
 
 class PluginConnection:
-    """A connection to a device plugin, from its first client until no other one replaces it."""
+    """A connection to a device plugin, from its first client until no client replaces the last
+    one."""
 
     def __init__(self, plugin: DevicePlugin, client: PluginClient) -> None:
         self._plugin = plugin
@@ -379,11 +383,11 @@ class PluginConnection:
 
     @property
     def unavailable(self) -> str | None:
-        """The reason why calls are currently impossible; None while they are possible."""
+        """Why calls are currently impossible, or None."""
         return self.client.unavailable
 
     async def inventories(self) -> AsyncIterator[Update]:
-        """See :meth:`.Connection.inventories`."""
+        """Implement :meth:`.Connection.inventories`."""
         loop = asyncio.get_running_loop()
         while True:
             client = self.client
@@ -414,7 +418,7 @@ class PluginConnection:
                     registration, list_seconds=CONNECT_SECONDS, must_list=True
                 )
             except ConnectionEndedError as error:
-                # It is tried again once the present client has ended.
+                # The life cycle tries the registration again once the current client has ended.
                 facts = {"endpoint": registration.resource, "error": error.reason}
                 logger.warning("device plugin registered again and is unreachable", extra=facts)
             else:
@@ -424,7 +428,7 @@ class PluginConnection:
 
 
 class DevicePlugin:
-    """The device plugin of one resource, connected or not."""
+    """The device plugin of one resource, whether or not it is connected."""
 
     def __init__(
         self,
@@ -438,12 +442,12 @@ class DevicePlugin:
         self._room = room
         self._new_client = new_client
         self._changed = asyncio.Event()
-        """Whether there may be another registration to connect to."""
+        """Set when there may be another registration to connect to."""
         self._registration: Registration | None = None
-        """The last registration; None before the first one."""
+        """The last registration. None before the first one."""
         self._barred: str | None = None
         self._opening: PluginClient | None = None
-        """A client that is being connected; there are never two."""
+        """A client that is being connected. There are never two."""
         self._connection: PluginConnection | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self._lifecycle = Lifecycle(resource, self._connect, listener=listener, pause=self._pause)
@@ -451,7 +455,7 @@ class DevicePlugin:
     # ------------------------------------------------------------ registrations
 
     def register(self, registration: Registration) -> None:
-        """Use a new registration; only the last one is valid."""
+        """Use a new registration. Only the last one is valid."""
         self._registration = registration
         opening = self._opening
         if opening is not None and opening.registration.socket != registration.socket:
@@ -459,12 +463,12 @@ class DevicePlugin:
         self._changed.set()
 
     def bar(self, reason: str) -> None:
-        """Prevent its use, for this reason, until `unbar`; its registration is kept."""
+        """Prevent the plugin's use for this reason until `unbar`. Its registration is kept."""
         self._barred = reason
         self._end(reason)
 
     def unbar(self) -> None:
-        """Allow its use again, by its last registration."""
+        """Allow the plugin's use again, with its last registration."""
         if self._barred is None:
             return
         self._barred = None
@@ -480,16 +484,16 @@ class DevicePlugin:
             self._opening.end(error)
 
     def _wanted(self, *, untried: bool = False) -> Registration | None:
-        """Return the registration to connect to; None if there is none now."""
+        """Return the registration to connect to, or None."""
         wanted = self._registration
         if wanted is None or wanted.used or self._barred is not None:
             return None
         return None if untried and wanted.tried else wanted
 
     async def next_registration(self, *, untried: bool = False) -> Registration:
-        """Wait for a registration to connect to, if `untried` for one that was not tried yet."""
-        # There is one waiter at a time: the life cycle while there is no connection, and then the
-        # connection.
+        """Wait for a registration to connect to; if `untried`, for one that was not tried yet."""
+        # There is only one waiter at a time: the life cycle while there is no connection, and then
+        # the connection.
         while (wanted := self._wanted(untried=untried)) is None:
             self._changed.clear()
             await self._changed.wait()
@@ -499,12 +503,12 @@ class DevicePlugin:
 
     @property
     def barred(self) -> str | None:
-        """The reason why it must not be used; None if it may be used."""
+        """Why the plugin must not be used, or None."""
         return self._barred
 
     @property
     def unavailable(self) -> str | None:
-        """The reason why it cannot be called now; None if it can."""
+        """Why the plugin cannot be called now, or None."""
         if self._barred is not None:
             return self._barred
         reason = self._lifecycle.stop_reason
@@ -513,7 +517,7 @@ class DevicePlugin:
         return reason
 
     async def allocate(self, devices: Sequence[AllocatedDevice]) -> Edits:
-        """Allocate the devices of one request, unless it is unavailable. Raises
+        """Allocate the devices of one request, unless the plugin is unavailable. Raises
         :class:`.DeviceFailedError`."""
         assert self._connection is not None
         return await self._connection.client.allocate(devices)
@@ -521,20 +525,20 @@ class DevicePlugin:
     # ------------------------------------------------------------ life cycle
 
     async def run(self) -> None:
-        """Keep it connected until canceled."""
+        """Keep the plugin connected until canceled."""
         await self._lifecycle.start()
         await self._lifecycle.run()
 
     async def close(self) -> None:
-        """End it; called after the end of :meth:`run`."""
+        """Close the connection. Called after the end of :meth:`run`."""
         await self._lifecycle.close()
         for task in self._retiring:
             task.cancel()
         await asyncio.gather(*self._retiring, return_exceptions=True)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait before the next connection. The first time after a long life there is no pause,
-        because the plugin must register first. A new registration shortens the pause."""
+        """Wait before the next connection. After a long connection, the first retry has no delay,
+        because the plugin must register first. A new registration shortens the delay."""
         if seconds <= lifecycle.RECONNECT_SECONDS[0]:
             return
         shortest = min(seconds, REPLACE_SECONDS)
@@ -554,7 +558,7 @@ class DevicePlugin:
             except ConnectionEndedError:
                 if self._wanted(untried=True) is None:
                     raise
-                await asyncio.sleep(REPLACE_SECONDS)  # it has registered again meanwhile
+                await asyncio.sleep(REPLACE_SECONDS)  # it has registered again in the meantime
             else:
                 self._connection = PluginConnection(self, client)
                 return self._connection
@@ -563,7 +567,7 @@ class DevicePlugin:
         self, registration: Registration, *, list_seconds: float, must_list: bool = False
     ) -> PluginClient:
         """Connect, and wait this long for the list of devices. Raises
-        :class:`ConnectionEndedError`, if `must_list` also without a list."""
+        :class:`ConnectionEndedError`, and with `must_list` also if there is no list."""
         registration.tried = True
         self._opening = client = self._new_client(registration)
         is_open = False
@@ -585,7 +589,7 @@ class DevicePlugin:
         return client
 
     def retire(self, client: PluginClient) -> None:
-        """Close a client that was replaced; its calls have a grace period."""
+        """Close a client that was replaced. Its calls have a grace period."""
         client.end(ConnectionEndedError("it registered again"))
         task = asyncio.create_task(client.close(grace_seconds=REPLACED_SECONDS))
         self._retiring.add(task)

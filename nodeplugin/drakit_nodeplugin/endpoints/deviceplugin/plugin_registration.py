@@ -1,21 +1,21 @@
 """
 Registration: a ``kubelet.sock`` in each directory, and the service behind it.
 
-Each device plugin has a directory of its own, so that the socket tells which one registers. The
-sockets are served while this instance is active. Like the kubelet at its start, the node plugin
-first removes all sockets from a directory, so that plugins notice and register again. It binds a
-socket under a different name, and then links it to its place. So the socket listens from the moment
-when it appears. gRPC removes the file that it has bound, and never the socket that another process
-has since put in its place. A rename would not do, because many plugins watch the directory for
-created files, and a rename creates none.
+Each device plugin has a separate directory, so that the socket identifies the plugin that
+registers. The sockets are served while this instance is active. Like the kubelet at its start, the
+node plugin first removes all sockets from a directory, so that plugins notice and register again.
+It binds a socket under a different name, and then links it to its place. So the socket already
+listens when it appears. gRPC removes only the file that it has bound, and never a socket that
+another process has since created at the same place. A rename would not work, because many plugins
+watch the directory for created files, and a rename creates none.
 
 A device plugin can change its directory at any time. So the node plugin holds the directory open
 while it serves the socket, and never follows a symbolic link in it.
 
-Refusals use the kubelet's texts where it has one. :mod:`.plugins` decides which resources are
+Refusals use the kubelet's messages where possible. :mod:`.plugins` decides which resources are
 accepted, and the plugin of a resource decides when it connects.
 
-It must not depend on connections, devices, or the kubelet's own sockets.
+Does not depend on connections, devices or the kubelet's own sockets.
 """
 
 from __future__ import annotations
@@ -52,29 +52,30 @@ REGISTRATION_SOCKET = "kubelet.sock"
 VERSION = "v1beta1"
 MAX_PER_SECOND = 10.0
 MAX_BURST = 256.0
-"""Registrations of a plugin with all of its resources, as after a restart. Further ones wait a
-second before they are refused."""
+"""Burst of registrations, enough for a plugin that registers all of its resources after a restart.
+Further registrations wait a second before they are refused."""
 
 MAX_FILE_NAME = 255
-"""Bytes of a file's name on Linux."""
+"""Maximum length of a file name on Linux."""
 
 POLL_SECONDS = 1.0
 """Time between two checks that the sockets are in their places."""
 
 MAX_RETRY_SECONDS = 60.0
-"""The longest time between two attempts to serve the socket."""
+"""Maximum delay between two attempts to serve the socket."""
 
 STOP_SECONDS = 1.0
-"""Grace period of registrations in flight at the end."""
+"""Grace period for registrations in flight during a stop."""
 
 MAX_CALLS = int(MAX_BURST)
-"""Concurrent registrations in one directory: a burst may arrive at once."""
+"""Maximum number of concurrent registrations in one directory. A burst may arrive at once."""
 
 MAX_REQUEST_BYTES = 16 * 1024
-"""Size of a registration, which has three short strings and three flags."""
+"""Maximum size of a registration, which has three short strings and three flags."""
 
 MAX_ENTRIES = 10_000
-"""Files of a directory that are read: a device plugin owns them, and may create any number."""
+"""Maximum number of files in a directory that are read. A device plugin owns them, and may create
+any number."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -91,7 +92,7 @@ class Registration:
 
 
 class RefusedError(Exception):
-    """A refused registration. The text is a sentence for the plugin's log."""
+    """A refused registration. The message is a sentence for the plugin's log."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class RefusedError(Exception):
 
 
 class RegistrationService(pb_grpc.RegistrationServicer):
-    """Answers plugins that register."""
+    """Serves plugins that register."""
 
     def __init__(
         self,
@@ -115,8 +116,8 @@ class RegistrationService(pb_grpc.RegistrationServicer):
         accept: Callable[[Registration], Awaitable[None]],
         diagnostics: Diagnostics,
     ) -> None:
-        """`accept` takes a valid registration, or raises :class:`RefusedError`; it does not wait
-        for a connection."""
+        """Create the service. `accept` takes a valid registration, or raises :class:`RefusedError`.
+        It must not wait for a connection."""
         self._directory = directory
         self._accept = accept
         self._diagnostics = diagnostics
@@ -158,7 +159,7 @@ class RegistrationService(pb_grpc.RegistrationServicer):
         )
 
     def _endpoint_problem(self, endpoint: str) -> str | None:
-        """Return why a plugin's socket cannot have this name; None if it can."""
+        """Return why a plugin's socket cannot have this name, or None."""
         if endpoint in ("", ".", "..") or "/" in endpoint or not endpoint.isprintable():
             return "must be the name of a socket in the directory of kubelet.sock, without '/'"
         if endpoint == REGISTRATION_SOCKET:
@@ -177,8 +178,7 @@ class RegistrationSockets:
 
     @property
     def problem(self) -> str | None:
-        """The reason why a socket cannot be served, as a sentence; None while all are, or need not
-        be."""
+        """Why a socket cannot be served, as a sentence, or None."""
         return next((each.problem for each in self._sockets if each.problem is not None), None)
 
     @property
@@ -199,7 +199,7 @@ class RegistrationSockets:
             await asyncio.sleep(POLL_SECONDS)
 
     async def stop(self) -> None:
-        """Stop serving; only our own sockets are removed."""
+        """Stop serving. Only our own sockets are removed."""
         await asyncio.gather(*(socket.stop() for socket in self._sockets))
 
 
@@ -210,7 +210,7 @@ class _Socket:
         self.path = directory / REGISTRATION_SOCKET
         self.problem: str | None = None
         self.due_at = 0.0
-        """The time before which it is not served again after a failure; loop clock."""
+        """When to retry serving the socket after a failure, on the loop's clock."""
         self._directory = directory
         self._service = service
         self._retry = Backoff(
@@ -222,15 +222,15 @@ class _Socket:
         self._bound: tuple[int, int] | None = None
         """Identity of the socket that this process has bound."""
         self._cleaned = False
-        """Whether the directory was emptied since the start."""
+        """Whether the directory was cleaned since the start."""
 
     @property
     def served(self) -> bool:
-        """Whether it is served."""
+        """Whether the socket is served."""
         return self._server is not None
 
     def loss(self) -> str | None:
-        """Return why it must be served now; None if it is served, and in its place. Blocks."""
+        """Return why the socket must be served again, or None if it is in place. Blocks."""
         if self._descriptor is None:
             return "it is not served yet"
         if not _is_at(self._descriptor, self._directory):
@@ -241,7 +241,7 @@ class _Socket:
         return "it was removed" if found is None else "another socket has replaced it"
 
     async def serve(self, loss: str) -> None:
-        """Serve it, again if it was lost; a failure is logged, and retried later."""
+        """Serve the socket. Failures are logged, and retried later."""
         loop = asyncio.get_running_loop()
         if self._server is not None:
             facts = {"path": str(self.path), "error": loss}
@@ -260,7 +260,7 @@ class _Socket:
             self.problem = None
 
     async def stop(self) -> None:
-        """Stop serving; only our own socket is removed."""
+        """Stop serving. Only our own socket is removed."""
         await self._stop_server()
 
     async def _start_server(self) -> None:
@@ -283,7 +283,7 @@ class _Socket:
         logger.info("device plugins can register", extra={"path": str(self.path)})
 
     def _prepare_directory(self) -> int:
-        """Create the directory if it is missing, remove former sockets, and open it."""
+        """Create the directory if it is missing, remove old sockets, and open it."""
         # Only root registers, as with the kubelet's own directory.
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o750)
         with open_directory(self._directory) as directory:
@@ -328,8 +328,9 @@ def _link(directory: int, name: str) -> tuple[int, int]:
 
 
 def _identity(directory: int) -> tuple[int, int] | None:
-    """Distinguish the socket in its place from others; None if there is none. The file system may
-    reuse an inode at once, so the time of its creation counts as well. Blocks."""
+    """Identify the socket in its place, to distinguish it from others. None if there is none.
+    The file system may reuse an inode immediately, so the identity includes the creation time.
+    Blocks."""
     try:
         found = os.stat(REGISTRATION_SOCKET, dir_fd=directory, follow_symlinks=False)
     except OSError:

@@ -1,17 +1,18 @@
 """
 All device plugins of a node, as a driver that can be hosted.
 
-Each resource has a :class:`.DevicePlugin` and a pool of its own; the listener knows it by the
+Each resource has a separate :class:`.DevicePlugin` and pool; the listener identifies it by the
 resource's name. Each entry of the configuration has a directory, in which only its resources may
 register. This module decides which resources may register and when they may be used, and routes the
 devices of a claim to their resources.
 
-The kubelet's own device manager must not use a resource, too: otherwise a device could be allocated
-twice. A resource that the kubelet had must be missing in several complete answers over two minutes
-before it is free. Any other resource must be missing in two complete answers: a kubelet that has
-just started adds its pods one by one. A missing or incomplete answer proves nothing.
+The kubelet's own device manager must not use a resource as well. Otherwise, a device could be
+allocated twice. A resource that the kubelet had must be missing in several complete responses over
+two minutes before it is free. Any other resource must be missing in two complete responses, because
+a kubelet that has just started adds its pods one by one. A missing or incomplete response proves
+nothing.
 
-It must not know claims beyond their devices, slices, or how the kubelet is called.
+Does not depend on claims beyond their devices, or on slices.
 """
 
 from __future__ import annotations
@@ -58,30 +59,30 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- the kubelet's resources
 
 ANSWER_SECONDS = 2.0
-"""The timeout of an answer: a plugin that registers waits for it."""
+"""Time limit for a response. A plugin that registers waits for it."""
 
 SETTLE_SECONDS = 2.0
-"""Minimum time between two complete answers before a resource that is in neither is free."""
+"""Minimum time between two complete responses before a resource that is in neither is free."""
 
 CLEAR_SECONDS = 120.0
-"""The time for which a resource that the kubelet had must be missing: the grace period of a stale
-claim. After a restart of the kubelet, its device manager serves nothing until its plugins have
+"""How long a resource that the kubelet had must be missing, equal to the grace period of a stale
+claim. After a restart, the kubelet's device manager serves nothing until its plugins have
 registered again."""
 
 PERIOD_SECONDS = 30.0
-"""Pause between two answers while nothing waits for one. After twice this time without an answer,
-earlier answers no longer count, so there are several answers within the time above."""
+"""Delay between two polls while nothing waits for one. After twice this time without a response,
+earlier responses are no longer valid. So there are several responses within `CLEAR_SECONDS`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """The reason not to use the devices of a resource."""
+    """Why the devices of a resource must not be used."""
 
     text: str
     """The reason as a sentence."""
 
     reason: NodeReason | None
-    """Reason of the Event; None while the wait is short."""
+    """Reason of the Event. None while the wait is short."""
 
     of_kubelet: bool = False
     """Whether the kubelet currently has the resource."""
@@ -95,23 +96,24 @@ class KubeletResources:
         self._named: Mapping[str, bool] = {}
         """The resources in the last answer."""
         self._unknown: str | None = None
-        """The reason why the last answer is missing or incomplete; None if it is complete."""
+        """Why the last response is missing or incomplete. None if it is complete."""
         self._complete_since: float | None = None
-        """Loop time since when all answers are complete, without a gap."""
+        """Since when all responses have been complete, on the loop's clock."""
         self._complete_at = 0.0
-        """Loop time of the last complete answer."""
+        """When the last complete response arrived, on the loop's clock."""
         self._had: dict[str, float | None] = {}
-        """Resources that a device plugin wanted while the kubelet had them, each with the loop time
-        since when it is missing; None while it is not."""
+        """Resources that a device plugin wanted while the kubelet had them. Each has the loop time
+        since which it has been missing, or None if it is not missing."""
         self._retry = Backoff(first_seconds=SETTLE_SECONDS, limit_seconds=PERIOD_SECONDS, jitter=0)
 
     async def check(self, resource: str) -> Bar | None:
-        """Poll now, and return why a resource must not be used; None if it is free."""
+        """Poll now, and return why a resource must not be used, or None if it is free."""
         await self.ask()
         return self.bar(resource)
 
     def bar(self, resource: str) -> Bar | None:
-        """Return why a resource must not be used, as of the last answer; None if it is free."""
+        """Return why a resource must not be used according to the last response, or None if it is
+        free."""
         if (served := self._named.get(resource)) is not None:
             self._had[resource] = None
             text = _of_kubelet(resource, served=served)
@@ -139,13 +141,13 @@ class KubeletResources:
 
     @property
     def settled(self) -> bool:
-        """Whether the answers have been complete for long enough."""
+        """Whether the responses have been complete for long enough."""
         since = self._complete_since
         return since is not None and self._complete_at - since >= SETTLE_SECONDS
 
     @property
     def idle(self) -> bool:
-        """Whether more answers change nothing until a device plugin registers."""
+        """Whether no poll is needed until a device plugin registers."""
         return self.settled and not self._had
 
     def pause_seconds(self) -> float:
@@ -204,8 +206,8 @@ def _of_kubelet(resource: str, *, served: bool) -> str:
 # ---------------------------------------------------------------- device plugins
 
 TRAITS = DriverTraits(
-    # There is nothing to undo. But Allocate may change a device (reset it, load a program), and
-    # must not be called for a device that another claim still has: only the intent ensures that.
+    # There is nothing to undo, but Allocate may change a device (reset it, load a program), and
+    # must not be called for a device that another claim still has. Only the intent ensures that.
     side_effects=True,
     health=True,
     parameters_type=NoParameters,
@@ -224,7 +226,7 @@ class PluginUnavailableError(EndpointStoppedError):
 
 
 class DevicePluginsSource:
-    """All device plugins together: a :class:`.DriverSource`."""
+    """The source of all device plugins. Implements :class:`.DriverSource`."""
 
     foreign = True
 
@@ -240,10 +242,11 @@ class DevicePluginsSource:
         devices: HostDeviceNodes | None = None,
     ) -> None:
         """
-        `directory` contains a directory for each entry of `plugins`. A device plugin sees its own
-        as ``/var/lib/kubelet/device-plugins``. `kubelet_resources` returns the resources of the
-        kubelet's own device manager; it may raise, and until there is an answer, no device plugin
-        is used. `devices` reads the host's device nodes; by default, where the chart mounts them.
+        Create the source. `directory` contains a directory for each entry of `plugins`. A device
+        plugin sees its own as ``/var/lib/kubelet/device-plugins``. `kubelet_resources` returns the
+        resources of the kubelet's own device manager. It may raise, and until there is a response,
+        no device plugin is used. `devices` reads the host's device nodes; by default, where the
+        chart mounts them.
         """
         self.name = name
         self.where = where
@@ -255,15 +258,15 @@ class DevicePluginsSource:
         self.plugins = plugins
 
     def endpoint(self, context: HostContext) -> DevicePlugins:
-        """Make the endpoint; called once, in the daemon's loop."""
+        """Create the endpoint. Called once, in the daemon's loop."""
         return DevicePlugins(self, context)
 
 
 class DevicePlugins(Caller):
-    """A :class:`.HostedEndpoint` of many resources."""
+    """The endpoint of many resources. Implements :class:`.HostedEndpoint`."""
 
     blocked: str | None = None
-    """It has no event loop of its own."""
+    """The endpoint has no separate event loop."""
 
     def __init__(self, source: DevicePluginsSource, context: HostContext) -> None:
         driver = source.name
@@ -309,7 +312,7 @@ class DevicePlugins(Caller):
     # ------------------------------------------------------------ life cycle
 
     async def start(self) -> None:
-        """Return at once: there is nothing to connect to before a plugin has registered."""
+        """Return immediately, because plugins must register first."""
 
     async def run(self) -> None:
         """Let plugins register and keep them connected, until canceled."""
@@ -323,16 +326,16 @@ class DevicePlugins(Caller):
                 group.create_task(tasks.until_stopped(name, part))
 
     async def close(self) -> None:
-        """End it; prepared claims stay prepared."""
+        """Close all connections. Prepared claims remain prepared."""
         self._tasks = None
         await self._sockets.stop()
         await asyncio.gather(*(plugin.close() for plugin in self._plugins.values()))
 
     async def ended(self) -> None:
-        """See :meth:`.HostedEndpoint.ended`."""
+        """Implement :meth:`.HostedEndpoint.ended`."""
 
     def unavailable(self) -> EndpointStoppedError | None:
-        """Return why no device at all can be prepared now; None if one can."""
+        """Return why no device can be prepared now, or None."""
         if not self._plugins:
             reason = self._sockets.problem or "no device plugin has registered yet"
             return EndpointStoppedError(driver=self._driver, reason=reason)
@@ -352,7 +355,7 @@ class DevicePlugins(Caller):
     # ------------------------------------------------------------ registration
 
     async def _accept(self, entry: str, registration: Registration) -> None:
-        """Accept a registration in the directory of an entry; raises :class:`RefusedError`."""
+        """Accept a registration in the directory of an entry. Raises :class:`RefusedError`."""
         resource = registration.resource
         if resource not in self._resources[entry]:
             raise RefusedError(
@@ -364,7 +367,7 @@ class DevicePlugins(Caller):
         if bar is not None and bar.of_kubelet:
             self._poll_kubelet.set()
             if plugin is not None:
-                # This registration is used once the kubelet does not serve the resource any more.
+                # This registration is used once the kubelet no longer serves the resource.
                 plugin.bar(bar.text)
                 plugin.register(registration)
             raise RefusedError(
@@ -374,9 +377,10 @@ class DevicePlugins(Caller):
             )
         if plugin is None:
             plugin = self._add(resource)
-        # A connected plugin was cleared before, and stays in use while the kubelet does not answer.
+        # A connected plugin was cleared before, and remains in use while the kubelet does not
+        # respond.
         if bar is not None and plugin.unavailable is not None:
-            # It is accepted and need not register again, but is unused until it is cleared.
+            # It is accepted and need not register again, but is not used until it is cleared.
             self._bar(plugin, bar)
             self._poll_kubelet.set()
         else:
@@ -435,9 +439,9 @@ class DevicePlugins(Caller):
 
 
 class ClaimRouter:
-    """The :class:`~drakit_driver.runtime.contract.Calls` of all resources: a claim may have
-    devices of several. A prepare fails if the plugin of one is unavailable; an unprepare needs no
-    plugin."""
+    """Routes calls to the plugins of the resources: a claim may have devices of several. Implements
+    :class:`~drakit_driver.runtime.contract.Calls`. A prepare fails if one of the plugins is
+    unavailable; an unprepare needs no plugin."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver
@@ -447,7 +451,7 @@ class ClaimRouter:
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
-        """Allocate the devices of one claim; requests are allocated concurrently."""
+        """Allocate the devices of one claim. Requests are allocated concurrently."""
         (item,) = batch
         requests: dict[tuple[str, str], list[int]] = {}
         for index, device in enumerate(item.devices):
@@ -473,7 +477,7 @@ class ClaimRouter:
         return {item.claim.uid: prepared}
 
     def _available(self, pool: str) -> DevicePlugin:
-        """Return the plugin of a pool; raises :class:`PluginUnavailableError`."""
+        """Return the plugin of a pool. Raises :class:`PluginUnavailableError`."""
         plugin = self.plugins.get(pool)
         if plugin is None:
             raise PluginUnavailableError(
@@ -488,9 +492,9 @@ class ClaimRouter:
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
-        """Return success for all claims: the protocol has no call that ends an allocation."""
+        """Return success for all claims, because the protocol has no call to end an allocation."""
         return {item.claim.uid: None for item in batch}
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
-        """Return True for all claims: the protocol has no call to check a device."""
+        """Return True for all claims, because the protocol has no call to check a device."""
         return {item.claim.uid: True for item in batch}
