@@ -1,8 +1,4 @@
-"""
-``drakit-nodeplugin``: reads flags and the environment, and runs the daemon.
-
-It must not know what the daemon does.
-"""
+"""The ``drakit-nodeplugin`` command: reads flags and the environment, and runs the daemon."""
 
 from __future__ import annotations
 
@@ -19,8 +15,10 @@ from drakit.text import escaped_streams
 
 @escaped_streams()
 def main() -> None:
-    """Run the node plugin; if its setup is invalid, exit with 2 and one sentence per problem."""
-    # grpc reads this at import: we never fork, and its fork handlers cost threads and time.
+    """Run the node plugin. If the setup is invalid, print one sentence per problem and exit with
+    2."""
+    # grpc reads this variable at import. The daemon never forks, and grpc's fork handlers cost
+    # threads and time.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     arguments = _parser().parse_args()
 

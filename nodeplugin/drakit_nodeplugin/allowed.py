@@ -1,11 +1,12 @@
 """
 The settings of backends and device plugins: the fields of an entry, and their validation.
 
-The name of an entry is also the name of a directory: only that backend or device plugin can
-announce its driver or resources there. The plugin imports this module only if its configuration has
-an entry, because the models take memory. :mod:`.endpoints.allowlist` applies an entry.
+The name of an entry is also the name of its directory. Only the backend or device plugin in that
+directory can announce the driver or resources of the entry. The plugin imports this module only if
+its configuration has an entry, because the models use memory. :mod:`.endpoints.allowlist` applies
+an entry.
 
-It must not depend on sockets or edits.
+Does not depend on sockets or edits.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from drakit_formats.cdi.checks import InvalidNameError, split_kind
 from drakit_formats.resource.limits import is_dns_label, is_dns_subdomain, is_driver_name
 
 MAX_NAME = 20
-"""Characters of an entry's name, which is a part of the paths of its sockets."""
+"""Maximum length of an entry's name, which is part of the paths of its sockets."""
 
 CLAIM_CLASS = "claim"
-"""The class of the CDI devices of claims. A claim's devices are for the pods of that claim only."""
+"""The class of the CDI devices of claims. Only the pods of a claim can use its CDI devices."""
 
 _VARIABLE = re.compile(r"[^=*\0\s]+\*?")
 
@@ -186,7 +187,7 @@ _PLUGINS = TypeAdapter(dict[_Name, AllowedPlugin])
 def check(
     setting: Literal["backends", "devicePlugins"], given: Any
 ) -> Mapping[str, AllowedEndpoint]:
-    """Return the entries of a setting; raises ValueError, as pydantic does."""
+    """Return the validated entries of a setting. Raises ValueError, as pydantic validators do."""
     if setting == "backends":
         backends = _BACKENDS.validate_python(given)
         _refuse_twice({name: [entry.driver] for name, entry in backends.items()}, "driver")

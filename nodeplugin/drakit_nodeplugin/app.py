@@ -1,14 +1,12 @@
 """
-The composition root of the node plugin: starts and stops all parts, in order.
+The composition root of the node plugin: starts and stops all parts in order.
 
-1. Drivers are loaded and their configurations checked; a mistake ends the start here.
-   :mod:`drakit_nodeplugin.host.drivers` hosts them, and backends that appear later.
-2. Per driver: sockets (within a second of the start), the lock, checkpoint, CDI files, the driver
-   itself.
-3. The API session: slices, labels, claims. Steps 1 and 2 do not wait for it.
-4. On SIGTERM: calls in flight end and are answered, then sockets and everything else stop.
-
-It must not know how any of the parts works.
+1. Load the drivers and check their configurations; an invalid configuration ends the start.
+   :mod:`drakit_nodeplugin.host.drivers` hosts them, and the backends that appear later.
+2. For each driver: create the sockets (within a second of the start), take the lock, open the
+   checkpoint, restore CDI files, and start the driver.
+3. Start the API session: slices, labels, claims. Steps 1 and 2 do not wait for it.
+4. On SIGTERM: let calls in flight finish, then stop the sockets and everything else.
 """
 
 from __future__ import annotations
@@ -40,21 +38,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """The parameters of the process beside its configuration file."""
+    """The parameters of the process that are not in its configuration file."""
 
     config_file: Path
     node_name: str
     instance_uid: str
-    """The pod's UID in a cluster: two instances of a rolling update have different sockets."""
+    """The pod's UID in a cluster. The two instances of a rolling update have different sockets."""
 
     pod: PodName | None = None
-    """The pod of this process, as the kubelet lists it; None outside of a cluster."""
+    """The pod of this process, as the kubelet lists it. None outside of a cluster."""
 
     kubeconfig: Path | None = None
 
 
 async def serve(config: NodePluginConfig, launch: Launch) -> None:
-    """Run until SIGTERM or SIGINT. Raises :class:`ConfigError` for an invalid setup."""
+    """Run until SIGTERM or SIGINT. Raises :class:`ConfigError` if the setup is invalid."""
     stopping = tasks.stop_signals()
     home = home_directory(config.kubelet_root)
     node = PluginNode(launch.node_name, file=home / "node.json")
@@ -137,7 +135,7 @@ class _Probed:
 
     async def liveness_problems(self) -> Sequence[str]:
         drivers = self._drivers.served
-        # Concurrently: each may take as long as a probe may.
+        # Run the probes concurrently: each may take up to the probe's time limit.
         problems = await asyncio.gather(*(driver.liveness_problem() for driver in drivers))
         return _named(zip(drivers, problems, strict=True))
 
@@ -148,7 +146,7 @@ class _Probed:
         for driver in self._drivers.served:
             try:
                 await driver.measure()
-            except Exception:  # even a bug of ours: the other drivers are measured
+            except Exception:  # even on a bug in the probe, report the other drivers
                 logger.exception("driver cannot be measured", extra={"driver": driver.name})
 
 

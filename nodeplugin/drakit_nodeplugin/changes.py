@@ -1,18 +1,17 @@
 """
-Waits for changes: of what a task of the event loop counts, and of files.
+Change notification: counters in memory (:class:`Revision`) and file polling.
 
-A writer advances a :class:`Revision`; readers wait for a change later than the last one they have
-seen, each at its own pace.
+A writer advances a :class:`Revision`. Each reader waits at its own pace for a revision later than
+the last one that it has seen.
 
-A :class:`FilePoller` polls the files of all drivers of the process, together in one thread hop per
-round. Each driver has files that others may remove or change without notice: sockets, locks, CDI
-files and a checkpoint. Checking one takes a few microseconds, a round trip to a thread a hundred.
-With fifty drivers, separate round trips would cost a few percent of a processor. So one thread
-checks all, and only those with something to do are woken. Checks that can hang together, because
-they use the same disk, belong to one poller; checks of another disk must not wait for them.
-:class:`FileWatch` is the check for files whose time of change is enough.
+A :class:`FilePoller` polls the files of all drivers in the process, with one thread hop per round.
+Other processes may remove or change these files without notice: sockets, locks, CDI files and a
+checkpoint. A check takes a few microseconds; a round trip to a thread takes about a hundred. With
+fifty drivers, separate round trips would cost a few percent of a core. So one thread runs all
+checks, and wakes only the waiters that have something to do. Checks that can hang together, because
+they use the same disk, share a poller. Checks of another disk need a separate poller.
 
-It must not depend on what changes, the meaning of a check, or the reaction to it.
+:class:`FileWatch` is the check for files whose modification time is sufficient.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class Revision:
     """
     A counter of changes, for any number of readers in one event loop.
 
-    An `asyncio.Event` has one reader, which clears it. The devices of a driver have several: the
-    publisher, and each health stream of the kubelet.
+    An `asyncio.Event` supports only one reader, which clears it. The devices of a driver have
+    several readers: the publisher, and each health stream of the kubelet.
     """
 
     def __init__(self) -> None:
@@ -40,33 +39,33 @@ class Revision:
         self._changed = asyncio.Event()
 
     def advance(self) -> None:
-        """Count a change, and wake all readers."""
+        """Increment the counter, and wake all readers."""
         self.number += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def after(self, seen: int) -> int:
-        """Wait for a change later than `seen`, and return its number."""
+        """Wait for a revision later than `seen`, and return its number."""
         while self.number <= seen:
             await self._changed.wait()
         return self.number
 
 
-# ---------------------------------------------------------------- of files
+# ---------------------------------------------------------------- in files
 
 PERIOD_SECONDS = 1.0
 """Time between two rounds: half of the 2 s within which a CDI file must be restored."""
 
 UNCHANGED_POLLS = 60
-"""After this many polls without a change, a watch reports one anyway: some file systems do not
-maintain the time of change reliably."""
+"""After this many polls without a change, a watch reports a change anyway, because some file
+systems do not update the change time reliably."""
 
 _Stamp = tuple[int, int, int] | None
-"""Inode, time of the last change (ns) and size; None if the file does not exist."""
+"""Inode, change time in nanoseconds, and size. None if the file does not exist."""
 
 
 class FilePoller:
-    """Wakes waiters when their check finds something; used in one event loop."""
+    """Wakes waiters when their check finds something to do. Use it in one event loop only."""
 
     def __init__(self, *, period_seconds: float = PERIOD_SECONDS) -> None:
         self._period_seconds = period_seconds
@@ -74,10 +73,10 @@ class FilePoller:
 
     async def until(self, check: Callable[[], bool]) -> None:
         """
-        Wait until a check finds something to do. The check runs once in every round.
+        Wait until a check finds something to do. The poller runs the check once in every round.
 
-        It runs in a thread, and may block. A check that raises also wakes its waiter, which then
-        finds the error itself, and knows how to handle it.
+        The check runs in a thread, and may block. If the check raises an exception, the poller also
+        wakes the waiter, which then encounters and handles the error itself.
         """
         found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[found] = check
@@ -110,21 +109,21 @@ def _finds_something(check: Callable[[], bool]) -> bool:
 
 class FileWatch:
     """
-    Detects changes of files and directories by their time of change alone.
+    Detects changes of files and directories by their change time only.
 
-    That costs less than opening them, and than handling a missed or overflowing inotify queue.
+    This costs less than opening the files, and needs no handling of lost inotify events.
     """
 
     def __init__(self, *paths: Path, settled_seconds: float) -> None:
-        """A change is reported again until it is older than `settled_seconds`: a second change may
-        have the same time, or may be visible only later."""
+        """Keep reporting a change until it is older than `settled_seconds`, because a second change
+        may have the same time, or may become visible later."""
         self._paths = [os.fspath(path) for path in paths]
         self._settled_nanoseconds = int(settled_seconds * 1e9)
         self._seen: list[_Stamp] | None = None
         self._unchanged = 0
 
     def changed(self) -> bool:
-        """Return whether there may have been a change since the last call. Blocks."""
+        """Return whether the files may have changed since the last call. Blocks."""
         now = [_stamp(path) for path in self._paths]
         self._unchanged += 1
         if now == self._seen and self._unchanged <= UNCHANGED_POLLS:

@@ -1,10 +1,8 @@
 """
 The node plugin's configuration: one file, some flags, some of the pod's environment.
 
-The composition root reads it once. An unknown key or an invalid value stops the plugin at start
-with file, key and reason.
-
-It must not know the use of the values.
+The composition root reads it once. If a key is unknown or a value is invalid, the plugin does not
+start, and reports the file, key and reason.
 """
 
 from __future__ import annotations
@@ -31,16 +29,17 @@ from drakit.settings import (
 from drakit.settings import SettingsError as ConfigError
 
 SOCKET_NAME_BYTES = 24
-"""Bytes that the path of an entry's directory leaves for the name of a socket. The node plugin does
-not need them, but a program that has the directory at the path of the host does."""
+"""Bytes that the path of an entry's directory must leave for the name of a socket. The node plugin
+does not need them, but a program that mounts the directory at the host's path does."""
 
 
 MAX_BACKENDS = 64
-"""Drivers of backends on one node. Each takes about 1 MiB and ten open files. A program that keeps
-changing its name must not exceed that."""
+"""Maximum number of drivers of backends on a node, against a program that keeps changing its name.
+Each driver takes about 1 MiB and ten open files."""
 
 MAX_RESOURCES = 256
-"""Resources of device plugins on one node. Each has a pool, a connection and a task."""
+"""Maximum number of device plugins' resources on a node. Each has a pool, a connection and a
+task."""
 
 
 class DriverEntry(Settings):
@@ -84,15 +83,15 @@ class OpaqueParameters(Settings):
     device that it applies to. A claim that exceeds a limit fails, and its pod's Event names the
     limit."""
 
-    # The API server accepts 64 configs of 10 KiB for 32 devices: 20 MiB, and much more in memory.
-    # With the defaults, 110 pods (the kubelet's default), each with a claim just below the limits,
-    # can start at once on a node.
+    # The API server accepts 64 configs of 10 KiB for 32 devices: 20 MiB of JSON, which takes much
+    # more memory when parsed. With the defaults, 110 pods (the kubelet's default), each with a
+    # claim just below the limits, can start at once on a node.
     max_bytes: Annotated[int, Field(ge=10 * 1024)] = 128 * 1024
     """The maximum size, in bytes of JSON. The API server accepts 10 KiB per config."""
 
     max_values: Annotated[int, Field(ge=1024)] = 8192
     """The maximum number of keys and values. Each takes up to 100 bytes of the plugin's memory
-    while a claim is prepared, even if its text is short."""
+    while a claim is prepared, even if it is short."""
 
 
 class DeviceHealthSettings(Settings):
@@ -132,7 +131,8 @@ class Devices(Settings):
 
 
 def _entries(setting: Literal["backends", "devicePlugins"]) -> BeforeValidator:
-    """Check entries, if there are any: their models are not loaded otherwise, to save memory."""
+    """Check the entries of a setting. If there are none, do not load their models, to save
+    memory."""
 
     def check(given: Any) -> Any:
         if given == {}:
@@ -308,18 +308,18 @@ class NodePluginConfig(Settings):
 
     @property
     def backends_directory(self) -> Path:
-        """The parent of backends' directories."""
+        """The parent directory of the backends' directories."""
         return self.backends.directory or layout.backends_directory(self.kubelet_root)
 
     @property
     def device_plugins_directory(self) -> Path:
-        """The parent of device plugins' directories."""
+        """The parent directory of the device plugins' directories."""
         default = layout.device_plugins_directory(self.kubelet_root)
         return self.device_plugins.directory or default
 
     @property
     def drivers_directory(self) -> Path:
-        """The parent of all drivers' data directories."""
+        """The parent directory of all drivers' data directories."""
         return layout.drivers_directory(self.kubelet_root)
 
     @property
@@ -330,7 +330,7 @@ class NodePluginConfig(Settings):
 
 def load_config(path: Path, **overrides: Any) -> NodePluginConfig:
     """
-    Read a configuration file. Overrides that are not None take precedence.
+    Read a configuration file. Overrides take precedence unless they are None.
 
     Raises :class:`ConfigError`.
     """

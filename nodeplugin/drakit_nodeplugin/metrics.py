@@ -1,12 +1,11 @@
 """
-The node plugin's metrics, few and of low cardinality: of each driver only some pools are labels,
-because a backend names them. Pods and devices are labels of one metric only, which administrators
-enable, and which has a limit.
+The node plugin's metrics, which are few and have a low cardinality.
 
-Parts of the plugin know only plain callables; this module provides them for each driver.
+Only a limited number of pools per driver become labels, because backends choose their names. Pods
+and devices are labels of only one metric, which is limited, and which administrators must enable.
+
+Other parts of the plugin only call plain callables, which this module provides for each driver.
 :mod:`drakit_nodeplugin.host.active_driver` sets gauges of the current state at each scrape.
-
-It must not know the use of the numbers.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ from drakit_nodeplugin.state.podresources import ListedDevice
 from drakit_nodeplugin.state.records import STATES
 
 _OPERATION_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
-"""Bucket bounds. They exceed the 45 s that the kubelet waits, because the work continues."""
+"""Bucket bounds. They exceed the kubelet's timeout of 45 s, because the work continues after it."""
 
 _STEP_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2, 10, 45)
-"""Bucket bounds. They are few, because each driver has the series of six steps."""
+"""Bucket bounds. They are few, because each driver has a series for each of the six steps."""
 
 _FETCH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 3, 15)
-"""Bucket bounds. The last two are the time limits for a known claim, and for any other."""
+"""Bucket bounds. The last two are the time limits for a known claim and for any other claim."""
 
 _TRANSACTION_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
 """Bucket bounds. A flush takes a fraction of a millisecond on a good disk, and seconds on a failing
 one."""
 
 MAX_POOLS = 16
-"""Pools of a driver that have series of their own."""
+"""Maximum number of pools of a driver that have their own series."""
 
 OTHER_POOLS = "(other pools)"
-"""The label of the sum of all other pools of a driver; no pool can have this name."""
+"""The label of the sum of a driver's other pools. No pool can have this name."""
 
 MAX_POD_DEVICES = 256
-"""Devices of pods, of one driver, that have series of their own."""
+"""Maximum number of pods' devices, per driver, that have their own series."""
 
 OTHER_PODS = "(others)"
-"""The name of the pod with the number of all other devices of pods; no pod can have this name."""
+"""The pod label of the series that counts the remaining devices. No pod can have this name."""
 
 _GAUGES = {
     "claims_stuck": "Claims that have been preparing or unpreparing for a minute",
@@ -65,11 +64,11 @@ _GAUGES = {
     "slices_failing": "1 if the last attempt to publish ResourceSlices failed",
     "slice_fields_dropped": "1 if the API server drops fields that devices use",
 }
-"""Gauges without labels: their names without the prefix, and their help texts."""
+"""Gauges without labels: their names without the prefix, and their help strings."""
 
 
 class Metrics:
-    """All metrics of one process, in a registry of their own; every series has a driver."""
+    """All metrics of a process, in a separate registry. Every series has the label `driver`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -141,11 +140,12 @@ class Metrics:
         self.gauges = {name: self._gauge(f"drakit_{name}", text) for name, text in _GAUGES.items()}
 
     def for_driver(self, name: str) -> DriverMetrics:
-        """Return the metrics that the parts of one driver update."""
+        """Return the metrics object of one driver."""
         return DriverMetrics(self, name)
 
     def forget(self, driver: str) -> None:
-        """Remove the series of a driver that is no longer served: otherwise they stay unchanged."""
+        """Remove the series of a driver that is no longer served. Otherwise they would remain
+        unchanged."""
         for metric in (*vars(self).values(), *self.gauges.values()):
             if isinstance(metric, Counter | Gauge | Histogram):
                 metric.remove_by_labels({"driver": driver})
@@ -164,10 +164,10 @@ class Metrics:
 
 class DriverMetrics:
     """
-    The metrics of one driver. Methods may be called in any thread.
+    The metrics of one driver. The methods are thread-safe.
 
-    The series of claims exist from the start: a lookup by labels costs more than the count itself,
-    and a rate needs a zero at its start. Reasons are words of a closed set.
+    The series of claims exist from the start, because looking up labels costs more than counting,
+    and a rate needs an initial zero. Reasons come from a closed set of words.
     """
 
     def __init__(self, metrics: Metrics, driver: str) -> None:
@@ -186,30 +186,30 @@ class DriverMetrics:
         self.transaction: Callable[[float], None] = metrics.transaction_seconds.labels(
             driver
         ).observe
-        """Counts a transaction that wrote to the checkpoint, by its seconds."""
+        """Observes the seconds of a transaction that wrote to the checkpoint."""
         self._restored = metrics.restored.labels(driver)
         self._claims = {state: metrics.claims.labels(driver, state) for state in STATES}
         self._devices = metrics.devices
         self._pod_devices = metrics.pod_devices
         self._of_pods: set[tuple[str, str, str, str]] = set()
-        """The labels of the series of pods' devices."""
+        """The label sets of the series of pods' devices."""
         self._pools: dict[str, DeviceCounts] = {}
-        """The numbers in the series of each pool."""
+        """The current values of each pool's series."""
         self._gauges = {name: gauge.labels(driver) for name, gauge in metrics.gauges.items()}
 
     def set(self, **gauges: float) -> None:
-        """Set gauges without labels, by their names without the prefix."""
+        """Set gauges that have no labels, by their names without the prefix."""
         for name, value in gauges.items():
             self._gauges[name].set(value)
 
     def set_claims(self, counts: Mapping[str, int]) -> None:
-        """Set the numbers of claims in the checkpoint, by state."""
+        """Set the number of claims in the checkpoint, by state."""
         for state, gauge in self._claims.items():
             gauge.set(counts.get(state, 0))
 
     def set_devices(self, counts: Mapping[str, DeviceCounts]) -> None:
-        """Set the numbers of the driver's devices by pool, and forget all other pools. A pool that
-        has series keeps them."""
+        """Set the number of the driver's devices by pool, and remove all other pools. A pool that
+        already has its own series keeps it."""
         if len(counts) > MAX_POOLS:
             first = sorted(counts, key=lambda pool: (pool not in self._pools, pool))[:MAX_POOLS]
             others = total(each for pool, each in counts.items() if pool not in first)
@@ -224,8 +224,8 @@ class DriverMetrics:
         self._pools = dict(counts)
 
     def set_pod_devices(self, devices: Iterable[ListedDevice]) -> None:
-        """Set the devices that pods have, and forget all others. Beyond the limit, one series has
-        the number of the others."""
+        """Set the devices that pods use, and remove all others. Beyond the limit, a single series
+        counts the remaining devices."""
         found = sorted({(each.pool, each.device, each.namespace, each.pod) for each in devices})
         values = dict.fromkeys(found[:MAX_POD_DEVICES], 1)
         if others := len(found[MAX_POD_DEVICES:]):
@@ -237,14 +237,14 @@ class DriverMetrics:
         self._of_pods = set(values)
 
     def prepared(self, seconds: Mapping[Step, float]) -> None:
-        """Count the steps of a prepare, by their seconds."""
+        """Observe the seconds of each step of a prepare."""
         for step, duration in seconds.items():
             self._steps[step].observe(duration)
 
     def finished(
         self, claim: ClaimReference, operation: Operation, answer: ClaimAnswer, seconds: float
     ) -> None:
-        """Count an answer for a claim."""
+        """Count the result of a claim's operation."""
         if answer.error is None:
             self._operations[operation, "success"].observe(seconds)
             return
@@ -253,7 +253,7 @@ class DriverMetrics:
         self._metrics.errors.labels(self._driver, operation, reason).inc()
 
     def lasts(self, claim: ClaimReference, operation: Operation) -> None:
-        """Nothing is counted before the end."""
+        """Do nothing: only finished operations are counted."""
 
     def fetched(self, seconds: float, result: FetchResult) -> None:
         """Count a read of a claim from the API server."""

@@ -2,9 +2,7 @@
 The reasons of the node plugin's Events: closed sets of words, without data.
 
 pyright checks each place that writes an Event, or counts a diagnostic, against them. A unit test
-compares them with the page docs/reference/events.md, which has a text for each.
-
-It must not know the conditions of an Event.
+compares them with the page docs/reference/events.md, which describes each.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The kubelet-facing servers of a driver: they translate its calls, and decide nothing."""
+"""The kubelet-facing servers of a driver. They translate its calls, and make no decisions."""

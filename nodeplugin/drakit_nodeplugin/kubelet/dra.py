@@ -1,12 +1,10 @@
 """
-The DRA service, v1 and v1beta1: translates the kubelet's messages to the plugin's types, and back.
+The DRA service, v1 and v1beta1: translates between the kubelet's messages and the plugin's types.
 
-Each call is checked, answered for every claim, and logged in one line. Malformed claims get an
-error each; :mod:`drakit_nodeplugin.claims.queue` handles all others. While another instance of the
-driver is active, calls wait. Both versions are the same except for shares, which v1beta1 does not
-know.
-
-It must not know the steps of a prepare.
+The service checks each call, returns a result for every claim, and logs one line per call. Each
+malformed claim gets its own error; :mod:`drakit_nodeplugin.claims.queue` handles all others. While
+another instance of the driver is active, calls wait. The versions differ only in shares, which
+v1beta1 does not support.
 """
 
 from __future__ import annotations
@@ -35,21 +33,23 @@ from drakit_proto.kubelet.dra.v1beta1 import dra_pb2_grpc as v1beta1_grpc
 logger = logging.getLogger(__name__)
 
 SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-"""The versions as reported to the kubelet, which uses the first one that it knows."""
+"""The versions that the plugin reports to the kubelet, which uses the first one that it
+supports."""
 
 MAX_CLAIMS = 1024
-"""Claims of one call: some ten times the number of the largest pods. A message of 4 MiB, which gRPC
-accepts, can hold several hundred thousand, and answering those would block the loop for seconds."""
+"""Maximum number of claims in a call: about ten times as many as the largest pods have. gRPC
+accepts messages of 4 MiB, which can hold several hundred thousand claims. Processing those would
+block the event loop for seconds."""
 
 MAX_ERROR_CHARACTERS = 4096
-"""Characters of an error: more than an Event shows, and far less than a message may contain.
-Vendors write these texts."""
+"""Maximum length of an error: more than an Event shows, and far less than a message may contain.
+Vendors write these errors."""
 
 _UID = re.compile(r"[A-Za-z0-9-]{1,128}")
-"""A UID becomes part of file names and CDI device names."""
+"""The format of a UID, which becomes part of file names and CDI device names."""
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
-"""A DNS subdomain, as the API server requires of names; it becomes part of a URL."""
+"""A DNS subdomain, as the API server requires for names. It becomes part of a URL."""
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -81,8 +81,7 @@ def _shown(text: str) -> str:
 
 
 def _sendable(error: str) -> str:
-    """Replace invalid characters of an error: gRPC rejects those, which would fail the whole
-    call."""
+    """Replace invalid characters of an error. gRPC rejects them, and the whole call would fail."""
     text = error.encode(errors="backslashreplace").decode()
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[:MAX_ERROR_CHARACTERS] + "..."
 
@@ -91,27 +90,27 @@ class ClaimCalls:
     """The calls of one driver, in all versions of the service."""
 
     def __init__(self, driver: str, *, answer_seconds: float) -> None:
-        """Calls wait until :meth:`serve` is called."""
+        """Create the calls of a driver. Calls wait until :meth:`serve` is called."""
         self._driver = driver
         self._queue: ClaimQueue | None = None
         self._answer_seconds = answer_seconds
         self._refusing = False
         self._changed = asyncio.Event()
-        """Set while calls need not wait."""
+        """Set while calls do not have to wait."""
         self.in_flight = 0
-        """The number of calls without an answer."""
+        """The number of calls in flight."""
         self._idle = asyncio.Event()
         self._idle.set()
 
     def began(self, context: _Context) -> None:
-        """Count a call until its answer is sent, or its caller has left."""
+        """Count a call as in flight until its response is sent or its caller disconnects."""
         self.in_flight += 1
         self._idle.clear()
-        # The stubs of gRPC accept only instances of a class of theirs.
+        # gRPC's stubs accept only instances of gRPC's own class.
         context.add_done_callback(cast("Any", self._ended))
 
     def serve(self, queue: ClaimQueue | None) -> None:
-        """Pass calls to the queue of the active instance; None: let new calls wait."""
+        """Pass calls to the queue of the active instance. If None, new calls wait."""
         self._queue = queue
         if queue is not None:
             self._changed.set()
@@ -119,12 +118,12 @@ class ClaimCalls:
             self._changed.clear()
 
     def refuse(self) -> None:
-        """Answer calls that wait, and each new call for claims, with "ask again"."""
+        """Tell the kubelet to retry all waiting calls, and all new calls for claims."""
         self._refusing = True
         self._changed.set()
 
     async def drain(self, *, timeout_seconds: float) -> None:
-        """Wait until no call is in flight, at most this long."""
+        """Wait until no call is in flight, or until the timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 await self._idle.wait()
@@ -132,7 +131,7 @@ class ClaimCalls:
     async def answer(
         self, operation: Operation, claims: Sequence[ClaimReference], *, method: str
     ) -> Mapping[str, ClaimAnswer]:
-        """Answer every UID of a call exactly once."""
+        """Return exactly one result for each UID of a call."""
         with logs.request_scope(logs.new_request_id()):
             began = asyncio.get_running_loop().time()
             answers: dict[str, ClaimAnswer] | None = None
@@ -188,7 +187,7 @@ class ClaimCalls:
         *,
         seconds: float,
     ) -> None:
-        # Calls without claims are our own liveness probe: every few seconds.
+        # Calls without claims come from the plugin's own liveness probe, every few seconds.
         level = logging.INFO if claims else logging.DEBUG
         if not logger.isEnabledFor(level):
             return
@@ -217,7 +216,7 @@ class _Claim(Protocol):
 
 
 class _Dra:
-    """One version of the service: the names of its messages are the same in both."""
+    """One version of the service. Both versions have the same message names."""
 
     def __init__(self, calls: ClaimCalls, version: str, messages: Any) -> None:
         self._calls = calls
@@ -275,7 +274,7 @@ class _Dra:
 
 
 def add_dra_services(server: grpc.aio.Server, calls: ClaimCalls) -> None:
-    """Serve both versions; a claim's work in flight is the same for both."""
+    """Serve both versions. They share a claim's work in flight."""
     first: Any = _Dra(calls, "v1", v1)
     v1_grpc.add_DRAPluginServicer_to_server(first, server)
     second: Any = _Dra(calls, "v1beta1", v1beta1)

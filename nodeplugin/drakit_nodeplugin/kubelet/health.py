@@ -1,14 +1,14 @@
 """
-Device health for the kubelet: streams that first send all devices, then changes, and periodically
-all devices again.
+Device health for the kubelet: streams that send all devices at the start, then changes, and
+periodically all devices again.
 
-The kubelet trusts a device's health for a timeout, which each message contains. So all health is
-sent again after a third of that time. A kubelet of 1.36 requests the v1alpha1 stream from every
-plugin, advertised or not, and logs an error every 5 s if it is missing. For a driver without
-health, that stream stays open and sends nothing, which changes no pod's status. Kubelets from 1.37
-on request only advertised services.
+The kubelet considers a device's health valid for a timeout, which each message contains. So the
+stream sends all health again after a third of that time. A kubelet 1.36 requests the v1alpha1
+stream from every plugin, advertised or not, and logs an error every 5 s if the stream is missing.
+For a driver without health, that stream stays open and sends nothing, so the status of pods does
+not change. Since 1.37, kubelets request only advertised services.
 
-The source decides the health of a device. This module must not know the rules for that.
+The source (:class:`.DeviceManager`) decides the health of a device.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ from drakit_proto.kubelet.drahealth.v1alpha1 import health_pb2_grpc as v1alpha1_
 logger = logging.getLogger(__name__)
 
 PACE_SECONDS = 0.2
-"""Minimum time between two messages: a driver whose devices flap by the thousand causes five
-messages per second."""
+"""Minimum time between two messages. A driver with thousands of flapping devices causes at most
+five messages per second."""
 
 MAX_DEVICES = 500
-"""Devices of a message. With the longest names and texts, the message is below 1 MiB; the kubelet
-accepts 4 MiB."""
+"""Maximum number of devices in a message. With the longest names and messages of devices, the size
+is below 1 MiB; the kubelet accepts 4 MiB."""
 
 MAX_MESSAGE_BYTES = 1024
-"""The kubelet truncates at this length: it counts bytes, and splits characters."""
+"""Maximum size of a device's message. The kubelet truncates longer ones: it counts bytes, and
+splits characters."""
 
 CUT = "..."
 
 MAX_LOGGED = 10
-"""Devices that one log line names; it counts the rest."""
+"""Maximum number of devices that one log line names. The line counts the others."""
 
 MAX_LOGGED_CHARACTERS = 200
-"""Characters of a device's message in the log: vendors write these texts."""
+"""Maximum length of a device's message in the log. Vendors write these messages."""
 
 GONE = "the driver no longer lists the device"
 
@@ -57,18 +58,19 @@ class HealthService:
     """The health service of one driver, in both versions, for any number of streams."""
 
     def __init__(self, *, driver: str, reports_health: bool, timeout_seconds: float) -> None:
-        """The kubelet trusts a device's health for the timeout."""
+        """Create the service. The kubelet considers a device's health valid for
+        `timeout_seconds`."""
         self.timeout_seconds = max(1, math.ceil(timeout_seconds))
-        """The timeout in whole seconds, as in the messages."""
+        """The timeout in whole seconds, which is the unit in the messages."""
 
         self._source: DeviceManager | None = None
-        """None for a driver without health, and while another instance of it is active."""
+        """None for a driver without health, and while another instance of the driver is active."""
 
         self._reports_health = reports_health
         self._driver = driver
         self._served = asyncio.Event()
         self._ended = asyncio.Event()
-        """Ends the streams that have begun."""
+        """Set to end all streams that have started."""
 
         self._stopped = asyncio.Event()
 
@@ -80,13 +82,13 @@ class HealthService:
         return ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Serve it. May be called again, for a server that replaces another one."""
+        """Add the service to a server. Call it again for a replacement server."""
         v1alpha1_grpc.add_DRAResourceHealthServicer_to_server(
             cast("Any", HealthServicer(self, v1alpha1, "v1alpha1.NodeWatchResources")), server
         )
         if not self._reports_health:
             return
-        # Most drivers report no health, and need not load its messages.
+        # Import lazily: most drivers report no health, and do not need these messages.
         from drakit_proto.kubelet.drahealth.v1 import health_pb2 as v1
         from drakit_proto.kubelet.drahealth.v1 import health_pb2_grpc as v1_grpc
 
@@ -95,8 +97,8 @@ class HealthService:
         )
 
     def serve(self, source: DeviceManager | None) -> None:
-        """Report the health of this source, in streams that wait, too. None: end the streams; those
-        that the kubelet opens again wait."""
+        """Report the health of this source, including in streams that already wait for one. If
+        None, end the streams; streams that the kubelet opens afterwards wait."""
         if not self._reports_health or self._stopped.is_set():
             return
         self._source = source
@@ -108,18 +110,18 @@ class HealthService:
             self._ended = asyncio.Event()
 
     async def until_served(self) -> bool:
-        """Wait until there is a source; return False once the service has stopped."""
+        """Wait until there is a source. Return False if the service has stopped."""
         await _wait_first(self._served.wait(), self._stopped.wait(), until=math.inf)
         return not self._stopped.is_set()
 
     def end(self) -> None:
-        """End all streams, including future ones: they would delay the server's stop."""
+        """End all streams, including future ones, which would delay the stop of the server."""
         self._stopped.set()
         self._ended.set()
 
     @contextmanager
     def stream(self, method: str) -> Generator[Subscription]:
-        """Subscribe for one stream, and log its start and end."""
+        """Subscribe for one stream, and log the start and end of the stream."""
         log = StreamLog(self._driver, method)
         began = time.monotonic()
         log.info("health stream started")
@@ -129,7 +131,7 @@ class HealthService:
         except Exception as error:
             reason = f"it failed: {error}"
             raise
-        except BaseException:  # a cancellation, or the generator is closed
+        except BaseException:  # a cancellation, or the generator was closed
             if not self._ended.is_set():
                 reason = "the kubelet closed the stream"
             raise
@@ -138,14 +140,14 @@ class HealthService:
             log.info("health stream ended", reason=reason, seconds=seconds)
 
     def subscribe(self, log: StreamLog) -> Subscription:
-        """Return a subscription that logs its changes here."""
+        """Return a subscription that logs its changes to `log`."""
         assert self._source is not None
         resend_seconds = self.timeout_seconds / 3
         return Subscription(self._source, resend_seconds=resend_seconds, ended=self._ended, log=log)
 
 
 class HealthServicer:
-    """The service in one version; only the module of its messages differs between the two."""
+    """One version of the service. The versions differ only in the module of their messages."""
 
     def __init__(self, service: HealthService, messages: Any, method: str) -> None:
         self._service = service
@@ -155,12 +157,12 @@ class HealthServicer:
     async def NodeWatchResources(
         self, request: object, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
-        # The first message may take long, and without metadata a client cannot know that the
-        # stream is open.
+        # Send metadata at once: the first message may take a long time, and without metadata a
+        # client cannot detect that the stream is open.
         await context.send_initial_metadata(())
         if not await self._service.until_served():
             return
-        # A cancellation (the kubelet hung up) must leave this function as one: grpc.aio leaks
+        # A cancellation (the kubelet hung up) must propagate out of this function: grpc.aio leaks
         # the call of a stream that swallows it (github.com/grpc/grpc/issues/43360).
         with self._service.stream(self._method) as subscription:
             while (part := await subscription.next()) is not None:
@@ -182,10 +184,10 @@ class HealthServicer:
 
 class StreamLog:
     """
-    The log lines of one stream, under a request ID of its own.
+    The log lines of one stream, which have their own request ID.
 
-    The ID is set for each line only: a stream is an asynchronous generator, which may be closed in
-    a different context from the one that started it.
+    The ID is set only for each line, because a stream is an asynchronous generator. It may be
+    closed in a different context from the one that started it.
     """
 
     def __init__(self, driver: str, method: str) -> None:
@@ -197,7 +199,7 @@ class StreamLog:
             logger.info(message, extra=self._facts | facts)
 
     def changes(self, changes: Sequence[DeviceHealth]) -> None:
-        """Log the changes that the kubelet receives, in one line of limited size."""
+        """Log the changes that the kubelet receives, in one line of limited length."""
         named = [f"{each.pool}/{each.device} {_in_words(each)}" for each in changes[:MAX_LOGGED]]
         if len(changes) > MAX_LOGGED:
             named.append(f"and {len(changes) - MAX_LOGGED} more")
@@ -216,7 +218,7 @@ def _in_words(health: DeviceHealth) -> str:
 
 
 class Subscription:
-    """The state of one subscriber: the reports sent, and those to send next."""
+    """The state of one subscriber: the reports that were sent, and those to send next."""
 
     def __init__(
         self,
@@ -238,7 +240,7 @@ class Subscription:
         self._resend_at = -math.inf
 
     async def next(self) -> Sequence[DeviceHealth] | None:
-        """Wait for the devices of the next message; None once the streams have ended."""
+        """Wait for the devices of the next message. Return None when the streams have ended."""
         source = self._source
         while not self._unsent:
             if await self._wait_ended(until=self._polled_at + PACE_SECONDS):
@@ -253,7 +255,7 @@ class Subscription:
         return part
 
     async def _wait_ended(self, *, until: float) -> bool:
-        """Wait for the end of all streams, but no longer than this. Return whether it came."""
+        """Wait for the end of all streams, but no later than `until`. Return whether they ended."""
         if not self._ended.is_set():
             await _wait_first(self._ended.wait(), until=until)
         return self._ended.is_set()
@@ -263,7 +265,7 @@ class Subscription:
         now = self._polled_at = asyncio.get_running_loop().time()
         self._seen = source.revision.number
         before, states = self._states, source.health_states()
-        # A source that changes continuously must not delay the resend.
+        # Without this, a source that changes continuously would delay the resend.
         resend = resend or now >= self._resend_at
         if resend:
             self._resend_at = now + self._resend_seconds
@@ -279,8 +281,8 @@ class Subscription:
 
 
 def _gone(state: DeviceHealth) -> DeviceHealth:
-    """Report a missing device as unknown, once: it would keep its last health until the kubelet's
-    timeout."""
+    """Report a missing device as unknown, once. Otherwise it would keep its last health until the
+    kubelet's timeout."""
     return DeviceHealth(
         pool=state.pool,
         device=state.device,
@@ -291,7 +293,7 @@ def _gone(state: DeviceHealth) -> DeviceHealth:
 
 
 async def _wait_first(*waits: Coroutine[Any, Any, object], until: float) -> bool:
-    """Wait until one of the coroutines ends, or until a time of the loop's clock; return whether
+    """Wait until one of the coroutines ends, or until a time on the loop's clock. Return whether
     one ended."""
     left_seconds = max(0.0, until - asyncio.get_running_loop().time())
     tasks = [asyncio.ensure_future(wait) for wait in waits]
@@ -306,7 +308,7 @@ async def _wait_first(*waits: Coroutine[Any, Any, object], until: float) -> bool
 
 
 def shown(message: str) -> str:
-    """Return a text that can be sent, and that the kubelet does not truncate."""
+    """Make a message valid for gRPC, and short enough that the kubelet does not truncate it."""
     data = message.encode(errors="backslashreplace")
     if len(data) > MAX_MESSAGE_BYTES:
         data = data[: MAX_MESSAGE_BYTES - len(CUT)]

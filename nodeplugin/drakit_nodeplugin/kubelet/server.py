@@ -1,16 +1,17 @@
 """
-The kubelet-facing servers of one driver: registration and gRPC, their start and stop order, and
-their probe.
+The kubelet-facing servers of one driver: registration, gRPC and their probe.
 
-Start: the DRA socket listens, then the registration socket appears, because the kubelet calls at
-once. The servers run in every instance of a driver; calls wait while another one is active. Stop:
-calls in flight get their answers. Only then the registration socket goes, because the kubelet
-closes its connection within a second of that. The DRA socket follows. While the servers run, a lost
-socket is recreated. A kubelet that restarts registers the driver again. One that rejected it
-retries only after the registration socket was recreated.
+Start order: the DRA socket must listen before the registration socket appears, because the kubelet
+calls the driver immediately. The servers run in every instance of a driver; calls wait while
+another instance is active.
 
-:mod:`.sockets` handles the files; :mod:`.dra` and :mod:`.health` implement the other services. This
-module must not know the steps of a prepare.
+Stop order: calls in flight get their responses first. Then the server removes the registration
+socket, because the kubelet closes its connection within a second of that. The DRA socket follows.
+
+While the servers run, they recreate lost sockets. A kubelet that restarts registers the driver
+again. A kubelet that rejected the driver retries only after the registration socket was recreated.
+
+:mod:`.sockets` handles the files; :mod:`.dra` and :mod:`.health` implement the other services.
 """
 
 from __future__ import annotations
@@ -46,22 +47,26 @@ from drakit_proto.kubelet.pluginregistration.v1 import registration_pb2, registr
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 40.0
-"""The time limit of a call's answer, independent of its work: the kubelet hangs up at 45 s."""
+"""Time limit for the response to a call. The work may continue after it. The kubelet's own timeout
+is 45 s."""
 
 HEALTH_TIMEOUT_SECONDS = 30.0
-"""The time for which the kubelet trusts a device's health."""
+"""How long the kubelet considers a device's health valid."""
 
 RETRY_SECONDS = (1.0, 60.0)
-"""First and longest time between two attempts to register, or to recreate a socket. It doubles."""
+"""Initial and maximum delay between two attempts to register or to recreate a socket. The delay
+doubles."""
 
 PROBE_SECONDS = 1.0
-"""Time limit of each call of a probe, as long as the kubelet waits for GetInfo."""
+"""Time limit for each call of a probe. The kubelet waits as long for GetInfo."""
 
 _CUT_SECONDS = 1.0
-"""The grace period of calls whose server ends: their work has ended, or continues in any case."""
+"""Grace period for calls when their server stops. Their work has ended, or continues in any
+case."""
 
 _MAX_CALLS = 1024
-"""Concurrent calls on one socket; the kubelet makes a few per pod that starts or stops."""
+"""Maximum number of concurrent calls on a socket. The kubelet makes a few calls for each pod that
+starts or stops."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,10 +75,10 @@ class RegistrationStatus:
 
     state: Literal["never asked", "registered", "rejected"] = "never asked"
     reason: str | None = None
-    """The kubelet's reason for a rejection."""
+    """The reason that the kubelet gave for a rejection."""
 
     def readiness_problem(self) -> str | None:
-        """Return the reason why the kubelet does not call the driver; None if it is registered."""
+        """Return why the kubelet does not call the driver, or None if it is registered."""
         match self.state:
             case "registered":
                 return None
@@ -90,9 +95,9 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
         self.status = RegistrationStatus()
         """The kubelet's last response."""
         self.registered = asyncio.Event()
-        """Set at the first success, and never cleared."""
+        """Set at the first successful registration, and never cleared."""
         self._driver = driver
-        # No jitter is needed: there is only one kubelet.
+        # There is only one kubelet, so the backoff needs no jitter.
         self._backoff = Backoff(*RETRY_SECONDS, jitter=0)
         self._retry_at: float | None = None
         self._info = registration_pb2.PluginInfo(
@@ -103,14 +108,14 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
         registration_pb2_grpc.add_RegistrationServicer_to_server(self, server)
 
     def retry_due(self, now: float) -> bool:
-        """Return whether the socket must be recreated now, so that the kubelet retries. In any
-        thread; the time is the loop's."""
+        """Return whether the socket must be recreated now, so that the kubelet retries.
+        Thread-safe; `now` is the loop's time."""
         retry_at = self._retry_at
         return retry_at is not None and now >= retry_at
 
     def recreated(self, *, lost: bool) -> None:
-        """Note that the socket is a new one. A lost socket ends the registration; after a
-        rejection, its reason stays until the kubelet responds again."""
+        """Record that the socket was recreated. A lost socket ends the registration. After a
+        rejection, the reason remains until the kubelet responds again."""
         self._retry_at = None
         if lost:
             self.status = RegistrationStatus()
@@ -147,7 +152,7 @@ class Registration(registration_pb2_grpc.RegistrationServicer):
 
 class SocketGuard:
     """
-    Detects that a socket's path no longer leads to us.
+    Detects that a socket's path no longer leads to this process.
 
     The server itself does not notice: it keeps listening on a socket that no client can reach.
     """
@@ -157,13 +162,13 @@ class SocketGuard:
         self._identity: tuple[int, int] | None = None
 
     def remember(self) -> None:
-        """Remember the file that is there now as ours, and restrict it to root."""
+        """Record the current file as ours, and restrict its permissions to root."""
         with restricted_socket(self.path, 0o600) as opened:
             found = os.fstat(opened)
         self._identity = found.st_dev, found.st_ino
 
     def lost(self) -> str | None:
-        """Return what happened to our socket; None if it is in place."""
+        """Return what happened to our socket, or None if it is in place."""
         found = self._identity_now()
         if found is None:
             return "it was removed"
@@ -187,7 +192,7 @@ class _SocketServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. Raises :class:`SocketError`."""
+        """Start to listen. Raises :class:`SocketError`."""
         server = grpc.aio.server(maximum_concurrent_rpcs=_MAX_CALLS)
         self._add_services(server)
         self._server = server
@@ -200,7 +205,7 @@ class _SocketServer:
         await server.start()
 
     async def stop(self, *, grace_seconds: float) -> None:
-        """Accept no more calls, let calls in flight end, and remove the socket."""
+        """Stop accepting calls, let calls in flight end, and remove the socket."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(grace_seconds)
@@ -209,7 +214,7 @@ class _SocketServer:
         """
         Listen on a new socket at the same path.
 
-        The old server must stop first, because it then removes any file at the path.
+        Stop the old server first, because a stopping server removes any file at its path.
         """
         await self.stop(grace_seconds=_CUT_SECONDS)
         await self.start()
@@ -226,7 +231,8 @@ class DriverServer:
         health_timeout_seconds: float = HEALTH_TIMEOUT_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Without `reports_health`, the driver does not advertise a health service."""
+        """Create the servers. Without `reports_health`, the driver does not advertise a health
+        service."""
         self.name = driver_name = paths.driver
         self.paths = paths
         self._retry = Backoff(*RETRY_SECONDS, jitter=0)
@@ -242,13 +248,13 @@ class DriverServer:
             versions=(*SUPPORTED_VERSIONS, *self._health.versions),
         )
         self._is_superseded = False
-        """Whether another instance, which does not answer, has registered after this one."""
+        """Whether a newer instance, which does not respond, has registered after this one."""
 
         self._dra_server = _SocketServer(self.paths.dra, self._add_services)
         self._registration_server = _SocketServer(self.paths.registration, self.registration.add_to)
 
     async def start(self) -> None:
-        """Serve. After a failure, which raises :class:`SocketError`, `stop` cleans up."""
+        """Start serving. If this raises :class:`SocketError`, call `stop` to clean up."""
         await asyncio.to_thread(create_directories, self.paths)
         await self._dra_server.start()
         await self._registration_server.start()
@@ -278,34 +284,35 @@ class DriverServer:
                 await asyncio.sleep(retry_seconds)
 
     def serve(self, queue: ClaimQueue | None, health: DeviceManager | None = None) -> None:
-        """Answer calls by the queue of the active instance, and report health. None: let new calls
+        """Pass calls to the queue of the active instance, and report health. If None, new calls
         wait."""
         self._is_superseded = False
         self._calls.serve(queue)
         self._health.serve(health)
 
     async def forget_ended(self) -> None:
-        """Remove the sockets of other instances that have ended, so that the kubelet does not call
-        them any more."""
+        """Remove the sockets of instances that have ended, so that the kubelet stops calling
+        them."""
         with suppress(OSError):  # the next start removes them
             await asyncio.to_thread(remove_stale_sockets, self.paths)
 
     def register_again(self) -> None:
-        """Let `run` create the registration socket again, because the kubelet calls the instance
-        that registered last; not while calls are in flight, which the kubelet would cancel."""
+        """Let `run` recreate the registration socket, because the kubelet calls the instance that
+        registered last. Don't do so while calls are in flight, because the kubelet would cancel
+        them."""
         self._is_superseded = True
 
     def refuse(self) -> None:
-        """Answer calls that wait, and new calls, with "ask again"."""
+        """Tell the kubelet to retry all waiting and new calls."""
         self._calls.refuse()
 
     async def stop(self) -> None:
         """
-        Refuse new calls, let answers go out, deregister, and stop serving. May be called at any
-        time, and raises nothing.
+        Refuse new calls, let responses go out, deregister, and stop serving. Can be called at any
+        time, and does not raise.
         """
         self._calls.refuse()
-        # The work of calls in flight has its answer, which may not have been sent yet.
+        # The work of calls in flight has a result, which may not have been sent yet.
         await self._step(self._calls.drain(timeout_seconds=_CUT_SECONDS))
         await self._step(self._registration_server.stop(grace_seconds=_CUT_SECONDS))
         self._health.end()
@@ -320,10 +327,10 @@ class DriverServer:
 
     async def probe(self) -> str | None:
         """
-        Call our own sockets as the kubelet does; return the failure, or None.
+        Call our own sockets as the kubelet does. Return the problem, or None.
 
-        A prepare of no claims must return no claims: it tests all of these servers and no part of
-        the engine.
+        A prepare without claims must return no claims: it tests all of these servers, but no part
+        of the engine.
         """
         registration, dra = self.paths.sockets
         try:
@@ -356,7 +363,7 @@ class DriverServer:
         return self._register_due(now) or any(server.guard.lost() is not None for server in servers)
 
     def _register_due(self, now: float) -> bool:
-        """Return whether the kubelet must register the driver again. In any thread."""
+        """Return whether the kubelet must register the driver again. Thread-safe."""
         again = self._is_superseded and not self._calls.in_flight
         return again or self.registration.retry_due(now)
 
@@ -381,8 +388,8 @@ class DriverServer:
 
 
 def local_channel(path: Path) -> grpc.aio.Channel:
-    """Connect to a unix socket. By default, Python's client sends the escaped path as authority,
-    which some servers reject; the kubelet sends "localhost"."""
+    """Connect to a unix socket, with the authority "localhost" that the kubelet uses. By default,
+    Python's client sends the escaped path, which some servers reject."""
     return grpc.aio.insecure_channel(
         f"unix:{path}", options=[("grpc.default_authority", "localhost")]
     )

@@ -1,13 +1,13 @@
 """
-The sockets of one instance of a driver: their paths, and the removal of stale ones.
+The sockets of one instance of a driver: their paths, and the removal of stale sockets.
 
-Names contain the instance (the pod's UID). So the two instances of a rolling update never share a
-path, and a new instance never uses the path of an old one. A socket whose instance was killed stays
-on the disk; the next instance removes the driver's sockets that refuse connections. Sockets of live
-instances and of other drivers are never touched.
+Socket names contain the instance (the pod's UID). So the two instances of a rolling update never
+share a path, and a new instance never reuses the path of an old one. If an instance is killed, its
+sockets remain on disk. The next instance removes the driver's sockets that refuse connections, but
+never those of live instances or other drivers.
 
-:mod:`drakit_nodeplugin.state.lock` decides which instance is active. This module must not depend on
-gRPC, or on the services behind the sockets.
+:mod:`drakit_nodeplugin.state.lock` decides which instance is active. The module does not depend on
+gRPC or on the services behind the sockets.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from drakit_daemon.sockets import is_socket, refuses_connections
 logger = logging.getLogger(__name__)
 
 PREDECESSOR_SECONDS = 5.0
-"""Maximum wait for the end of a process with the same pod UID: the former container may still be
-ending."""
+"""Maximum wait for a process with the same pod UID to end: the previous container may still be
+stopping."""
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 _HASH = r"(?=.{0,10}[A-Z_])[A-Za-z0-9_-]{11}"
-"""A hash that cannot be part of another driver's name, which has neither capitals nor ``_``."""
+"""A hash that cannot be part of another driver's name, because driver names contain neither
+capitals nor ``_``."""
 
 _PLAIN_UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 class SocketError(Exception):
-    """A socket cannot be created. The text names it and the remedy."""
+    """A socket cannot be created. The message names the socket and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,13 +52,13 @@ class SocketPaths:
     driver: str
 
     home: Path
-    """drakit's directory on the node, shared by all drivers."""
+    """drakit's directory on the node, which all drivers share."""
 
     data: Path
-    """The driver's directory, shared by its instances."""
+    """The driver's directory, which its instances share."""
 
     registration: Path
-    """The socket by which the kubelet discovers the driver."""
+    """The socket through which the kubelet discovers the driver."""
 
     dra: Path
     """The socket that serves DRA and health."""
@@ -69,9 +70,9 @@ class SocketPaths:
 
 def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> SocketPaths:
     """
-    Return the paths of an instance; hashes replace long names until the path fits.
+    Return the paths of an instance. Hashes replace long names until the paths fit.
 
-    The registration socket is named as Kubernetes' own helper names it. Raises
+    The registration socket has the same name as with Kubernetes' own helper. Raises
     :class:`SocketError`.
     """
     if not kubelet_root.is_absolute():
@@ -89,7 +90,8 @@ def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> Socke
             [registry / f"{driver}-{uid}-reg.sock" for uid in [*plain, short]]
             + [registry / f"dra-{long}-reg.sock"]
         ),
-        # The last one is outside the driver's directory, whose name can have 63 characters.
+        # The last candidate is outside of the driver's directory, whose name can have 63
+        # characters.
         dra=_first_that_fits(
             [data / f"dra-{uid}.sock" for uid in [*plain, short]] + [home / f"dra-{long}.sock"]
         ),
@@ -97,7 +99,7 @@ def socket_paths(driver: str, *, kubelet_root: Path, instance_uid: str) -> Socke
 
 
 def _hash(text: str) -> str:
-    """Return 11 characters."""
+    """Return a hash of 11 characters."""
     digest = hashlib.sha256(text.encode()).digest()[:8]
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
@@ -117,8 +119,8 @@ def create_directories(paths: SocketPaths) -> None:
     """
     Create the directories of an instance's sockets, and remove stale sockets of the driver.
 
-    Raises :class:`SocketError`, also if another process serves the sockets of this instance. Blocks
-    for :data:`PREDECESSOR_SECONDS` at most.
+    Raises :class:`SocketError`, including when another process serves the sockets of this instance.
+    Blocks for at most :data:`PREDECESSOR_SECONDS`.
     """
     try:
         private_directory(paths.data)
@@ -134,7 +136,7 @@ def create_directories(paths: SocketPaths) -> None:
 
 
 def remove_stale_sockets(paths: SocketPaths) -> None:
-    """Remove the sockets of instances of the driver that have ended. Raises OSError. Blocks."""
+    """Remove the sockets of the driver's ended instances. Raises OSError. Blocks."""
     for path in _sockets_of(paths):
         if refuses_connections(path):
             _remove(path)
@@ -142,14 +144,15 @@ def remove_stale_sockets(paths: SocketPaths) -> None:
 
 
 def remove_sockets(paths: SocketPaths) -> None:
-    """Remove what is left of an instance's own sockets. Blocks."""
+    """Remove any remaining sockets of this instance. Blocks."""
     for path in paths.sockets:
         if is_socket(path):
             _remove(path)
 
 
 def _wait_for_predecessor(paths: SocketPaths) -> None:
-    """Wait until no process serves our own sockets: binding one would take it away."""
+    """Wait until no other process serves our sockets, because binding a socket would take it
+    over."""
     until = time.monotonic() + PREDECESSOR_SECONDS
     while served := [p for p in paths.sockets if is_socket(p) and not refuses_connections(p)]:
         if time.monotonic() > until:
@@ -161,8 +164,8 @@ def _wait_for_predecessor(paths: SocketPaths) -> None:
 
 
 def _sockets_of(paths: SocketPaths) -> Iterator[Path]:
-    """Find the sockets of all instances of a driver. Whole UIDs, and hashes that are no part of a
-    name, exclude drivers with longer names."""
+    """Yield the sockets of all instances of a driver. Matching whole UIDs, and hashes that cannot
+    be part of a name, excludes drivers with longer names."""
     name, own = re.escape(paths.driver), re.escape(_hash(paths.driver))
     patterns = {
         paths.registration.parent: rf"({name}-({_UUID}|{_HASH})|dra-{own}.{{11}})-reg\.sock",
