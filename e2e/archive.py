@@ -2,8 +2,8 @@
 Container images without a container engine: one layer, as a docker-archive tar.
 
 `ctr images import`, `docker load` and `kind load image-archive` all read this form. The bytes
-depend on the arguments alone (no time, no user name), so an archive's digest shows whether an
-image changed. It must not know what the images are for, nor who loads them.
+depend on the arguments alone (no time, no user name), so an archive's digest shows whether an image
+changed.
 """
 
 import hashlib

@@ -1,7 +1,8 @@
 """
 The features by which tests on a cluster are selected: `make e2e FEATURES=claims,health`.
 
-Each test has the mark `feature` with one or more of these names. It must not know pytest.
+Each test has the mark `feature` with one or more of these names. The module does not depend on
+pytest.
 """
 
 from __future__ import annotations

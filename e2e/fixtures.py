@@ -2,8 +2,7 @@
 Fixtures of the tests that need drakit installed: zram devices, releases, a namespace a test.
 
 Three releases share the first node: `release` with hostdev (and the operator), `scripted` with the
-two scripted drivers, `foreign` with device plugins and a backend. It must not know how a cluster is
-run, or how images are built.
+two scripted drivers, `foreign` with device plugins and a backend.
 """
 
 from __future__ import annotations

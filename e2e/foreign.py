@@ -3,7 +3,7 @@ The release `foreign`: devices of other vendors' programs, on the first node.
 
 Kubernetes' sample device plugin and NVIDIA's, as their manifests have them, a device plugin of ours
 that reports the content of a file, the example backend, and one simulated device of the daemon
-itself. It must not know what the tests show.
+itself.
 """
 
 from __future__ import annotations

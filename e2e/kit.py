@@ -1,7 +1,5 @@
 """
 Helpers of the tests on a real cluster: objects to apply, conditions to wait for, block devices.
-
-It must not know how a cluster is run; that is `e2e.cluster`'s.
 """
 
 from __future__ import annotations

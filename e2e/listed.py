@@ -1,7 +1,7 @@
 """
 A driver that lists the inventory whose name is in a file, and the inventories by name.
 
-The node plugin of :mod:`e2e.test_fields` loads it. It must not know clusters.
+The node plugin of :mod:`e2e.test_fields` loads it. The module does not depend on clusters.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@ NVIDIA's device plugin in a cluster without NVIDIA's hardware: its own manifest,
 Tegra.
 
 On a Tegra the plugin asks no library for its one device, and a Tegra is a machine that has a
-certain file. Time slicing, which is the plugin's, makes several IDs of the device. It must not know
-how the program is built, nor what the tests show.
+certain file. Time slicing, which is the plugin's, makes several IDs of the device.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ The page with the results of the tests on each release of Kubernetes and each co
 A run writes its results with ``pytest --junitxml``. ``python -m e2e.outcomes keep NAME FILE``
 stores them beside this file under the name of a release, such as 1.36, or of a runtime, such as
 crun, and prints what differs from the default release. Without arguments, the page is written from
-all results. A test that failed needs an entry in :data:`REASONS`. It must not depend on clusters.
+all results. A test that failed needs an entry in :data:`REASONS`. The module does not depend on
+clusters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """
 Releases of drakit's chart in a cluster: installed and removed with helm, as a user would.
 
-What differs from a user's cluster stands in `values.yaml` beside this file. It must not know how
-images are built, nor which provider runs the cluster.
+What differs from a user's cluster stands in `values.yaml` beside this file.
 """
 
 from __future__ import annotations

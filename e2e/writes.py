@@ -3,7 +3,7 @@ Writes of ResourceSlices.
 
 The API server's counters know every write that succeeded, of all clients; a test that reads them
 must be the only one that causes writes meanwhile. Where other drivers can write, the slices of the
-test's drivers are compared. Dry runs are no writes. It must not know why something is written.
+test's drivers are compared. Dry runs are no writes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """
 ``drakit-driver``: reads flags and the environment, and serves a driver's class: to the node plugin,
 or to the kubelet as a device plugin.
-
-It must not know how the class runs, or what is served.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ Refused
     and devices with other fields on which the scheduler must decide, such as binding conditions.
     `Inventory.fallback` is listed in place of all devices if one of them is such a device.
 
-It must not know the API server, the claims engine, or how a driver is loaded.
+Does not depend on the API server or the claims engine.
 """
 
 from __future__ import annotations

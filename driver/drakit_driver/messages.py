@@ -5,7 +5,7 @@ It is the counterpart of :mod:`drakit_nodeplugin.endpoints.backend.convert`;
 :mod:`drakit_driver.runtime.backend` converts the values of both. Malformed devices are rejected, by
 the rules of the node plugin, before they become messages.
 
-It must not depend on gRPC, sockets, or how a driver runs.
+Does not depend on gRPC or sockets.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ A driver's devices and edits, as the kubelet gets them from a device plugin.
 
 :mod:`.device_plugin` states the rules, and serves the result.
 
-It must not know gRPC, sockets that are served, health, or how a driver runs.
+Does not depend on gRPC, sockets that are served or health.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """
 Serves one Python driver as a backend: the whole contract of :mod:`drakit_proto.backend.v1`.
 
-The driver runs as in the node plugin (:mod:`drakit_driver.runtime`): in a thread, with
-its checks, its polling of health, and its restarts after a failure. This module passes on what it
-reports to each node plugin that is connected, of which a rolling update has two, and orders the
-calls for claims. Devices of a driver that stops end all streams, with the reason.
+The driver runs as in the node plugin (:mod:`drakit_driver.runtime`): in a thread, with its checks,
+its polling of health, and its restarts after a failure. This module passes on what it reports to
+each node plugin that is connected, of which a rolling update has two, and orders the calls for
+claims. Devices of a driver that stops end all streams, with the reason.
 
 gRPC cancels a handler as soon as its client stops waiting, but the work of the driver continues
 (:class:`.CallQueue`).
-
-It must not know how a driver's methods are called, or how a socket gets its place.
 """
 
 from __future__ import annotations

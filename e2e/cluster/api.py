@@ -2,8 +2,7 @@
 The interface of clusters for tests, the same for all providers.
 
 Tests use only :class:`Cluster`. `capabilities` lists what a provider can do; for anything else, it
-raises :class:`UnsupportedError`. This module must not know what is installed into a cluster, or
-the contents of images.
+raises :class:`UnsupportedError`.
 """
 
 import json

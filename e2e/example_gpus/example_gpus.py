@@ -2,7 +2,7 @@
 GPUs that exist only in name, with the name, attributes and parameters of another project's driver.
 
 The driver has parameters of its own, and accepts those of Kubernetes' example driver, whose
-manifests run with it as they are. It must not know the tests.
+manifests run with it as they are.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 The example backend: its program, and the image of `examples/backend/Dockerfile`.
 
 The Dockerfile pulls public images, which a local cluster cannot; the image here has the same one
-file. It must not know what the backend does, nor who runs it.
+file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 The base of our images where no public one can be pulled: a small Debian with Python 3.13.
 
-It comes from the mirror that this machine's apt uses. It must not know what is built on it.
+It comes from the mirror that this machine's apt uses.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 Builds the images of the Dockerfile with buildah, layer by layer, and writes them as archives.
 
 The layers of the dependencies stay in buildah's storage, in the cache: a change of our own sources
-costs one small layer. It must not know clusters.
+costs one small layer. The module does not depend on clusters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """
 The cache of artifacts that take long to build: folders named after their sources' digest.
 
-It must not know the artifacts. A folder appears whole or not at all, under a lock, so that two
-clones may build at once.
+A folder appears whole or not at all, under a lock, so that two clones may build at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 The build context of the Dockerfile: wheels of the pinned requirements, pip, and our own programs.
 
-With it the build needs no network. It must not know who builds.
+With it the build needs no network.
 """
 
 from __future__ import annotations

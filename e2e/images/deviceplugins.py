@@ -2,7 +2,7 @@
 Device plugins for tests, built from their Go modules, and one image that has them all.
 
 Kubernetes' sample device plugin is built unmodified; `e2e/deviceplugins/nodes` is our own, on
-Kubernetes' stub. It must not know who runs them.
+Kubernetes' stub.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""
-Programs in Go whose sources are part of this repository, built once into the cache.
-
-It must not know what the programs do, nor who runs them.
-"""
+"""Programs in Go whose sources are part of this repository, built once into the cache."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ NVIDIA's device plugin as NVIDIA publishes it: its program, its manifest, and an
 
 The Go module is the source: its checksum is pinned here, those of what it needs are in its own
 go.sum, and it is built where Go has put it, so that nothing of it is changed. The program loads
-NVIDIA's library at run time and thus needs glibc: the image stands on the base of ours. It must not
-know who runs it, nor with which configuration.
+NVIDIA's library at run time and thus needs glibc: the image stands on the base of ours.
 """
 
 from __future__ import annotations

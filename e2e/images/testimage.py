@@ -4,7 +4,6 @@ reads metadata files with Kubernetes' own package.
 
 It has more names: those of public images in the documentation's pods and in other projects'
 manifests, which no test can pull. For the latter, it has a `bash`, which is busybox' own shell.
-It must not know the tests.
 """
 
 from __future__ import annotations

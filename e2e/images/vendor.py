@@ -2,8 +2,6 @@
 Images of vendors: the node plugin's image and a driver's module on top.
 
 The Dockerfile is the one of docs/vendors/packaging.md, or of a project that `drakit new` wrote.
-
-It must not know what the drivers do.
 """
 
 from __future__ import annotations

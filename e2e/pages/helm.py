@@ -3,8 +3,8 @@ The programs that stand first on a page's PATH, so that its commands stay as a r
 
 `helm` adds to an install of this repository's chart what the tests' cluster needs: the node on
 which to run, small memory requests, and the name of images that are loaded there, in place of the
-name that the page sets. A page that names no image gets none, so that it fails as for a reader. It
-must not know pages.
+name that the page sets. A page that names no image gets none, so that it fails as for a reader. The
+module does not depend on pages.
 """
 
 from __future__ import annotations

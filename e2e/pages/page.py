@@ -1,8 +1,8 @@
 """
 Parses a page of the site into the steps that a reader takes: files to save and commands to run.
 
-It must not know how a step is run. A page that breaks the rules of its form raises
-:class:`PageError`, whose text names the page and the line.
+A page that breaks the rules of its form raises :class:`PageError`, whose text names the page and
+the line.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 One bash session in an empty folder, in which a page's commands run one after the other.
 
 Variables, functions and the working folder persist from block to block, as in a reader's terminal.
-It must not know pages, nor how a cluster is run.
+The module does not depend on pages.
 """
 
 from __future__ import annotations

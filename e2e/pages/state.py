@@ -1,8 +1,7 @@
 """
 The state of the cluster before and after a page: drakit as the page needs it, and nothing else.
 
-A page that finds the state that the page before it left waits for nothing. It must not know what a
-page does.
+A page that finds the state that the page before it left waits for nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 The tests' side of a scripted driver: its script is written, its calls are read, on the host.
 
-A script is a list of rules; the first that matches a call and is not used up decides its result.
-A rule that hangs does so until it is no longer in the script. The stock beside it lists devices
-and their health. It must not depend on Kubernetes.
+A script is a list of rules; the first that matches a call and is not used up decides its result. A
+rule that hangs does so until it is no longer in the script. The stock beside it lists devices and
+their health. The module does not depend on Kubernetes.
 """
 
 from __future__ import annotations

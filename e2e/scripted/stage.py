@@ -2,7 +2,7 @@
 A test's stage: a namespace, the two scripted drivers of the first node, and what is done to them.
 
 Lamps and horns are the devices of two drivers in one daemon, which is installed as a release of its
-own beside drakit's. It must not know what the tests show.
+own beside drakit's.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ The Events that drakit writes during a run, and which of them are right.
 
 An Event is right if an entry of :data:`EXPECTED` gives the reason why it comes about: the spec that
 it belongs to, or what the cluster was at that time, because specs run side by side. Any other is a
-fault of drakit, or an entry that is missing here. Pure: it must not depend on clusters.
+fault of drakit, or an entry that is missing here. Pure functions.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 The images that the suite's pods use, under their public names: no registry is asked for them.
 
 They are not the public images: the programs are built from the same sources or in `suite/`, and the
-shell is busybox. It must not depend on clusters.
+shell is busybox. The module does not depend on clusters.
 """
 
 from __future__ import annotations

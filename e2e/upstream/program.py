@@ -7,7 +7,8 @@ which Go's option `-overlay` adds to the module. They differ from the originals 
 and have `suite/driver` in the place of the test driver. The specs of a node, whose package has
 tests of many other features, have `suite/node` for what they need of it.
 
-A minor release of Kubernetes has its own go.mod and go.sum there. It must not depend on clusters.
+A minor release of Kubernetes has its own go.mod and go.sum there. The module does not depend on
+clusters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 What Ginkgo's JSON report tells about each spec.
 
-It must not depend on drakit, nor how the suite was run.
+Does not depend on drakit.
 """
 
 from __future__ import annotations

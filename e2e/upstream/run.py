@@ -3,8 +3,7 @@ One run of the suite: cluster, drakit, specs, and the files with the result.
 
 A run has three parts. In the first one, the specs that need no driver run beside drakit. In the
 others, drakit is the driver of the specs: those of a cluster, and those of a node, which stop and
-start its kubelet. They run on the node and need systemd there, so only kind has this part. It must
-not depend on how a cluster runs, and judges nothing.
+start its kubelet. They run on the node and need systemd there, so only kind has this part.
 """
 
 from __future__ import annotations

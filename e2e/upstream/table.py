@@ -4,7 +4,7 @@ pass.
 
 A run leaves Ginkgo's reports in `build/`. :func:`keep` stores the state of each spec beside this
 file, and :func:`page` makes the page from these files. A spec that did not pass needs an entry in
-:data:`NOTES` with the reason. It must not depend on clusters.
+:data:`NOTES` with the reason. The module does not depend on clusters.
 """
 
 from __future__ import annotations

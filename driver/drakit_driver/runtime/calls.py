@@ -4,7 +4,7 @@ Calls the methods of a Python driver for a batch of claims, in the driver's loop
 Vendor code runs only here, including reading its answers and formatting its exceptions. The result
 is a snapshot, or a sentence. The claims engine orders calls and limits their time.
 
-It must not depend on threads, slices, gRPC or the kubelet.
+Does not depend on threads, slices, gRPC or the kubelet.
 """
 
 from __future__ import annotations

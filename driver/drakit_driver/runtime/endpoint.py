@@ -1,16 +1,16 @@
 """
 One source of a driver's devices: connected repeatedly, and called for claims.
 
-:class:`Endpoint` owns what is the same for every kind: the life cycle (:class:`Lifecycle`) and
-the calls with their error sentences (:class:`Caller`). A kind supplies a :class:`.Connection`, and
-a function that makes the next one. Reports of a connection are forwarded as they arrive, and none
+:class:`Endpoint` owns what is the same for every kind: the life cycle (:class:`Lifecycle`) and the
+calls with their error sentences (:class:`Caller`). A kind supplies a :class:`.Connection`, and a
+function that makes the next one. Reports of a connection are forwarded as they arrive, and none
 after it has ended. The listener decides what happens to the devices of a stopped endpoint.
 
 In calls, pools get the driver's names. What a connection raises becomes the result of all claims of
-the call, as an error with a sentence; what it answers is checked. The caller decides the
-order of calls, limits their time and abandons them.
+the call, as an error with a sentence; what it answers is checked. The caller decides the order of
+calls, limits their time and abandons them.
 
-It must not know how any kind of endpoint works, what devices mean, slices, gRPC or the kubelet.
+Does not depend on slices, gRPC or the kubelet.
 """
 
 from __future__ import annotations

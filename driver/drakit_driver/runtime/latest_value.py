@@ -6,8 +6,6 @@ A source may write at any rate, from the loop in which the cell was created or f
 a value that was not read yet is replaced, and the reader is woken once per read. So a source that
 never pauses costs the daemon no more than the reader's rate. This is the only rate limit between a
 source of devices and the device manager.
-
-It must not know the meaning, the source or the use of a value.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ The event loop of a driver, seen from outside: calls into it, its watchdog, and 
 * A call runs in the driver's loop. A cancellation is passed on, and the call ends here only after
   it has ended there.
 * The daemon's loop polls the driver's once a second. A driver that blocks affects only its own
-  calls, so this is logged and shown in a gauge. It does not restart the plugin: nothing can end
-  the driver's thread.
+  calls, so this is logged and shown in a gauge. It does not restart the plugin: nothing can end the
+  driver's thread.
 * The loop ends as :func:`asyncio.run` ends one, but each step has its time, because a vendor's task
   that swallows its cancellation must not prevent the driver's restart. Tasks that the driver left
   behind are leaks; the log names them for its author.
 
-The claims engine orders calls and limits their time. It must not depend on drivers, devices or
-claims.
+The claims engine orders calls and limits their time. The module does not depend on drivers, devices
+or claims.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Opaque parameters of claims and DeviceClasses, converted to an object of the dri
 The type of a Python driver's parameters is vendor code (validators, defaults), so it is used only
 in the driver's thread. The caller decides which configs apply to a device, and handles errors.
 
-It must not know claims, event loops, or how a driver is run.
+Does not depend on claims or event loops.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ device nodes. The host reads the checkpoint every few seconds; what a call has j
 at once. Otherwise, another policy could take the device, and its new name could be prepared for a
 second claim.
 
-It is used in the daemon's loop only, except for `held`. It must not know the API server, files,
-threads, or the content of a policy.
+It is used in the daemon's loop only, except for `held`. The module does not depend on the API
+server, files or threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Polls the health of a Python driver's devices, in the driver's own loop.
 
-It must not depend on threads, the effects of health, or the receiver of reports.
+Does not depend on threads.
 """
 
 from __future__ import annotations

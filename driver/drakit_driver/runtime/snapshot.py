@@ -9,7 +9,7 @@ becomes an :class:`UnsupportedValue`, so that the check that refuses the device 
 Sources list all of their devices at each change, and most are unchanged. Those keep their identity,
 so that the layers behind the endpoint do not compare them again.
 
-It must not know threads, floods, sources, or which values are allowed where.
+Does not depend on threads, floods or sources.
 """
 
 from __future__ import annotations

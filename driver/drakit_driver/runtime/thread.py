@@ -3,16 +3,16 @@ One run of a Python driver: created, served and closed in its own thread and eve
 
 Vendor code never runs in the loop that answers the kubelet: a driver that blocks, raises, or ends
 its thread affects only its own calls. A thread cannot contain crashes, or code that holds the GIL:
-those need a backend. :mod:`.endpoint` decides about the next connection.
-:mod:`.loop` calls into the driver's loop, watches it and ends it, :mod:`.calls` calls the driver's
-methods, and :mod:`.polling` polls the health of its devices.
+those need a backend. :mod:`.endpoint` decides about the next connection. :mod:`.loop` calls into
+the driver's loop, watches it and ends it, :mod:`.calls` calls the driver's methods, and
+:mod:`.polling` polls the health of its devices.
 
 A driver that floods is stopped. Only inventories of a wrong type and endless yields are refused
 here, because they would harm the daemon. Snapshots (:mod:`.snapshot`) are taken only of the newest
 inventory. The device manager checks each device, and leaves out only those that cannot be
 published.
 
-It must not depend on claims beyond their identity, slices, gRPC or the kubelet.
+Does not depend on claims beyond their identity, slices, gRPC or the kubelet.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ one signal ends them, and bridges, firewall rules and forwarding never affect th
 pair connects it: kind publishes API servers at :data:`ADDRESS`. :mod:`.host` compares and restores
 the shared state (sysctls, /dev, cgroups).
 
-An engine and a local cluster never run side by side. It must not know clusters, or kind itself.
+An engine and a local cluster never run side by side. The module does not depend on clusters or kind
+itself.
 """
 
 import ipaddress

@@ -3,7 +3,7 @@ The state of this machine that a container engine may change: read, compared and
 
 :func:`snapshot` reads it before the engine starts and after it ended, :func:`differences` compares
 the two, :func:`restore` undoes what it can. The state of the local clusters of other clones is left
-out: they come and go meanwhile. It must not know how an engine runs.
+out: they come and go meanwhile.
 """
 
 import contextlib

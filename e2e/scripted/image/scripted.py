@@ -1,12 +1,12 @@
 """
 Drivers that follow a test's script: they wait, fail, hang, and record their calls.
 
-A driver reads `script.json` in its folder at each call, adds a line to `calls.jsonl` at the
-call's beginning and end, and keeps a file in `held/` for each device that a claim has: its side
-effect, which a crash leaves behind and an unprepare must remove. Script and lines are described in
+A driver reads `script.json` in its folder at each call, adds a line to `calls.jsonl` at the call's
+beginning and end, and keeps a file in `held/` for each device that a claim has: its side effect,
+which a crash leaves behind and an unprepare must remove. Script and lines are described in
 `e2e/scripted/control.py`, which writes the one and reads the other.
 
-It must not know who runs it, or Kubernetes.
+Does not depend on Kubernetes.
 """
 
 from __future__ import annotations
