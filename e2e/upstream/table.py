@@ -122,7 +122,7 @@ description: "Which of Kubernetes' end-to-end tests of DRA pass with drakit, and
 # Kubernetes' tests
 
 `make upstream-e2e` runs Kubernetes' end-to-end tests of DRA on a cluster with drakit. The specs
-that need no driver on a node run beside drakit: none may fail, and drakit must not write a
+that need no driver on a node run alongside drakit: none may fail, and drakit must not write a
 misleading Event about their objects. In the other specs, drakit is the driver. Its node plugin
 serves the kubelet, and a backend in the test process returns the environment variables that the
 specs expect. The backend rejects a claim whose devices or parameters are not those of the API
@@ -132,7 +132,7 @@ server. The specs of a node run on the node, and restart its kubelet: only kind 
 `ARGS=--faults`, the run also checks that specs fail if the node plugin has a fault: a forgotten
 unprepare, a stale generation, or a prepare that responds with another claim's devices.
 
-The tables below list the specs that did not pass in a release. `e2e/upstream/results` lists all.
+The lists below contain the specs that did not pass in a release. `e2e/upstream/results` lists all.
 """
 
 
@@ -235,24 +235,27 @@ def page(found: Results) -> str:
         names = {result.name for result in each if result.part == part and result.reason}
         if not names:
             continue
-        header = f"| Spec | {' | '.join(minors)} |"
-        lines += [f"## {title}", "", header, "|---|" + "---|" * len(minors)]
+        alike: dict[str, list[str]] = {}
         for name in sorted(names):
-            cells = " | ".join(_cell(found[minor].get(name)) for minor in minors)
-            lines.append(f"| {name} | {cells} |")
-        lines.append("")
+            alike.setdefault(_verdicts(found, name), []).append(name)
+        lines += [f"## {title}", ""]
+        for verdicts, specs in alike.items():
+            lines += [f"{verdicts}:", "", "```text", *specs, "```", ""]
     return "\n".join(lines)
+
+
+def _verdicts(found: Results, name: str) -> str:
+    """Return the verdicts on a spec in the releases that have it."""
+    each = {minor: result for minor in sorted(found) if (result := found[minor].get(name))}
+    return "; ".join(
+        f"{minor} {result.verdict}{f' ({result.reason})' if result.reason else ''}"
+        for minor, result in each.items()
+    )
 
 
 def counted(found: Iterable[Result], part: str) -> Counter[str]:
     """Return the number of a part's results of each verdict."""
     return Counter(result.verdict for result in found if result.part == part)
-
-
-def _cell(result: Result | None) -> str:
-    if result is None:
-        return "—"
-    return f"{result.verdict}: {result.reason}" if result.reason else result.verdict
 
 
 if __name__ == "__main__":
