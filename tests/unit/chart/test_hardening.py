@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.unit.chart.reading import pod_spec, the
-from tests.unit.docs.listings import documents, is_values, listing
+from tests.unit.docs.listings import listing
 
 WORKLOADS = {"nodeplugin": "DaemonSet", "operator": "Deployment"}
 ONE, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
@@ -249,14 +249,6 @@ def test_a_component_may_use_the_constraints_that_the_site_names(render, compone
         "name": spec["serviceAccountName"],
         "namespace": "drakit-system",
     }
-
-
-@pytest.mark.parametrize(
-    "values",
-    [pytest.param(body, id=name) for name, body in documents() if is_values(body)],
-)
-def test_the_values_of_the_documentation_can_be_installed(render, values):
-    assert render(values)
 
 
 def test_the_constraints_of_the_documentation_fit_the_node_plugin(render):

@@ -19,7 +19,11 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "drakit"
-PAGES = ("README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")))
+PAGES = (
+    "README.md",
+    *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
+    *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "examples").rglob("*.md")),
+)
 
 
 _FENCE = re.compile(
@@ -35,20 +39,34 @@ def blocks(page: str) -> Iterator[tuple[str, str, str]]:
         yield block["language"], block["options"], textwrap.dedent(block["text"])
 
 
+_HERE_DOCUMENT = re.compile(r"<<-?'?(?P<end>\w+)'?[^\n]*\n(?P<text>.*?)^\s*(?P=end)$", re.M | re.S)
+
+
 def documents() -> Iterator[tuple[str, Any]]:
     """
-    Yield the page with the title, and the content, of each YAML document of the pages.
+    Yield the page with the title, and the content, of each YAML document of the pages, also of
+    the manifests in commands.
 
     Fields that `make reference` generates are left out: `make check-generated` compares them.
     """
     for page in PAGES:
         generated = "`make reference` " in (ROOT / page).read_text().partition("\n# ")[0]
         for language, options, text in blocks(page):
+            name = page + options.replace(' title="', "-").rstrip('"')
             if language == "yaml":
-                name = page + options.replace(' title="', "-").rstrip('"')
                 for body in yaml.safe_load_all(text):
-                    if not generated or (isinstance(body, dict) and "kind" in body):
+                    if not generated or is_manifest(body):
                         yield name, body
+            elif language == "bash":
+                for found in _HERE_DOCUMENT.finditer(text):
+                    if "apiVersion:" in found["text"]:
+                        given = re.sub(r"\$\{?\w+\}?", "x", found["text"])
+                        yield from ((name, body) for body in yaml.safe_load_all(given))
+
+
+def is_manifest(body: Any) -> bool:
+    """Whether a document is a Kubernetes object; Helm's Chart.yaml has only an `apiVersion`."""
+    return isinstance(body, dict) and {"apiVersion", "kind"} <= body.keys()
 
 
 def is_values(body: Any) -> bool:
