@@ -25,7 +25,7 @@ ENGLISH := formats daemon operator
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
 # ---------------------------------------------------------------- set-up
 
@@ -63,7 +63,7 @@ deps: ## install the missing Debian packages (needs root), and upgrade none
 	$(call install_missing,$(DEBIAN_PACKAGES))
 
 .PHONY: compiler
-compiler:
+compiler: ## install the missing C compiler (needs root)
 	$(call install_missing,$(COMPILER_PACKAGES))
 
 # ---------------------------------------------------------------- checks without a cluster
@@ -264,7 +264,7 @@ image-context: venv ## write the context of `docker build` to build/image
 	$(BIN)/python -m e2e.images context build/image
 
 .PHONY: demo-plan
-demo-plan:
+demo-plan: ## print what make demo installs and keeps
 	@echo "make demo installs the Debian packages that are missing, Python packages in $(VENV), and Go modules in Go's cache."
 	@echo "It keeps the built programs and images in ~/.cache/drakit. It upgrades no package."
 
