@@ -1,1 +1,1 @@
-"""A Python driver in a process of its own: ``drakit-driver``."""
+"""``drakit-driver``: runs a Python driver in a separate process."""

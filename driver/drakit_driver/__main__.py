@@ -1,6 +1,6 @@
 """
-``drakit-driver``: reads flags and the environment, and serves a driver's class: to the node plugin,
-or to the kubelet as a device plugin.
+The ``drakit-driver`` command: reads flags and the environment, and serves a driver's class to the
+node plugin, or to the kubelet as a device plugin.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 @escaped_streams()
 def main() -> None:
-    """Serve a driver; if its setup is invalid, exit with 2 and one sentence per problem."""
-    # grpc reads this at import: we never fork, and its fork handlers cost threads and time.
+    """Serve a driver. If the setup is invalid, print one sentence per problem and exit with 2."""
+    # grpc reads this variable at import. The process never forks, and grpc's fork handlers cost
+    # threads and time.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     arguments = parser().parse_args()
 
@@ -47,7 +48,7 @@ def main() -> None:
             file="--config" if file is None else str(file),
         )
         if arguments.device_plugin:
-            # Imported here: a backend does not load it.
+            # Import lazily, so that a backend does not load it.
             from drakit_driver.device_plugin import DevicePluginServer
 
             options = _device_plugin_options(arguments)
@@ -109,7 +110,7 @@ def _user(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Return the command line parser."""
     made = argparse.ArgumentParser(
         prog="drakit-driver",
         description="Serves a Python driver from its own process: to the node plugin as a backend "

@@ -1,15 +1,16 @@
 """
 Serves a driver to the kubelet as a device plugin, for clusters or nodes without DRA.
 
-The class is the same as for DRA. The device plugin API (``v1beta1``) knows less than DRA, so this
-page states what becomes of each part of the contract in :mod:`drakit.driver`. A driver that needs
-more is refused at the start; a device that needs more is not listed, and the log has the reason.
+The class is the same as for DRA. The device plugin API (``v1beta1``) has fewer features than DRA,
+so this page states how each part of the contract in :mod:`drakit.driver` maps to it. A driver that
+needs more is refused at the start; a device that needs more is not listed, and the log has the
+reason.
 
 Resources
     ``--resource lamps.example.com/lamp`` lists all devices as one resource. For several kinds of
     devices, append an attribute and its value, once for each kind:
     ``--resource gpu.example.com/mig-1g:profile=1g.10gb``. The first option that matches a device
-    counts. A device that matches none is not listed.
+    applies. A device that matches none is not listed.
 
 IDs
     A device has its name as its ID, with its pool if it has one: ``gpus/gpu-0``. The ID of a share
@@ -38,7 +39,7 @@ Edits
     cannot pass hooks, network devices, supplementary groups, resctrl settings, or the mode and
     owner of a device node; such edits fail. Of a mount's options, the kubelet passes only ``ro``
     and ``rw``: it drops ``nosuid`` and ``nodev``, and options that change more are refused. If two
-    devices of a container set the same variable or container path, the last one counts. The other
+    devices of a container set the same variable or container path, the last one applies. The other
     fields of a `PreparedDevice` have no effect.
 
 Prepare
@@ -47,7 +48,7 @@ Prepare
     every time: state that the driver stores by UID is replaced, and does not accumulate. The name
     of the request is the resource's without its domain: ``lamp``. Parameters have their defaults,
     `AllocatedDevice.configs` is empty, and there is no admin access. If `prepare` fails or takes
-    longer than 60 s, the pod fails with the text, and the kubelet does not retry it: its controller
+    longer than 60 s, the pod fails with the error. The kubelet does not retry it; the controller
     creates another pod. The kubelet admits no other pod during the call.
 
 Unprepare
@@ -55,7 +56,7 @@ Unprepare
     effects (`Driver.side_effects`) is refused, unless ``--unprepare-late`` is set. Then `unprepare`
     and `reset` run immediately before the next `prepare` of the device. The kubelet allocates a
     device again only after its containers have ended, so they are not disturbed, and the next pod
-    finds the device as the driver promises. Until then the device stays as the last pod left it:
+    finds the device as the driver promises. Until then, the device remains as the last pod left it:
     powered on, configured, or with the data of that pod. If that is not acceptable, use DRA. With
     this option, `prepare` also runs before each start of a container, because the kubelet does not
     allocate devices again after a reboot. The container keeps the edits of the first call.
@@ -125,41 +126,42 @@ ALLOCATE_SECONDS = 60.0
 """Time limit of Allocate. The kubelet has none, and admits no other pod during the call."""
 
 LIST_SECONDS = 0.2
-"""Minimum time between two lists of devices: changes in quick succession result in one."""
+"""Minimum time between two lists of devices, so that changes in quick succession cause one list."""
 
 POLL_SECONDS = 1.0
 """Time between two checks that the sockets are in their places."""
 
 WATCH_SECONDS = 5.0
-"""The time that the kubelet has to list the devices, before the plugin registers again."""
+"""How long the plugin waits for the kubelet to list the devices before it registers again."""
 
 REGISTER_SECONDS = 15.0
 """Time limit of a registration. The kubelet connects to the device plugin first, within 10 s."""
 
 RETRY_SECONDS = (1.0, 30.0)
-"""First and longest time between two attempts to register. It doubles in between."""
+"""Initial and maximum delay between two attempts to register. The delay doubles."""
 
 STOP_SECONDS = 1.0
-"""Grace period of calls in flight at the end."""
+"""Grace period for calls in flight during a stop."""
 
 # ---------------------------------------------------------------- state
 
 
 class DeviceState:
-    """The devices that the driver last listed, and their health: an :class:`.EndpointListener`."""
+    """The devices that the driver last listed, and their health. Implements
+    :class:`.EndpointListener`."""
 
     def __init__(self, driver: str, options: DevicePluginOptions) -> None:
         self.listed = asyncio.Event()
         """Set when the driver has listed its devices for the first time."""
 
         self.change = asyncio.Event()
-        """Set at the next change of any device; then another event takes its place."""
+        """Set at the next change of any device. A new event then replaces it."""
 
         self._driver = driver
         self._options = options
         self._devices = PluginDevices()
         self.stop_reason: str | None = None
-        """Why the driver is stopped; None while it runs."""
+        """Why the driver is stopped. None while it runs."""
 
         self._unhealthy: dict[DeviceKey, str] = {}
 
@@ -191,7 +193,7 @@ class DeviceState:
     # ------------------------------------------------------------ reports of the driver
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
-        """See :meth:`.EndpointListener.replaced`."""
+        """Implement :meth:`.EndpointListener.replaced`."""
         before = self._devices.problems
         self._devices = plugin_devices(inventory, driver=self._driver, options=self._options)
         for problem in self._devices.problems:
@@ -212,12 +214,12 @@ class DeviceState:
         self._notify()
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
-        """See :meth:`.EndpointListener.reported`."""
+        """Implement :meth:`.EndpointListener.reported`."""
         self._report(report.devices)
         self._notify()
 
     def stopped(self, endpoint: str, reason: str) -> None:
-        """See :meth:`.EndpointListener.stopped`."""
+        """Implement :meth:`.EndpointListener.stopped`."""
         self.stop_reason = reason or "stopped"
         self._notify()
 
@@ -237,7 +239,7 @@ class DeviceState:
 
 
 class DevicePluginService(pb_grpc.DevicePluginServicer):
-    """Answers the kubelet for one resource."""
+    """Serves the kubelet's calls for one resource."""
 
     def __init__(self, resource: str, *, state: DeviceState, calls: ContainerCalls) -> None:
         self.streams = 0
@@ -350,15 +352,15 @@ class ContainerCalls:
 
     @property
     def side_effects(self) -> bool:
-        """Whether the driver undoes what it prepares."""
+        """Whether the driver has effects to undo."""
         return self._endpoint.traits.side_effects
 
     async def prepare(self, devices: Sequence[PluginDevice], *, is_new: bool) -> list[Edits]:
         """
-        Prepare the devices of a container, and return their edits. If the container `is_new`, undo
-        first what an earlier one has left.
+        Prepare the devices of a container, and return their edits. If the container `is_new`, first
+        undo the effects of the previous container.
 
-        Raises :class:`DeviceFailedError`, and TimeoutError. The next call for a device waits until
+        Raises :class:`DeviceFailedError` and TimeoutError. The next call for a device waits until
         this one has ended, even if its caller does not.
         """
         claims = [AllocatedClaim(claim=each.claim, devices=(each.allocated,)) for each in devices]
@@ -413,9 +415,9 @@ class ResourceServer:
     Serves one resource on a socket in the kubelet's directory, and keeps it registered.
 
     A kubelet that starts removes all sockets from the directory, and forgets its device plugins. So
-    the resource is registered again if either socket is a new one, or if the kubelet does not list
-    the devices. If another process has replaced our socket, such as the next pod of an update, it
-    serves the resource, and this one waits for its end.
+    the resource is registered again if either socket was replaced, or if the kubelet does not list
+    the devices. If another process has replaced our socket, such as the next pod during an update,
+    that process serves the resource, and this one waits until that process ends.
     """
 
     def __init__(
@@ -432,16 +434,17 @@ class ResourceServer:
         """The kubelet's socket at the last registration."""
 
         self._refused: tuple[int, ...] | None = None
-        """The kubelet's socket at the last failure; another one is tried at once."""
+        """The kubelet's socket at the last failure. With another socket, registration is retried
+        immediately."""
 
         self._due_at = 0.0
-        """The time of the next attempt to register, on the loop's clock."""
+        """When to try the next registration, on the loop's clock."""
 
         self._backoff = Backoff(*RETRY_SECONDS, jitter=0)
         self._problem: str | None = None
 
     def unconnected(self) -> str | None:
-        """Return why the kubelet does not have the devices; None if it does."""
+        """Return why the kubelet does not have the devices, or None if it does."""
         if self._service.streams:
             return None
         return self._problem or f"the kubelet has not listed the devices of {self._resource} yet"
@@ -463,7 +466,7 @@ class ResourceServer:
             await self._stop()
 
     async def _check(self) -> str | None:
-        """Serve and register if that is due; return the reason if it is not possible now."""
+        """Serve and register if that is due. If it is not possible now, return the reason."""
         if self._socket is not None and not await asyncio.to_thread(self._socket.is_in_place):
             if await asyncio.to_thread(_is_served, self._path):
                 return f"another process serves {self._path}"
@@ -535,11 +538,11 @@ def _is_served(path: Path) -> bool:
 
 
 class DevicePluginServer:
-    """One driver, served as a device plugin: a :class:`.Server`."""
+    """One driver, served as a device plugin. Implements :class:`.Server`."""
 
     def __init__(self, driver: LoadedDriver, *, node: str, options: DevicePluginOptions) -> None:
-        """Raises :class:`SettingsError` if a device plugin cannot do what the driver needs. Made in
-        the loop that serves."""
+        """Create the server in the loop that serves. Raises :class:`SettingsError` if a device
+        plugin does not support a requirement of the driver."""
         check_supported(driver.name, driver.traits, options)
         self._driver = driver
         self._resources = [each.name for each in options.resources]
@@ -552,22 +555,23 @@ class DevicePluginServer:
 
     @property
     def blocked(self) -> str | None:
-        """See :attr:`.Probed.blocked`."""
+        """Implement :attr:`.Probed.blocked`."""
         return self._endpoint.blocked
 
     def unconnected(self) -> str | None:
-        """See :meth:`.Probed.unconnected`."""
+        """Implement :meth:`.Probed.unconnected`."""
         if len(self._servers) < len(self._resources):
             return "the driver has not listed its devices yet"
         return next(filter(None, (each.unconnected() for each in self._servers)), None)
 
     def unready(self) -> str | None:
-        """See :meth:`.Probed.unready`."""
+        """Implement :meth:`.Probed.unready`."""
         stopped = self._state.stop_reason
         return f"the driver is stopped: {stopped}" if stopped else self.unconnected()
 
     async def start(self) -> None:
-        """Start the driver. Raises :class:`SettingsError` if it refuses its configuration."""
+        """Start the driver. Raises :class:`SettingsError` if the driver rejects its
+        configuration."""
         await start_driver(self._driver, self._endpoint)
 
     async def run(self) -> None:
@@ -578,7 +582,7 @@ class DevicePluginServer:
     async def _serve(self, resource: str) -> None:
         path = socket_path(self._directory, resource)
         assert path is not None, "it was checked"
-        # Not before: a list without devices would be wrong.
+        # Wait for the list, because registering without devices would be wrong.
         await self._state.listed.wait()
         service = DevicePluginService(resource, state=self._state, calls=self._calls)
         server = ResourceServer(resource, path, service, self.monitor)
@@ -586,10 +590,10 @@ class DevicePluginServer:
         await server.run()
 
     async def drain(self) -> None:
-        """Wait for the end of calls in flight, while :meth:`run` continues."""
+        """Wait until calls in flight have ended, while :meth:`run` continues."""
         logger.info("driver is stopping", extra={"driver": self._driver.name})
         await self._calls.queue.drain(timeout_seconds=DRAIN_SECONDS)
 
     async def stop(self) -> None:
-        """End the driver; raises nothing."""
+        """Stop the driver. Does not raise."""
         await self._endpoint.close()

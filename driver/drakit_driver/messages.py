@@ -1,9 +1,9 @@
 """
-The reports and results of a driver as messages of the backend contract, and requests as values.
+Converts a driver's reports and results to messages of the backend contract, and requests to values.
 
-It is the counterpart of :mod:`drakit_nodeplugin.endpoints.backend.convert`;
-:mod:`drakit_driver.runtime.backend` converts the values of both. Malformed devices are rejected, by
-the rules of the node plugin, before they become messages.
+:mod:`drakit_nodeplugin.endpoints.backend.convert` is the counterpart;
+:mod:`drakit_driver.runtime.backend` converts the values for both. Malformed devices are rejected,
+by the rules of the node plugin, before they become messages.
 
 Does not depend on gRPC or sockets.
 """
@@ -43,7 +43,7 @@ from drakit_proto.backend.v1 import backend_pb2 as pb
 def add_malformed(
     message: pb.WatchDevicesResponse, thing: Device | CounterSet, problems: Sequence[str]
 ) -> pb.RejectedDevice:
-    """Reject a device or counter set. It is still there, so pods that use the device stay."""
+    """Reject a device or counter set. The device still exists, so pods that use it remain."""
     rejected = pb.RejectedDevice(
         device=_text(shown_place(thing.pool, thing.name)),
         reason="Invalid",
@@ -51,14 +51,14 @@ def add_malformed(
     )
     message.rejected.append(rejected)
     if isinstance(thing, Device) and isinstance(cast("object", thing.name), str):
-        # Of a malformed pool, the device can be that of any pool.
+        # If the pool is malformed, the device may belong to any pool.
         pool = "" if [*place_problems("a", thing.pool)] else f"{thing.pool}/"
         message.withdrawn.append(_text(f"{pool}{thing.name}"))
     return rejected
 
 
 def add_reports(message: pb.WatchDevicesResponse, inventory: Inventory) -> None:
-    """Add all but devices and counter sets to a message."""
+    """Add everything except devices and counter sets to a message."""
     message.ordered = inventory.ordered
     message.partition_type_attribute = _text(inventory.partition_type_attribute)
     message.withdrawn.extend(map(_text, inventory.withdrawn))
@@ -89,7 +89,7 @@ def add_reports(message: pb.WatchDevicesResponse, inventory: Inventory) -> None:
 
 
 def _text(given: str) -> str:
-    """Return a text that a message can have: the name of a file need not be UTF-8."""
+    """Return a string that is valid in a message, because a file name need not be UTF-8."""
     return given.encode(errors="backslashreplace").decode()
 
 
@@ -98,7 +98,7 @@ def _count(given: int) -> int:
 
 
 def device_health_message(key: DeviceKey, health: Health) -> pb.DeviceHealth:
-    """Make the message of the health of one device."""
+    """Build the message about the health of one device."""
     return pb.DeviceHealth(name=key.name, pool=key.pool, health=health_message(health))
 
 
@@ -108,7 +108,7 @@ def device_health_message(key: DeviceKey, health: Health) -> pb.DeviceHealth:
 def policies_of(
     messages: Iterable[pb.Policy], kind: type[DevicePolicy]
 ) -> tuple[dict[str, Policy[Any]], list[pb.InvalidPolicy]]:
-    """Check the policies of a call: return the valid ones by name, and the others with their
+    """Check the policies of a call. Return the valid policies by name, and the others with their
     problems. Runs the vendor's code, and may block."""
     policies: dict[str, Policy[Any]] = {}
     invalid: list[pb.InvalidPolicy] = []
@@ -127,7 +127,7 @@ def policies_of(
 
 
 def held_of(messages: Iterable[pb.HeldClaim]) -> HeldClaims:
-    """Make the claims that hold each device."""
+    """Convert the claims that hold each device."""
     held: dict[str, dict[ClaimReference, HeldDevice]] = {}
     for message in messages:
         claim = value_of(message, ClaimReference)
@@ -142,7 +142,7 @@ def held_of(messages: Iterable[pb.HeldClaim]) -> HeldClaims:
 
 
 def claims_of(messages: Iterable[pb.Claim]) -> list[AllocatedClaim]:
-    """Make the claims of a call."""
+    """Convert the claims of a call."""
     return [
         AllocatedClaim(
             claim=value_of(claim, ClaimReference),
@@ -182,7 +182,7 @@ def _claim_data(message: pb.ClaimData) -> ClaimData:
 
 
 def prepared_message(uid: str, answer: Sequence[PreparedDevice] | CallError) -> pb.PreparedClaim:
-    """Make the result of preparing a claim."""
+    """Build the result of preparing a claim."""
     if isinstance(answer, Exception):
         index = answer.index if isinstance(answer, DeviceFailedError) else None
         return pb.PreparedClaim(uid=uid, error=str(answer), failed_device=index)
@@ -192,13 +192,13 @@ def prepared_message(uid: str, answer: Sequence[PreparedDevice] | CallError) -> 
     except (TypeError, ValueError, AttributeError) as error:
         text = f"the result cannot be used: it has a value of a wrong type: {error}"
         return pb.PreparedClaim(uid=uid, error=text)
-    # Most drivers return edits alone: empty messages would only be counted and parsed.
+    # Most drivers return only edits. Empty messages would add useless counting and parsing.
     has_more = any(device.ByteSize() for device in devices)
     return pb.PreparedClaim(uid=uid, edits=edits, devices=devices if has_more else ())
 
 
 def unprepared_message(uid: str, answer: CallError | None) -> pb.UnpreparedClaim:
-    """Make the result of unpreparing a claim."""
+    """Build the result of unpreparing a claim."""
     if not isinstance(answer, DeviceFailedError):
         return pb.UnpreparedClaim(uid=uid, error="" if answer is None else str(answer))
     return pb.UnpreparedClaim(

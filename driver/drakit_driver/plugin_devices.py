@@ -3,7 +3,7 @@ A driver's devices and edits, as the kubelet gets them from a device plugin.
 
 :mod:`.device_plugin` states the rules, and serves the result.
 
-Does not depend on gRPC, sockets that are served or health.
+Does not depend on gRPC, sockets or health.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ from drakit_formats.resource.limits import extended_resource_problem
 from drakit_proto.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 NAMESPACE = "device-plugin"
-"""The namespace of the claims that drivers get. No real one has this driver's devices."""
+"""The namespace of the claims that drivers get. No real namespace has claims for this driver's
+devices."""
 
 _PLAIN_OPTIONS = frozenset({"ro", "rw", "bind", "rbind", "private", "rprivate", "nosuid", "nodev"})
-"""Options of a mount that the kubelet passes, that it implies, or that it may drop."""
+"""Mount options that the kubelet passes on, that it implies, or that it may drop."""
 
 
 # ---------------------------------------------------------------- options
@@ -52,13 +53,13 @@ _PLAIN_OPTIONS = frozenset({"ro", "rw", "bind", "rbind", "private", "rprivate", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resource:
-    """A resource, and the devices that it has."""
+    """A resource, and the selection of its devices."""
 
     name: str
-    """Its name in ``resources.limits`` of a container."""
+    """The name in a container's ``resources.limits``."""
 
     attribute: str = ""
-    """The attribute that selects its devices. If empty, it has all devices."""
+    """The attribute that selects its devices. If empty, all devices belong to it."""
 
     value: str = ""
 
@@ -78,7 +79,7 @@ def _in_words(value: object) -> str:
 
 
 def resource_of(text: str) -> Resource:
-    """Read a ``--resource`` option; raise ValueError with a sentence."""
+    """Parse a ``--resource`` option. Raises ValueError with a sentence."""
     name, colon, selector = text.partition(":")
     attribute, equals, value = selector.partition("=")
     if problem := extended_resource_problem(name):
@@ -97,7 +98,7 @@ class DevicePluginOptions:
 
     resources: tuple[Resource, ...]
     shares: int | None = None
-    """The maximum number of shares of a device; None for no limit but its capacity's."""
+    """The maximum number of shares of a device. If None, only the device's capacity limits it."""
 
     unprepare_late: bool = False
     """Whether to undo the effects of a prepare before the next one."""
@@ -107,7 +108,8 @@ class DevicePluginOptions:
 
 
 def check_supported(driver: str, traits: DriverTraits, options: DevicePluginOptions) -> None:
-    """Raise :class:`SettingsError` if a device plugin cannot do what a driver needs."""
+    """Raise :class:`SettingsError` if a device plugin does not support a requirement of a
+    driver."""
     name = f"driver {driver} cannot be a device plugin:"
     if traits.policies is not None:
         raise SettingsError(
@@ -153,7 +155,7 @@ def check_supported(driver: str, traits: DriverTraits, options: DevicePluginOpti
 
 
 def socket_path(directory: Path, resource: str) -> Path | None:
-    """Return the path of a resource's socket; None if none is short enough."""
+    """Return the path of a resource's socket, or None if no path is short enough."""
     digest = hashlib.sha256(resource.encode()).hexdigest()[:16]
     for name in (f"{resource.replace('/', '_')}.sock", f"{digest}.sock"):
         if len(os.fsencode(directory / name)) <= MAX_SOCKET_PATH_BYTES:
@@ -171,7 +173,7 @@ class PluginDevice:
     id: str
     device: Device
     allocated: AllocatedDevice
-    """The device as `prepare` gets it."""
+    """The device in the form that `prepare` receives."""
 
     claim: ClaimReference
     order: tuple[int, int]
@@ -179,7 +181,7 @@ class PluginDevice:
 
     @property
     def key(self) -> DeviceKey:
-        """The driver's device."""
+        """The key of the driver's device."""
         return DeviceKey(self.device.pool, self.device.name)
 
 
@@ -196,12 +198,13 @@ class PluginDevices:
 def plugin_devices(
     inventory: Inventory, *, driver: str, options: DevicePluginOptions
 ) -> PluginDevices:
-    """Return the devices of an inventory as the kubelet gets them."""
+    """Return the devices of an inventory in the form that the kubelet gets."""
     given = inventory.devices
     found: dict[str, dict[str, PluginDevice]] = {each.name: {} for each in options.resources}
     problems: list[str] = []
     if inventory.fallback is not None and any(map(_needs_fallback, given)):
-        # Those that the kubelet cannot have have a fallback; a malformed one is rejected anyway.
+        # Devices that the kubelet cannot support are replaced by the fallback; malformed devices
+        # are rejected anyway.
         problems += [
             _unlisted(each, f"is invalid: {why}") for each in given if (why := _wrong(each))
         ]
@@ -221,7 +224,7 @@ def plugin_devices(
         except _UnlistedError as error:
             problems.append(_unlisted(device, str(error)))
             continue
-        except Exception as error:  # a driver makes these objects, and any value can be wrong
+        except Exception as error:  # a driver creates these objects, and any value can be wrong
             why = f"cannot be checked ({type(error).__name__}: {str(error)[:200]})"
             problems.append(_unlisted(device, why))
             continue
@@ -244,11 +247,11 @@ def _needs_fallback(device: Device) -> bool:
 
 
 class _UnlistedError(Exception):
-    """A device that cannot be listed. The text follows its name in a sentence."""
+    """A device that cannot be listed. The message follows the device's name in a sentence."""
 
 
 def _placed(device: Device, options: DevicePluginOptions) -> tuple[DeviceKey, str, int]:
-    """Return a device's key, its resource and the number of its shares, or raise
+    """Return a device's key, its resource and the number of its shares. Raises
     :class:`_UnlistedError`."""
     if problem := device_problem(device):
         raise _UnlistedError(problem)
@@ -287,8 +290,8 @@ def _of_device(
 
 
 def device_problem(device: Device) -> str | None:
-    """Return why a device cannot be listed; None if it can."""
-    if problem := _wrong(device):  # as for DRA
+    """Return why a device cannot be listed, or None."""
+    if problem := _wrong(device):  # the same rule as for DRA
         return f"is invalid: {problem}"
     if device.consumes:
         return (
@@ -325,7 +328,7 @@ def _share_count(device: Device, limit: int | None) -> int:
 
 
 def _amounts(capacity: str | Capacity) -> tuple[str, str]:
-    """Return the whole of a capacity, and the amount that a share consumes by default."""
+    """Return the total of a capacity, and the amount that a share consumes by default."""
     if isinstance(capacity, Capacity):
         return capacity.value, capacity.default or capacity.value
     return capacity, capacity
@@ -339,7 +342,7 @@ def preferred(
     size: int,
 ) -> list[str]:
     """Return the IDs that a container should get: first those that it must have, then others in the
-    driver's order. Shares come from different devices, as long as there are some."""
+    driver's order. Shares come from different devices, if possible."""
     chosen = list(required)
     known = [devices[each] for each in available if each in devices and each not in chosen]
     taken: dict[DeviceKey, int] = defaultdict(int)
@@ -358,7 +361,7 @@ def preferred(
 
 
 def edits_problem(edits: Edits) -> str | None:
-    """Return why a device plugin cannot pass edits to a container; None if it can."""
+    """Return why a device plugin cannot pass edits to a container, or None."""
     for given, what in (
         (edits.hooks, "hooks"),
         (edits.net_devices, "network devices"),
@@ -384,7 +387,7 @@ def edits_problem(edits: Edits) -> str | None:
 
 
 def response_of(edits: Iterable[Edits]) -> pb.ContainerAllocateResponse:
-    """Return the answer for one container, with the edits of all of its devices."""
+    """Return the response for one container, with the edits of all of its devices."""
     envs: dict[str, str] = {}
     nodes: dict[str, DeviceNode] = {}
     mounts: dict[str, Mount] = {}

@@ -1,12 +1,12 @@
 """
-Probes and metrics of a driver's own process, on one port: the readiness probe succeeds while a node
+Probes and metrics of a driver's own process, on one port. The readiness probe succeeds while a node
 plugin, or the kubelet, has the driver's devices.
 
-:class:`Monitor` stands between gRPC and a service. It counts calls and streams, limits the streams,
-and so knows who is connected. The metrics have the names of those of the Go module. They are
-written here, because prometheus-client takes memory in every driver.
+:class:`Monitor` wraps a service for gRPC. It counts calls and streams, limits the streams, and
+tracks connections. The metrics have the same names as in the Go module. The code does not use
+prometheus-client, because that would use memory in every driver.
 
-Does not depend on the service, or on how a driver runs.
+Does not depend on the service.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from drakit_driver.runtime.contract import CALL_SECONDS
 logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 4
-"""Streams of each method: those of two node plugins, and of their successors."""
+"""Maximum number of streams per method: those of two node plugins and of their successors."""
 
 CONNECT_SECONDS = 10.0
-"""The time after which a missing connection is logged; a node plugin looks once a second."""
+"""How long a connection must be missing before that is logged. A node plugin looks for drivers once
+a second."""
 
 POLL_SECONDS = 1.0
 
@@ -51,23 +52,23 @@ class Monitor:
     """The calls and streams of one service, or of several."""
 
     def __init__(self, *, max_streams: int = MAX_STREAMS) -> None:
-        """`max_streams` is the limit of the open streams of each method."""
+        """Create a monitor. `max_streams` is the maximum number of open streams per method."""
         self._max_streams = max_streams
         self.called: set[str] = set()
-        """The methods that a client has called since the last stream ended."""
+        """The methods that clients have called since the last stream ended."""
 
         self.streams: Counter[str] = Counter()
-        """The open streams of each method."""
+        """The number of open streams per method."""
 
         self.listening: Counter[str] = Counter()
-        """The open streams of each method that have sent a message."""
+        """The number of open streams per method that have sent a message."""
 
         self._results: Counter[tuple[str, str]] = Counter()
         self._seconds: dict[str, list[float]] = {}
         self._buckets: dict[str, list[int]] = {}
 
     def watch(self, service: ServiceT) -> ServiceT:
-        """Return a service whose methods are monitored, for gRPC."""
+        """Wrap a service for gRPC, so that its methods are monitored."""
         return cast("ServiceT", _Monitored(service, self))
 
     async def call(self, name: str, method: _Method, request: Any, context: _Context) -> Any:
@@ -80,7 +81,7 @@ class Monitor:
             result = "error" if _has_error(response) else "success"
             return response
         finally:
-            # The node plugin finds out by a call that the driver does not have a method.
+            # The node plugin makes a call to find out whether the driver implements a method.
             if context.code() not in _UNIMPLEMENTED:
                 self._observe(name, result, clock() - began)
 
@@ -168,7 +169,8 @@ _UNIMPLEMENTED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNIMPLEMENTED.v
 
 
 def _has_error(response: Any) -> bool:
-    """Return whether a response has an error, or a claim whose release is not only pending."""
+    """Return whether a response has an error, or a claim that is not released for another reason
+    than a pending release."""
     failed = (
         getattr(each, "error", "") and not getattr(each, "pending", False)
         for each in getattr(response, "claims", ())
@@ -185,7 +187,7 @@ def _family(name: str, kind: str, text: str, samples: Mapping[str, float]) -> li
 
 
 class Probed(Protocol):
-    """A server of a driver, as its probes see it."""
+    """A driver's server, from the point of view of its probes."""
 
     monitor: Monitor
 
@@ -195,11 +197,11 @@ class Probed(Protocol):
         ...
 
     def unconnected(self) -> str | None:
-        """Return why nobody uses the driver; None if somebody is connected."""
+        """Return why no client uses the driver, or None if one is connected."""
         ...
 
     def unready(self) -> str | None:
-        """Return why pods cannot get the devices; None if they can."""
+        """Return why pods cannot get the devices, or None."""
         ...
 
 
@@ -212,7 +214,7 @@ class DriverProbes:
         self._server: HttpServer | None = None
 
     async def start(self, port: int) -> None:
-        """Listen at a port of all addresses; raises :class:`SettingsError`."""
+        """Listen on a port of all addresses. Raises :class:`SettingsError`."""
         routes = {
             "/livez": Probe("/livez", self._not_alive, failed=b"unhealthy\n").respond,
             "/readyz": Probe("/readyz", self._not_ready, failed=b"not ready\n").respond,
@@ -243,7 +245,7 @@ class DriverProbes:
         return [*filter(None, [self._probed.unready()])]
 
     async def _not_alive(self) -> list[str]:
-        """Return why only a restart helps: a call has its whole time limit to return."""
+        """Return why only a restart helps. A call may take its whole time limit."""
         now = asyncio.get_running_loop().time()
         blocked = self._probed.blocked
         if blocked is None:
@@ -257,7 +259,7 @@ class DriverProbes:
         return Response(body=body, content_type=CONTENT_TYPE)
 
     async def log_connection(self) -> None:
-        """Log that nobody is connected for a while, until canceled."""
+        """Log when no client has been connected for a while, until canceled."""
         log = ProblemLog(
             logger, "driver is not connected", recovered="driver is connected", fact="reason"
         )

@@ -2,9 +2,9 @@
 Serves one Python driver as a backend: the whole contract of :mod:`drakit_proto.backend.v1`.
 
 The driver runs as in the node plugin (:mod:`drakit_driver.runtime`): in a thread, with its checks,
-its polling of health, and its restarts after a failure. This module passes on what it reports to
-each node plugin that is connected, of which a rolling update has two, and orders the calls for
-claims. Devices of a driver that stops end all streams, with the reason.
+its polling of health, and its restarts after a failure. This module forwards the driver's reports
+to each connected node plugin, of which there are two during a rolling update, and orders the calls
+for claims. When the driver stops, all streams end with the reason.
 
 gRPC cancels a handler as soon as its client stops waiting, but the work of the driver continues
 (:class:`.CallQueue`).
@@ -68,20 +68,22 @@ from drakit_proto.backend.v1 import backend_pb2_grpc as pb_grpc
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 20.0
-"""The time that calls in flight have to end at a stop; a pod has 30 s by default."""
+"""How long calls in flight have to end during a stop. A pod has 30 s by default."""
 
 STREAMS_SECONDS = 1.0
-"""The time that streams have to end after the request to end."""
+"""How long streams have to end after the request to end."""
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """The contract's limit."""
 
 MAX_CALLS = 256
-"""Calls in progress, with those that wait; a node has at most a few hundred pods."""
+"""Maximum number of calls in flight, including those that wait. A node has at most a few hundred
+pods."""
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # The node plugin refuses a larger message with a sentence; the server's own error has none.
+    # The node plugin refuses a larger message with a sentence; the server's own error does not
+    # explain it.
     ("grpc.max_send_message_length", -1),
 )
 
@@ -90,12 +92,12 @@ ResultT = TypeVar("ResultT")
 
 
 class ServerNode:
-    """A :class:`drakit.driver.Node`, as the node plugin describes it."""
+    """A :class:`drakit.driver.Node`, according to the node plugin's description."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.labels: Mapping[str, str] | None = None
-        """The Node's labels; None until a node plugin has sent them."""
+        """The Node's labels. None until a node plugin has sent them."""
 
     @property
     def name(self) -> str:
@@ -107,17 +109,18 @@ class ServerNode:
 
 
 class Reports:
-    """The latest reports of the driver, for any number of streams: an
+    """The latest reports of the driver, for any number of streams. Implements
     :class:`.EndpointListener`."""
 
     def __init__(self) -> None:
         self.message: pb.WatchDevicesResponse | None = None
-        """The devices; None while the driver is stopped."""
+        """The devices. None while the driver is stopped."""
         self.stop_reason = ""
         self.stops = 0
         """The number of stops so far."""
         self._messages: dict[int, tuple[Device, pb.Device]] = {}
-        """The messages of the present devices, by identity: unchanged devices keep it."""
+        """The messages of the current devices, by identity. Unchanged devices keep their
+        message."""
         self._health: dict[DeviceKey, Health] = {}
         self._watchers: set[LatestValue[Any]] = set()
         self.ended = False
@@ -125,7 +128,7 @@ class Reports:
         """Set, and replaced, when the fields above change."""
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
-        """See :meth:`.EndpointListener.replaced`."""
+        """Implement :meth:`.EndpointListener.replaced`."""
         before, self._messages = self._messages, {}
         message = pb.WatchDevicesResponse()
         message.devices.extend(self._messages_of(inventory.devices, before, message))
@@ -153,11 +156,11 @@ class Reports:
         before: Mapping[int, tuple[Device, pb.Device]],
         inventory: pb.WatchDevicesResponse,
     ) -> list[pb.Device]:
-        """Return the messages of devices. Those that are malformed are rejected in `inventory`."""
+        """Return the messages of devices. Malformed devices are rejected in `inventory`."""
         messages: list[pb.Device] = []
         for device in devices:
             known = before.get(id(device))
-            # Here, too: a message takes some wrong values for others, such as 1 for true.
+            # Check here, because a message would convert some wrong values, such as true to 1.
             if known is None and (problems := device_problems(device)):
                 _log_malformed(add_malformed(inventory, device, problems))
                 continue
@@ -167,20 +170,20 @@ class Reports:
         return messages
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
-        """See :meth:`.EndpointListener.reported`."""
+        """Implement :meth:`.EndpointListener.reported`."""
         self._health.update(report.devices)
         for watcher in self._watchers:
             for each in report.devices.items():
                 watcher.report(*each)
 
     def stopped(self, endpoint: str, reason: str) -> None:
-        """See :meth:`.EndpointListener.stopped`."""
+        """Implement :meth:`.EndpointListener.stopped`."""
         self.message, self.stop_reason = None, reason
         self.stops += 1
         self._notify()
 
     def end(self) -> None:
-        """End all streams: the process stops."""
+        """End all streams, because the process stops."""
         self.ended = True
         self._notify()
         for watcher in self._watchers:
@@ -192,7 +195,7 @@ class Reports:
 
     @contextmanager
     def watch_health(self) -> Generator[LatestValue[Any]]:
-        """Watch the health of devices: first that of all, then each change."""
+        """Watch the health of devices: first the health of all devices, then each change."""
         watcher = LatestValue[Any](pace_seconds=0)
         for each in self._health.items():
             watcher.report(*each)
@@ -232,7 +235,7 @@ class DriverService(pb_grpc.BackendServicer):
         self._version = version("drakit")
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: AnyContext) -> pb.GetInfoResponse:
-        """Return the driver's name and what it needs, and keep the labels of the node."""
+        """Return the driver's name and requirements, and store the labels of the node."""
         if request.HasField("node_labels"):
             self._node.labels = dict(request.node_labels.labels)
         info = pb.GetInfoResponse(
@@ -256,7 +259,7 @@ class DriverService(pb_grpc.BackendServicer):
         """Send the devices at each change, until the driver stops."""
         reports, stops, sent = self._reports, self._reports.stops, None
         while not reports.ended:
-            news = reports.news  # before the rest: a change from now on is not missed
+            news = reports.news  # read this first, so that no later change is missed
             if reports.stops != stops:
                 await context.abort(grpc.StatusCode.ABORTED, reports.stop_reason)
             if reports.message is None or reports.message is sent:
@@ -268,7 +271,8 @@ class DriverService(pb_grpc.BackendServicer):
     async def WatchHealth(
         self, request: pb.WatchHealthRequest, context: AnyContext
     ) -> AsyncGenerator[pb.WatchHealthResponse]:
-        """Send the health of all devices, and then each change, if the driver is polled for it."""
+        """If the driver is polled for health, send the health of all devices, and then each
+        change."""
         if not self._driver.traits.polls_health:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the driver has no method health")
         with self._reports.watch_health() as watcher:
@@ -284,7 +288,7 @@ class DriverService(pb_grpc.BackendServicer):
     async def ApplyPolicies(
         self, request: pb.ApplyPoliciesRequest, context: AnyContext
     ) -> pb.ApplyPoliciesResponse:
-        """Hand the driver all policies, and wait until it has applied them."""
+        """Pass all policies to the driver, and wait until it has applied them."""
         feed = await self._feed_of(context)
         traits = self._driver.traits.policies
         assert traits is not None
@@ -300,7 +304,7 @@ class DriverService(pb_grpc.BackendServicer):
     async def UpdateHeldDevices(
         self, request: pb.UpdateHeldDevicesRequest, context: AnyContext
     ) -> pb.UpdateHeldDevicesResponse:
-        """Keep the devices that claims hold, for the driver."""
+        """Store the devices that claims hold, for the driver."""
         feed = await self._feed_of(context)
         feed.stored(held_of(request.claims))
         return pb.UpdateHeldDevicesResponse()
@@ -316,14 +320,14 @@ class DriverService(pb_grpc.BackendServicer):
     async def PrepareClaims(
         self, request: pb.PrepareClaimsRequest, context: AnyContext
     ) -> pb.PrepareClaimsResponse:
-        """Prepare claims; each has its own result."""
+        """Prepare claims. Each has a separate result."""
         answers = await self._answers(request.claims, context, self._endpoint.prepare)
         return pb.PrepareClaimsResponse(claims=[prepared_message(*each) for each in answers])
 
     async def UnprepareClaims(
         self, request: pb.UnprepareClaimsRequest, context: AnyContext
     ) -> pb.UnprepareClaimsResponse:
-        """Unprepare claims, and reset their devices if the driver has that method."""
+        """Unprepare claims, and reset their devices if the driver implements that."""
         if not self._driver.traits.side_effects:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the driver has no side effects")
         answers = await self._answers(request.claims, context, self._endpoint.unprepare)
@@ -346,7 +350,7 @@ class DriverService(pb_grpc.BackendServicer):
         context: AnyContext,
         method: Callable[[Sequence[AllocatedClaim]], Awaitable[Mapping[str, ResultT]]],
     ) -> list[tuple[str, ResultT]]:
-        """Call the driver; a driver that is stopped fails the call."""
+        """Call the driver. If the driver is stopped, the call fails."""
         batch = claims_of(claims)
         if not batch:
             return []
@@ -369,7 +373,7 @@ def _request_id(context: AnyContext) -> str:
 
 
 async def start_driver(driver: LoadedDriver, endpoint: HostedEndpoint) -> None:
-    """Start a driver's endpoint; raises :class:`SettingsError` if the driver refuses its
+    """Start a driver's endpoint. Raises :class:`SettingsError` if the driver rejects its
     configuration."""
     try:
         await endpoint.start()
@@ -378,13 +382,13 @@ async def start_driver(driver: LoadedDriver, endpoint: HostedEndpoint) -> None:
 
 
 class DriverServer:
-    """One driver, served at a socket."""
+    """One driver, served on a socket."""
 
     def __init__(
         self, driver: LoadedDriver, node: ServerNode, *, path: Path, peers: Collection[int] = ()
     ) -> None:
-        """`peers` are users that can connect to the socket at `path`, besides root and the driver's
-        own user. Made in the loop that serves."""
+        """Create the server in the loop that serves. `peers` are users that can connect to the
+        socket at `path`, in addition to root and the driver's own user."""
         self._driver = driver
         self._reports = Reports()
         self._is_stopping = False
@@ -404,12 +408,12 @@ class DriverServer:
 
     @property
     def blocked(self) -> str | None:
-        """See :attr:`.Probed.blocked`."""
+        """Implement :attr:`.Probed.blocked`."""
         return self._endpoint.blocked
 
     def unconnected(self) -> str | None:
-        """See :meth:`.Probed.unconnected`. The successor in an update needs no connection while its
-        predecessor serves."""
+        """Implement :meth:`.Probed.unconnected`. During an update, the successor needs no
+        connection while its predecessor serves."""
         if self.monitor.streams["WatchDevices"]:
             return None
         if "GetInfo" not in self.monitor.called:
@@ -426,7 +430,7 @@ class DriverServer:
         )
 
     def unready(self) -> str | None:
-        """See :meth:`.Probed.unready`."""
+        """Implement :meth:`.Probed.unready`."""
         reports, watching = self._reports, self.monitor.streams["WatchDevices"]
         if self._is_stopping:
             return "the driver is stopping"
@@ -444,7 +448,7 @@ class DriverServer:
 
     async def start(self) -> None:
         """Start the driver, and then create the socket. Raises :class:`SettingsError` if the driver
-        refuses its configuration, or the socket cannot be created."""
+        rejects its configuration, or the socket cannot be created."""
         await start_driver(self._driver, self._endpoint)
         try:
             self._server.add_insecure_port(f"unix:{self._socket.hidden}")
@@ -453,7 +457,7 @@ class DriverServer:
                 f"socket {self._socket.path} cannot be created; is its directory writable?"
             ) from error
         await self._server.start()
-        self._socket.publish()  # a few calls of the kernel: a thread would take more memory
+        self._socket.publish()  # only a few system calls; a thread would use more memory
         logger.info("driver is served", extra=self._facts)
 
     async def run(self) -> None:
@@ -461,15 +465,15 @@ class DriverServer:
         await self._endpoint.run()
 
     async def drain(self) -> None:
-        """Prepare a stop, while :meth:`run` continues: the socket goes first, so that the node
-        plugin finds the next instance, and calls in flight end before the streams do."""
+        """Prepare for a stop, while :meth:`run` continues. The socket is removed first, so that the
+        node plugin finds the next instance, and calls in flight end before the streams do."""
         logger.info("driver is stopping", extra=self._facts)
         self._is_stopping = True
         await asyncio.to_thread(self._socket.remove)
         await self._service.calls.drain(timeout_seconds=DRAIN_SECONDS)
 
     async def stop(self) -> None:
-        """End all streams, and the driver; raises nothing."""
+        """End all streams and the driver. Does not raise."""
         await asyncio.to_thread(self._socket.remove)
         self._reports.end()
         await self._server.stop(STREAMS_SECONDS)
@@ -477,7 +481,7 @@ class DriverServer:
 
 
 class Server(Probed, Protocol):
-    """A way to serve a driver: see :class:`DriverServer`."""
+    """A way to serve a driver, such as :class:`DriverServer`."""
 
     async def start(self) -> None: ...
     async def run(self) -> None: ...
@@ -486,13 +490,14 @@ class Server(Probed, Protocol):
 
 
 async def serve(make: Callable[[], Server], *, probe_port: int | None = None) -> None:
-    """Serve a driver until SIGTERM or SIGINT; raises what :meth:`DriverServer.start` does. `make`
-    is called in the loop that serves. Without a `probe_port`, there are no probes."""
+    """Serve a driver until SIGTERM or SIGINT. Raises the errors of :meth:`DriverServer.start`.
+    `make` is called in the loop that serves. Without a `probe_port`, there are no probes."""
     stopping = tasks.stop_signals()
     server = make()
     probes = DriverProbes(server)
     try:
-        if probe_port is not None:  # first: a driver may be slow to start, and is alive
+        # start probes first, because a driver that starts slowly is alive
+        if probe_port is not None:
             await probes.start(probe_port)
         await server.start()
         parts = {"driver": server.run, "connection": probes.log_connection}

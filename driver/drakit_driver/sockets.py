@@ -1,14 +1,14 @@
 """
-The socket of a driver's server: created under a hidden name, then put in place.
+The socket of a driver's server: created under a hidden name, then renamed to its path.
 
-A rename puts the socket in place. So it is never visible with other permissions, and the path
-always exists in a rolling update, in which the new instance replaces the socket of the previous
-one. The node plugin ignores names that begin with a dot.
+Because of the rename, the socket is never visible with wrong permissions, and the path always
+exists during a rolling update, in which the new instance replaces the socket of the previous one.
+The node plugin ignores names that begin with a dot.
 
-Only processes of the driver's own user, of root, and of the users that an option names can connect:
-whoever can connect can prepare claims. The kernel refuses the others, because gRPC for Python does
-not expose the user of a peer. An access control list admits root if the driver is not root: the
-node plugin has no capability that overrides permissions.
+Only processes of the driver's own user, of root, and of the users in an option can connect, because
+any process that can connect can prepare claims. The kernel refuses the others, because gRPC for
+Python does not expose the user of a peer. If the driver is not root, an access control list admits
+root, because the node plugin has no capability that overrides permissions.
 
 Does not depend on the service.
 """
@@ -35,7 +35,7 @@ SUFFIX = ".sock"
 
 
 def socket_path(*, file: Path | None, directory: Path | None) -> Path:
-    """Return the path of the socket for the arguments of a command line; raises
+    """Return the path of the socket for the command line arguments. Raises
     :class:`SettingsError`."""
     path = file if directory is None else directory / NAME
     assert path is not None
@@ -60,20 +60,22 @@ def socket_path(*, file: Path | None, directory: Path | None) -> Path:
 
 
 class ServerSocket:
-    """One socket: listening under :attr:`hidden` first, and then at its path."""
+    """One socket, which first listens under :attr:`hidden`, and then at its path."""
 
     def __init__(self, path: Path, *, peers: Collection[int] = ()) -> None:
-        """`peers` are users that can connect, besides root and the driver's own user."""
+        """Create the socket. `peers` are users that can connect, in addition to root and the
+        driver's own user."""
         self.path = path
         self._peers = {0, *peers} - {os.geteuid()}
-        # As long as the shortest name of a socket, so that the kernel accepts both or neither.
+        # As long as the shortest name of a socket, so that the kernel accepts both names or
+        # neither.
         self.hidden = path.with_name(f".{secrets.token_hex(2)}")
         self._own: tuple[int, ...] | None = None
         self._predecessor: int | None = None
         """A descriptor of the socket that was replaced."""
 
     def publish(self) -> None:
-        """Put the socket in place, which listens under the hidden name; raises
+        """Move the socket, which listens under the hidden name, to its path. Raises
         :class:`SettingsError`. Blocks."""
         try:
             with suppress(FileNotFoundError):
@@ -104,7 +106,7 @@ class ServerSocket:
             ) from error
 
     def predecessor_serves(self) -> bool:
-        """Return whether the instance whose socket was replaced still serves. In an update, the
+        """Return whether the instance whose socket was replaced still serves. During an update, the
         node plugin uses it until it ends."""
         opened = self._predecessor
         if opened is None or refuses_connections(Path(f"/proc/self/fd/{opened}")):
@@ -118,7 +120,7 @@ class ServerSocket:
             os.close(opened)
 
     def is_in_place(self) -> bool:
-        """Return whether the path still has this socket. Blocks."""
+        """Return whether the path still leads to this socket. Blocks."""
         return self._own is not None and socket_identity(self.path) == self._own
 
     def remove(self) -> None:
@@ -126,12 +128,12 @@ class ServerSocket:
         self._forget_predecessor()
         with suppress(OSError):
             self.hidden.unlink()
-        # Only once: another instance's socket can get the same inode number.
+        # Do this only once, because another instance's socket can get the same inode number.
         own, self._own = self._own, None
         with suppress(OSError):
             if own is None or socket_identity(self.path) != own:
                 return
-            # Another instance can put its socket in place at this moment.
+            # Another instance can rename its socket to the path at this moment.
             self.path.rename(self.hidden)
             if socket_identity(self.hidden) == own:
                 self.hidden.unlink()
@@ -146,8 +148,8 @@ _NO_ID = 0xFFFF_FFFF
 
 
 def access_list(users: Collection[int]) -> bytes:
-    """Return the access control list of a file that only its owner and these users can use, as the
-    kernel stores it (linux/posix_acl_xattr.h)."""
+    """Return the access control list of a file that only its owner and these users can use, in the
+    kernel's format (linux/posix_acl_xattr.h)."""
     entries = [
         (_OWNER, _READ_WRITE, _NO_ID),
         *((_USER, _READ_WRITE, user) for user in sorted(users)),
@@ -159,7 +161,8 @@ def access_list(users: Collection[int]) -> bytes:
 
 
 def socket_identity(path: Path) -> tuple[int, ...] | None:
-    """Distinguish a socket from another one at its path; None if there is none. Blocks."""
+    """Identify the socket at a path, to distinguish it from later ones. None if there is none.
+    Blocks."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -168,5 +171,5 @@ def socket_identity(path: Path) -> tuple[int, ...] | None:
 
 
 def _identity(found: os.stat_result) -> tuple[int, ...]:
-    # The time, too: a new socket can get the number of one that was removed.
+    # Include the time, because a new socket can get the inode number of a removed one.
     return found.st_dev, found.st_ino, found.st_mtime_ns

@@ -1,1 +1,4 @@
-"""The runtime of drivers: runs a class in its thread, for the node plugin and ``drakit-driver``."""
+"""
+The runtime of drivers: runs a driver's class in a thread, for the node plugin and
+``drakit-driver``.
+"""

@@ -1,14 +1,14 @@
 """
-The library's values as messages of the backend contract, and the messages as values.
+Converts the library's values to messages of the backend contract, and messages to values.
 
-A message has the name of its class, and its fields have the names of the attributes: so one
-conversion (:func:`message_of`, :func:`value_of`) serves all of them, in both directions, and a new
-field needs no code. The exceptions are in two tables.
+A message has the name of its class, and its fields have the names of the attributes. So one
+conversion (:func:`message_of`, :func:`value_of`) handles all of them, in both directions, and a new
+field needs no code. Two tables contain the exceptions.
 
-Some messages have no equivalent: a taint without an effect, an attribute without a value. They
-become values that the checks of devices name and refuse, as they refuse those of a Python driver.
+Some messages have no equivalent, such as a taint without an effect, or an attribute without a
+value. They become values that the checks of devices name and refuse, as for a Python driver.
 
-Does not depend on gRPC, on limits of messages, or on which values are allowed where.
+Does not depend on gRPC, on limits of messages, or on which values are allowed.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from drakit_driver.runtime.failures import kind_of
 from drakit_proto.backend.v1 import backend_pb2 as pb
 
 REQUEST_ID = "drakit-request-id"
-"""Metadata of each call: the id on the node plugin's log lines about it."""
+"""Metadata of each call: the request ID in the node plugin's log lines about it."""
 
 MAX_DEVICE_BYTES = 64 * 1024
-"""Bytes of a device or counter set: four times the largest that the API accepts."""
+"""Maximum size of a device or counter set: four times the largest that the API accepts."""
 
 TOO_LARGE = f"larger than {MAX_DEVICE_BYTES // 1024} KiB"
-"""The problem of one that has more."""
+"""The problem of a larger device or counter set."""
 
 MAX_HEALTH_MESSAGE = 1024
-"""Characters of a health message."""
+"""Maximum length of a health message."""
 
 _EFFECTS: Mapping[str, pb.TaintEffect.ValueType] = {
     "unspecified": pb.TAINT_EFFECT_UNSPECIFIED,
@@ -54,19 +54,19 @@ _STATUSES: Mapping[str, pb.HealthStatus.ValueType] = {
     "unhealthy": pb.HEALTH_STATUS_UNHEALTHY,
 }
 _EMPTY: dict[str, Any] = {}
-"""Most mappings of most devices are empty; one for all of them saves memory."""
+"""Most mappings of most devices are empty. Sharing one object saves memory."""
 
 ValueT = TypeVar("ValueT")
 MessageT = TypeVar("MessageT", bound=Message)
 _Convert = Callable[[Any], Any]
 _Field = Any
-"""A descriptor of a field, of which protobuf has several implementations."""
+"""A field descriptor, for which protobuf has several implementations."""
 
-# ------------------------------------------------------------ from values to messages
+# ------------------------------------------------------------ values to messages
 
 
 def message_of(value: object, kind: type[MessageT], **given: Any) -> MessageT:
-    """Make the message of a value; `given` fields are not converted. Raises TypeError, ValueError
+    """Convert a value to a message. `given` fields are not converted. Raises TypeError, ValueError
     or AttributeError for a value of a wrong type."""
     for name, write, empty in _writers(kind, type(value)):
         if name not in given and (field := getattr(value, name)) != empty:
@@ -76,7 +76,7 @@ def message_of(value: object, kind: type[MessageT], **given: Any) -> MessageT:
 
 @cache
 def _writers(kind: type[Message], of: Any) -> Sequence[tuple[str, _Convert | None, object]]:
-    """Return the fields that both have, the conversions, and the values of absent fields."""
+    """Return the fields that both have, with the conversions and the values of absent fields."""
     names = {each.name for each in fields(of)}
     return [
         (each.name, _writer(each), _empty_of(each))
@@ -92,7 +92,7 @@ def _empty_of(field: _Field) -> object:
 
 
 def _writer(field: _Field) -> _Convert | None:
-    """Return the conversion to a field; None if it has the same values."""
+    """Return the conversion for a field, or None if the values are the same."""
     if (special := _WRITE.get(f"{field.containing_type.name}.{field.name}")) is not None:
         return special
     message = field.message_type
@@ -124,13 +124,13 @@ def _message_writer(name: str) -> _Convert:
 
 
 def _list(given: object) -> Sequence[Any]:
-    if not isinstance(given, tuple | list):  # the letters of a text would be values
+    if not isinstance(given, tuple | list):  # the letters of a string would become values
         raise TypeError(f"a list is a {kind_of(given)}")
     return cast("Sequence[Any]", given)
 
 
 def attribute_message(value: object) -> pb.Attribute:
-    """Make the message of an attribute; raises TypeError for a value of a wrong type."""
+    """Convert an attribute. Raises TypeError for a value of a wrong type."""
     match value:
         case bool():
             return pb.Attribute(bool=value)
@@ -158,7 +158,7 @@ def _list_attribute(values: Sequence[Any]) -> pb.Attribute:
 
 
 def health_message(health: Health) -> pb.Health:
-    """Make the message of a health; one that is malformed is unknown."""
+    """Convert a device's health. Malformed health becomes unknown."""
     health = validated_health(health)
     return pb.Health(
         status=_STATUSES.get(health.status, pb.HEALTH_STATUS_UNSPECIFIED),
@@ -168,7 +168,8 @@ def health_message(health: Health) -> pb.Health:
 
 
 def json_of(value: object) -> str:
-    """Write JSON in ASCII: a user's text can contain lone surrogates, which no message can."""
+    """Encode JSON in ASCII, because a user's string can contain lone surrogates, which messages
+    cannot."""
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -187,13 +188,13 @@ _WRITE: Mapping[str, _Convert] = {
     ),
     "PreparedDevice.data": json_of,
 }
-"""The messages, and the fields, that differ from their values."""
+"""The messages and fields that differ from their values."""
 
-# ------------------------------------------------------------ from messages to values
+# ------------------------------------------------------------ messages to values
 
 
 def value_of(message: Message, kind: type[ValueT], **given: Any) -> ValueT:
-    """Make the value of a message; it may be one that a check refuses. `given` attributes are not
+    """Convert a message to a value, which a check may still refuse. `given` attributes are not
     read."""
     absent, readers = _readers(kind, type(message))
     values = {**absent, **given}
@@ -208,8 +209,8 @@ def value_of(message: Message, kind: type[ValueT], **given: Any) -> ValueT:
 def _readers(
     kind: type[Any], of: type[Message]
 ) -> tuple[Mapping[str, Any], Mapping[_Field, tuple[str, _Convert | None]]]:
-    """Return the values of absent fields, where they are not the defaults of the class, and the
-    conversions of the others."""
+    """Return the values of absent fields that differ from the defaults of the class, and the
+    conversions of the other fields."""
     absent: dict[str, Any] = {}
     for each in fields(kind):
         is_required = each.default is each.default_factory  # neither is given
@@ -226,7 +227,7 @@ def _readers(
 
 
 def _reader(field: _Field) -> _Convert | None:
-    """Return the conversion of a field that is not absent; None if it has the same values."""
+    """Return the conversion for a field that is not absent, or None if the values are the same."""
     if (special := _READ.get(f"{field.containing_type.name}.{field.name}")) is not None:
         return special
     message = field.message_type
@@ -237,7 +238,7 @@ def _reader(field: _Field) -> _Convert | None:
     if message.GetOptions().map_entry:
         inner = message.fields_by_name["value"].message_type
         read = str if inner is None else _message_reader(inner.name)
-        # Maps of messages have no order, but the same edits must give the same file.
+        # Maps in messages have no order, but the same edits must produce the same file.
         return lambda given: {intern(name): read(given[name]) for name in sorted(given)}
     read = _message_reader(message.name)
     return (lambda given: tuple([read(each) for each in given])) if field.is_repeated else read
@@ -248,7 +249,7 @@ def _message_reader(name: str) -> _Convert:
 
 
 def health_of(message: pb.Health) -> Health:
-    """Make a health; an unknown status means that the health is unknown."""
+    """Convert a device's health. An unknown status becomes unknown health."""
     text = message.message[:MAX_HEALTH_MESSAGE]
     match message.status:
         case pb.HEALTH_STATUS_HEALTHY:
@@ -285,11 +286,11 @@ def _extra(given: str) -> Mapping[str, Any]:
     try:
         return orjson.loads(given)
     except orjson.JSONDecodeError:
-        return cast("Mapping[str, Any]", given)  # text, which the check of devices refuses
+        return cast("Mapping[str, Any]", given)  # a string, which the check of devices refuses
 
 
 def _taint(message: pb.Taint) -> Taint:
-    # An unknown effect, of a later version, is refused as well: its meaning is unknown.
+    # An unknown effect, from a later version, is also refused, because its meaning is unknown.
     effect = _EFFECT_NAMES.get(message.effect, str(message.effect))
     return value_of(message, Taint, effect=effect)
 
@@ -303,4 +304,4 @@ _READ: Mapping[str, _Convert] = {
     "Taint": _taint,
     "Device.extra": _extra,
 }
-"""The values of messages, and of fields, that differ from them."""
+"""The values, of messages and of fields, that differ from their messages."""

@@ -1,8 +1,8 @@
 """
 Calls the methods of a Python driver for a batch of claims, in the driver's loop.
 
-Vendor code runs only here, including reading its answers and formatting its exceptions. The result
-is a snapshot, or a sentence. The claims engine orders calls and limits their time.
+Vendor code runs only here, including when its results are read and its exceptions formatted. The
+result is a snapshot, or a sentence. The claims engine orders calls and limits their time.
 
 Does not depend on threads, slices, gRPC or the kubelet.
 """
@@ -49,7 +49,7 @@ ValueT = TypeVar("ValueT")
 
 
 class DriverCalls:
-    """Calls one driver; raises DeviceFailedError, and no other."""
+    """Calls one driver. Raises only DeviceFailedError."""
 
     def __init__(self, name: str, driver: AnyDriver, traits: DriverTraits) -> None:
         self._name = name
@@ -59,11 +59,12 @@ class DriverCalls:
         self._by_key: dict[tuple[str, str] | None, Device] | None = None
 
     def published(self, inventory: Inventory) -> None:
-        """Record the driver's own devices: the driver gets their edits back."""
+        """Record the driver's own devices, because the driver gets their edits back."""
         self._inventory, self._by_key = inventory, None
 
     async def apply_policies(self, policies: AnyPolicies) -> None:
-        """Hand the driver its policies. Raises DeviceFailedError: the previous ones remain."""
+        """Pass the policies to the driver. Raises DeviceFailedError, in which case the previous
+        policies remain."""
         try:
             async with asyncio.timeout(POLICIES_SECONDS):
                 await self._call("apply_policies", dict(policies))
@@ -76,7 +77,7 @@ class DriverCalls:
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
-        """See :meth:`.Calls.prepare`."""
+        """Implement :meth:`.Calls.prepare`."""
         if "prepare" in self._traits.batches:
             return await self._prepare_claims(batch)
         return await self._by_device(batch, self._prepare_device)
@@ -106,7 +107,7 @@ class DriverCalls:
     def _all_prepared(
         self, answer: object, *, what: str
     ) -> Sequence[PreparedDevice] | DeviceFailedError:
-        """Return the answer for a claim as results of its devices, or an error."""
+        """Return the driver's result for a claim as results for its devices, or an error."""
         if isinstance(answer, Exception):
             return self._failure(answer, what=what)
         if not isinstance(answer, Sequence):
@@ -116,7 +117,7 @@ class DriverCalls:
             return tuple(
                 [self._prepared(each, what=what, index=i) for i, each in enumerate(results)]
             )
-        except Exception as error:  # a sequence of the vendor's own
+        except Exception as error:  # the vendor's own sequence type
             return self._failure(error, what=what)
 
     def _prepared(self, answer: object, *, what: str, index: int) -> PreparedDevice:
@@ -140,7 +141,7 @@ class DriverCalls:
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
-        """See :meth:`.Calls.unprepare`."""
+        """Implement :meth:`.Calls.unprepare`."""
         if "unprepare" in self._traits.batches:
             return await self._unprepare_claims(batch)
         return _errors(await self._by_device(batch, self._unprepare_device))
@@ -172,14 +173,14 @@ class DriverCalls:
         return {**results, **_errors(await self._by_device(undone, self._reset))}
 
     async def _reset(self, item: AllocatedClaim, device: AllocatedDevice, index: int) -> None:
-        """Reset a device if the driver has that trait, but not if others may be using it."""
+        """Reset a device if the driver has that trait, unless others may be using it."""
         if self._traits.resets and device.share_id is None and not device.admin_access:
             await self._call("reset", device, index=index)
 
     # ------------------------------------------------------------ checking
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
-        """See :meth:`.Calls.check`."""
+        """Implement :meth:`.Calls.check`."""
         results: dict[str, bool] = {}
         for uid, each in (await self._by_device(batch, self._check_device)).items():
             if isinstance(each, DeviceFailedError):
@@ -205,7 +206,7 @@ class DriverCalls:
     def _checked(
         self, device: AllocatedDevice, index: int, *, lenient: bool = False
     ) -> AllocatedDevice:
-        """Return a device with the driver's edits, if it is listed, and its parameters."""
+        """Return a device with its parameters and, if it is listed, the driver's edits."""
         if self._by_key is None:
             self._by_key = by_key(self._inventory)
         published = self._by_key.get((device.pool, device.name))
@@ -225,13 +226,13 @@ class DriverCalls:
     # ------------------------------------------------------------ the results of a driver
 
     async def _call(self, what: str, *arguments: object, index: int | None = None) -> object:
-        """Call a method, which may be a plain or an async one."""
+        """Call a method, which may be synchronous or asynchronous."""
         try:
             answer = getattr(self._driver, what)(*arguments)
             return await answer if inspect.isawaitable(answer) else answer
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic of PyO3 is no Exception
+        except BaseException as error:  # a panic of PyO3 is not an Exception
             failure = self._failure(error, what=what, index=index)
         raise failure
 
@@ -244,7 +245,7 @@ class DriverCalls:
                 return dict(cast("Mapping[str, object]", answer))
             text = f"{kind_of(answer)}, which is not a mapping of claims"
             failure = self._unusable(text, what=what)
-        except Exception as error:  # a mapping of the vendor's own
+        except Exception as error:  # the vendor's own mapping type
             failure = self._failure(error, what=what)
         raise failure
 
@@ -261,14 +262,14 @@ class DriverCalls:
         batch: Sequence[AllocatedClaim],
         call: Callable[[AllocatedClaim, AllocatedDevice, int], Coroutine[Any, Any, ValueT]],
     ) -> Mapping[str, Sequence[ValueT] | DeviceFailedError]:
-        """Call for each device of each claim; a failure affects only its claim. Calls run
-        concurrently, but those with hardware in common follow each other."""
+        """Call for each device of each claim. A failure affects only its claim. Calls run
+        concurrently, except those with common hardware, which run one after the other."""
         begun = [
             (device, partial(call, item, device, i))
             for item in batch
             for i, device in enumerate(item.devices)
         ]
-        if len(begun) == 1:  # without a task of its own
+        if len(begun) == 1:  # no separate task needed
             outcomes = iter([await _settle(begun[0][1])])
         else:
             order = Order()
@@ -297,7 +298,7 @@ def _copied(answer: PreparedDevice) -> PreparedDevice | str:
     prepared: PreparedDevice = snapshot_of(replace(answer, data=None))
     if not isinstance(cast("object", prepared.edits), Edits):
         return f"edits are {kind_of(answer.edits)}, which is not an Edits"
-    # Here: most drivers return edits alone, and a driver's own process then does not load it.
+    # Import lazily: most drivers return only edits, so a driver's own process need not load it.
     from drakit_formats.resource.status import checked, data_copy
 
     try:

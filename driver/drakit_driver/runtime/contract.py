@@ -1,15 +1,13 @@
 """
-The contracts of endpoints: towards the host and the engine, towards the connection of each kind,
-and towards the listener.
+The contracts of endpoints with the host and the engine, with the connection of each kind, and with
+the listener.
 
-* The host runs a :class:`HostedEndpoint`, and the engine calls it. :mod:`.endpoint` has the one
-  implementation for a single endpoint.
+* The host runs a :class:`HostedEndpoint`, and the engine calls it. :mod:`.endpoint` implements it
+  for a single endpoint.
 * A :class:`Connection` is one connection to a source of devices: a Python driver in its thread, a
   backend behind its socket, a device plugin. It reports devices and their health, and is called for
   claims. It does not reconnect, order calls, limit their time or word their errors.
 * An :class:`EndpointListener` decides the state of devices when an endpoint stops.
-
-Does not depend on how any kind of endpoint works.
 """
 
 from __future__ import annotations
@@ -32,48 +30,49 @@ from drakit_driver.runtime.failures import DeviceFailedError, EndpointStoppedErr
 from drakit_driver.runtime.policies import PolicyFeed
 
 MAX_DEVICES = 16_384
-"""Devices of an endpoint, or of all device plugins of a node. The limit is above the numbers for
-which publishing was measured, and low enough to iterate over all devices at each change."""
+"""Maximum number of devices of an endpoint, or of all device plugins of a node. The limit exceeds
+the numbers for which publishing was measured, and is low enough to iterate over all devices at each
+change."""
 
 
 CALL_SECONDS = 300.0
-"""Time limit of a call, from its start. The kubelet gets its answer long before that, and
+"""Time limit of a call, from its start. The kubelet gets a response long before that, and
 retries."""
 
 CallOperation = Literal["prepare", "unprepare", "check"]
 """The methods of :class:`Calls`."""
 
 CallError = DeviceFailedError | EndpointStoppedError
-"""The result of a call for a claim that failed."""
+"""The error of a failed call for a claim."""
 
 
 class ConnectionEndedError(Exception):
-    """A connection has ended. The text is the reason, and appears in a pod's Event."""
+    """A connection has ended. The message is the reason, and appears in a pod's Event."""
 
     def __init__(self, reason: str, *, disorderly: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.disorderly = disorderly
-        """The connection did harm while it lived: a long life does not reset its backoff."""
+        """Whether the connection did harm. If so, a long life does not reset its backoff."""
 
 
 class DeviceKey(NamedTuple):
     """A device of one driver on this node."""
 
     pool: str
-    """The driver's name of the pool: empty for the pool that has the node's name."""
+    """The driver's name of the pool. Empty for the pool that has the node's name."""
     name: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthReport:
-    """The health of some devices; the health of all others is unchanged."""
+    """The health of some devices. The health of all others is unchanged."""
 
     devices: Mapping[DeviceKey, Health]
 
     unlisted: Mapping[DeviceKey, Health] = field(default_factory=dict[DeviceKey, Health])
-    """The health of devices of pools that no node owns, all of them; the key has the pool's name
-    in the API. Only drivers of network devices report it."""
+    """The health of all devices in pools that no node owns. The key has the pool's name in the API.
+    Only drivers of network devices report it."""
 
 
 Update = Inventory | HealthReport
@@ -85,7 +84,8 @@ _STATUSES = ("healthy", "unhealthy", "unknown")
 
 
 def validated_health(reported: object) -> Health:
-    """Return a reported health, or :data:`MALFORMED_HEALTH`: drivers make these objects."""
+    """Return a reported health, or :data:`MALFORMED_HEALTH`, because drivers create these
+    objects."""
     if not (
         isinstance(reported, Health)
         and reported.status in _STATUSES
@@ -98,18 +98,18 @@ def validated_health(reported: object) -> Health:
 
 
 class EndpointListener(Protocol):
-    """Follows what endpoints have; called in the daemon's loop, and returns at once."""
+    """Follows the state of endpoints. Called in the daemon's loop; methods return immediately."""
 
     def replaced(self, endpoint: str, inventory: Inventory) -> None:
-        """Notify that the endpoint is available and has exactly these devices."""
+        """Handle that the endpoint is available and has exactly these devices."""
         ...
 
     def reported(self, endpoint: str, report: HealthReport) -> None:
-        """Notify changed health; devices that the endpoint does not have are ignored."""
+        """Handle changed health. Devices that the endpoint does not have are ignored."""
         ...
 
     def stopped(self, endpoint: str, reason: str) -> None:
-        """Notify that the endpoint is unavailable; called again if the reason changes."""
+        """Handle that the endpoint is unavailable. Called again if the reason changes."""
         ...
 
 
@@ -118,32 +118,33 @@ class Calls(Protocol):
     Calls for claims, in the daemon's loop.
 
     A batch has at least one claim. Unless the call is one of :attr:`.DriverTraits.batches`, it has
-    exactly one. Pools have the driver's names. No two calls for the same device or counter set run
-    at the same time, calls for others do.
+    exactly one. Pools have the driver's names. Two calls for the same device or counter set never
+    run at the same time; other calls do.
 
-    A call answers for every claim of the batch, by UID. It may raise:
+    A call returns a result for every claim of the batch, by UID. It may raise:
 
     * :class:`.DeviceFailedError`: the batch failed, with this sentence;
-    * :class:`drakit.driver.DriverError`: the batch failed, and the text becomes the sentence;
-    * :class:`ConnectionEndedError`: the connection ended meanwhile;
-    * :class:`.CallOverdueError`: the other side did not answer within its own deadline;
+    * :class:`drakit.driver.DriverError`: the batch failed, and the message becomes the sentence;
+    * :class:`ConnectionEndedError`: the connection ended during the call;
+    * :class:`.CallOverdueError`: the other side did not respond within its own deadline;
     * anything else: a bug, which is logged.
 
-    A call is canceled when its caller no longer waits, or after its time limit. It must then
-    return or raise only after the work has really ended, because the next call for its devices
-    begins at that moment.
+    A call is canceled when its caller no longer waits, or after its time limit. It must then return
+    or raise only after the work has really ended, because the next call for its devices then
+    begins.
     """
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
-        """Make the devices ready; return the results of each claim's devices, in their order."""
+        """Make the devices ready. Return the results for each claim's devices, in their order."""
         ...
 
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
-        """Undo the prepare, and reset the devices if the driver has that trait; None is success."""
+        """Undo the prepare, and reset the devices if the driver has that trait. None means
+        success."""
         ...
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
@@ -152,37 +153,37 @@ class Calls(Protocol):
 
 
 class Reports(Protocol):
-    """The reports of a connection about itself: enough for its life cycle."""
+    """A connection's reports about itself, as needed for its life cycle."""
 
     @property
     def unavailable(self) -> str | None:
-        """The reason why calls are currently impossible; None while they are possible, which is
-        never before the first inventory."""
+        """Why calls are currently impossible, or None. Never None before the first inventory."""
         ...
 
     def inventories(self) -> AsyncIterator[Update]:
         """
-        List and watch: first an inventory, then each change of it and of health.
+        List and watch: yield first an inventory, then each change of it and of health.
 
         The connection limits the rate, preferably with a :class:`.LatestValue`: if the reader is
-        late, it gets only the latest inventory. It ends or raises when the connection does,
-        preferably with :class:`ConnectionEndedError`; from then on `unavailable` has that reason.
+        late, it gets only the latest inventory. The iterator ends or raises when the connection
+        does, preferably with :class:`ConnectionEndedError`. From then on, `unavailable` returns
+        that reason.
         """
         ...
 
     async def close(self) -> None:
-        """End the connection; prepared claims stay prepared. Returns within seconds, even if the
-        other side hangs, and raises nothing."""
+        """End the connection. Prepared claims remain prepared. Returns within seconds, even if the
+        other side hangs, and does not raise."""
         ...
 
 
 class Connection(Reports, Calls, Protocol):
-    """One life of an endpoint."""
+    """One connection to a source of devices, from its start to its end."""
 
     @property
     def blocked(self) -> str | None:
-        """The call that blocks its event loop; None while the loop responds, or if it has no loop
-        of its own."""
+        """The call that blocks its event loop. None while the loop responds, or if it has no
+        separate loop."""
         ...
 
 
@@ -195,7 +196,7 @@ class PolicyTraits:
 
     resource: PolicyResource
     type: type[DevicePolicy] | None
-    """The type of their spec. None for a backend, which checks them itself."""
+    """The type of the policies' spec. None for a backend, which checks them itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,44 +204,45 @@ class DriverTraits:
     """The calls that a driver needs."""
 
     side_effects: bool = True
-    """Its prepare has effects that must be undone. An intent is stored before the call."""
+    """Whether prepare has effects that must be undone. If so, an intent is stored before the
+    call."""
 
     checks: bool = False
-    """Whether it checks prepared devices."""
+    """Whether the driver checks prepared devices."""
 
     resets: bool = False
-    """Whether it resets a device after the unprepare."""
+    """Whether the driver resets a device after the unprepare."""
 
     polls_health: bool = False
-    """Whether it is polled for the health of each device."""
+    """Whether the driver is polled for the health of each device."""
 
     health: bool = False
-    """Whether it reports health in any way. If so, the plugin serves the kubelet's health
+    """Whether the driver reports health in any way. If so, the plugin serves the kubelet's health
     stream."""
 
     metadata_files: bool = False
     """Whether containers get metadata files with the attributes of its devices."""
 
     network_devices: bool = False
-    """Whether it also prepares devices of pools that do not belong to the node. A controller
-    publishes them, so that no inventory has them."""
+    """Whether the driver also prepares devices in pools that do not belong to the node. A
+    controller publishes those devices, so they are in no inventory."""
 
     batches: Collection[CallOperation] = frozenset()
-    """The calls that take all claims of a request together, such as those of a pod. Other calls are
-    of a single claim."""
+    """The calls that take all claims of a request together, such as those of a pod. Other calls
+    take a single claim."""
 
     claim_data: bool = False
-    """Whether it needs the claim's data besides its identity and devices."""
+    """Whether the driver needs the claim's data in addition to its identity and devices."""
 
     parameters_type: type[DeviceParameters] | None = None
     parameter_versions: Sequence[ParameterVersion] = ()
-    """The versions of the parameters; empty if users write none."""
+    """The versions of the parameters. Empty if users do not write any."""
 
     policies: PolicyTraits | None = None
-    """Its policies, which configure it while it runs; None if it has none."""
+    """The policies that configure the driver while it runs. None if there are none."""
 
     def method(self, operation: CallOperation) -> str:
-        """Return the name of a call, for sentences."""
+        """Return the name of a call, for messages."""
         return f"{operation}_claims" if operation in self.batches else operation
 
 
@@ -294,31 +296,31 @@ class EndpointContext:
     """The node's name."""
 
     policies: PolicyFeed | None = None
-    """The policies of a driver that has some."""
+    """The policies of a driver that has policies."""
 
 
 class CallableEndpoint(Protocol):
     """
     The endpoint that the claims engine calls.
 
-    `prepare`, `unprepare` and `check` are calls of :class:`Calls` that raise nothing: each claim's
-    result can be an error instead. Pools have their names in the API. :mod:`.endpoint` has the one
+    `prepare`, `unprepare` and `check` correspond to :class:`Calls`, but do not raise: each claim's
+    result can be an error instead. Pools have their names in the API. :mod:`.endpoint` contains the
     implementation.
     """
 
     @property
     def traits(self) -> DriverTraits:
-        """The calls that it needs; also known while it is stopped."""
+        """The calls that the driver needs. Also available while it is stopped."""
         ...
 
     def unavailable(self) -> EndpointStoppedError | None:
-        """Return why it cannot be called now; None if it can."""
+        """Return why it cannot be called now, or None."""
         ...
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[PreparedDevice] | CallError]:
-        """Make the devices of claims ready; return the results of each claim's devices, in their
+        """Make the devices of claims ready. Return the results for each claim's devices, in their
         order."""
         ...
 
@@ -336,8 +338,8 @@ class HostedEndpoint(CallableEndpoint, Protocol):
 
     @property
     def blocked(self) -> str | None:
-        """The call that blocks its event loop; None while the loop responds, or if it has no loop
-        of its own."""
+        """The call that blocks its event loop. None while the loop responds, or if it has no
+        separate loop."""
         ...
 
     @property
@@ -346,20 +348,20 @@ class HostedEndpoint(CallableEndpoint, Protocol):
         ...
 
     async def start(self) -> None:
-        """Connect for the first time, before any call; returns within seconds. Raises
-        :class:`drakit.driver.DriverError` if a configuration is refused, and nothing else."""
+        """Connect for the first time, before any call. Returns within seconds. Raises
+        :class:`drakit.driver.DriverError` only if a configuration is rejected."""
         ...
 
     async def run(self) -> None:
-        """Keep the endpoint connected until canceled; report its devices to the listener."""
+        """Keep the endpoint connected until canceled, and report its devices to the listener."""
         ...
 
     async def close(self) -> None:
-        """End it within seconds; prepared claims stay prepared. Called after the end of
+        """End the endpoint within seconds. Prepared claims remain prepared. Called after the end of
         :meth:`run`."""
         ...
 
     async def ended(self) -> None:
-        """Wait, after :meth:`close`, until nothing of it runs in this process any more. That can
-        take long: nothing can end the thread of a Python driver."""
+        """After :meth:`close`, wait until no part of the endpoint runs in this process. That can
+        take long, because nothing can end the thread of a Python driver."""
         ...

@@ -1,14 +1,15 @@
 """
-One source of a driver's devices: connected repeatedly, and called for claims.
+One source of a driver's devices, which is connected repeatedly, and called for claims.
 
-:class:`Endpoint` owns what is the same for every kind: the life cycle (:class:`Lifecycle`) and the
-calls with their error sentences (:class:`Caller`). A kind supplies a :class:`.Connection`, and a
-function that makes the next one. Reports of a connection are forwarded as they arrive, and none
-after it has ended. The listener decides what happens to the devices of a stopped endpoint.
+:class:`Endpoint` implements the common behavior of all kinds: the life cycle (:class:`Lifecycle`)
+and the calls with their error messages (:class:`Caller`). A kind supplies a :class:`.Connection`,
+and a function that creates the next one. The endpoint forwards a connection's reports as they
+arrive, but none after the connection has ended. The listener decides the effects on the devices of
+a stopped endpoint.
 
-In calls, pools get the driver's names. What a connection raises becomes the result of all claims of
-the call, as an error with a sentence; what it answers is checked. The caller decides the order of
-calls, limits their time and abandons them.
+In calls, pools have the driver's names. An exception from a connection becomes the result of all
+claims of the call, as an error with a sentence; results are validated. The caller decides the order
+of calls, limits their time and abandons them.
 
 Does not depend on slices, gRPC or the kubelet.
 """
@@ -58,14 +59,15 @@ logger = logging.getLogger(__name__)
 
 
 SLOW_CALL_SECONDS = 5.0
-"""The time after which a call in flight is logged and reported."""
+"""Time after which a call in flight is logged and reported."""
 
 
 class Caller(ABC):
     """The calls of one driver, for a :class:`.CallableEndpoint`."""
 
     def __init__(self, driver: str, *, traits: DriverTraits, node: str) -> None:
-        """`node` is the node's name, after which pools are named in the API."""
+        """Create a caller. `node` is the node's name, which is also the API name of its default
+        pool."""
         self.traits = traits
         self._driver = driver
         self._node = node
@@ -73,26 +75,26 @@ class Caller(ABC):
 
     @property
     def slow_calls(self) -> Sequence[str]:
-        """See :attr:`.HostedEndpoint.slow_calls`."""
+        """Implement :attr:`.HostedEndpoint.slow_calls`."""
         return [*self._slow_calls.values()]
 
     @abstractmethod
     async def _connection(self, ended: object = None) -> Calls | EndpointStoppedError:
-        """Return the connection to call, or the reason why there is none. After one has `ended`
-        during a call, wait for the one that replaces it, if there is one."""
+        """Return the connection to call, or the reason why there is none. If a connection has
+        `ended` during a call, wait for its replacement, if there is one."""
 
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[PreparedDevice] | CallError]:
-        """See :meth:`.CallableEndpoint.prepare`."""
+        """Implement :meth:`.CallableEndpoint.prepare`."""
         return await self._watched("prepare", batch)
 
     async def unprepare(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, CallError | None]:
-        """See :meth:`.CallableEndpoint.unprepare`."""
+        """Implement :meth:`.CallableEndpoint.unprepare`."""
         return await self._watched("unprepare", batch)
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool | CallError]:
-        """See :meth:`.CallableEndpoint.check`."""
+        """Implement :meth:`.CallableEndpoint.check`."""
         return await self._watched("check", batch)
 
     async def _call(
@@ -114,7 +116,8 @@ class Caller(ABC):
             try:
                 answers: dict[str, Any] = dict(await getattr(connection, operation)(items))
             except ConnectionEndedError:
-                # Calls are idempotent. The kubelet would repeat this one after 10 s or more.
+                # Calls are idempotent, and the kubelet would repeat this one only after 10 s or
+                # more.
                 successor = await self._connection(connection)
                 if successor is connection or isinstance(successor, EndpointStoppedError):
                     raise
@@ -140,7 +143,7 @@ class Caller(ABC):
     async def _watched(
         self, operation: CallOperation, batch: Sequence[AllocatedClaim]
     ) -> dict[str, Any]:
-        """Call, and report the call while it takes long."""
+        """Make a call, and report it while it takes long."""
         call = object()
 
         def report() -> None:
@@ -163,7 +166,7 @@ class Caller(ABC):
     def _results(
         self, operation: CallOperation, batch: Sequence[AllocatedClaim], answers: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return each claim's answer, or a DeviceFailedError."""
+        """Return each claim's result, or a DeviceFailedError."""
         results: dict[str, Any] = {}
         for item in batch:
             uid = item.claim.uid
@@ -177,7 +180,7 @@ class Caller(ABC):
             if operation == "prepare" and not isinstance(answer, Exception):
                 try:
                     number = len(cast("Sequence[PreparedDevice]", answer))
-                except Exception as error:  # an answer of a wrong type fails its claim alone
+                except Exception as error:  # a result of a wrong type fails only its claim
                     results[uid] = self._failure(error, operation, batch)
                     continue
                 if number != len(item.devices):
@@ -211,11 +214,11 @@ class Caller(ABC):
 # ---------------------------------------------------------------- policies
 
 POLICIES_PACE_SECONDS = 0.5
-"""Minimum time between two calls of `apply_policies`. An upgrade of the chart changes many policies
-at once."""
+"""Minimum time between two calls of `apply_policies`, because an upgrade of the chart changes many
+policies at once."""
 
 POLICIES_RETRY_SECONDS = 60.0
-"""Pause before refused policies are tried again."""
+"""Delay before refused policies are tried again."""
 
 
 async def follow_policies(
@@ -226,12 +229,12 @@ async def follow_policies(
     applied: Callable[[], None] = lambda: None,
 ) -> None:
     """
-    Let a driver apply its policies, when it connects and at each change, until its end. Refused
+    Let a driver apply its policies when it connects and at each change, until it ends. Refused
     policies are tried again, because the reason may be the state of the node.
 
-    `apply` returns the problems of invalid policies by name, of which it has then applied none. It
-    raises DeviceFailedError if the driver refuses the policies. `applied` is called each time that
-    the driver has applied some.
+    `apply` returns the problems of invalid policies by name; it has then applied none. It raises
+    DeviceFailedError if the driver refuses the policies. `applied` is called each time that the
+    driver has applied policies.
     """
     feed.connected()
     policies: AnyPolicies | None = None
@@ -257,7 +260,8 @@ async def follow_policies(
         else:
             feed.report(policies, refusal)
             if refusal is None:
-                # Not before: whoever sees its devices must find its policies in force.
+                # Call this first, because clients that see the devices must find the policies in
+                # effect.
                 applied()
         await asyncio.sleep(POLICIES_PACE_SECONDS)
 
@@ -265,18 +269,18 @@ async def follow_policies(
 # ---------------------------------------------------------------- life cycle
 
 RECONNECT_SECONDS = (1.0, 60.0)
-"""First and longest delay before an endpoint is connected again; it doubles in between."""
+"""Initial and maximum delay before an endpoint is connected again. The delay doubles."""
 
 STEADY_SECONDS = 60.0
 """The age at which a connection resets the delay to its minimum. A connection that lists its
-devices and ends at once counts as a failed one."""
+devices and ends immediately is treated as a failed one."""
 
 HAND_OVER_SECONDS = 2.0
-"""The time that the successor of an ended connection has to list its devices: calls wait for it,
-and no stop is reported. An update of a backend takes a tenth of it."""
+"""How long the successor of an ended connection has to list its devices. Meanwhile, calls wait for
+it, and no stop is reported. An update of a backend takes a tenth of this time."""
 
 SILENT_SECONDS = 10.0
-"""The time that a new connection has to list its devices before its silence is reported."""
+"""How long a new connection has to list its devices before its silence is reported."""
 
 ConnectionT = TypeVar("ConnectionT", bound=Reports)
 
@@ -293,40 +297,41 @@ class Lifecycle(Generic[ConnectionT]):
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         has_successor: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`connect` makes the next connection; it raises if there is none now. `pause` is called
-        before each reconnect: it waits this many seconds, or less if waiting is useless.
-        `has_successor` returns whether the other side of the connection is being replaced."""
+        """Create a life cycle. `connect` creates the next connection, and raises if there is none
+        now. `pause` is called before each reconnect: it waits this many seconds, or less if waiting
+        is useless. `has_successor` returns whether the other side of the connection is being
+        replaced."""
         self._endpoint = endpoint
         self._connect = connect
         self._listener = listener
         self._pause = pause
         self._has_successor = has_successor
         self._hand_over: asyncio.TimerHandle | None = None
-        """Its end, while the successor of a connection is awaited."""
+        """The timer that ends the hand-over, while the successor of a connection is awaited."""
         self._news = asyncio.Event()
         """Set, and replaced, when a connection or a hand-over ends."""
         self._closing: set[asyncio.Task[None]] = set()
-        """Connections that were handed over, and end."""
+        """Connections that were handed over, and are ending."""
         self._backoff = Backoff(*RECONNECT_SECONDS, jitter=0)
         self._reason: str | None = "it has not started yet"
         self._previous: str | None = None
-        """The reason of its last stop; None after it has listed its devices again."""
+        """The reason of the last stop. None after the endpoint has listed its devices again."""
         self._reported: str | None = None
-        """The reason that was reported last; None after devices were."""
+        """The last reported reason. None after devices were reported."""
 
         self.connection: ConnectionT | None = None
-        """The latest one; None while there is none."""
+        """The latest connection, or None."""
 
     @property
     def stop_reason(self) -> str | None:
-        """The reason why the endpoint cannot be called now; None if it can, or if calls wait for
-        the next connection."""
+        """Why the endpoint cannot be called now. None if it can, or if calls wait for the next
+        connection."""
         if self._hand_over is not None:
             return None
         if self._reason is not None or self.connection is None:
             return self._reason
         reason = self.connection.unavailable
-        # The silence of a new connection explains nothing: users need the earlier cause.
+        # The silence of a new connection explains nothing, so report the earlier cause to users.
         unexplained = reason is not None and self._previous not in (None, reason)
         return f"{reason} (before that: {self._previous})" if unexplained else reason
 
@@ -334,8 +339,8 @@ class Lifecycle(Generic[ConnectionT]):
         """
         Connect for the first time.
 
-        Raises :class:`DriverError` if the endpoint refuses its configuration. Any other failure is
-        a stop, and :meth:`run` tries again.
+        Raises :class:`DriverError` if the endpoint rejects its configuration. Any other failure is
+        a stop, and :meth:`run` retries.
         """
         try:
             await self._make_connection()
@@ -346,8 +351,8 @@ class Lifecycle(Generic[ConnectionT]):
             self._report_stop(reason)
 
     async def run(self) -> None:
-        """Keep it connected until canceled. Our own stop is not a stop of the endpoint: it is not
-        reported, so that its devices stay unchanged."""
+        """Keep the endpoint connected until canceled. A cancellation is not reported as a stop of
+        the endpoint, so that its devices remain unchanged."""
         while True:
             if self.connection is None:
                 await self._pause(self._backoff.next_seconds())
@@ -380,7 +385,7 @@ class Lifecycle(Generic[ConnectionT]):
             self._reason = None
 
     async def _follow(self, connection: ConnectionT) -> None:
-        """Pass on the updates of one connection until it ends."""
+        """Forward the updates of one connection until it ends."""
         loop = asyncio.get_running_loop()
         silent = loop.call_later(SILENT_SECONDS, self._report_silence, connection)
         listed_at: float | None = None
@@ -423,8 +428,8 @@ class Lifecycle(Generic[ConnectionT]):
             await connection.close()
 
     def _pass_on(self, update: Update) -> None:
-        """Pass an update to the listener. If that fails, the update is the cause: it ends this
-        connection but not the daemon, which serves other endpoints as well."""
+        """Pass an update to the listener. If that fails, the update is the cause. The failure ends
+        this connection but not the daemon, which also serves other endpoints."""
         try:
             if isinstance(update, Inventory):
                 self._listener.replaced(self._endpoint, update)
@@ -453,7 +458,7 @@ class Lifecycle(Generic[ConnectionT]):
 
     async def _until_replaced(self, ended: object) -> None:
         """Wait for the end of a hand-over. `ended` is a connection that has ended, even if
-        :meth:`run` has not noticed it yet."""
+        :meth:`run` has not noticed that yet."""
         while self._hand_over is not None or (
             ended is not None and ended is self.connection and self._has_successor()
         ):
@@ -491,7 +496,7 @@ def _reason_of(error: Exception) -> str:
 
 
 class Endpoint(Lifecycle[Connection], Caller):
-    """One endpoint of any kind: a :class:`.HostedEndpoint`."""
+    """An endpoint of any kind. Implements :class:`.HostedEndpoint`."""
 
     def __init__(
         self,
@@ -505,23 +510,24 @@ class Endpoint(Lifecycle[Connection], Caller):
         has_successor: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        `connect` makes the next connection. It may wait for one to appear, and raises if there is
-        none now. `node` is the node's name. See :class:`Lifecycle` for the rest.
+        Create an endpoint. `connect` creates the next connection. It may wait for one to appear,
+        and raises if there is none now. `node` is the node's name. For the rest, see
+        :class:`Lifecycle`.
         """
         Caller.__init__(self, name, traits=traits, node=node)
         super().__init__(name, connect, listener=listener, pause=pause, has_successor=has_successor)
         self.name = name
 
     async def ended(self) -> None:
-        """See :meth:`.HostedEndpoint.ended`."""
+        """Implement :meth:`.HostedEndpoint.ended`."""
 
     @property
     def blocked(self) -> str | None:
-        """See :attr:`.HostedEndpoint.blocked`."""
+        """Implement :attr:`.HostedEndpoint.blocked`."""
         return None if self.connection is None else self.connection.blocked
 
     def unavailable(self) -> EndpointStoppedError | None:
-        """See :meth:`.HostedEndpoint.unavailable`."""
+        """Implement :meth:`.HostedEndpoint.unavailable`."""
         reason = self.stop_reason
         return None if reason is None else EndpointStoppedError(driver=self.name, reason=reason)
 

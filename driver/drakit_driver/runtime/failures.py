@@ -1,6 +1,6 @@
 """
-Failures of endpoints: errors whose texts end in a pod's Event. The node plugin makes the errors of
-claims from them.
+Failures of endpoints: errors whose messages appear in a pod's Event. The node plugin derives the
+errors of claims from them.
 
 Does not depend on claims, slices or gRPC.
 """
@@ -16,20 +16,20 @@ from drakit.driver import DriverError, ReleasePendingError
 logger = logging.getLogger(__name__)
 
 MAX_TEXT = 1000
-"""Characters of an exception's text in an error; an Event's message has 1,024."""
+"""Maximum length of an exception's message in an error. An Event's message has 1,024 characters."""
 
 MAX_TRACEBACK = 20_000
-"""Characters of a traceback in the log."""
+"""Maximum length of a traceback in the log."""
 
 MAX_FRAMES = 40
-"""Frames of each exception in a traceback, from the outermost."""
+"""Maximum number of frames of each exception in a traceback, starting with the outermost."""
 
 MAX_NAME = 80
-"""Characters of a type's name."""
+"""Maximum length of a type's name."""
 
 
 class EndpointStoppedError(Exception):
-    """The source of a driver's devices is unavailable: nothing can be prepared or confirmed."""
+    """The source of a driver's devices is unavailable. Nothing can be prepared or confirmed."""
 
     def __init__(self, *, driver: str, reason: str) -> None:
         super().__init__(
@@ -40,31 +40,33 @@ class EndpointStoppedError(Exception):
 
 
 class DeviceFailedError(Exception):
-    """A device of a claim could not be prepared or unprepared; the text is the driver's."""
+    """A device of a claim could not be prepared or unprepared. The message is the driver's."""
 
     def __init__(self, text: str, *, index: int | None = None, pending: bool = False) -> None:
         super().__init__(text)
         self.index = index
-        """The index of the failed device in the claim; None if no single device failed."""
+        """The index of the failed device in the claim. None if no single device failed."""
         self.pending = pending
         """Whether the driver is still releasing the device, so that the pod need not wait."""
 
     def alone(self) -> Self:
-        """Forget the cause: it refers to objects of the driver, whose code a log would run."""
+        """Remove the cause, because it refers to objects of the driver, whose code would run if it
+        was logged."""
         self.__cause__ = self.__context__ = self.__traceback__ = None
         return self
 
 
 class BadParametersError(DeviceFailedError):
-    """The opaque parameters for a device are invalid: a mistake in the claim or DeviceClass."""
+    """The opaque parameters for a device are invalid, because of a mistake in the claim or
+    DeviceClass."""
 
 
 class CallOverdueError(Exception):
-    """The other side did not answer within its own deadline."""
+    """The other side did not respond within its own deadline."""
 
 
 class CallCancelledError(Exception):
-    """A call was canceled on the other side, neither by its caller nor by the connection's end."""
+    """A call was canceled on the other side, but not by its caller or the end of the connection."""
 
     def __init__(self) -> None:
         super().__init__("it was canceled, but not by its caller")
@@ -77,12 +79,12 @@ def failure_of(
     what: str,
     index: int | None = None,
 ) -> DeviceFailedError:
-    """Return the exception of a call as a sentence; `index` is the failed device."""
+    """Return the exception of a call as a sentence. `index` is the failed device."""
     if isinstance(error, DeviceFailedError):
         return error
     name = f"driver {driver}"
     if isinstance(error, DriverError):
-        # The text for a single device needs no subject; any other text names the driver.
+        # The message about a single device needs no subject. Any other message names the driver.
         text = text_of(error) if index is not None else f"{name}: {text_of(error)}"
     else:
         facts = {"driver": driver, "call": what, "exception": traceback_of(error)}
@@ -94,29 +96,29 @@ def failure_of(
 def unusable_answer(
     answer: str, *, driver: str, what: str, index: int | None = None
 ) -> DeviceFailedError:
-    """Return the error for an answer that cannot be used."""
+    """Return the error for an unusable result."""
     text = f"driver {driver} answered {what} with {answer}; this is a bug in the driver"
     return DeviceFailedError(text, index=index)
 
 
 def kind_of(value: object) -> str:
-    """Return the name of a value's type, in characters that can be shown."""
+    """Return the name of a value's type, in printable characters."""
     name = type(value).__name__[:MAX_NAME]
     return name if name.isprintable() else ascii(name)
 
 
 def text_of(error: BaseException) -> str:
     """
-    Return an exception's text, fit for a message; the text of a vendor's exception may raise, be
-    empty or very long, or not be valid UTF-8.
+    Return an exception's message in a form that fits into another message. The message of a
+    vendor's exception may raise, be empty or very long, or not be valid UTF-8.
 
-    It calls the vendor's code, so it must be called only in the driver's thread.
+    Calls the vendor's code, so call it only in the driver's thread.
     """
     return _text(error) or kind_and_text(error)
 
 
 def kind_and_text(error: BaseException) -> str:
-    """Return an exception's type and text, as :func:`text_of`: ``KeyError: 'a'``."""
+    """Return an exception's type and message, as in :func:`text_of`: ``KeyError: 'a'``."""
     text, kind = _text(error), kind_of(error)
     return f"{kind}: {text}" if text else f"{kind} (no message)"
 
@@ -130,8 +132,8 @@ def _text(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Format the text of a driver for an error, wherever the driver runs: one line, not too long,
-    and never empty."""
+    """Format a driver's message for an error, wherever the driver runs: one line, limited in
+    length, and never empty."""
     words = " ".join(text[:MAX_TEXT].split())
     if not words.isprintable():
         words = "".join(each if each.isprintable() else "?" for each in words)
@@ -140,9 +142,9 @@ def printable(text: str) -> str:
 
 def traceback_of(error: BaseException) -> str:
     """
-    Return an exception's traceback, with those of its causes, as a text of bounded length.
+    Return an exception's traceback, with those of its causes, as a string of limited length.
 
-    Logging would format it while it holds its lock, so a vendor's `__str__` that blocks would block
+    Logging would format it while holding a lock, so a vendor's `__str__` that blocks would block
     all logging. So it is formatted in the driver's thread.
     """
     try:

@@ -1,9 +1,9 @@
 """
-The newest value of a stream, and the health that was reported since: one cell, read at a limited
-rate.
+The newest value of a stream, and the health that was reported since: a cell that is read at a
+limited rate.
 
-A source may write at any rate, from the loop in which the cell was created or from another thread:
-a value that was not read yet is replaced, and the reader is woken once per read. So a source that
+A source may write at any rate, from the loop in which the cell was created or from another thread.
+A value that was not read yet is replaced, and the reader is woken once per read. So a source that
 never pauses costs the daemon no more than the reader's rate. This is the only rate limit between a
 source of devices and the device manager.
 """
@@ -26,30 +26,31 @@ from drakit_driver.runtime.contract import (
 )
 
 PACE_SECONDS = 0.1
-"""Minimum seconds between two reads. The first value is read at once."""
+"""Minimum seconds between two reads. The first value is read immediately."""
 
 PACE_SECONDS_A_DEVICE = 20e-6
-"""Added for each device of an inventory: several times what the manager needs to compare it."""
+"""Added for each device of an inventory: several times as long as the manager takes to
+compare it."""
 
 SHARE = 9
 MAX_PAUSE_SECONDS = 2.0
-"""After reading, the pause is this many times as long as the work, up to a limit: so a source that
+"""After a read, the pause is this many times as long as the work, up to a limit. So a source that
 keeps changing many devices gets a tenth of the loop's time."""
 
 ValueT = TypeVar("ValueT")
 
 
 def pause_after(worked_seconds: float) -> float:
-    """Return the seconds to pause after this much work of the loop."""
+    """Return the seconds to pause after this much work in the loop."""
     return min(MAX_PAUSE_SECONDS, SHARE * worked_seconds)
 
 
 class LatestValue(Generic[ValueT]):
     """
-    A cell from a source to the loop in which it was made.
+    A cell between a source and the loop in which the cell was created.
 
     It needs no lock: each step is one operation of CPython (`deque`, and `dict` with plain keys),
-    which another thread sees completely or not at all.
+    which other threads see completely or not at all.
     """
 
     def __init__(self, *, pace_seconds: float = PACE_SECONDS) -> None:
@@ -62,7 +63,7 @@ class LatestValue(Generic[ValueT]):
         self._health: dict[DeviceKey, Health] = {}
         self._next_at = -math.inf
         self.over: ConnectionEndedError | None = None
-        """The error with which the source ended; None while it runs."""
+        """The error with which the source ended. None while it runs."""
         self._ended = asyncio.Event()
 
     # ------------------------------------------------------------ for the source, in any thread
@@ -78,24 +79,25 @@ class LatestValue(Generic[ValueT]):
         self.wake()
 
     def wake(self) -> None:
-        """Wake the reader, which may find nothing new here."""
+        """Wake the reader, even if there is nothing new."""
         if not self._woken:
             self._woken = True
-            with suppress(RuntimeError):  # the daemon's loop is closed: there is no reader any more
+            # the daemon's loop is closed, so there is no reader any more
+            with suppress(RuntimeError):
                 self._home.call_soon_threadsafe(self._news.set)
 
     # ------------------------------------------------------------ for the reader's loop
 
     def end(self, error: ConnectionEndedError) -> None:
-        """End the source: the reader gets this error instead of values that it has not read. Only
-        the first end counts."""
+        """End the source. The reader gets this error instead of values that it has not read. Only
+        the first end matters."""
         if self.over is None:
             self.over = error
             self._ended.set()
             self._news.set()
 
     async def ended_within(self, seconds: float) -> ConnectionEndedError | None:
-        """Wait for the end of the source, at most this long, and return it."""
+        """Wait for the end of the source until a timeout, and return its error, if any."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
@@ -106,27 +108,28 @@ class LatestValue(Generic[ValueT]):
         await self._news.wait()
 
     def hold(self, seconds: float) -> None:
-        """Read nothing more for at least this long, because processing the last value took time."""
+        """Don't read again for at least this long, because processing the last value took time."""
         self._next_at = max(self._next_at, self._home.time() + seconds)
 
     async def next(self) -> tuple[ValueT | None, dict[DeviceKey, Health]]:
         """
-        Wait for changes and read all of them: the newest value, None if there is no new one, and
-        the health reported since, which may be none.
+        Wait for changes and read all of them: the newest value, or None if it is unchanged, and the
+        health reported since, which may be empty.
 
         Raises the error with which the source has ended.
         """
         while True:
             await self._news.wait()
             if self.over is None and (pause := self._next_at - self._home.time()) > 0:
-                # A moment later there may be a newer one.
+                # A newer value may arrive during the pause.
                 await self.ended_within(pause)
             if self.over is not None:
                 raise self.over
             self._news.clear()
-            self._woken = False  # before the rest: what is written from now on wakes again
-            # Health is read before the value, so the devices of each report are in a value that was
-            # read earlier, or is read now. In the other order, a report between the two is lost.
+            self._woken = False  # do this first, so that later writes wake the reader again
+            # Read health before the value. Then the devices of each report are in a value that was
+            # read earlier, or is read now. In the other order, a report between the two would be
+            # lost.
             health = dict(self._health.popitem() for _ in range(len(self._health)))
             value = self._value.popleft() if self._value else None
             self._next_at = self._home.time() + self._pace_seconds
@@ -134,7 +137,7 @@ class LatestValue(Generic[ValueT]):
 
 
 async def updates_of(latest: LatestValue[Inventory]) -> AsyncIterator[Update]:
-    """Yield a cell's inventories and health as updates; raises the error with which its source
+    """Yield a cell's inventories and health as updates. Raises the error with which its source
     ends."""
     loop = asyncio.get_running_loop()
     while True:

@@ -1,8 +1,8 @@
 """
-Finds the class of a driver and checks its configuration.
+Finds the class of a driver and validates its configuration.
 
-A driver is found by entry point (group ``drakit.drivers``) or as ``module:Class``. Nothing is
-started here.
+A driver is found by entry point (group ``drakit.drivers``) or as ``module:Class``. Loading starts
+nothing.
 
 Does not depend on claims, slices, gRPC or the kubelet.
 """
@@ -51,26 +51,27 @@ class LoadedDriver:
 
     name: str
     make: Callable[[], AnyDriver]
-    """Creates it; called in the driver's own thread at each start."""
+    """Creates the driver. Called in the driver's own thread at each start."""
 
     traits: DriverTraits
-    """The calls that it needs. Its class defines them, so they are known while it is stopped."""
+    """The calls that the driver needs. Its class defines them, so they are known while it is
+    stopped."""
 
     where: str
-    """File and key of its configuration, for errors when it is created."""
+    """File and key of its configuration, for errors during its creation."""
 
     @property
     def foreign(self) -> bool:
-        """Return False: it runs in this process."""
+        """Return False, because the driver runs in this process."""
         return False
 
     @property
     def expected(self) -> Collection[str]:
-        """Its one endpoint, which has its name."""
+        """The single endpoint, which has the driver's name."""
         return (self.name,)
 
     def endpoint(self, context: EndpointContext) -> Endpoint:
-        """Make its endpoint."""
+        """Create the endpoint."""
         return PythonEndpoint(self, context)
 
 
@@ -98,7 +99,7 @@ def load_driver(
     reference: str, values: Mapping[str, Any], *, node: Node, where: str, file: str, key: str = ""
 ) -> LoadedDriver:
     """
-    Load one driver, with these values as its configuration; raise :class:`ConfigError`.
+    Load one driver, with these values as its configuration. Raises :class:`ConfigError`.
 
     Errors name `where` for the reference, and `file` and `key` for the values.
     """
@@ -109,7 +110,7 @@ def load_driver(
         name = cast("object", kind.name_of(config))
     except ValidationError as error:
         raise ConfigError(describe(error, file=file, below=key)) from error
-    except Exception as error:  # a vendor's validator
+    except Exception as error:  # the vendor's validator
         raise ConfigError(f"{at}: {reference} fails to read it: {kind_and_text(error)}") from error
     if not is_driver_name(name):
         raise ConfigError(
@@ -130,7 +131,7 @@ def load_driver(
 
 
 def driver_class(reference: str, *, where: str) -> type[AnyDriver]:
-    """Import the class of a driver, and check it; raise :class:`ConfigError`."""
+    """Import and check the class of a driver. Raises :class:`ConfigError`."""
     kind = _find(reference, where=where)
     if (fault := _fault_of(kind)) is not None:
         raise ConfigError(f"{where}: {reference} {fault}; this is a bug in the driver")
@@ -138,7 +139,7 @@ def driver_class(reference: str, *, where: str) -> type[AnyDriver]:
 
 
 def _fault_of(kind: type[AnyDriver]) -> str | None:
-    """Return the problem of a driver's class: vendors write classes that no type checker
+    """Return the problem of a driver's class, because vendors write classes that no type checker
     accepts."""
     values: dict[str, Any] = {
         name: getattr(kind, name, None)
@@ -183,7 +184,7 @@ def _fault_of(kind: type[AnyDriver]) -> str | None:
 
 
 def _fault_of_versions(kind: type[AnyDriver]) -> str | None:
-    """Return the problem of the versions of a driver's parameters."""
+    """Return the problem of the driver's parameter versions."""
     versions: Any = kind.parameter_versions
     if isinstance(versions, str) or not isinstance(versions, Sequence):
         return "has parameter_versions that are not a tuple of drakit.ParameterVersion"
@@ -214,8 +215,8 @@ def _fault_of_versions(kind: type[AnyDriver]) -> str | None:
 
 
 def _never_undone(kind: type[AnyDriver]) -> bool:
-    """Return whether a driver defines prepare without a method that undoes it, and does not declare
-    that it has no side effects. The name of the method may be misspelt."""
+    """Return whether a driver defines prepare without a method to undo it, and does not declare
+    that it has no side effects. The name of the method may be misspelled."""
     return (
         getattr(kind, "side_effects", True)
         and overrides(kind, *PREPARE_METHODS)
@@ -236,7 +237,7 @@ def _find(reference: str, *, where: str) -> type[AnyDriver]:
             found = _entry_point(reference, where=where)
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # a vendor's module runs as it is imported
+    except (Exception, SystemExit) as error:  # importing a vendor's module runs its code
         plain = isinstance(error, ImportError | AttributeError)
         text = text_of(error) if plain else kind_and_text(error)
         raise ConfigError(f"{where}: {reference} cannot be loaded: {text}") from error

@@ -3,12 +3,12 @@ The event loop of a driver, seen from outside: calls into it, its watchdog, and 
 
 * A call runs in the driver's loop. A cancellation is passed on, and the call ends here only after
   it has ended there.
-* The daemon's loop polls the driver's once a second. A driver that blocks affects only its own
-  calls, so this is logged and shown in a gauge. It does not restart the plugin: nothing can end the
-  driver's thread.
-* The loop ends as :func:`asyncio.run` ends one, but each step has its time, because a vendor's task
+* The daemon's loop polls the driver's loop once a second. A driver that blocks affects only its own
+  calls, so a block is logged and shown in a gauge. It does not restart the plugin, because nothing
+  can end the driver's thread.
+* The loop ends as with :func:`asyncio.run`, but each step has a time limit, because a vendor's task
   that swallows its cancellation must not prevent the driver's restart. Tasks that the driver left
-  behind are leaks; the log names them for its author.
+  behind are leaks; the log names them for the driver's author.
 
 The claims engine orders calls and limits their time. The module does not depend on drivers, devices
 or claims.
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- calls
 
 ENDING = "it ended in the meantime"
-"""The reason of failed calls while the driver's loop ends, before its thread can report more."""
+"""The reason of calls that fail while the driver's loop ends, before its thread can report more."""
 
 ResultT = TypeVar("ResultT")
 
@@ -49,16 +49,16 @@ class _Call:
     """Whether its caller has canceled it. Written in the daemon's loop."""
 
     task: _Task | None = None
-    """Its task, once it has begun. Written in the driver's loop."""
+    """The task of the call, once it has begun. Written in the driver's loop."""
 
     def cancel(self) -> None:
-        """Cancel it, in the driver's loop."""
+        """Cancel the call. Use this in the driver's loop."""
         if self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
 
 class DriverLoop:
-    """A loop that may run in another thread, called from the daemon's loop."""
+    """A loop that may run in another thread, and is called from the daemon's loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -72,7 +72,7 @@ class DriverLoop:
 
     @property
     def stop_reason(self) -> str | None:
-        """The reason why calls are no longer possible; None while they are."""
+        """Why calls are no longer possible, or None."""
         return ENDING if self._closed is None and self._is_ending else self._closed
 
     async def call(
@@ -83,7 +83,7 @@ class DriverLoop:
 
         Raises the function's exception; :class:`ConnectionEndedError` if the loop has ended;
         :class:`CallCancelledError` if the function was canceled, but not by the caller. If the
-        caller is canceled, so is the function, and the caller waits for its end. A second
+        caller is canceled, so is the function, and the caller waits until it ends. A second
         cancellation ends the wait.
         """
         if (reason := self.stop_reason) is not None:
@@ -92,7 +92,7 @@ class DriverLoop:
         running = self._run(call, function, arguments)
         try:
             future = asyncio.run_coroutine_threadsafe(running, self._loop)
-        except RuntimeError:  # it was closed a moment ago
+        except RuntimeError:  # it has just been closed
             running.close()
             raise ConnectionEndedError(ENDING) from None
         self._open[future] = running
@@ -100,7 +100,7 @@ class DriverLoop:
         try:
             await asyncio.wait({answer})
         except asyncio.CancelledError:
-            # Canceling the future would not wait for the end there.
+            # Canceling the future would not wait for the end in the other loop.
             call.is_canceled = True
             self.notify(call.cancel)
             await asyncio.wait({answer})
@@ -114,7 +114,8 @@ class DriverLoop:
     def _result(self, answer: asyncio.Future[ResultT | Exception]) -> ResultT:
         if answer.cancelled() and not self._is_ending:
             raise CallCancelledError
-        if answer.cancelled() or answer.exception() is not None:  # its SystemExit ends the loop
+        # a SystemExit in the function ends the loop
+        if answer.cancelled() or answer.exception() is not None:
             raise ConnectionEndedError(ENDING)
         result = answer.result()
         if isinstance(result, Exception):
@@ -122,16 +123,16 @@ class DriverLoop:
         return result
 
     def notify(self, function: Callable[[], object]) -> None:
-        """Call a function in the driver's loop, unless that was closed a moment ago."""
+        """Call a function in the driver's loop, unless the loop has just been closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
 
     def close(self, reason: str) -> None:
-        """Record that the loop is closed: unanswered calls fail with the reason."""
+        """Record that the loop is closed. Open calls fail with the reason."""
         self._closed = reason
         for future, running in self._open.items():
             if inspect.getcoroutinestate(running) == inspect.CORO_CREATED:
-                running.close()  # it never began: otherwise Python warns
+                running.close()  # it never began, and Python would warn
             if not future.done():
                 future.set_result(ConnectionEndedError(reason))
 
@@ -143,7 +144,7 @@ class DriverLoop:
         function: Callable[..., Coroutine[Any, Any, ResultT]],
         arguments: tuple[Any, ...],
     ) -> ResultT | Exception:
-        """Return an exception instead of raising it: the caller may no longer wait for it."""
+        """Return an exception instead of raising it, because the caller may no longer wait."""
         if self._is_ending:
             return ConnectionEndedError(ENDING)
         if call.is_canceled:
@@ -154,11 +155,11 @@ class DriverLoop:
         except Exception as error:
             return error
         except (KeyboardInterrupt, SystemExit):
-            self.end()  # uvloop still runs what is ready
+            self.end()  # uvloop still runs callbacks that are ready
             raise
 
     def end(self) -> None:
-        """Begin no more calls: the loop is about to end, and will cancel its tasks."""
+        """Prevent further calls, because the loop is about to end, and will cancel its tasks."""
         self._is_ending = True
 
 
@@ -168,30 +169,30 @@ PERIOD_SECONDS = 1.0
 """Time between two checks."""
 
 LOG_SECONDS = (2, 10, 60, 300)
-"""The times after which a blocked loop is logged; after the last one, it is logged every 300 s."""
+"""Times after which a blocked loop is logged. After the last one, it is logged every 300 s."""
 
 INNERMOST = 3
-"""Frames that the log names besides the driver's own."""
+"""Number of frames that the log names in addition to the driver's own."""
 
 _OURS = frozenset({"drakit", "drakit_daemon", "drakit_driver", "drakit_formats"})
 
 
 class Watchdog:
-    """Watches one event loop, which runs in a thread of its own."""
+    """Watches one event loop, which runs in a separate thread."""
 
     def __init__(
         self, driver: str, *, loop: asyncio.AbstractEventLoop, thread: int, package: str
     ) -> None:
-        """`thread` is the thread's identifier. `package` is the package of the driver's class: a
-        call in it is the best explanation."""
+        """Create a watchdog. `thread` is the thread's identifier. `package` is the package of the
+        driver's class, because a call in that package is the best explanation."""
         self._driver = driver
         self._loop = loop
         self._thread = thread
         self._package = package
         self._answered_at: float | None = None
-        """Time of the last answer. All loops have the same clock."""
+        """When the loop last responded. All loops have the same clock."""
         self.blocked: str | None = None
-        """The call that blocks the driver's loop; None while the loop responds."""
+        """The call that blocks the driver's loop. None while the loop responds."""
 
     async def run(self) -> None:
         """Watch until canceled, or until the loop is closed."""
@@ -205,18 +206,18 @@ class Watchdog:
             await self._wait(asked_at)
 
     def _answer(self) -> None:
-        """Called in the loop that is watched."""
+        """Record a response. Called in the watched loop."""
         self._answered_at = self._loop.time()
 
     async def _wait(self, asked_at: float) -> None:
-        """Wait for an answer, however long it takes."""
+        """Wait for a response, however long it takes."""
         waited = 0.0
         log_after = LOG_SECONDS[0]
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
             if (answered_at := self._answered_at) is not None:
                 break
-            # Not by the clock: a pause of the whole process is not the driver's fault.
+            # Don't use the clock: a pause of the whole process is not the driver's fault.
             waited += PERIOD_SECONDS
             if waited >= log_after:
                 last = LOG_SECONDS[-1]
@@ -235,8 +236,8 @@ class Watchdog:
 
 
 def where_is(thread: int, *, package: str) -> str:
-    """Return the current calls of a thread: the driver's innermost call, then those that it has
-    made."""
+    """Return the current calls of a thread: the driver's innermost call, then the calls below
+    it."""
     frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage] - documented
     calls: list[tuple[str, str]] = []
     while frame is not None:
@@ -259,22 +260,22 @@ def _first(calls: Sequence[tuple[str, str]], fits: Callable[[str], bool]) -> int
 # ---------------------------------------------------------------- the end of the loop
 
 CALLS_SECONDS = 30.0
-"""The time that canceled calls have to undo their work."""
+"""How long canceled calls have to undo their work."""
 
 TASKS_SECONDS = 5.0
-"""The time that leaked tasks, generators and threads of the driver have to end."""
+"""How long leaked tasks, generators and threads of the driver have to end."""
 
 MAX_NAMED = 10
-"""Tasks that a log line names."""
+"""Maximum number of tasks that a log line names."""
 
 MAX_EXITS = 10
-"""The number of times that tasks may raise SystemExit through the loop during one step of its
+"""Maximum number of times that tasks may raise SystemExit through the loop during one step of its
 end."""
 
 _OUR_CODE = str(Path(__file__).parent)
 
 _left: set[_Task] = set()
-"""Tasks that did not end. They are referenced here: otherwise the garbage collector could run their
+"""Tasks that did not end. These references prevent the garbage collector from running their
 clean-up in the thread of the daemon's loop."""
 
 
@@ -285,7 +286,8 @@ def end_loop(
     executor: Executor,
     driver: str,
 ) -> None:
-    """End everything that runs in a loop, and close it. Called in its thread; raises nothing."""
+    """End everything that runs in a loop, and close it. Called in the loop's thread. Does not
+    raise."""
     steps = (
         _end_calls(),
         _close(getattr(stream, "aclose", None), driver),
@@ -295,11 +297,11 @@ def end_loop(
     for step in steps:
         _run(loop, step, driver)
     loop.close()
-    # Not in this thread: it would wait for a job that hangs.
+    # Use another thread, because this one would wait for a job that hangs.
     ending = threading.Thread(target=executor.shutdown, name=f"{driver}-end", daemon=True)
     try:
         ending.start()
-    except RuntimeError:  # the process may have no more threads
+    except RuntimeError:  # the process may have no threads left
         return
     ending.join(TASKS_SECONDS)
     if ending.is_alive():
@@ -323,10 +325,12 @@ def _run(loop: asyncio.AbstractEventLoop, step: Coroutine[Any, Any, None], drive
 
 
 async def _end_calls() -> None:
-    """End the tasks that we began: the driver's calls among them, with what those began."""
+    """End the tasks that the runtime began, including the driver's calls and the tasks that those
+    began."""
     calls = {task for task in _other_tasks() if _is_ours(task)}
     for call in calls:
-        if not call.cancelling():  # a second time would cut the clean-up of one that was given up
+        # a second cancellation would interrupt the clean-up of an abandoned call
+        if not call.cancelling():
             call.cancel()
     if calls:
         await asyncio.wait(calls, timeout=CALLS_SECONDS)
@@ -347,7 +351,8 @@ async def _end_leaked_tasks(driver: str) -> None:
 
 
 async def _close(close: Callable[[], Awaitable[object]] | None, driver: str) -> None:
-    """Let a generator clean up, in the loop in which it ran; it has nothing to do if it ended."""
+    """Let a generator clean up, in the loop in which it ran. If it has ended, it has nothing
+    to do."""
     if close is None:
         return
     closing = asyncio.ensure_future(close())

@@ -1,18 +1,18 @@
 """
-The order of calls: calls that share a key run one after the other, in the order of their arrival;
-calls without a common key run side by side.
+The order of calls: calls that share a key run one after the other, in the order of their arrival.
+Calls without a common key run concurrently.
 
 A key is a claim (by UID), a device or a counter set (both by pool and name). A call enters the
-lines of all its keys at once, and runs when it is the first in each of them. A call that holds keys
-and enters further lines does so only for hardware, after its claim. So the earliest of all calls is
+queues of all its keys at once, and runs when it is the first in each of them. A call that already
+holds keys enters further queues only for hardware, after its claim. So the earliest of all calls is
 never behind another one, and none waits forever.
 
 A caller that leaves (deadline, closed connection, cancellation) ends neither a running call nor the
-order: a running call keeps its place until its work has ended. A waiting call gives up its place,
+order. A running call keeps its place until its work has ended. A waiting call gives up its place,
 and those behind it still wait for the running one.
 
-All calls for claims use this module. The Go module for backends follows the same rule; both read
-``proto/go/testdata/call_order.json``.
+All calls for claims use this module. The Go module for backends follows the same rule; the tests of
+both use ``proto/go/testdata/call_order.json``.
 
 Does not depend on drivers, or on the work of a call.
 """
@@ -43,7 +43,7 @@ def claim_key(uid: str) -> Key:
 
 
 def hardware_keys(devices: Iterable[AllocatedDevice]) -> frozenset[Key]:
-    """Return the keys of devices and of the counter sets from which they consume."""
+    """Return the keys of devices and of the counter sets that they consume."""
     keys: set[Key] = set()
     for device in devices:
         keys.add(("device", device.pool, device.name))
@@ -54,19 +54,19 @@ def hardware_keys(devices: Iterable[AllocatedDevice]) -> frozenset[Key]:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Place:
-    """The place of a call that waits or runs."""
+    """The place of a call that is waiting or running."""
 
     keys: Collection[Key]
-    """Its keys, each once."""
+    """The keys of the call, without duplicates."""
 
     on_turn: Callable[[], None] | None = None
-    """Called when its turn comes, if it had to wait; returns at once."""
+    """Called at the start of the call's turn, if it had to wait. Must return immediately."""
 
     behind: int = 0
-    """The number of its lines in which others are before it; 0 if it is its turn."""
+    """The number of queues in which other calls are ahead. 0 if it is this call's turn."""
 
     async def turn(self) -> None:
-        """Wait for its turn."""
+        """Wait for the turn of this call."""
         if self.behind:
             turn = asyncio.get_running_loop().create_future()
             self.on_turn = lambda: None if turn.done() else turn.set_result(None)
@@ -78,9 +78,9 @@ class Order:
 
     def __init__(self) -> None:
         self._lines: dict[Key, deque[Place]] = {}
-        """Places by key, the running one first. No line is ever empty."""
+        """Places by key, the running one first. No queue is ever empty."""
         self.idle = asyncio.Event()
-        """Set while there is no call."""
+        """Set while there are no calls."""
         self.idle.set()
 
     def line(self, key: Key) -> Sequence[Place]:
@@ -92,11 +92,11 @@ class Order:
         return {place for line in self._lines.values() for place in line}
 
     def is_free(self, keys: Collection[Key]) -> bool:
-        """Return whether a call with these keys could run at once."""
+        """Return whether a call with these keys could run immediately."""
         return self._lines.keys().isdisjoint(keys)
 
     def enter(self, place: Place) -> bool:
-        """Enter the lines of a call, behind all others; return whether it is its turn."""
+        """Enter the queues of a call, behind all others. Return whether it is its turn."""
         for key in place.keys:
             line = self._lines.get(key)
             if line is None:
@@ -108,7 +108,7 @@ class Order:
         return not place.behind
 
     def leave(self, place: Place) -> None:
-        """Leave the lines: the call has ended, or will not begin."""
+        """Leave the queues, because the call has ended, or will not begin."""
         due: list[Place] = []
         for key in place.keys:
             line = self._lines[key]
@@ -127,7 +127,7 @@ class Order:
                 each.on_turn()
 
     async def run(self, keys: Collection[Key], call: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """Make a call in its turn. To cancel it is to end its work: see :class:`CallQueue`."""
+        """Make a call in its turn. A cancellation must end its work (see :class:`CallQueue`)."""
         place = Place(keys=keys)
         self.enter(place)
         try:
@@ -138,10 +138,10 @@ class Order:
 
 
 class CallQueue:
-    """Makes calls in their order, each as a task that its caller can leave."""
+    """Makes calls in order, each as a task that its caller can leave."""
 
     def __init__(self, *, limit_seconds: float) -> None:
-        """`limit_seconds` is the time limit of a call, from its start."""
+        """Create a queue. `limit_seconds` is the time limit of a call, from its start."""
         self._order = Order()
         self._limit_seconds = limit_seconds
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -150,17 +150,17 @@ class CallQueue:
         self, batch: Sequence[AllocatedClaim], function: Callable[[], Awaitable[ResultT]]
     ) -> ResultT:
         """
-        Make a call for a batch in its turn, which is that of all its claims and hardware.
+        Make a call for a batch in its turn, which depends on all its claims and hardware.
 
-        A caller that leaves ends only a call that still waits. After its time limit, a call is
-        canceled; it ends when the driver has cleaned up.
+        A caller that leaves ends only a waiting call. After its time limit, a call is canceled. It
+        ends when the driver has cleaned up.
         """
         keys = {claim_key(item.claim.uid) for item in batch}
         place = Place(keys=keys.union(*(hardware_keys(item.devices) for item in batch)))
         self._order.enter(place)
         task = asyncio.create_task(self._run(place, function))
         self._tasks.add(task)
-        # A callback, because a task that is canceled before its first step runs no `finally`.
+        # Use a callback, because a task that is canceled before its first step runs no `finally`.
         task.add_done_callback(partial(self._ended, place))
         try:
             return await asyncio.shield(task)
@@ -182,7 +182,7 @@ class CallQueue:
         self._order.leave(place)
 
     async def drain(self, *, timeout_seconds: float) -> None:
-        """Wait until no call is in flight, at most this long; then cancel the rest."""
+        """Wait until no call is in flight, or until the timeout; then cancel the rest."""
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         while self._tasks and (left := deadline - asyncio.get_running_loop().time()) > 0:
             await asyncio.wait({*self._tasks}, timeout=left)
@@ -191,6 +191,6 @@ class CallQueue:
 
 
 def _log_failure(task: asyncio.Task[Any]) -> None:
-    """Log the failure of a call that has no caller any more."""
+    """Log the failure of a call that no longer has a caller."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("call without a caller failed", extra={"error": repr(error)})

@@ -27,11 +27,12 @@ from drakit_formats.json_schema import MAX_PART, listed, shown
 logger = logging.getLogger(__name__)
 
 MAX_PROBLEMS = 5
-"""Problems that are named; a text with all of them would not fit an Event."""
+"""Maximum number of problems that are named, because a message with all of them would not fit into
+an Event."""
 
 
 def merged(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge configs, key by key at the top level; a later one takes precedence."""
+    """Merge configs, key by key at the top level. A later config takes precedence."""
     together: dict[str, Any] = {}
     for config in configs:
         together.update(config)
@@ -48,13 +49,13 @@ def with_parameters(
     lenient: bool = False,
 ) -> AllocatedDevice:
     """
-    Return a device with its checked parameters, of any of the versions.
+    Return a device with its validated parameters, in any of the versions.
 
-    Invalid parameters raise :class:`BadParametersError` about the device `index`; if `lenient`,
-    they are None instead.
+    Invalid parameters raise :class:`BadParametersError` about the device `index`. If `lenient`,
+    they become None instead.
     """
     try:
-        # A copy: defaults and validators may change their input.
+        # Copy them, because defaults and validators may change their input.
         configs = copy.deepcopy(device.configs)
         if versions:
             parameters = _converted(configs, kind, versions)
@@ -70,15 +71,15 @@ def with_parameters(
 
 def _validated(kind: type[DeviceParameters], config: Mapping[str, Any]) -> DeviceParameters:
     try:
-        # Only by alias: a field with two names could be set twice, and neither would take
-        # precedence.
+        # Accept only aliases, because a field with two names could be set twice, and neither would
+        # take precedence.
         return kind.model_validate(config, by_alias=True, by_name=False)
     except ValidationError as error:
         raise _InvalidError(_problems(error, kind)) from error
 
 
 class _InvalidError(Exception):
-    """Parameters are invalid. The text names fields and reasons, or is the driver's own."""
+    """Parameters are invalid. The message names fields and reasons, or is the driver's own."""
 
 
 # ------------------------------------------------------------ versions
@@ -86,11 +87,11 @@ class _InvalidError(Exception):
 _VERSION_KEYS = ("apiVersion", "kind")
 
 _CURRENT = ParameterVersion("")
-"""The version of parameters without any, if the driver lists no other one."""
+"""The version of parameters without a version, if the driver lists no other one."""
 
 
 class _VersionError(Exception):
-    """Parameters have a version that the driver does not list. The text follows a subject."""
+    """Parameters have a version that the driver does not list. The message follows a subject."""
 
 
 def _converted(
@@ -101,9 +102,9 @@ def _converted(
     """
     Return the parameters, merged by key.
 
-    Configs of one version are merged as they are, and then converted: alone, they may lack required
-    keys. What comes of different versions is merged after that. A later config of another type, as
-    a different kind has, replaces the earlier ones.
+    Configs of one version are first merged and then converted, because a single config may lack
+    required keys. The results for different versions are merged after that. A later config of
+    another type, such as that of a different kind, replaces the earlier ones.
     """
     runs: list[tuple[ParameterVersion, dict[str, Any]]] = []
     for config in configs:
@@ -123,7 +124,7 @@ def _converted(
 
 
 def _together(first: DeviceParameters, last: DeviceParameters) -> DeviceParameters:
-    """Merge parameters of one type, field by field; validators see the whole."""
+    """Merge parameters of one type, field by field. Validators see the whole."""
     kind = type(first)
     given = {key: getattr(each, key) for each in (first, last) for key in each.model_fields_set}
     try:
@@ -213,7 +214,7 @@ def _schema(
     return schema
 
 
-# ------------------------------------------------------------ sentences
+# ------------------------------------------------------------ messages
 
 
 def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) -> str:
@@ -228,7 +229,7 @@ def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) ->
             f"the opaque parameters for driver {driver} {are}{error}; correct them in the claim, "
             f"its template or its DeviceClass, and recreate the pod"
         )
-    # The text may contain the user's values, so it goes to the log only.
+    # The exception's message may contain the user's values, so only log it.
     facts = {"driver": driver, "call": "parameters", "exception": traceback_of(error)}
     logger.error("driver failed", extra=facts)
     return (
@@ -238,7 +239,7 @@ def _sentence(error: Exception, kind: type[DeviceParameters], *, driver: str) ->
 
 
 def _problems(error: ValidationError, kind: type[DeviceParameters]) -> str:
-    """Name fields and reasons, but no values: they may be secrets."""
+    """Describe fields and reasons, but no values, because they may be secrets."""
     problems = error.errors(include_url=False, include_input=False, include_context=False)
     named: list[str] = []
     for problem in problems[:MAX_PROBLEMS]:
@@ -249,14 +250,14 @@ def _problems(error: ValidationError, kind: type[DeviceParameters]) -> str:
         named.append(f"{path}: {reason}" if path else reason)
     if len(problems) > MAX_PROBLEMS:
         named.append("and more")
-    # Only at the top level: the type below a path can be any that pydantic knows.
+    # Only at the top level, because the type below a path can be any that pydantic supports.
     if any(each["type"] == "extra_forbidden" and len(each["loc"]) == 1 for each in problems):
         named.append(f"known keys: {_known_keys(kind)}")
     return "; ".join(named)
 
 
 def _known_keys(kind: type[DeviceParameters]) -> str:
-    """Name the keys of a type, as users write them."""
+    """Return the keys of a type, as users write them."""
     keys = [
         alias if isinstance(alias := field.validation_alias, str) else name
         for name, field in kind.model_fields.items()

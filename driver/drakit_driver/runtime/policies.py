@@ -1,18 +1,18 @@
 """
 The policies of one driver, between the host that reads them and the connection that applies them.
 
-The host offers all valid policies. The connection applies the newest offer, and reports what the
-driver did with it: the policies are in force, or the driver refused them and the previous ones
-remain. A driver that restarts first gets the policies in force. Otherwise it would have none if it
-refused the newest ones.
+The host offers all valid policies. The connection applies the newest offer, and reports the
+outcome: the policies are in effect, or the driver refused them and the previous ones remain. A
+driver that restarts first gets the policies in effect. Otherwise, it would have none if it refused
+the newest ones.
 
-It also has the devices that claims hold, for the driver, with the claims and the numbers of their
-device nodes. The host reads the checkpoint every few seconds; what a call has just prepared counts
-at once. Otherwise, another policy could take the device, and its new name could be prepared for a
-second claim.
+The feed also provides the driver with the devices that claims hold, with the claims and the numbers
+of their device nodes. The host reads the checkpoint every few seconds, but the results of a recent
+prepare apply immediately. Otherwise, another policy could take the device, and its new name could
+be prepared for a second claim.
 
-It is used in the daemon's loop only, except for `held`. The module does not depend on the API
-server, files or threads.
+Use it in the daemon's loop only, except for `held`. The module does not depend on the API server,
+files or threads.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from drakit_driver.runtime.failures import kind_and_text, text_of
 from drakit_formats.resource.nodes import device_place
 
 STORED_SECONDS = 30.0
-"""From a call that prepared claims until the checkpoint must list their devices, loop clock: the
-time for two reads of it on a slow disk. A claim that is not stored by then has failed."""
+"""Maximum time from a call that prepared claims until the checkpoint lists their devices, equal to
+two reads of it on a slow disk. A claim that is not stored by then has failed."""
 
 AnyPolicies = Mapping[str, Policy[Any]]
 """Policies by name. The spec of a policy for a backend is the JSON object itself."""
 
 
 HeldClaims = Mapping[str, Mapping[ClaimReference, HeldDevice]]
-"""The claims that hold each device, with what each of them holds. A device in a pool with a name is
-``pool/name``."""
+"""The claims that hold each device, with the devices that each of them holds. A device in a named
+pool is ``pool/name``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,20 +59,20 @@ class _Prepared:
 
     held: HeldDevice
     until: float
-    """The end of its grace period; loop clock."""
+    """The end of its grace period, on the loop's clock."""
 
 
 # ---------------------------------------------------------------- reading
 
 MAX_SPEC_BYTES = 64 * 1024
-"""Bytes of a policy's spec, as JSON."""
+"""Maximum size of a policy's spec, as JSON."""
 
 MAX_PROBLEM = 1024
-"""Characters of a problem."""
+"""Maximum length of a problem."""
 
 
 class InvalidPolicyError(Exception):
-    """A policy is invalid; the text names the field and the reason."""
+    """A policy is invalid. The message names the field and the reason."""
 
 
 def read_policy(
@@ -84,9 +84,9 @@ def read_policy(
     spec: Mapping[str, Any] | None,
 ) -> Policy[Any]:
     """
-    Check a policy; raises :class:`InvalidPolicyError`. Runs the vendor's code, and may block.
+    Validate a policy. Raises :class:`InvalidPolicyError`. Runs the vendor's code, and may block.
 
-    Without a `kind`, the spec stays as it is.
+    Without a `kind`, the spec remains unchanged.
     """
     try:
         if spec is None:
@@ -96,14 +96,15 @@ def read_policy(
             raise ValueError(f"spec: it has {size} bytes, and at most {MAX_SPEC_BYTES} are allowed")
         checked: Any = dict(spec)
         if kind is not None:
-            # Only by alias, as in manifests: a field with two names could be set twice.
+            # Accept only aliases, as in manifests, because a field with two names could be set
+            # twice.
             checked = kind.model_validate(checked, by_alias=True, by_name=False)
     except ValidationError as error:
         lines = describe(error, file="", below="spec").splitlines()
         problem = "; ".join(line.removeprefix(": ") for line in lines)
     except ValueError as error:
         problem = text_of(error)
-    except Exception as error:  # a vendor's validator
+    except Exception as error:  # the vendor's validator
         problem = f"spec: the driver fails to read it: {kind_and_text(error)}"
     else:
         return Policy(name=name, created=created, generation=generation, spec=checked)
@@ -118,10 +119,10 @@ class PolicyFeed:
 
     def __init__(self) -> None:
         self.in_force: AnyPolicies | None = None
-        """The policies that the driver applied last; None if it has not applied any."""
+        """The policies that the driver applied last. None if it has not applied any."""
 
         self.refusal: str | None = None
-        """The reason why the driver refused the newest policies; None if it did not."""
+        """Why the driver refused the newest policies, or None."""
 
         self.on_applied: Callable[[], None] | None = None
         """Called after each attempt to apply policies."""
@@ -131,10 +132,10 @@ class PolicyFeed:
 
         self.on_invalid: Callable[[AnyPolicies, Mapping[str, str]], None] | None = None
         """Called with offered policies of which a backend has found some invalid, and with their
-        problems by name. It offers other policies."""
+        problems by name. It must offer other policies."""
 
         self.held_changed = asyncio.Event()
-        """Set when the held devices change. Its one user clears it."""
+        """Set when the held devices change. Its only user clears it."""
 
         self._reported: AnyPolicies | None = None
         """The policies of the last report."""
@@ -142,14 +143,14 @@ class PolicyFeed:
         self._stored: HeldClaims = {}
         """Devices that claims hold according to the checkpoint."""
         self._prepared: Mapping[tuple[str, ClaimReference], _Prepared] = {}
-        """Devices that a call has prepared for a claim since then."""
+        """Devices that calls have prepared for claims since then."""
         self._unreadable = False
-        """Whether the checkpoint could not be read the last time."""
+        """Whether the last read of the checkpoint failed."""
         self._offered: AnyPolicies | None = None
         self._changed = asyncio.Event()
 
     def held(self) -> Mapping[str, HeldDevice]:
-        """Return the driver's devices that claims hold. The driver's thread calls it."""
+        """Return the driver's devices that claims hold. Can be called in the driver's thread."""
         return {
             name: _merged(of_device.values())
             for name, of_device in self.held_claims().items()
@@ -157,8 +158,8 @@ class PolicyFeed:
         }
 
     def held_claims(self) -> HeldClaims:
-        """Return the claims that hold each device. The driver's thread may call it."""
-        # In this order: a device moves from the first to the second.
+        """Return the claims that hold each device. Can be called in the driver's thread."""
+        # Read in this order, because a device moves from the first to the second.
         prepared, stored = self._prepared, self._stored
         claims = {name: dict(of_device) for name, of_device in stored.items()}
         for (name, claim), each in prepared.items():
@@ -168,7 +169,7 @@ class PolicyFeed:
         return claims
 
     def stored(self, held: HeldClaims) -> None:
-        """The checkpoint lists these devices, with the claims that hold them."""
+        """Record that the checkpoint lists these devices, with the claims that hold them."""
         self._stored = held
         self._unreadable = False
         self._prepared = {
@@ -180,14 +181,14 @@ class PolicyFeed:
         self.held_changed.set()
 
     def unreadable(self) -> None:
-        """The checkpoint cannot be read: all devices that claims held stay held until it can."""
+        """Record that the checkpoint cannot be read. Until it can, all held devices remain held."""
         self._unreadable = True
 
     def prepared(self, claim: ClaimReference, device: str, held: HeldDevice) -> None:
-        """A call has prepared a device for a claim, with these current nodes."""
+        """Record that a call has prepared a device for a claim, with these current nodes."""
         loop = asyncio.get_running_loop()
         until = loop.time() + STORED_SECONDS
-        # Also if the claim is stored: these may be other nodes.
+        # Do this even if the claim is stored, because the nodes may have changed.
         each = _Prepared(held=held, until=until)
         self._prepared = {**self._prepared, (device, claim): each}
         self.held_changed.set()
@@ -198,7 +199,7 @@ class PolicyFeed:
         batch: Iterable[AllocatedClaim],
         results: Mapping[str, Sequence[PreparedDevice] | Exception],
     ) -> None:
-        """A call has prepared claims, with these results by UID."""
+        """Record that a call has prepared claims, with these results by UID."""
         for item in batch:
             result = results.get(item.claim.uid)
             if result is None or isinstance(result, Exception):
@@ -220,17 +221,17 @@ class PolicyFeed:
 
     @property
     def known(self) -> bool:
-        """Whether there is something to apply, which may be no policies at all."""
+        """Whether there is anything to apply, which may be an empty set of policies."""
         return self._offered is not None
 
     def offer(self, policies: AnyPolicies) -> None:
-        """Offer these policies as the newest ones."""
+        """Offer these policies as the newest policies."""
         self._offered = policies
         self._changed.set()
 
     async def next(self, applied: AnyPolicies | None) -> AnyPolicies:
-        """Wait for policies other than those that this connection has got last, and return them.
-        A connection that has got none gets those in force first."""
+        """Wait for policies other than those that this connection got last, and return them. A new
+        connection first gets those in effect."""
         while True:
             if applied is None and self.in_force is not None:
                 return self.in_force
@@ -251,7 +252,7 @@ class PolicyFeed:
             self.on_applied()
 
     def connected(self) -> None:
-        """Another connection begins to apply policies."""
+        """Record that another connection begins to apply policies."""
         if self.on_connected is not None:
             self.on_connected()
 
@@ -261,8 +262,8 @@ class PolicyFeed:
             self.on_invalid(policies, problems)
 
     async def result(self, policies: AnyPolicies) -> str | None:
-        """Wait until these policies, the newest ones, are applied or refused; return the reason for
-        a refusal."""
+        """Wait until these policies, which are the newest, are applied or refused. Return the
+        reason for a refusal."""
         while self._reported is not policies:
             self._news_of_report.clear()
             await self._news_of_report.wait()
@@ -270,7 +271,7 @@ class PolicyFeed:
 
     @property
     def stop_reason(self) -> str | None:
-        """The reason why a driver that has listed nothing must still wait; None if that is for no
+        """Why a driver that has not listed anything must still wait. None if it does not wait for
         policies."""
         if not self.known:
             return (
@@ -281,7 +282,7 @@ class PolicyFeed:
 
 
 def held_nodes(edits: Edits) -> tuple[HeldNode, ...]:
-    """Return the device nodes of edits that have an identity. Edits of a wrong type, which the
+    """Return the device nodes in edits that have an identity. Edits of a wrong type, which the
     rules of CDI refuse later, have none."""
     given = cast("object", edits.device_nodes)
     nodes = cast("tuple[object, ...]", given) if isinstance(given, tuple | list) else ()
@@ -305,8 +306,8 @@ def _is_stored(prepared: _Prepared, stored: HeldDevice | None) -> bool:
 
 
 def _renewed(nodes: Iterable[HeldNode], stored: Iterable[HeldNode]) -> tuple[HeldNode, ...]:
-    """Return the nodes of a claim that was prepared again: its containers can still use those that
-    are stored."""
+    """Return the nodes of a claim that was prepared again. Its containers can still use the stored
+    nodes."""
     current = dict.fromkeys(nodes)
     former = [replace(node, current=False) for node in stored if node not in current]
     return (*current, *(node for node in former if replace(node, current=True) not in current))
@@ -316,7 +317,7 @@ def _merged(devices: Collection[HeldDevice]) -> HeldDevice:
     nodes = dict.fromkeys(node for each in devices for node in each.nodes)
     return HeldDevice(
         claims=tuple(dict.fromkeys(claim for each in devices for claim in each.claims)),
-        # Current for one claim is current.
+        # A node that is current for one claim is current.
         nodes=tuple(n for n in nodes if n.current or replace(n, current=True) not in nodes),
         shares=tuple(share for each in devices for share in each.shares),
     )

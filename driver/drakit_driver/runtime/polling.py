@@ -24,11 +24,11 @@ from drakit_driver.runtime.snapshot import snapshot_of
 logger = logging.getLogger(__name__)
 
 CONCURRENCY = 16
-"""Concurrent calls: enough to hide a slow bus, few enough to leave the loop to claims."""
+"""Maximum number of concurrent calls: enough to hide a slow bus, but few enough to leave time for
+claims."""
 
 TIMEOUT_SECONDS = 30.0
-"""Time limit of a call. After it, the call is canceled, and the health of its device is
-unknown."""
+"""Time limit of a call. After it, the call is canceled, and the health of the device is unknown."""
 
 SHORTEST_PERIOD_SECONDS = 0.1
 """The minimum polling period, even if the driver sets a shorter one."""
@@ -38,7 +38,7 @@ TOLERANCE_SECONDS = 0.001
 precise."""
 
 MAX_MESSAGE = 1024
-"""Characters that the kubelet accepts."""
+"""Maximum length that the kubelet accepts."""
 
 
 class _Polled:
@@ -49,22 +49,22 @@ class _Polled:
     def __init__(self, key: DeviceKey, device: Device) -> None:
         self.key = key
         self.device: Device | None = device
-        """None if it is gone, and only its call has not ended."""
+        """None if the device is gone, but its call has not ended."""
 
         self.reported: Health | None = None
         self.task: asyncio.Task[None] | None = None
         self.is_overdue = False
-        """Whether the call timed out: it may continue, and only delays the next call for its
+        """Whether the call timed out. It may continue, and only delays the next call for its
         device."""
 
 
 class HealthPolling:
-    """Polls the devices of one driver, in the loop in which it is made and used."""
+    """Polls the devices of one driver, in the loop in which it was created."""
 
     def __init__(
         self, name: str, driver: Driver[Any, Any], report: Callable[[DeviceKey, Health], None]
     ) -> None:
-        """`report` gets the first health of each device and each change."""
+        """Create the polling. `report` gets the first health of each device and each change."""
         self._name = name
         self._driver = driver
         self._report = report
@@ -72,22 +72,22 @@ class HealthPolling:
         self._loop = asyncio.get_running_loop()
         self._polled: dict[DeviceKey, _Polled] = {}
         self._due: list[tuple[float, int, _Polled]] = []
-        """A heap; entries of devices that are gone are skipped."""
+        """A heap. Entries of devices that are gone are skipped."""
         self._order = itertools.count()
         self._calls = 0
-        """Calls that are within their time."""
+        """The number of calls within their time limit."""
         self._wake = asyncio.Event()
         self._logged: set[str] = set()
 
     def replaced(self, given: Inventory, ours: Inventory) -> None:
-        """Poll these devices and those of the fallback from now on; poll new ones at once. The
+        """Poll these devices and those of the fallback from now on. Poll new ones immediately. The
         driver gets its own objects; the keys are those of the snapshots."""
         devices = *given.devices, *(given.fallback or ())
         present: set[DeviceKey] = set()
         for device, known in zip(devices, (*ours.devices, *(ours.fallback or ())), strict=True):
             if isinstance(known.name, str) and isinstance(known.pool, str):  # pyright: ignore[reportUnnecessaryIsInstance] - vendors
                 key = DeviceKey(known.pool, known.name)
-                if key not in present:  # if two have the same name, the first one counts
+                if key not in present:  # if two have the same name, the first one applies
                     present.add(key)
                     self._add(key, device)
         for key in self._polled.keys() - present:
@@ -169,15 +169,15 @@ class HealthPolling:
             answer = cast("object", self._driver.health(device))
             answer = await answer if inspect.isawaitable(answer) else answer
         except (GeneratorExit, KeyboardInterrupt, SystemExit):
-            raise  # the loop ends
+            raise  # the loop is ending
         except asyncio.CancelledError:
             return Health.unknown("the driver's call was canceled, but not by its caller")
         except DriverError as error:
             return Health.unknown(text_of(error)[:MAX_MESSAGE])
-        except BaseException as error:  # a panic of PyO3 is no Exception
+        except BaseException as error:  # a panic of PyO3 is not an Exception
             self._log_once(kind_of(error), "driver fails to report health", error)
             return Health.unknown(f"the driver failed: {kind_and_text(error)}"[:MAX_MESSAGE])
-        with suppress(Exception):  # a class of the vendor's own may raise when it is read
+        with suppress(Exception):  # reading the vendor's own class may raise
             if (health := validated_health(snapshot_of(answer))) is not MALFORMED_HEALTH:
                 return health
         text = f"the driver answered {kind_of(answer)}, which is not a valid Health"
@@ -185,7 +185,7 @@ class HealthPolling:
         return Health.unknown(text)
 
     def _log_once(self, kind: str, text: str, error: BaseException | None) -> None:
-        """Log a problem once per connection, not for each device every few seconds."""
+        """Log a problem once per connection, rather than for each device every few seconds."""
         if kind not in self._logged:
             self._logged.add(kind)
             facts = {"driver": self._name, "error": text}
@@ -195,6 +195,6 @@ class HealthPolling:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Retrieve a SystemExit: the loop, which it has ended, raises it."""
+    """Retrieve a SystemExit, because the loop, which it has ended, raises it."""
     if not task.cancelled():
         task.exception()

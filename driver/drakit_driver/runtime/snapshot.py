@@ -6,10 +6,10 @@ strings that are enums, mappings that read hardware. So a driver's objects are c
 own types, in the driver's thread, before any other code reads them. A value of any other type
 becomes an :class:`UnsupportedValue`, so that the check that refuses the device can name the type.
 
-Sources list all of their devices at each change, and most are unchanged. Those keep their identity,
-so that the layers behind the endpoint do not compare them again.
+Sources list all of their devices at each change, and most are unchanged. Unchanged devices keep
+their identity, so that later layers need not compare them again.
 
-Does not depend on threads, floods or sources.
+Does not depend on threads, rate limits or sources.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ from drakit_driver.runtime.contract import MAX_DEVICES
 from drakit_driver.runtime.failures import kind_of
 
 MAX_DEPTH = 8
-"""Nesting levels. A deeper value is unsupported, because a dict may contain itself. Allowed values
+"""Maximum nesting. Deeper values are unsupported, because a dict may contain itself. Allowed values
 have fewer levels."""
 
 STEP_DEVICES = 64
-"""Devices between two readings of the clock."""
+"""Number of devices between two readings of the clock."""
 
 STEP_SECONDS = 0.002
-"""Time of work without a pause. The daemon's loop and the driver's own calls wait for the
-interpreter meanwhile."""
+"""Maximum time of work without a pause. Meanwhile, the daemon's loop and the driver's own calls
+wait for the interpreter."""
 
 PAUSE_SECONDS = 0.001
 """Long enough for another thread to get the interpreter."""
@@ -88,15 +88,15 @@ _NO_EDITS = Device(name="").edits
 """The edits of most devices: one shared object."""
 
 _EMPTY: dict[Any, Any] = {}
-"""Most mappings of most devices are empty; one for all of them saves memory."""
+"""Most mappings of most devices are empty. Sharing one object saves memory."""
 
 
 # ------------------------------------------------------------ one value
 
 
 class UnsupportedValue:
-    """The placeholder for a value of an unsupported type. Each such type has a subclass of the same
-    name, which errors show."""
+    """The placeholder for a value of an unsupported type. Each such type has a subclass with the
+    same name, which errors show."""
 
     __slots__ = ()
 
@@ -110,14 +110,14 @@ def _unsupported(name: str) -> UnsupportedValue:
 
 
 def snapshot_of(value: Any, depth: int = 0) -> Any:
-    """Return a copy of a value; the value itself if it cannot change. Raises whatever a vendor's
-    own class raises when it is read."""
+    """Return a copy of a value, or the value itself if it cannot change. Raises any error that a
+    vendor's own class raises when it is read."""
     kind = cast("type[Any]", type(value))
     if kind in _SCALARS or value is _NO_EDITS:
         return value
     if kind in _FIELDS and depth < MAX_DEPTH:
         return _copy_of_fields(value, kind, depth)
-    if isinstance(value, str):  # an enum, for example
+    if isinstance(value, str):  # for example, an enum
         return str.__str__(value)
     if isinstance(value, int):
         return int(value)
@@ -139,7 +139,7 @@ def snapshot_of(value: Any, depth: int = 0) -> Any:
 
 
 def _copy_of_mapping(value: Mapping[Any, Any], depth: int) -> dict[Any, Any]:
-    # A dict in one step, as another thread of the driver may be changing it.
+    # Copy a dict in one step, because another thread of the driver may be changing it.
     copy = value.copy() if isinstance(value, dict) else dict(value.items())
     if not copy:
         return _EMPTY
@@ -166,7 +166,7 @@ def _copy_of_fields(value: Any, kind: type[Any], depth: int) -> Any:
 
 
 def inventory_of(listed: object) -> Inventory:
-    """Return the yielded value as an inventory with tuples of the driver's objects; raises
+    """Return the yielded value as an inventory with tuples of the driver's objects. Raises
     DriverError if it is not an inventory."""
     if not isinstance(listed, Inventory):
         return Inventory(devices=_all_of(listed, Device, "devices"))
@@ -199,20 +199,20 @@ def _names(listed: object) -> tuple[str, ...]:
 
 
 def _all_of(listed: object, kind: type[AnyT], plural: str) -> tuple[AnyT, ...]:
-    # The characters of a text would be names.
+    # The characters of a string would be names.
     if not isinstance(listed, Iterable) or (kind is str and isinstance(listed, str)):
         raise DriverError(
             f"it listed {kind_of(listed)}, which is not a collection of {plural}; this is a bug in "
             "the driver"
         )
-    # A generator may have no end.
+    # A generator may be endless.
     things = tuple(islice(cast("Iterable[Any]", listed), MAX_DEVICES + 1))
     if len(things) > MAX_DEVICES:
         raise DriverError(
             f"it listed more than {MAX_DEVICES:,} {plural}, which no node can publish; this is a "
             "bug in the driver"
         )
-    if set(map(type, things)) - {kind}:  # fast, as it is done at each yield
+    if set(map(type, things)) - {kind}:  # a fast check, because it runs at each yield
         for thing in things:
             if not isinstance(thing, kind):
                 raise DriverError(
@@ -223,19 +223,19 @@ def _all_of(listed: object, kind: type[AnyT], plural: str) -> tuple[AnyT, ...]:
 
 
 class InventorySnapshots:
-    """Makes the snapshots of one run of a driver, in its loop. An unchanged device keeps the
-    identity that it had in the snapshot before."""
+    """Takes the snapshots of one run of a driver, in its loop. An unchanged device keeps the
+    identity that it had in the previous snapshot."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._began_at = 0.0
-        """The start of work without a pause; loop time."""
+        """When the work without a pause began, on the loop's clock."""
         self._known: dict[str, dict[tuple[str, str], Any]] = {}
         """The last snapshots of each collection, by pool and name. If several have the same name,
         the first one."""
 
     async def of(self, given: Inventory) -> Inventory:
-        """Return the snapshot of an inventory. Raises what :func:`snapshot_of` does, and
+        """Return the snapshot of an inventory. Raises the errors of :func:`snapshot_of`, and
         DriverError for reports of a wrong type."""
         self._began_at = self._loop.time()
         fallback = given.fallback
@@ -259,7 +259,7 @@ class InventorySnapshots:
             old = None if key is None else before.get(key)
             if old is None or not is_unchanged(thing, old):
                 copy = cast("ThingT", snapshot_of(thing))
-                # The vendor's enums and mappings can be compared only after the copy.
+                # The vendor's enums and mappings can be compared only after they are copied.
                 if old is None or not is_unchanged(copy, old):
                     old = copy
             ours.append(old)
@@ -278,8 +278,8 @@ _REASONS = frozenset(get_args(RejectionReason))
 
 
 def _reports(given: Collection[ReportT]) -> tuple[ReportT, ...]:
-    """Return copies of the driver's reports other than devices. They are shown to users unchanged,
-    so their types are checked here; raises DriverError."""
+    """Return copies of the driver's reports other than devices. Users see them unchanged, so their
+    types are checked here. Raises DriverError."""
     reports = tuple([cast("ReportT", snapshot_of(each)) for each in given])
     for each in reports:
         _check_report(each)
@@ -305,7 +305,7 @@ def _check_report(report: RejectedDevice | PolicyConflict | PolicyOutcome) -> No
 
 
 def key_of(thing: Device | CounterSet) -> tuple[str, str] | None:
-    """Return pool and name as plain strings; None if they are not strings."""
+    """Return pool and name as plain strings, or None if they are not strings."""
     pool, name = cast("object", thing.pool), cast("object", thing.name)
     if isinstance(pool, str) and isinstance(name, str):
         return str.__str__(pool), str.__str__(name)
@@ -314,7 +314,7 @@ def key_of(thing: Device | CounterSet) -> tuple[str, str] | None:
 
 def by_key(inventory: Inventory) -> dict[tuple[str, str] | None, Device]:
     """Return the devices of an inventory by pool and name. If several have the same name, the first
-    one counts; the fallback comes last."""
+    one applies; the fallback comes last."""
     listed = (*inventory.devices, *(inventory.fallback or ()))
     return {key_of(each): each for each in reversed(listed)}
 
@@ -327,9 +327,9 @@ _set_values = attrgetter(*(each.name for each in fields(CounterSet)))
 
 def is_unchanged(new: ThingT, old: ThingT) -> bool:
     """
-    Return whether a device or counter set equals the one before it, and can be replaced by it.
+    Return whether a device or counter set equals its previous version, which can then replace it.
 
-    Fields are compared, not the objects: a vendor's class may define its own comparison.
+    Compares fields rather than objects, because a vendor's class may define its own comparison.
     """
     if new is old:
         return True
@@ -337,7 +337,7 @@ def is_unchanged(new: ThingT, old: ThingT) -> bool:
         if isinstance(new, CounterSet) or isinstance(old, CounterSet):
             return bool(_set_values(new) == _set_values(old))
         return bool(_device_values(new) == _device_values(old)) and _same_types(new, old)
-    except Exception:  # a value of a wrong type: it is copied, and refused by a check
+    except Exception:  # a value of a wrong type is copied, and a check refuses it
         return False
 
 
@@ -345,7 +345,7 @@ _FLAGS = ("allow_multiple_allocations", "binds_to_node", "evict_if_gone", "prepa
 
 
 def _same_types(new: Device, old: Device) -> bool:
-    """Return whether equal values have equal types: Python treats 1, 1.0 and True as equal, but the
+    """Return whether equal values have equal types. Python treats 1, 1.0 and True as equal, but the
     API does not."""
     if type(new.topology.numa_node) is not type(old.topology.numa_node):
         return False

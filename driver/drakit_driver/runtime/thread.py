@@ -3,13 +3,13 @@ One run of a Python driver: created, served and closed in its own thread and eve
 
 Vendor code never runs in the loop that answers the kubelet: a driver that blocks, raises, or ends
 its thread affects only its own calls. A thread cannot contain crashes, or code that holds the GIL:
-those need a backend. :mod:`.endpoint` decides about the next connection. :mod:`.loop` calls into
-the driver's loop, watches it and ends it, :mod:`.calls` calls the driver's methods, and
-:mod:`.polling` polls the health of its devices.
+those need a backend. :mod:`.endpoint` decides when to connect again. :mod:`.loop` calls into the
+driver's loop, watches it and ends it, :mod:`.calls` calls the driver's methods, and :mod:`.polling`
+polls the health of its devices.
 
-A driver that floods is stopped. Only inventories of a wrong type and endless yields are refused
-here, because they would harm the daemon. Snapshots (:mod:`.snapshot`) are taken only of the newest
-inventory. The device manager checks each device, and leaves out only those that cannot be
+A driver that yields too fast is stopped. Only inventories of a wrong type and endless yields are
+refused here, because they would harm the daemon. Snapshots (:mod:`.snapshot`) are taken only of the
+newest inventory. The device manager checks each device, and omits only those that cannot be
 published.
 
 Does not depend on claims beyond their identity, slices, gRPC or the kubelet.
@@ -48,31 +48,31 @@ from drakit_driver.runtime.snapshot import InventorySnapshots, inventory_of
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 10.0
-"""The time that a driver's constructor has before the daemon continues without it."""
+"""How long a driver's constructor may take before the daemon continues without it."""
 
 LIST_SECONDS = 2.0
-"""The time that a new driver has to list its devices before the daemon serves without it. The
-kubelet may be waiting for a claim, and would have to retry."""
+"""How long a new driver has to list its devices before the daemon serves without it. The kubelet
+may be waiting for a claim, and would have to retry."""
 
 CLOSE_SECONDS = 5.0
-"""The time that a driver has to end. Its thread does not delay the process."""
+"""How long a driver has to end. Its thread does not delay the process."""
 
 
 # ---------------------------------------------------------------- inventories
 
 MAX_YIELDS = 2000
-"""Inventories a second, and as many at once. A bus that reports each event stays far below; a loop
-that does not wait is far above."""
+"""Maximum number of inventories per second, and in a burst. A bus that reports each event stays far
+below this limit; a loop that does not wait far exceeds it."""
 
 COUNTED_DEVICES = 8_192
-"""This many devices count as one more inventory: processing them takes as long."""
+"""Number of devices that counts as one more inventory, because processing them takes as long."""
 
 SNAPSHOT_SECONDS = 0.05
 """Time between two snapshots. 1,000 devices take 2 ms of this thread, and a driver may yield 2,000
 times a second."""
 
 TURN_SECONDS = 0.005
-"""The time for which a stream that does not wait may keep the driver's loop from its calls."""
+"""How long a stream that does not wait may keep the driver's loop from its calls."""
 
 
 class FloodError(DriverError):
@@ -86,7 +86,7 @@ class FloodError(DriverError):
 
 
 class UnreadableError(DriverError):
-    """The value that a driver yielded raises when it is read."""
+    """Reading the value that a driver yielded raises an exception."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(
@@ -96,7 +96,7 @@ class UnreadableError(DriverError):
 
 
 def open_stream(driver: Driver[Any, Any]) -> AsyncIterator[object]:
-    """Ask a driver for its stream; raises :class:`DriverError` if it has none."""
+    """Get a driver's stream. Raises :class:`DriverError` if it has none."""
     stream = cast("object", driver.devices())
     if isinstance(stream, AsyncIterator):
         return cast("AsyncIterator[object]", stream)
@@ -113,8 +113,8 @@ async def read_inventories(stream: AsyncIterator[object], latest: LatestValue[In
     """
     Read a driver's stream until it ends, into a cell of the same loop.
 
-    Raises what the stream raises, and :class:`DriverError` for a value that is not an inventory or
-    cannot be read, and for a flood. The stream is not closed.
+    Raises the stream's exceptions. Raises :class:`DriverError` for a value that is not an inventory
+    or cannot be read, and if the driver yields too fast. The stream is not closed.
     """
     loop = asyncio.get_running_loop()
     allowed = float(MAX_YIELDS)
@@ -125,7 +125,7 @@ async def read_inventories(stream: AsyncIterator[object], latest: LatestValue[In
             listed = await anext(stream)
         except StopAsyncIteration:
             return
-        # Only the driver's own time counts: ours would hide the flood of an endless stream.
+        # Only the driver's own time counts, because our time would hide an endless stream.
         allowed = min(MAX_YIELDS, allowed + (loop.time() - asked_at) * MAX_YIELDS)
         try:
             given = inventory_of(listed)
@@ -146,7 +146,7 @@ async def read_inventories(stream: AsyncIterator[object], latest: LatestValue[In
 
 
 class PythonConnector:
-    """Makes the connections of one driver, one after the other."""
+    """Creates the connections of one driver, one after the other."""
 
     def __init__(
         self,
@@ -156,8 +156,8 @@ class PythonConnector:
         *,
         policies: PolicyFeed | None = None,
     ) -> None:
-        """`make` is called in the driver's thread, once per run. A driver that has `policies` lists
-        its devices only after it got them."""
+        """Create a connector. `make` is called in the driver's thread, once per run. A driver that
+        has `policies` lists its devices only after it got them."""
         self._name = name
         self._make = make
         self._traits = traits
@@ -168,11 +168,13 @@ class PythonConnector:
         """
         Start the driver.
 
-        Raises :class:`DriverError` if it refuses its configuration, and anything else if it cannot
-        be started now. A slow driver is returned before it is ready, and continues to start.
+        Raises :class:`DriverError` if the driver rejects its configuration, and any other error if
+        it cannot be started now. A slow driver is returned before it is ready, and continues to
+        start.
         """
         if self._last is not None:
-            # Two runs of a driver never overlap: the first may hold hardware that the next needs.
+            # Two runs of a driver never overlap, because the first may hold hardware that the next
+            # one needs.
             await self._last.gone()
         self._last = PythonConnection(self._name, self._make, self._traits, self._policies)
         await self._last.start()
@@ -185,7 +187,7 @@ class PythonConnector:
 
 
 class PythonConnection:
-    """One run of a driver: a :class:`.Connection`."""
+    """One run of a driver. Implements :class:`.Connection`."""
 
     def __init__(
         self,
@@ -194,7 +196,7 @@ class PythonConnection:
         traits: DriverTraits,
         policies: PolicyFeed | None,
     ) -> None:
-        """`make` is called in the thread."""
+        """Create a connection. `make` is called in the thread."""
         self._name = name
         self._make = make
         self._traits = traits
@@ -209,24 +211,26 @@ class PythonConnection:
         self._background: list[asyncio.Task[None]] = []
         # Written in the thread.
         self._configured = asyncio.Event()
-        """Set once the driver has applied policies: without any, it would withdraw its devices."""
+        """Set once the driver has applied policies, because it would withdraw its devices without
+        any."""
         self._package = ""
         self._has_listed = False
         self._main: asyncio.Task[None] | None = None
-        # A daemon thread: a driver that hangs must not keep the process from ending.
+        # Use a daemon thread, because a driver that hangs must not prevent the process from ending.
         self._thread = threading.Thread(target=self._live, name=f"driver-{name}", daemon=True)
 
     # ------------------------------------------------------------ in the daemon's loop: life cycle
 
     async def start(self) -> None:
         """
-        Make the driver, and give it a moment to list its devices; a slow one continues to start.
+        Create the driver, and give it a moment to list its devices. A slow driver continues to
+        start.
 
-        Raises :class:`DriverError` if it refuses, and anything else if it fails.
+        Raises :class:`DriverError` if the driver refuses, and any other error if it fails.
         """
         try:
             self._thread.start()
-        except RuntimeError:  # the process may have no more threads
+        except RuntimeError:  # the process may have no threads left
             self._gone.set_result(None)
             raise
         try:
@@ -237,8 +241,8 @@ class PythonConnection:
                     async with asyncio.timeout(LIST_SECONDS):
                         await self._latest.wait()
         except TimeoutError:
-            # Nothing can end its thread. A second thread would hang as well, and a driver that
-            # takes longer than this would never be available.
+            # Nothing can end the driver's thread. A second thread would also hang, and a driver
+            # that takes longer than this would never be available.
             facts = {"driver": self._name, "where": self._where()}
             logger.error("driver is slow to start", extra=facts)
         except asyncio.CancelledError:
@@ -246,7 +250,7 @@ class PythonConnection:
             raise
 
     async def gone(self) -> None:
-        """Wait until no part of it runs any more."""
+        """Wait until no part of the driver is running."""
         await asyncio.shield(self._gone)
 
     def _where(self) -> str:
@@ -254,7 +258,7 @@ class PythonConnection:
 
     @property
     def unavailable(self) -> str | None:
-        """See :attr:`.Connection.unavailable`."""
+        """Implement :attr:`.Connection.unavailable`."""
         if (over := self._latest.over) is not None:
             return over.reason
         if not self._started.done():
@@ -266,16 +270,16 @@ class PythonConnection:
 
     @property
     def blocked(self) -> str | None:
-        """See :attr:`.Connection.blocked`."""
+        """Implement :attr:`.Connection.blocked`."""
         return None if self._watchdog is None else self._watchdog.blocked
 
     def inventories(self) -> AsyncIterator[Update]:
-        """See :meth:`.Connection.inventories`."""
+        """Implement :meth:`.Connection.inventories`."""
         return updates_of(self._latest)
 
     async def close(self) -> None:
-        """See :meth:`.Connection.close`; a driver that does not end in time is abandoned."""
-        self._is_closing = True  # a driver that is still starting is ended once it has started
+        """Implement :meth:`.Connection.close`. A driver that does not end in time is abandoned."""
+        self._is_closing = True  # a driver that is still starting is ended after its start
         self._cancel()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -286,7 +290,7 @@ class PythonConnection:
 
     def _cancel(self) -> None:
         if self._main is not None:
-            with suppress(RuntimeError):  # closed already: it is ending
+            with suppress(RuntimeError):  # it is already closed, so it is ending
                 self._main.get_loop().call_soon_threadsafe(self._main.cancel)
 
     # ------------------------------------------------------------ in the daemon's loop: calls
@@ -294,7 +298,7 @@ class PythonConnection:
     async def prepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, Sequence[PreparedDevice] | DeviceFailedError]:
-        """See :meth:`.Calls.prepare`."""
+        """Implement :meth:`.Calls.prepare`."""
         calls, loop = self._started.result()
         results = await loop.call(calls.prepare, batch)
         if self._policies is not None:
@@ -304,12 +308,12 @@ class PythonConnection:
     async def unprepare(
         self, batch: Sequence[AllocatedClaim]
     ) -> Mapping[str, DeviceFailedError | None]:
-        """See :meth:`.Calls.unprepare`."""
+        """Implement :meth:`.Calls.unprepare`."""
         calls, loop = self._started.result()
         return await loop.call(calls.unprepare, batch)
 
     async def check(self, batch: Sequence[AllocatedClaim]) -> Mapping[str, bool]:
-        """See :meth:`.Calls.check`."""
+        """Implement :meth:`.Calls.check`."""
         calls, loop = self._started.result()
         return await loop.call(calls.check, batch)
 
@@ -342,7 +346,7 @@ class PythonConnection:
         self._latest.end(ended)
         if not self._started.done():
             self._started.set_exception(refusal or ended)
-            self._started.exception()  # retrieved, whether or not anybody awaits it
+            self._started.exception()  # retrieve it, whether or not any code awaits it
 
     # ------------------------------------------------------------ in the thread
 
@@ -372,7 +376,7 @@ class PythonConnection:
     def _serve_in_loop(self, driver: AnyDriver) -> None:
         try:
             loop = new_event_loop()
-        except Exception as error:  # the process may have no more file descriptors
+        except Exception as error:  # the process may have no file descriptors left
             self._end(error)
             return
         executor = ThreadPoolExecutor(thread_name_prefix=f"driver-{self._name}")
@@ -397,7 +401,7 @@ class PythonConnection:
     async def _serve(
         self, driver: AnyDriver, calls: DriverCalls, stream: AsyncIterator[object]
     ) -> None:
-        """Run the parts of the connection; the first that ends cancels the others."""
+        """Run the parts of the connection. The first one that ends cancels the others."""
         if self._policies is not None:
             await self._configured.wait()
         latest = LatestValue[Inventory](pace_seconds=SNAPSHOT_SECONDS)
@@ -419,12 +423,12 @@ class PythonConnection:
     async def _list(
         self, latest: LatestValue[Inventory], calls: DriverCalls, polling: HealthPolling | None
     ) -> None:
-        """Pass on a snapshot of the newest inventory, until canceled. The driver's own objects are
-        for the driver alone."""
+        """Pass on a snapshot of the newest inventory, until canceled. The driver's own objects
+        remain with the driver."""
         snapshots = InventorySnapshots()
         while True:
             given, _ = await latest.next()
-            assert given is not None  # the cell has no health
+            assert given is not None  # the cell contains no health
             try:
                 ours = await snapshots.of(given)
             except DriverError:
@@ -438,7 +442,8 @@ class PythonConnection:
                 polling.replaced(given, ours)
 
     def _end(self, error: BaseException | None, *, refuses: bool = False) -> str:
-        """Report why it ended, and return it: the exception's type and its text."""
+        """Report why the connection ended, and return the reason: the exception's type and
+        message."""
         if error is None:
             reason = "its stream ended"
         elif isinstance(error, asyncio.CancelledError):
@@ -448,12 +453,12 @@ class PythonConnection:
             reason = text_of(error)
         else:
             reason = kind_and_text(error)
-        # For a DriverError, its text suffices.
+        # For a DriverError, its message is sufficient.
         understood = isinstance(error, DriverError | asyncio.CancelledError | None)
         if not understood or isinstance(error, UnreadableError):
             facts = {"driver": self._name, "exception": traceback_of(error)}
             logger.error("driver ended", extra=facts)
         ended = ConnectionEndedError(reason, disorderly=isinstance(error, FloodError))
-        # The driver's own error is not passed on: its class may be vendor code.
+        # Don't pass on the driver's own error, because its class may be vendor code.
         self._notify(self._is_over, ended, DriverError(reason) if refuses else None)
         return reason
