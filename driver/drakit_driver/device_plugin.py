@@ -123,7 +123,8 @@ VERSION = "v1beta1"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 ALLOCATE_SECONDS = 60.0
-"""Time limit of Allocate. The kubelet has none, and admits no other pod during the call."""
+"""Time limit of Allocate. The kubelet does not limit the call, but admits no other pod during the
+call."""
 
 LIST_SECONDS = 0.2
 """Minimum time between two lists of devices, so that changes in quick succession cause one list."""

@@ -1,4 +1,4 @@
-// An example backend of drakit: a driver in Go that runs as its own process beside the node plugin.
+// An example backend for drakit: a driver in Go that runs in a separate process.
 package main
 
 import (

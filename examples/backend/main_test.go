@@ -55,7 +55,7 @@ func claim(uid, parameters string, names ...string) *backendv1.Claim {
 	return made
 }
 
-// prepare prepares a claim, and returns the error as a text.
+// prepare prepares a claim, and returns the error as a string.
 func prepare(t *testing.T, b *blinkers, claim *backendv1.Claim) ([]*backendv1.Edits, string) {
 	t.Helper()
 	prepared, err := b.Prepare(t.Context(), claim)

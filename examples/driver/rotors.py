@@ -1,8 +1,8 @@
 """
 Rotors: each folder below a configured directory is a rotor, and claims share its revolutions.
 
-A rotor turns at the speed in its file ``speed``. It is the highest speed of all shares, each of
-which has a file of its own (``speed.<share ID>``), so that each share can be released separately.
+A rotor turns at the speed in its file ``speed``, which is the highest speed of all shares. Each
+share has a separate file (``speed.<share ID>``), so that it can be released separately.
 """
 
 import asyncio
@@ -63,13 +63,14 @@ class Rotors(Driver[RotorsConfig, RotorParameters]):
         if not rotor.is_dir():
             raise DriverError(f"rotor {device.name} no longer exists; create its folder again")
         speed = device.parameters.speed
-        claimed = device.consumed_capacity.get("rpm", RPM.value)  # all of it, if it is not shared
+        # the whole capacity if it is not shared
+        claimed = device.consumed_capacity.get("rpm", RPM.value)
         if speed > parse_quantity(claimed):
             raise DriverError(f"speed {speed} is more than the claim's {claimed} rpm; claim more")
         if not device.admin_access:  # monitoring changes nothing
             self._share(device).write_text(str(speed))
             self._turn(rotor)
-        # A container may have several devices: request and device make the variable unique.
+        # A container may have several devices, so the variable contains the request and the device.
         variable = re.sub(r"\W", "_", f"ROTOR_SPEED_{device.request}__{device.name}").upper()
         return Edits(
             env={variable: str(speed)},
@@ -92,11 +93,11 @@ class Rotors(Driver[RotorsConfig, RotorParameters]):
         return Health.unhealthy(text, evict_pods=text.startswith("fatal"))
 
     def _share(self, device: AllocatedDevice[RotorParameters | None]) -> Path:
-        """The file with the speed of one share of a rotor."""
+        """Return the file with the speed of one share of a rotor."""
         return self.config.directory / device.name / f"speed.{device.share_id or 'whole'}"
 
     def _turn(self, rotor: Path) -> None:
-        """Turn a rotor as fast as the fastest of its shares."""
+        """Turn a rotor as fast as its fastest share."""
         # A crash between the creation and the write of a file leaves it empty.
         speeds = [int(share.read_text() or 0) for share in rotor.glob("speed.*")]
         (rotor / "speed").write_text(str(max(speeds, default=0)))

@@ -1,8 +1,8 @@
 """
-Checks the driver on a machine with NVIDIA GPUs, without Kubernetes, and prints what it saw.
+Checks the driver on a machine with NVIDIA GPUs, without Kubernetes, and prints the results.
 
-It lists the devices as the driver yields them, looks for their CDI devices in the files of
-NVIDIA's toolkit, and runs the conformance kit over the driver. It changes nothing on the machine.
+It lists the devices as the driver yields them, looks for their CDI devices in the files of NVIDIA's
+toolkit, and runs the conformance kit on the driver. It does not change the machine.
 """
 
 import argparse
@@ -29,7 +29,7 @@ CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
 async def read(config: GpusConfig) -> Inventory:
-    """Return what the driver yields first."""
+    """Return the driver's first inventory."""
     driver = Gpus(config, SimpleNamespace(name="this-machine", labels={}))
     stream = driver.devices()
     try:
@@ -59,7 +59,7 @@ def print_device(device: Device) -> None:
 
 
 def cdi_problems(inventory: Inventory) -> list[str]:
-    """Return the CDI devices that containers need, but that no file on this machine has."""
+    """Return the CDI devices that containers need, but that no file on this machine contains."""
     found: set[str] = set()
     for path in (path for folder in CDI_FOLDERS for path in folder.glob("*.[jy]*")):
         spec: Any = yaml.safe_load(path.read_text())
@@ -71,7 +71,7 @@ def cdi_problems(inventory: Inventory) -> list[str]:
 
 
 def conformance(time_slices: int) -> list[str]:
-    """Run the kit over the driver, with the node plugin between a fake kubelet and API server."""
+    """Run the kit on the driver, with the node plugin between a fake kubelet and API server."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(f"timeSlices: {time_slices}\n")
         file.flush()

@@ -2,14 +2,14 @@
 NVIDIA GPUs: whole, shared in time slices, or as MIG instances.
 
 NVML lists the devices and reports their failures. The names of attributes, parameters and taints
-are those of NVIDIA's DRA driver, so that existing claims match. Do not run both on a node.
+are those of NVIDIA's DRA driver, so that existing claims match. Do not run both on the same node.
 
 Containers get CDI devices from the file that ``nvidia-ctk cdi generate`` writes, by UUID: the
-libraries, links and device nodes of a GPU depend on the version of its driver, and NVIDIA's
-toolkit knows them all. A UUID always means the same hardware, unlike the number in /dev/nvidia0.
+libraries, links and device nodes of a GPU depend on the version of its driver, and NVIDIA's toolkit
+knows them all. A UUID always means the same hardware, unlike the number in /dev/nvidia0.
 
-The driver lists the MIG instances that an admin has created, and creates none: the toolkit's file
-does not contain later ones. It needs NVML (libnvidia-ml.so.1) and the GPUs' device nodes.
+The driver only lists existing MIG instances, because the toolkit's file does not contain later
+ones. It needs NVML (libnvidia-ml.so.1) and the GPUs' device nodes.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ ARCHITECTURES = (
     *("Unknown", "Unknown", "Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere"),
     *("Ada Lovelace", "Hopper", "Blackwell"),
 )
-"""Both in the order of NVML's numbers."""
+"""Both are in the order of NVML's numbers."""
 
 INTERVALS = ("Default", "Short", "Medium", "Long")
 """The lengths of a time slice, in the order of nvidia-smi's numbers."""
@@ -69,15 +69,15 @@ WHOLE_GPU = 0xFFFFFFFF
 
 class GpusConfig(DriverConfig):
     time_slices: PositiveInt = 1
-    """The number of claims that can share a GPU. They take turns, and nothing separates their
-    memory: the scheduler only counts it."""
+    """The number of claims that can share a GPU. The claims take turns, and nothing isolates their
+    memory: the scheduler only tracks it."""
 
     ignored_xids: frozenset[int] = frozenset({13, 31, 43, 45, 68, 109})
-    """Errors that do not make a GPU unhealthy: by default those of applications, as in NVIDIA's
-    device plugin."""
+    """Errors (XIDs) that do not make a GPU unhealthy. By default, these are the errors of
+    applications, as in NVIDIA's device plugin."""
 
     poll_seconds: PositiveFloat = 5
-    """The time until a change other than an error (XID) is noticed."""
+    """Maximum time to detect a change other than an error (XID)."""
 
     sysfs: Path = Path("/sys")
 
@@ -111,7 +111,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
     def __init__(self, config: GpusConfig, node: Node) -> None:
         super().__init__(config, node)
         # Calls of NVML block, some for seconds if a GPU is broken, and none may be running when
-        # NVML is shut down. So one thread makes all of them, one after the other.
+        # NVML is shut down. So a single thread makes all calls, one after the other.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="nvml")
         self._stopping = False
         self._read: dict[int, Inventory] = {}
@@ -156,7 +156,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
         """Subscribe to the critical errors of all GPUs."""
         self._events = nvml.nvmlEventSetCreate()
         for index in range(nvml.nvmlDeviceGetCount()):
-            with suppress(nvml.NVMLError):  # an old GPU has no events; a broken one: see _list
+            with suppress(nvml.NVMLError):  # an old GPU has no events; for a broken one, see _list
                 gpu = nvml.nvmlDeviceGetHandleByIndex(index)
                 nvml.nvmlDeviceRegisterEvents(gpu, nvml.nvmlEventTypeXidCriticalError, self._events)
 
@@ -170,7 +170,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
             except nvml.NVMLError_Timeout:
                 continue
             except nvml.NVMLError_GpuIsLost:
-                # While a lost GPU is in the set, NVML reports no errors of the others.
+                # While the set contains a lost GPU, NVML does not report errors of the others.
                 nvml.nvmlEventSetFree(self._events)
                 self._watch()
                 time.sleep(left)
@@ -183,7 +183,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
             return
 
     def _list(self) -> Inventory:
-        """Read all GPUs. One that cannot be read does not affect the others."""
+        """Read all GPUs. A GPU that cannot be read does not affect the others."""
         found: list[Inventory] = []
         lost: list[str] = []
         for index in range(nvml.nvmlDeviceGetCount()):
@@ -199,7 +199,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
         return Inventory(
             devices=devices,
             counter_sets=[counters for gpu in found for counters in gpu.counter_sets],
-            # In a cluster without counters, no device may consist of other devices.
+            # In a cluster without counters, a device must not consist of other devices.
             fallback=[
                 replace(d, consumes={}) for d in devices if d.attributes["type"] != "mig-gpu"
             ],
@@ -209,7 +209,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
     def _read_gpu(self, index: int) -> Inventory:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid: str = nvml.nvmlDeviceGetUUID(gpu)
-        bus_id = nvml.nvmlDeviceGetPciInfo(gpu).busId[4:].lower()  # sysfs has 4 digits less
+        bus_id = nvml.nvmlDeviceGetPciInfo(gpu).busId[4:].lower()  # sysfs has four digits fewer
         mig = _supported(nvml.nvmlDeviceGetMigMode, gpu)[0] == nvml.NVML_DEVICE_MIG_ENABLE
         slices = 1 if mig else self.config.time_slices
         device = Device(
@@ -228,8 +228,8 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
         return Inventory(devices=[self._judged(device, uuid, WHOLE_GPU)])
 
     def _partitions(self, gpu: Any, whole: Device) -> Inventory:
-        """Return the MIG instances of a GPU, and the GPU as a device that has all of them: not of
-        the type ``gpu``, because a program can use only one instance at a time."""
+        """Return the MIG instances of a GPU, and the GPU as a device that contains all of them. Its
+        type is not ``gpu``, because a program can use only one instance at a time."""
         uuid = str(whole.attributes["uuid"])
         devices: list[Device] = []
         rejected: list[RejectedDevice] = []
@@ -241,7 +241,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
                 continue
             size = nvml.nvmlDeviceGetAttributes_v2(mig)
             if size.computeInstanceSliceCount != size.gpuInstanceSliceCount:
-                # Such instances share their memory: their counters would have to count parts.
+                # Such instances share their memory, so their counters would have to count parts.
                 problem = "it is a part of a GPU instance; create instances with nvidia-smi mig -C"
                 rejected.append(_rejected(nvml.nvmlDeviceGetUUID(mig), problem))
                 continue
@@ -266,8 +266,8 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
         )
 
     def _judged(self, device: Device, uuid: str, *instances: int) -> Device:
-        """Return a device with its health: unhealthy if one of these instances had an error, until
-        this driver restarts. NVML does not report that a GPU has recovered."""
+        """Return a device with its health. It is unhealthy if one of these instances had an error,
+        until this driver restarts, because NVML does not report that a GPU has recovered."""
         for xid in [self._xids[uuid, i] for i in instances if (uuid, i) in self._xids]:
             problem = f"{uuid} reported XID {xid}; reset the GPU, then restart this driver's pod"
             taint = Taint(key="gpu.nvidia.com/xid", value=f"{xid}", effect="NoSchedule")
@@ -296,7 +296,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
             await self._set_interval(uuid, "Default")
 
     async def _set_interval(self, uuid: str, interval: str) -> None:
-        """Set the length of a GPU's time slices, for which NVML has no function."""
+        """Set the length of a GPU's time slices. NVML has no function for this."""
         number = str(INTERVALS.index(interval))
         command = ["nvidia-smi", "compute-policy", "-i", uuid, "--set-timeslice", number]
         run = partial(subprocess.run, capture_output=True, text=True, timeout=30, check=False)
@@ -307,7 +307,7 @@ class Gpus(Driver[GpusConfig, GpuParameters]):
 
 
 def _own_gpu(device: AllocatedDevice[Any]) -> str | None:
-    """Return the UUID of the GPU that only this claim uses, whose time slices it can set."""
+    """Return the UUID of a GPU whose time slices the claim can set, as its only user."""
     uuid = device.edits.cdi_devices[0].partition("=")[2] if device.edits else ""
     shared = device.share_id is not None or device.admin_access
     return uuid if uuid.startswith("GPU-") and not shared else None
@@ -338,7 +338,7 @@ def _instance(mig: Any, size: Any, placement: Any, whole: Device) -> Device:
 
 
 def _unreadable(last: Inventory | None, name: str, problem: str) -> Inventory:
-    """Return the devices of a GPU that was lost, as they were last read."""
+    """Return the devices of a lost GPU, as they were last read."""
     if last is None:
         return Inventory(devices=(), rejected=[_rejected(name, problem, "Unreadable")])
     taint = Taint(key="gpu.nvidia.com/gpu-lost", effect="NoSchedule")
@@ -364,7 +364,7 @@ def _capacity(memory: int, slices: int) -> Mapping[str, str | Capacity]:
 
 
 def _attributes(gpu: Any) -> Mapping[str, str | Version]:
-    """Return what a GPU and its instances have in common."""
+    """Return the common attributes of a GPU and its instances."""
     brand, architecture = nvml.nvmlDeviceGetBrand(gpu), nvml.nvmlDeviceGetArchitecture(gpu)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(gpu)
     cuda = nvml.nvmlSystemGetCudaDriverVersion()
@@ -380,7 +380,7 @@ def _attributes(gpu: Any) -> Mapping[str, str | Version]:
 
 
 def _supported(function: Callable[[Any], Sequence[int]], gpu: Any) -> Sequence[int]:
-    """Return the numbers that NVML has of a GPU; zeros if the GPU or its driver is too old."""
+    """Return NVML's numbers for a GPU, or zeros if the GPU or its driver is too old."""
     try:
         return function(gpu)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):

@@ -1,5 +1,5 @@
-"""Serial sensors, each of which writes one reading per line. Its link in /dev/serial/by-id contains
-its serial number. The number of its device node can change whenever it is plugged in."""
+"""Serial sensors, each of which writes one reading per line. A sensor's link in /dev/serial/by-id
+contains its serial number. The number of its device node can change whenever it is plugged in."""
 
 import asyncio
 import os

@@ -1,9 +1,9 @@
-// drakit-cel evaluates DRA selectors exactly as the scheduler does, because it is the scheduler's code.
+// drakit-cel evaluates DRA selectors exactly as the scheduler does, because it contains the scheduler's code.
 //
-// It reads one JSON object a line from standard input and writes one JSON object a line to standard
-// output, in the same order. It keeps no state but compiled expressions. It ends when standard input
-// ends, and when a question takes too much memory or time. The operator and `kubectl drakit` start it and restart
-// it when it ends; see explain/drakit_explain/cel/helper.py for the other side.
+// It reads one JSON object per line from standard input, and writes one JSON object per line to standard output,
+// in the same order. Its only state is compiled expressions. It ends when standard input ends, and when a
+// question takes too much memory or time. The operator and `kubectl drakit` start it and restart it when it ends;
+// see explain/drakit_explain/cel/helper.py for the other side.
 //
 // Operations:
 //
@@ -12,9 +12,9 @@
 //	{"verdict": {"nodes": [...], "claims": [...], ...}}    whether the allocator finds devices on nodes
 //	{"release": {}}                                        which release of Kubernetes the code is from
 //
-// A build has the code of one minor release of Kubernetes, in its newest patch release: go.mod is for 1.36,
-// and go-MINOR.mod for another one that a cluster can have. release_*.go has what differs. Build the program
-// for another release with
+// A build contains the code of one minor release of Kubernetes, in its newest patch release. go.mod is for
+// 1.36, and go-MINOR.mod for another release that a cluster can have. release_*.go contains the differences.
+// Build the program for another release with
 //
 //	go build -modfile=go-1.37.mod -tags=kubernetes1.37 -o drakit-cel-1.37
 package main
@@ -35,14 +35,14 @@ import (
 )
 
 const (
-	// maxLine bounds one request; the client splits larger ones.
+	// maxLine limits one request. The client splits larger ones.
 	maxLine = 32 << 20
 
-	// maxExpressions bounds the compiled expressions that are kept.
+	// maxExpressions limits the cached compiled expressions.
 	maxExpressions = 256
 )
 
-// request is one line of input; exactly one field is set.
+// request is one line of input. Exactly one field is set.
 type request struct {
 	Select  *selectRequest  `json:"select,omitempty"`
 	Reads   *readsRequest   `json:"reads,omitempty"`
@@ -51,11 +51,11 @@ type request struct {
 }
 
 type releaseAnswer struct {
-	// Kubernetes is a version like 1.36.3; empty if the program was built without module versions.
+	// Kubernetes is a version such as 1.36.3. It is empty if the program was built without module versions.
 	Kubernetes string `json:"kubernetes"`
 }
 
-// failure is the answer to a line that cannot be used.
+// failure is the response to an unusable line.
 type failure struct {
 	Error string `json:"error"`
 }
@@ -107,7 +107,7 @@ func serve(input io.Reader, output io.Writer, features cel.Features) error {
 
 var errAbandoned = errors.New("a search for devices did not end, so the process does")
 
-// readLine returns a line in memory of its own: a large question leaves no large buffer behind.
+// readLine returns a line in separate memory, so that a large question leaves no large buffer behind.
 func readLine(in *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {
@@ -125,7 +125,7 @@ func readLine(in *bufio.Reader) ([]byte, error) {
 	}
 }
 
-// answer never panics for an input: a bug of a library must not cost more than one answer.
+// answer never panics, because a bug in a library must not affect more than one response.
 func answer(evaluator *evaluator, line []byte) (result any) {
 	defer func() {
 		if problem := recover(); problem != nil {
@@ -156,7 +156,7 @@ func answer(evaluator *evaluator, line []byte) (result any) {
 	return result
 }
 
-// linked is kubernetesVersion in a program for several releases, which renames the allocator's module.
+// linked is the kubernetesVersion of a program for several releases, which renames the allocator's module.
 var linked string
 
 // kubernetesVersion is the version of the allocator's module, as a version of Kubernetes.

@@ -9,15 +9,15 @@ import (
 )
 
 const (
-	// softMemory is the size from which garbage is collected more often, and from which no compiled
-	// expressions are kept.
+	// softMemory is the size above which garbage is collected more often, and compiled expressions are
+	// not cached.
 	softMemory = 64 << 20
 
-	// hardMemory is the size at which the process ends: its client starts another one, and the
-	// container goes on.
+	// hardMemory is the size at which the process exits. Its client starts another process, and the
+	// container continues.
 	hardMemory = 96 << 20
 
-	// maxStack ends a recursion without end before it takes 1 GiB, Go's own limit.
+	// maxStack ends an infinite recursion before it takes 1 GiB, Go's own limit.
 	maxStack = 64 << 20
 
 	// watchPeriod is short, because a process can allocate 1 MiB in 1 ms.
@@ -53,7 +53,7 @@ func watchMemory(exit func()) (stop func()) {
 	return func() { close(done) }
 }
 
-// liveMemory is the size of what the last garbage collection left.
+// liveMemory is the size of the heap after the last garbage collection.
 func liveMemory() uint64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	metrics.Read(sample)

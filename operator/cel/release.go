@@ -7,8 +7,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
-// featureGates has the feature gates that turn on a feature of the compiler or the allocator in the
-// scheduler of any release (dynamicresources.go). A build has those features that its release has.
+// featureGates maps each feature of the compiler or the allocator to the feature gates that enable it in
+// the scheduler of any release (dynamicresources.go). A build contains only the features of its release.
 var featureGates = map[string][]string{
 	"AdminAccess":              {"DRAAdminAccess"},
 	"CompatibilityGroups":      {"DRADeviceCompatibilityGroups"},
@@ -37,7 +37,7 @@ func allocatorFeatures(on gates) (features structured.Features) {
 	return features
 }
 
-// setFeatures turns on the features whose gates are all on.
+// setFeatures enables the features whose gates are all enabled.
 func setFeatures(features any, on gates) {
 	fields := reflect.ValueOf(features).Elem()
 	for i := range fields.NumField() {

@@ -2,11 +2,11 @@
 
 package main
 
-// sortsPools: the allocator tries the pools of a node in an order, not that of a Go map.
+// sortsPools is whether the allocator sorts the pools of a node, instead of using the order of a Go map.
 const sortsPools = false
 
-// neverOn is a feature of the allocator that the scheduler of the release never turns on.
+// neverOn is a feature of the allocator that the scheduler of the release never enables.
 const neverOn = ""
 
-// onlyThisNode tells whether an error concerns only one node.
+// onlyThisNode returns whether an error concerns only one node.
 func onlyThisNode(error) bool { return false }

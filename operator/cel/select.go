@@ -12,22 +12,22 @@ import (
 )
 
 // selectTimeout ends the evaluation of one expression for the devices of a request. An ordinary
-// expression takes 10 us a device. Kubernetes' cost limit is for a single device, so an expensive
+// expression takes 10 us per device. Kubernetes' cost limit is for a single device, so an expensive
 // expression would otherwise delay all others by minutes.
 const selectTimeout = time.Second
 
-// maxErrors bounds the errors with their texts in one answer for one expression.
+// maxErrors limits the errors with messages in one response for one expression.
 const maxErrors = 16
 
 type evaluator struct {
 	cache    *cel.Cache
 	features cel.Features
 
-	// verdictCache has the expressions of verdicts, compiled with verdictFeatures.
+	// verdictCache contains the expressions of verdicts, compiled with verdictFeatures.
 	verdictCache    *cel.Cache
 	verdictFeatures cel.Features
 
-	// abandoned: a search for devices still runs.
+	// abandoned is whether an abandoned search for devices is still running.
 	abandoned bool
 }
 
@@ -51,19 +51,19 @@ type device struct {
 }
 
 type selectAnswer struct {
-	// Selections has one entry an expression.
+	// Selections has one entry per expression.
 	Selections []selection `json:"selections"`
 }
 
 type selection struct {
-	// Error is set if the expression does not compile: then there are no outcomes.
+	// Error is set if the expression does not compile. In that case, there are no outcomes.
 	Error string `json:"error,omitempty"`
-	// Outcomes has a character a device: t selected, f not selected, e runtime error, u not evaluated
-	// within selectTimeout.
+	// Outcomes has one character per device: t selected, f not selected, e runtime error, u not
+	// evaluated within selectTimeout.
 	Outcomes string `json:"outcomes,omitempty"`
-	// Errors are the different texts of runtime errors, at most maxErrors.
+	// Errors are the different messages of runtime errors, at most maxErrors.
 	Errors []string `json:"errors,omitempty"`
-	// ErrorOf has the index into Errors for each e of Outcomes, in their order; -1 beyond the bound.
+	// ErrorOf has the index in Errors for each e in Outcomes, in order, or -1 beyond the limit.
 	ErrorOf []int `json:"errorOf,omitempty"`
 }
 
@@ -134,8 +134,8 @@ type readsAnswer struct {
 	Reads []reads `json:"reads"`
 }
 
-// reads names what the result of an expression can depend on besides the driver. A full name is
-// domain/identifier.
+// reads names the fields, besides the driver, on which the result of an expression can depend. A full
+// name is domain/identifier.
 type reads struct {
 	Error      string   `json:"error,omitempty"`
 	Everything bool     `json:"everything,omitempty"`
@@ -163,8 +163,8 @@ func (e *evaluator) reads(asked *readsRequest) readsAnswer {
 }
 
 // readsOf walks an expression. It understands device.attributes["domain"].name and its variants, and
-// device.attributes["domain"] alone, which reads all of the domain ("domain/*"). With any other use of
-// the variable, the result can depend on everything.
+// device.attributes["domain"] by itself, which reads the whole domain ("domain/*"). With any other use
+// of the variable, the result can depend on everything.
 func readsOf(root ast.Expr) reads {
 	walker := &readsWalker{attributes: map[string]bool{}, capacity: map[string]bool{}}
 	walker.walk(root)

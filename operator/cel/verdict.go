@@ -16,43 +16,44 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// Tenants write most of a question, so it has limits.
+// Tenants write most of a question, so its size and cost are limited.
 const (
-	// verdictTimeout ends the search on all nodes of a question. The scheduler searches 10 s on each
-	// node; an ordinary search takes less than 1 ms.
+	// verdictTimeout ends the search on all nodes of a question. The scheduler searches each node for up
+	// to 10 s; an ordinary search takes less than 1 ms.
 	verdictTimeout = 2 * time.Second
 
-	// verdictGrace is the time for a search to notice its end. CEL notices late in nested loops; such a
-	// search is abandoned, and the process ends after its answer.
+	// verdictGrace is how long a search has to notice its cancellation. CEL notices it late in nested
+	// loops. Such a search is abandoned, and the process exits after its response.
 	verdictGrace = time.Second / 2
 
-	// maxVerdict bounds a question in bytes: decoded, it takes up to ten times as much memory.
+	// maxVerdict limits a question in bytes. When decoded, it takes up to ten times as much memory.
 	maxVerdict = 4 << 20
 
-	// maxNodes bounds the nodes of a question.
+	// maxNodes limits the nodes of a question.
 	maxNodes = 64
 
-	// maxText bounds each text in an answer, in bytes: it can quote expressions.
+	// maxText limits each string in a response, in bytes, because it can quote expressions.
 	maxText = 1 << 10
 
-	// maxUnknown bounds the unknown fields in an answer.
+	// maxUnknown limits the unknown fields in a response.
 	maxUnknown = 16
 
-	// maxRuns bounds the searches on a node in a release whose allocator tries pools in random order.
+	// maxRuns limits the searches on a node in a release whose allocator tries pools in random order.
 	maxRuns = 4
 
-	// maxVerdictExpressions bounds the compiled expressions that are kept for further questions.
+	// maxVerdictExpressions limits the compiled expressions that are cached for further questions.
 	maxVerdictExpressions = 64
 )
 
 // verdictRequest asks whether the scheduler's allocator finds devices on nodes.
 type verdictRequest struct {
 	Nodes []*corev1.Node `json:"nodes"`
-	// Claims are to be allocated, in the order of the pod.
+	// Claims are the claims to allocate, in the order of the pod.
 	Claims []*resourceapi.ResourceClaim `json:"claims"`
-	// Classes are those that the claims name. The scheduler checks before that they exist.
+	// Classes are the classes that the claims name. The scheduler has already checked that they exist.
 	Classes []*resourceapi.DeviceClass `json:"classes"`
-	// Slices have the taints of DeviceTaintRules. A pool needs all of its slices, also those of other nodes.
+	// Slices have the taints of DeviceTaintRules. A pool needs all of its slices, including those of other
+	// nodes.
 	Slices []*resourceapi.ResourceSlice `json:"slices"`
 	// InUse has the results of all allocated claims.
 	InUse []resourceapi.DeviceRequestAllocationResult `json:"inUse"`
@@ -60,11 +61,11 @@ type verdictRequest struct {
 	Gates gates `json:"gates"`
 }
 
-// gates are feature gates of Kubernetes by name. One that is missing is off.
+// gates are feature gates of Kubernetes by name. A missing gate is disabled.
 type gates map[string]bool
 
 type verdictAnswer struct {
-	// Verdicts has one entry a node.
+	// Verdicts has one entry per node.
 	Verdicts []verdict `json:"verdicts"`
 	// Unknown names fields of the question that this release of Kubernetes does not have. The
 	// allocator did not see them.
@@ -73,11 +74,11 @@ type verdictAnswer struct {
 
 type verdict struct {
 	Outcome outcome `json:"outcome"`
-	// Text has the words of the allocator, if it returned an error.
+	// Text is the message of the allocator, if it returned an error.
 	Text string `json:"text,omitempty"`
 	// Results has the devices of each claim, if they are allocated.
 	Results [][]resourceapi.DeviceRequestAllocationResult `json:"results,omitempty"`
-	// Varies: a further search of the same objects finds something else.
+	// Varies is whether another search of the same objects gives a different result.
 	Varies bool `json:"varies,omitempty"`
 }
 
@@ -85,11 +86,11 @@ type outcome string
 
 const (
 	allocated outcome = "allocated"
-	// unavailable: not on this node.
+	// unavailable means that there are no devices on this node.
 	unavailable outcome = "unavailable"
-	// fatal: the scheduler gives up the pod, whatever other nodes have.
+	// fatal means that the scheduler gives up the pod, whatever devices other nodes have.
 	fatal outcome = "fatal"
-	// undecided: the search did not end in time.
+	// undecided means that the search did not end in time.
 	undecided outcome = "undecided"
 )
 
@@ -155,7 +156,7 @@ func (e *evaluator) search(ctx context.Context, asked *verdictRequest, report fu
 	}
 }
 
-// verdictOn searches once more where the order of pools is random; an error counts, because it ends
+// verdictOn searches again if the order of pools is random. An error takes precedence, because it ends
 // the scheduler's attempt.
 func verdictOn(
 	ctx context.Context, allocator structured.Allocator, node *corev1.Node, claims []*resourceapi.ResourceClaim,
@@ -186,7 +187,7 @@ func searchOn(
 	switch {
 	case err == nil && len(results) == len(claims):
 		return verdict{Outcome: allocated, Results: resultsOf(results)}
-	case ctx.Err() != nil: // also without an error: CEL's "interrupted && false" is false
+	case ctx.Err() != nil: // even without an error: CEL's "interrupted && false" is false
 		return verdict{Outcome: undecided, Text: "the search did not end in time"}
 	case err == nil:
 		return verdict{Outcome: unavailable}
@@ -205,7 +206,7 @@ func resultsOf(allocations []resourceapi.AllocationResult) [][]resourceapi.Devic
 	return found
 }
 
-// cacheFor returns the compiled expressions of some gates. The compiler of other gates is dropped.
+// cacheFor returns the compiled expressions for some gates, and drops those for other gates.
 func (e *evaluator) cacheFor(features cel.Features) *cel.Cache {
 	if e.verdictCache == nil || e.verdictFeatures != features {
 		e.verdictCache = cel.NewCache(maxVerdictExpressions, features)
@@ -214,7 +215,7 @@ func (e *evaluator) cacheFor(features cel.Features) *cel.Cache {
 	return e.verdictCache
 }
 
-// stateOf gathers what claims hold, as the scheduler does (allocateddevices.go).
+// stateOf collects the devices that claims hold, like the scheduler (allocateddevices.go).
 func stateOf(results []resourceapi.DeviceRequestAllocationResult, consumable bool) structured.AllocatedState {
 	state := structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
@@ -238,7 +239,7 @@ func stateOf(results []resourceapi.DeviceRequestAllocationResult, consumable boo
 	return state
 }
 
-// short cuts a text at maxText bytes, between characters.
+// short truncates a string at maxText bytes, between characters.
 func short(text string) string {
 	if len(text) <= maxText {
 		return text

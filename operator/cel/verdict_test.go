@@ -68,7 +68,7 @@ func line(t *testing.T, asked object) string {
 	return string(text)
 }
 
-// outcomes returns the outcome and the text of each verdict.
+// outcomes returns the outcome and the message of each verdict.
 func outcomes(t *testing.T, answer object) (outcomes, texts []string) {
 	t.Helper()
 	if answer["error"] != nil {

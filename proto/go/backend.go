@@ -29,7 +29,7 @@ import (
 	backendv1 "drakit.dev/backend/v1"
 )
 
-// Driver is what a vendor implements. All methods can be called concurrently.
+// Driver is the interface that a vendor implements. All methods can be called concurrently.
 //
 // A driver can also implement [HealthWatcher], [Checker], [BatchPreparer], [PolicyApplier] and
 // [NodeObserver]. To let the compiler verify the methods of an optional interface, assign a value:
@@ -48,9 +48,10 @@ type Driver interface {
 	// after at most 30 seconds.
 	WatchDevices(ctx context.Context, publish func(*backendv1.WatchDevicesResponse)) error
 
-	// Prepare prepares the devices of a claim, and returns the edits to the containers that use
-	// it: one for each device, in the order of claim.Devices. PreparedClaim.Devices can add what
-	// others can read about the devices. Serve sets the UID and the error of the result.
+	// Prepare prepares the devices of a claim, and returns the edits to the containers that use it:
+	// one for each device, in the order of claim.Devices. PreparedClaim.Devices can add data about
+	// the devices that users and containers can read. Serve sets the UID and the error of the
+	// result.
 	//
 	// The method must be idempotent. It is called again for the same claim after a failure, a
 	// crash or a reboot, must then return the same result, and make sure that all side effects are
@@ -58,9 +59,9 @@ type Driver interface {
 	// set: they run in the order of their arrival. The claims of a pod arrive in one call and are
 	// prepared one after another.
 	//
-	// An error fails only this claim. Its text ends up in an Event of the pod: write a sentence
-	// with the device, the cause and the remedy, without times and counters. A panic fails the
-	// claim as well.
+	// An error fails only this claim. Its message becomes part of an Event of the pod, so write a
+	// sentence with the device, the cause and the remedy, without times and counters. A panic also
+	// fails the claim.
 	//
 	// The context ends 5 minutes after the beginning of the call, and at the end of a shutdown, but not
 	// when the node plugin no longer waits for the result. The next call for the claim or its devices
@@ -149,19 +150,19 @@ type Options struct {
 	Info *backendv1.GetInfoResponse
 
 	// Log is the destination of log lines, slog.Default() by default. Lines about a call have the
-	// attribute request_id, which is in the log of the node plugin as well. [Logger] returns the
-	// same logger to a driver.
+	// attribute request_id, which is also in the log of the node plugin. [Logger] returns the same
+	// logger to a driver.
 	Log *slog.Logger
 
 	// StopTimeout limits how long calls in progress delay a shutdown, 20 seconds by default. It
 	// must be shorter than the terminationGracePeriodSeconds of the pod.
 	StopTimeout time.Duration
 
-	// ProbePort is the port of the probes and metrics, on all addresses of the pod. With 0, there are
-	// none. /readyz succeeds when the node plugin has received the devices. During an update, it also
-	// succeeds while the node plugin uses the previous process at the same Socket. /livez fails if a
-	// call does not return. The log has the reason of a failure. /metrics has the calls by method and result, their duration, and
-	// whether a node plugin is connected, in the text format of Prometheus.
+	// ProbePort is the port of the probes and metrics, on all addresses of the pod. With 0, there are no probes and metrics.
+	// /readyz succeeds when the node plugin has received the devices. During an update, it also succeeds while the node plugin
+	// uses the previous process at the same Socket. /livez fails if a call does not return. The log has the reason of a failure.
+	// /metrics has the calls by method and result, their duration, and whether a node plugin is connected, in the text format of
+	// Prometheus.
 	ProbePort int
 }
 
@@ -233,7 +234,7 @@ func Serve(ctx context.Context, driver Driver, options Options) error {
 	go s.logConnection(ctx, connectTimeout)
 	go func() {
 		if _, ok := driver.(PolicyApplier); ok {
-			// The first list must be one of devices with policies.
+			// The first list must be of devices with policies.
 			select {
 			case <-s.applied:
 			case <-watching.Done():

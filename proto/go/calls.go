@@ -55,7 +55,7 @@ func newCalls() calls {
 	}
 }
 
-// counted is the value in the context of a call that counts as running until its response is sent.
+// counted is a context value of a call, which is running until its response is sent.
 type counted struct{ running bool }
 
 type countedKey struct{}
@@ -163,8 +163,8 @@ func (c *calls) addStream(method string, number int) bool {
 	return true
 }
 
-// drain waits until no call is in progress, and returns whether this was so in time. From then on,
-// calls are refused. Calls that arrive before are served: the node plugin still uses this process.
+// drain waits until no call is in progress, and returns false on a timeout. From then on, calls are
+// refused. Calls that arrive before that are served, because the node plugin still uses this process.
 func (c *calls) drain(timeout time.Duration) bool {
 	c.mutex.Lock()
 	c.draining = true
@@ -181,7 +181,8 @@ func (c *calls) drain(timeout time.Duration) bool {
 	}
 }
 
-// expectReturn notes when a part of the driver has not returned in time. Call the result when it returns.
+// expectReturn records when a part of the driver has not returned in time. Call the result when it
+// returns.
 func (c *calls) expectReturn(log *slog.Logger) (returned func()) {
 	add := func(number int) {
 		c.mutex.Lock()

@@ -8,7 +8,7 @@ import (
 	backendv1 "drakit.dev/backend/v1"
 )
 
-// key names one thing that calls work on. Calls that share a key never overlap.
+// key identifies something that calls work on. Calls that share a key never overlap.
 type key struct{ kind, pool, name string }
 
 // claimKeys returns the keys of a call: its claims, their devices, and the counter sets of these. The

@@ -39,7 +39,7 @@ func (c *connectionStatus) requestedName() {
 	c.requested = true
 }
 
-// watch notes a stream of devices. Call onSent when devices were sent, and ended when it ends.
+// watch records a stream of devices. Call onSent when devices were sent, and ended when it ends.
 func (c *connectionStatus) watch() (onSent, ended func()) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()

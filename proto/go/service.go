@@ -41,7 +41,7 @@ var policiesKey = key{kind: "policies"}
 // service implements drakit.backend.v1 with a Driver. It keeps the latest lists and the calls in
 // progress, so the node plugin can repeat calls and several node plugins can connect.
 type service struct {
-	// Answers Unimplemented to methods that later versions of the contract add.
+	// Returns Unimplemented for methods that later versions of the contract add.
 	backendv1.UnimplementedBackendServer
 
 	driver Driver
@@ -156,9 +156,9 @@ type message[R any] interface {
 	proto.Message
 }
 
-// follow sends a list now, and again whenever it changes. A slow node plugin gets only the latest
-// list. changes returns what to send after the previous list; nil is not sent. onSent is called after each
-// message.
+// follow sends a list now, and again whenever it changes. A slow node plugin gets only the latest list.
+// changes returns the message to send after the previous list; nil is not sent. onSent is called after
+// each message.
 func follow[R any, M message[R]](
 	s *service, stream grpc.ServerStreamingServer[R], list *topic[M],
 	changes func(before, now M) M, onSent func(),
@@ -167,7 +167,7 @@ func follow[R any, M message[R]](
 	for {
 		latest, known, err, changed := list.read()
 		if err != nil {
-			// Not Unavailable, which the node plugin takes for a lost connection.
+			// Don't return Unavailable, which the node plugin would treat as a lost connection.
 			return status.Error(codes.Aborted, sentence(err))
 		}
 		if known && latest != sent {
@@ -282,7 +282,7 @@ func (s *service) UpdateHeldDevices(
 	return &backendv1.UpdateHeldDevicesResponse{}, err
 }
 
-// observe passes something on to the driver, and returns a panic as an error of the call.
+// observe passes an object to the driver, and returns a panic as an error of the call.
 func (s *service) observe(ctx context.Context, about key, pass func(context.Context)) error {
 	failure, err := s.run(s.withLogger(ctx), []key{about}, func(ctx context.Context) error { pass(ctx); return nil })
 	if failure != nil {
@@ -327,7 +327,7 @@ func (s *service) PrepareClaims(
 			if err != nil {
 				return nil, err
 			}
-			// A copy: the driver may return the same message again.
+			// Copy it, because the driver may return the same message again.
 			result = sendableClaim(result)
 			if problem := result.GetError(); problem != "" {
 				return nil, errors.New(problem)
@@ -447,7 +447,7 @@ func protect(log *slog.Logger, work func() error) (err error) {
 	return work()
 }
 
-// sentence returns the text of an error. An empty text would mean success.
+// sentence returns the message of an error. An empty message would mean success.
 func sentence(err error) string {
 	if text := err.Error(); text != "" {
 		return validText(text)

@@ -43,8 +43,8 @@ type ownSocket struct {
 // socket of the previous process in a rolling update, which keeps its connections. Only processes of
 // the users in peers can connect.
 //
-// A rename puts the socket in place. So it is never visible with other permissions, and the path
-// always exists. Before the rename, its name begins with a dot, and the node plugin ignores it.
+// A rename puts the socket in place, so it is never visible with other permissions, and the path always
+// exists. Before the rename, its name begins with a dot, and the node plugin ignores it.
 func listen(path string, mode fs.FileMode, peers []uint32, log *slog.Logger) (*ownSocket, error) {
 	name := filepath.Base(path)
 	if !strings.HasSuffix(name, ".sock") || strings.HasPrefix(name, ".") {
@@ -154,8 +154,8 @@ func findPredecessor(path string) *predecessor {
 	return p
 }
 
-// wait reads from the connection until the server ends it. It is one of HTTP/2 without requests, because
-// a server closes connections on which nothing begins.
+// wait reads from the connection until the server ends it. The connection uses HTTP/2 without requests,
+// because a server closes connections on which no protocol starts.
 func (p *predecessor) wait() {
 	defer close(p.gone)
 	defer p.connection.Close()

@@ -29,7 +29,7 @@ func invalidText(message proto.Message) string {
 	return found
 }
 
-// withValidText replaces what is not UTF-8 in text that only people read.
+// withValidText replaces invalid UTF-8 in text that only people read.
 func withValidText[M proto.Message](message M) M {
 	eachText("", message.ProtoReflect(), func(_, text string) string { return validText(text) })
 	return message

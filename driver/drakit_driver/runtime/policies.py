@@ -3,8 +3,8 @@ The policies of one driver, between the host that reads them and the connection 
 
 The host offers all valid policies. The connection applies the newest offer, and reports the
 outcome: the policies are in effect, or the driver refused them and the previous ones remain. A
-driver that restarts first gets the policies in effect. Otherwise, it would have none if it refused
-the newest ones.
+driver that restarts first gets the policies in effect. Otherwise, if it refused the newest
+policies, it would run without policies.
 
 The feed also provides the driver with the devices that claims hold, with the claims and the numbers
 of their device nodes. The host reads the checkpoint every few seconds, but the results of a recent
@@ -283,7 +283,7 @@ class PolicyFeed:
 
 def held_nodes(edits: Edits) -> tuple[HeldNode, ...]:
     """Return the device nodes in edits that have an identity. Edits of a wrong type, which the
-    rules of CDI refuse later, have none."""
+    rules of CDI refuse later, have no nodes."""
     given = cast("object", edits.device_nodes)
     nodes = cast("tuple[object, ...]", given) if isinstance(given, tuple | list) else ()
     return tuple(

@@ -1,7 +1,7 @@
 """
 One run of a Python driver: created, served and closed in its own thread and event loop.
 
-Vendor code never runs in the loop that answers the kubelet: a driver that blocks, raises, or ends
+Vendor code never runs in the loop that serves the kubelet: a driver that blocks, raises, or ends
 its thread affects only its own calls. A thread cannot contain crashes, or code that holds the GIL:
 those need a backend. :mod:`.endpoint` decides when to connect again. :mod:`.loop` calls into the
 driver's loop, watches it and ends it, :mod:`.calls` calls the driver's methods, and :mod:`.polling`
@@ -65,7 +65,8 @@ MAX_YIELDS = 2000
 below this limit; a loop that does not wait far exceeds it."""
 
 COUNTED_DEVICES = 8_192
-"""Number of devices that counts as one more inventory, because processing them takes as long."""
+"""Number of devices that is treated as one more inventory, because processing them takes as
+long."""
 
 SNAPSHOT_SECONDS = 0.05
 """Time between two snapshots. 1,000 devices take 2 ms of this thread, and a driver may yield 2,000
@@ -96,7 +97,7 @@ class UnreadableError(DriverError):
 
 
 def open_stream(driver: Driver[Any, Any]) -> AsyncIterator[object]:
-    """Get a driver's stream. Raises :class:`DriverError` if it has none."""
+    """Get a driver's stream. Raises :class:`DriverError` if there is no stream."""
     stream = cast("object", driver.devices())
     if isinstance(stream, AsyncIterator):
         return cast("AsyncIterator[object]", stream)

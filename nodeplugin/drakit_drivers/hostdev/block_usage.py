@@ -38,7 +38,7 @@ _ANSWERED_OTHERWISE = frozenset(
     ("btrfs", "9p", "virtiofs", "nfs", "nfs4", "fuse", "overlay", "tmpfs", "ramfs", "rootfs")
 )
 """Anonymous file systems whose sources need not be resolved (such as ``/dev/root``). sysfs lists
-the devices of a btrfs, and the others have none."""
+the devices of a btrfs, and the others have no devices."""
 
 
 def read_usage(sysfs: Sysfs, *, dev_root: Path, mountinfo: Path, swaps: Path) -> Mapping[str, str]:

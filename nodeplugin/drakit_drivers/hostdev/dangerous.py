@@ -109,7 +109,7 @@ def _bits(codes: Iterable[int]) -> int:
 
 # Codes of linux/input-event-codes.h.
 _TYPING_KEYS = _bits([*range(2, 12), *range(16, 26), *range(30, 39), *range(44, 51), 99])
-"""Digits, letters and SysRq. A headset, a mouse or a game controller has none of them."""
+"""Digits, letters and SysRq. A headset, a mouse or a game controller does not have any of them."""
 
 _STOPPING_KEYS = _bits([116, 142, 205, 356, 408])
 """Power, sleep, suspend, power 2 and restart, which make the node shut down or sleep."""

@@ -196,7 +196,7 @@ class HostDevice:
     """Whether udev has processed the device, or does not run on the host."""
 
     ancestors: tuple[Ancestor, ...] = ()
-    """Its ancestors, nearest first."""
+    """The ancestors of the device, nearest first."""
 
     unit: Path | None = None
     """The directory of the physical unit to which it belongs. None if it is a unit by itself."""

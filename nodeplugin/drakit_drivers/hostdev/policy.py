@@ -266,10 +266,10 @@ class HostDevicePolicySpec(DevicePolicy):
     unit."""
 
     identity: Literal["Device", "Port"] = "Device"
-    """What identifies a USB device. ``Device``: its vendor and product IDs with its serial number,
-    or with its port if it has none. ``Port``: only the port, so that every matching device in this
-    port has the same name. Use ``Port`` for a device that changes its IDs or serial number when a
-    program loads its firmware."""
+    """The properties that identify a USB device. ``Device``: its vendor and product IDs with its
+    serial number, or with its port if it has no serial number. ``Port``: only the port, so that
+    every matching device in this port has the same name. Use ``Port`` for a device that changes its
+    IDs or serial number when a program loads its firmware."""
 
     sharing: Sharing = Sharing()
     """Whether claims can share a device, and how many claims can share it."""

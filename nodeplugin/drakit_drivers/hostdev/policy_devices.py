@@ -94,7 +94,7 @@ class Published:
     name: str
     policy: HostPolicy
     hosts: tuple[HostDevice, ...]
-    """Its device nodes: a single node, or those of a unit in the kernel's order."""
+    """The device nodes: a single node, or those of a unit in the kernel's order."""
 
     identity: Identity
     doubt: Doubt | None = None

@@ -179,7 +179,7 @@ def commanded(inventory: Inventory, control: Control, *, driver: str) -> Invento
     """
     Return the inventory with the changes in the control file.
 
-    :param driver: the domain of taints that have none.
+    :param driver: the domain of taints without a domain.
     """
     devices = _commanded(inventory.devices, control, driver)
     used = {(device.pool, name) for device in devices for name in device.consumes}

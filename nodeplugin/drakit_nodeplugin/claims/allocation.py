@@ -49,7 +49,7 @@ API server limits only their size (10 KiB)."""
 
 MAX_DATA_BYTES = 64 * 1024
 """Maximum size, as JSON, of a claim's data for a driver that needs more than its devices. The data
-is stored in a row, and written three times. Annotations alone can have 256 KiB."""
+is stored in a row, and written three times. The annotations can have 256 KiB."""
 
 MAX_DATA_ENTRIES = 1024
 """Maximum number of labels, annotations, owners, consumers, configs with their requests, and

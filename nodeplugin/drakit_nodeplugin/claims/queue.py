@@ -87,7 +87,7 @@ class _WorkTurn(Place):
     """The context of the work, with the ID of the request that began it."""
 
     late: bool = False
-    """Whether a caller was told to retry."""
+    """Whether a caller got the request to retry."""
 
 
 class ClaimQueue:

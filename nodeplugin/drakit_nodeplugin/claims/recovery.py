@@ -656,7 +656,7 @@ def _listed(claims: KubeletClaims, *, driver: str, boot_id: str) -> list[StoredC
                 state="prepared",
                 # No source reports whether it was prepared in this boot: the kubelet's list and
                 # the CDI directory can outlive a reboot. Its containers may be running, so the
-                # entry counts as of this boot; the driver still prepares it again when the
+                # entry belongs to this boot; the driver still prepares it again when the
                 # kubelet asks.
                 boot_id=boot_id,
                 rebuilt="listed",

@@ -63,7 +63,7 @@ class Unpreparing:
         """Set after a damaged checkpoint was rebuilt."""
 
     async def unprepare(self, works: Sequence[ClaimWork]) -> None:
-        """Unprepare claims for the kubelet, from the checkpoint only. An unknown claim counts as
+        """Unprepare claims for the kubelet, from the checkpoint only. An unknown claim is a
         success."""
         if not await self.is_complete(works):
             return

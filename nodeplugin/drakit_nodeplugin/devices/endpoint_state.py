@@ -212,7 +212,7 @@ class EndpointState:
         return self.checked.rejected_count + sum(map(len, others))
 
     def desired(self, pool: PoolState) -> DesiredPool | None:
-        """Return what to publish for a pool, or None if a step in it failed."""
+        """Return the desired content of a pool, or None if a step in it failed."""
         desired: DesiredPool | None = None
         if pool.name not in self.failed:
             with self._guarding(pool):

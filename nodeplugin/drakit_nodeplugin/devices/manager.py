@@ -151,7 +151,7 @@ class DeviceManager:
     # ------------------------------------------------------------ queries
 
     def publication(self) -> Publication:
-        """Return what should be published now. Returns the same object until something changes."""
+        """Return the desired publication. Returns the same object until something changes."""
         complete = self._are_pools_known()
         known = self._publication
         if known is None or known.complete != complete:

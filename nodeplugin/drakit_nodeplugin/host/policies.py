@@ -439,7 +439,7 @@ class PolicyWatch:
 
     async def _save(self) -> None:
         """Store the policies that the driver has applied. If refused policies were stored, the
-        driver would have none after a restart."""
+        driver would have no policies after a restart."""
         log = ProblemLog(
             logger,
             "policies cannot be stored on the node",

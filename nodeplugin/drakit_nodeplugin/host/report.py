@@ -2,7 +2,7 @@
 The NodeDeviceReports of this node: one for each driver, written by the driver's active instance.
 
 Users, the operator and ``kubectl drakit`` read these reports. Their content is bounded and stable:
-lists are sorted, and time alone changes only ``lastUpdateTime``.
+lists are sorted, and only ``lastUpdateTime`` changes without an event.
 ``charts/drakit/crds/nodedevicereports.yaml`` describes the fields.
 
 A report is written when its content changes, but not during the first seconds after a start, so

@@ -168,7 +168,7 @@ class SocketGuard:
         self._identity = found.st_dev, found.st_ino
 
     def lost(self) -> str | None:
-        """Return what happened to our socket, or None if it is in place."""
+        """Return the problem of our socket, or None if it is in place."""
         found = self._identity_now()
         if found is None:
             return "it was removed"

@@ -138,7 +138,7 @@ class SliceApi:
         return from_version(answer, version)
 
     async def delete(self, stored: StoredSlice) -> None:
-        """Delete exactly this version of a slice. A missing slice counts as deleted."""
+        """Delete exactly this version of a slice. A missing slice is not an error."""
         version = await self._served()
         try:
             async with self._guarded("delete"):

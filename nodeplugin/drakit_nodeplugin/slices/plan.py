@@ -114,7 +114,7 @@ class KnownSlice:
     """A slice that was correct at a version. It is not read again while both remain the same."""
 
     version: str
-    """Its ``resourceVersion``."""
+    """The ``resourceVersion`` of the slice."""
 
     content: SliceContent
     owner: str

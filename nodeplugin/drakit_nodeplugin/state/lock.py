@@ -114,7 +114,7 @@ class DriverLock:
 
     async def until_asked(self, poller: FilePoller) -> Literal["asked", "ignored", "lost"]:
         """
-        Wait until another instance requests a hand-over, and return what to do.
+        Wait until another instance requests a hand-over, and return the required action.
 
         ``ignored``: the instance requests the lock again too early, and will not get it now. This
         is returned once for each request. ``lost``: the data directory was replaced, so the lock

@@ -84,7 +84,7 @@ class StoredDevice:
     them. Comparisons ignore them."""
 
     nodes: tuple[StoredNode, ...] = field(default=(), compare=False)
-    """Its device nodes that have an identity. Comparisons ignore them, because the kernel can give
+    """The device nodes that have an identity. Comparisons ignore them, because the kernel can give
     the same device a different number."""
 
     @property

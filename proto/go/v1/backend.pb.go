@@ -160,8 +160,8 @@ type GetInfoRequest struct {
 	NodeName string `protobuf:"bytes,1,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	// The version of the node plugin, for the backend's log.
 	PluginVersion string `protobuf:"bytes,2,opt,name=plugin_version,json=pluginVersion,proto3" json:"plugin_version,omitempty"`
-	// The labels of the Node. Not set if the node plugin does not know them yet. When they change, the
-	// node plugin calls GetInfo again on the same connection.
+	// The labels of the Node. Not set until the node plugin has read them. When they change, the node
+	// plugin calls GetInfo again on the same connection.
 	NodeLabels    *NodeLabels `protobuf:"bytes,3,opt,name=node_labels,json=nodeLabels,proto3,oneof" json:"node_labels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -493,15 +493,15 @@ type WatchDevicesResponse struct {
 	// same amounts.
 	PartitionTypeAttribute string `protobuf:"bytes,5,opt,name=partition_type_attribute,json=partitionTypeAttribute,proto3" json:"partition_type_attribute,omitempty"`
 	// Devices of the node that the backend does not publish, with the reasons. The node plugin shows
-	// this and the next field in the driver's NodeDeviceReport, and truncates long texts and lists.
+	// this and the next field in the driver's NodeDeviceReport, and truncates long strings and lists.
 	Rejected []*RejectedDevice `protobuf:"bytes,6,rep,name=rejected,proto3" json:"rejected,omitempty"`
 	// The results of the policies on this node.
 	Policies []*PolicyOutcome `protobuf:"bytes,7,rep,name=policies,proto3" json:"policies,omitempty"`
 	// Held devices that are still present, but that the backend no longer lists, for example because
 	// no policy matches them. They stay published with the taint drakit.dev/gone, and their pods are
-	// not evicted. "pool/name" is the device of one pool ("/name" without a pool), and "name" those of
-	// all pools. Repeat them in each message: a device that is neither listed nor named counts as
-	// unplugged.
+	// not evicted. "pool/name" is the device of one pool ("/name" without a pool), and "name" those
+	// of all pools. Repeat them in each message: a device that is neither listed nor named is treated
+	// as unplugged.
 	Withdrawn     []string `protobuf:"bytes,8,rep,name=withdrawn,proto3" json:"withdrawn,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -916,23 +916,23 @@ type Device struct {
 	// after the pod is bound. The scheduler waits for 10 minutes by default, and uses other pools
 	// first.
 	BindingConditions []string `protobuf:"bytes,12,rep,name=binding_conditions,json=bindingConditions,proto3" json:"binding_conditions,omitempty"`
-	// The conditions of which any one means that the device is not available, at most 4. The
-	// scheduler then allocates again. Required with binding_conditions.
+	// At most 4 conditions, any of which means that the device is not available. The scheduler then
+	// allocates again. Required with binding_conditions.
 	BindingFailureConditions []string `protobuf:"bytes,13,rep,name=binding_failure_conditions,json=bindingFailureConditions,proto3" json:"binding_failure_conditions,omitempty"`
 	// Whether the allocation applies only to the node that the scheduler has chosen. This is always
-	// so for devices of a node.
+	// the case for devices of a node.
 	BindsToNode bool `protobuf:"varint,14,opt,name=binds_to_node,json=bindsToNode,proto3" json:"binds_to_node,omitempty"`
 	// The amounts of the node's resources that an allocation takes, by resource: "cpu", "memory" or
 	// "hugepages-<size>".
 	NodeAllocatableResources map[string]*NodeAllocatableResource `protobuf:"bytes,15,rep,name=node_allocatable_resources,json=nodeAllocatableResources,proto3" json:"node_allocatable_resources,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The groups of the device, by a counter set that it consumes from. Devices that consume from one
-	// set are allocated at the same time only if all of them have a group in common, or none has any
-	// (feature gate DRADeviceCompatibilityGroups, Kubernetes 1.37).
+	// set are allocated at the same time only if all of them have a group in common, or none of them
+	// has a group (feature gate DRADeviceCompatibilityGroups, Kubernetes 1.37).
 	CompatibilityGroups map[string]*CompatibilityGroups `protobuf:"bytes,16,rep,name=compatibility_groups,json=compatibilityGroups,proto3" json:"compatibility_groups,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Fields of the device in the API that drakit does not know, as a JSON object: at most 4,096
+	// Fields of the device in the API that drakit does not support, as a JSON object: at most 4,096
 	// bytes and 5 levels, without fields that drakit sets. The API server validates them. If the API
-	// server drops one of them, the node plugin publishes the fallback, or else omits the devices
-	// with such fields. To publish a device without them, list it in the fallback.
+	// server drops one of them, the node plugin publishes the fallback, or otherwise omits the
+	// devices with such fields. To publish a device without them, list it in the fallback.
 	Extra         string `protobuf:"bytes,17,opt,name=extra,proto3" json:"extra,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1135,11 +1135,11 @@ func (x *CompatibilityGroups) GetNames() []string {
 
 // The amount of one of the node's own resources that an allocation of the device takes (API:
 // NodeAllocatableResource; feature gate DRANodeAllocatableResources, Kubernetes 1.37). The
-// scheduler counts it as it counts the requests of pods. All amounts are quantities.
+// scheduler treats it like the requests of pods. All amounts are quantities.
 //
 // If the device provides the resource itself, set either device_multiplier, or capacity_key with
-// capacity_multiplier. Pods cannot share a claim with such a device. Set the overheads for what the
-// device needs in addition, such as the host's memory.
+// capacity_multiplier. Pods cannot share a claim with such a device. Set the overheads for
+// additional needs of the device, such as the host's memory.
 type NodeAllocatableResource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The amount for each allocated device.
@@ -1551,8 +1551,8 @@ type Capacity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The whole capacity, as a Kubernetes quantity ("8Gi").
 	Value string `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
-	// The amount for a claim that requests none. If empty, the whole capacity. Required if
-	// valid_values or valid_range is set, and must be an amount that they allow. This and the
+	// The amount for a claim that does not request an amount. If empty, the whole capacity. Required
+	// if valid_values or valid_range is set, and must be an amount that they allow. This and the
 	// following fields apply only to a device with allow_multiple_allocations.
 	Default string `protobuf:"bytes,2,opt,name=default,proto3" json:"default,omitempty"`
 	// The amounts that a claim can consume, in ascending order, at most 10. Requests are rounded up
@@ -2478,8 +2478,8 @@ func (x *ClaimConsumer) GetUid() string {
 // Opaque parameters for this driver (API: status.allocation.devices.config[]).
 type ClaimConfig struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether they are from the DeviceClass, which an admin writes, and not from the claim or its
-	// template.
+	// Whether they are from the DeviceClass, which an administrator writes, and not from the claim or
+	// its template.
 	FromClass bool `protobuf:"varint,1,opt,name=from_class,json=fromClass,proto3" json:"from_class,omitempty"`
 	// The requests that they apply to: "main", or "main/small" for a subrequest. If empty, they apply
 	// to all.
@@ -2885,8 +2885,8 @@ type PreparedClaim struct {
 	// The cause of the failure and the remedy, as a human-readable sentence. Empty on success. Omit
 	// times and counters, so that Kubernetes can deduplicate Events.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
-	// What others can read about the devices, in the order of Claim.devices. Empty if there is nothing
-	// beside the edits.
+	// Data about the devices that users and containers can read, in the order of Claim.devices. Empty
+	// if there are only edits.
 	Devices []*PreparedDevice `protobuf:"bytes,4,rep,name=devices,proto3" json:"devices,omitempty"`
 	// The index of the device that failed, in Claim.devices. Not set if no single device failed.
 	FailedDevice  *uint32 `protobuf:"varint,5,opt,name=failed_device,json=failedDevice,proto3,oneof" json:"failed_device,omitempty"`
@@ -2959,16 +2959,18 @@ func (x *PreparedClaim) GetFailedDevice() uint32 {
 	return 0
 }
 
-// What others can read about a prepared device. `conditions`, `data` and `network_data` are for the
-// status of the claim (API: status.devices[]). If the chart value nodeplugin.claimStatus.enabled is
-// set, the node plugin writes them after it has answered the kubelet, and removes them when the
-// claim is unprepared. `network_data` and `attributes` are for metadata files, which containers can
-// read. If a value violates the rules of the API, the claim fails.
+// Data about a prepared device that users and containers can read. `conditions`, `data` and
+// `network_data` are for the status of the claim (API: status.devices[]). If the chart value
+// nodeplugin.claimStatus.enabled is set, the node plugin writes them after it has responded to the
+// kubelet, and removes them when the claim is unprepared. `network_data` and `attributes` are for
+// metadata files, which containers can read. If a value violates the rules of the API, the claim
+// fails.
 type PreparedDevice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// At most 8, with different types.
 	Conditions []*Condition `protobuf:"bytes,1,rep,name=conditions,proto3" json:"conditions,omitempty"`
-	// A JSON object of the backend's own, at most 10 KiB, and at most 16 levels deep. Can be empty.
+	// A JSON object that the backend defines, at most 10 KiB, and at most 16 levels deep. Can be
+	// empty.
 	Data string `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
 	// The network interface of the device.
 	NetworkData *NetworkData `protobuf:"bytes,3,opt,name=network_data,json=networkData,proto3,oneof" json:"network_data,omitempty"`
@@ -3423,7 +3425,7 @@ type Mount struct {
 	ContainerPath string `protobuf:"bytes,2,opt,name=container_path,json=containerPath,proto3" json:"container_path,omitempty"`
 	// The mount options. If empty, "ro", "nosuid", "nodev" and "bind".
 	Options []string `protobuf:"bytes,3,rep,name=options,proto3" json:"options,omitempty"`
-	// The file system type. A bind mount needs none.
+	// The file system type. Not needed for a bind mount.
 	Type          string `protobuf:"bytes,4,opt,name=type,proto3" json:"type,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4471,7 +4473,7 @@ type HeldNode struct {
 	Minor *int64 `protobuf:"varint,3,opt,name=minor,proto3,oneof" json:"minor,omitempty"`
 	// The identity (DeviceNode.identity).
 	Identity string `protobuf:"bytes,4,opt,name=identity,proto3" json:"identity,omitempty"`
-	// Whether the claim's CDI file has a different number by now, so that only containers that started
+	// Whether the claim's CDI file now has a different number, so that only containers that started
 	// before can still use this number.
 	Former        bool `protobuf:"varint,5,opt,name=former,proto3" json:"former,omitempty"`
 	unknownFields protoimpl.UnknownFields

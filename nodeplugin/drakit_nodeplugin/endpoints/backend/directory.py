@@ -306,7 +306,7 @@ class BackendDirectory:
         return f"no backend has registered in {shown(self.path / entry)} yet"
 
     def policies(self, driver: str) -> PolicyResource | None:
-        """Return the resource of a driver's policies, or None if its entry has none."""
+        """Return the resource of a driver's policies, or None if its entry has no policies."""
         return self._policies.get(driver)
 
     def socket(self, driver: str) -> BackendSocket | None:

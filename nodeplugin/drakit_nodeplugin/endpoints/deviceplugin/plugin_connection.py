@@ -70,7 +70,7 @@ POLL_SECONDS = 0.1
 """Delay between two checks for the socket of a plugin that has registered."""
 
 ALLOCATE_SECONDS = 240.0
-"""Time limit of Allocate. The kubelet has none; a claim's call has a limit of 300 s."""
+"""Time limit of Allocate. The kubelet does not limit it; a claim's call has a limit of 300 s."""
 
 PRE_START_SECONDS = 30.0
 """The kubelet's limit for PreStartContainer."""
@@ -567,7 +567,7 @@ class DevicePlugin:
         self, registration: Registration, *, list_seconds: float, must_list: bool = False
     ) -> PluginClient:
         """Connect, and wait this long for the list of devices. Raises
-        :class:`ConnectionEndedError`, and with `must_list` also if there is no list."""
+        :class:`ConnectionEndedError`, and with `must_list` if there is no list."""
         registration.tried = True
         self._opening = client = self._new_client(registration)
         is_open = False

@@ -94,7 +94,7 @@ class KubeletResources:
     def __init__(self, read: Callable[[], Awaitable[KubeletAnswer]]) -> None:
         self._read = read
         self._named: Mapping[str, bool] = {}
-        """The resources in the last answer."""
+        """The resources in the last response."""
         self._unknown: str | None = None
         """Why the last response is missing or incomplete. None if it is complete."""
         self._complete_since: float | None = None

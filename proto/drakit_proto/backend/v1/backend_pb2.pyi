@@ -109,8 +109,8 @@ class GetInfoRequest(_message.Message):
     """The version of the node plugin, for the backend's log."""
     @_builtins.property
     def node_labels(self) -> Global___NodeLabels:
-        """The labels of the Node. Not set if the node plugin does not know them yet. When they change, the
-        node plugin calls GetInfo again on the same connection.
+        """The labels of the Node. Not set until the node plugin has read them. When they change, the node
+        plugin calls GetInfo again on the same connection.
         """
 
     def __init__(
@@ -351,7 +351,7 @@ class WatchDevicesResponse(_message.Message):
     @_builtins.property
     def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectedDevice]:
         """Devices of the node that the backend does not publish, with the reasons. The node plugin shows
-        this and the next field in the driver's NodeDeviceReport, and truncates long texts and lists.
+        this and the next field in the driver's NodeDeviceReport, and truncates long strings and lists.
         """
 
     @_builtins.property
@@ -362,9 +362,9 @@ class WatchDevicesResponse(_message.Message):
     def withdrawn(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Held devices that are still present, but that the backend no longer lists, for example because
         no policy matches them. They stay published with the taint drakit.dev/gone, and their pods are
-        not evicted. "pool/name" is the device of one pool ("/name" without a pool), and "name" those of
-        all pools. Repeat them in each message: a device that is neither listed nor named counts as
-        unplugged.
+        not evicted. "pool/name" is the device of one pool ("/name" without a pool), and "name" those
+        of all pools. Repeat them in each message: a device that is neither listed nor named is treated
+        as unplugged.
         """
 
     def __init__(
@@ -684,13 +684,13 @@ class Device(_message.Message):
     """
     binds_to_node: _builtins.bool
     """Whether the allocation applies only to the node that the scheduler has chosen. This is always
-    so for devices of a node.
+    the case for devices of a node.
     """
     extra: _builtins.str
-    """Fields of the device in the API that drakit does not know, as a JSON object: at most 4,096
+    """Fields of the device in the API that drakit does not support, as a JSON object: at most 4,096
     bytes and 5 levels, without fields that drakit sets. The API server validates them. If the API
-    server drops one of them, the node plugin publishes the fallback, or else omits the devices
-    with such fields. To publish a device without them, list it in the fallback.
+    server drops one of them, the node plugin publishes the fallback, or otherwise omits the
+    devices with such fields. To publish a device without them, list it in the fallback.
     """
     @_builtins.property
     def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Attribute]:
@@ -731,8 +731,8 @@ class Device(_message.Message):
 
     @_builtins.property
     def binding_failure_conditions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The conditions of which any one means that the device is not available, at most 4. The
-        scheduler then allocates again. Required with binding_conditions.
+        """At most 4 conditions, any of which means that the device is not available. The scheduler then
+        allocates again. Required with binding_conditions.
         """
 
     @_builtins.property
@@ -744,8 +744,8 @@ class Device(_message.Message):
     @_builtins.property
     def compatibility_groups(self) -> _containers.MessageMap[_builtins.str, Global___CompatibilityGroups]:
         """The groups of the device, by a counter set that it consumes from. Devices that consume from one
-        set are allocated at the same time only if all of them have a group in common, or none has any
-        (feature gate DRADeviceCompatibilityGroups, Kubernetes 1.37).
+        set are allocated at the same time only if all of them have a group in common, or none of them
+        has a group (feature gate DRADeviceCompatibilityGroups, Kubernetes 1.37).
         """
 
     def __init__(
@@ -807,11 +807,11 @@ Global___CompatibilityGroups: _TypeAlias = CompatibilityGroups  # noqa: Y015
 class NodeAllocatableResource(_message.Message):
     """The amount of one of the node's own resources that an allocation of the device takes (API:
     NodeAllocatableResource; feature gate DRANodeAllocatableResources, Kubernetes 1.37). The
-    scheduler counts it as it counts the requests of pods. All amounts are quantities.
+    scheduler treats it like the requests of pods. All amounts are quantities.
 
     If the device provides the resource itself, set either device_multiplier, or capacity_key with
-    capacity_multiplier. Pods cannot share a claim with such a device. Set the overheads for what the
-    device needs in addition, such as the host's memory.
+    capacity_multiplier. Pods cannot share a claim with such a device. Set the overheads for
+    additional needs of the device, such as the host's memory.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -993,8 +993,8 @@ class Capacity(_message.Message):
     value: _builtins.str
     """The whole capacity, as a Kubernetes quantity ("8Gi")."""
     default: _builtins.str
-    """The amount for a claim that requests none. If empty, the whole capacity. Required if
-    valid_values or valid_range is set, and must be an amount that they allow. This and the
+    """The amount for a claim that does not request an amount. If empty, the whole capacity. Required
+    if valid_values or valid_range is set, and must be an amount that they allow. This and the
     following fields apply only to a device with allow_multiple_allocations.
     """
     @_builtins.property
@@ -1552,8 +1552,8 @@ class ClaimConfig(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     from_class: _builtins.bool
-    """Whether they are from the DeviceClass, which an admin writes, and not from the claim or its
-    template.
+    """Whether they are from the DeviceClass, which an administrator writes, and not from the claim or
+    its template.
     """
     parameters: _builtins.str
     """A JSON object, as its author wrote it."""
@@ -1888,8 +1888,8 @@ class PreparedClaim(_message.Message):
 
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___PreparedDevice]:
-        """What others can read about the devices, in the order of Claim.devices. Empty if there is nothing
-        beside the edits.
+        """Data about the devices that users and containers can read, in the order of Claim.devices. Empty
+        if there are only edits.
         """
 
     def __init__(
@@ -1913,11 +1913,12 @@ Global___PreparedClaim: _TypeAlias = PreparedClaim  # noqa: Y015
 
 @_typing.final
 class PreparedDevice(_message.Message):
-    """What others can read about a prepared device. `conditions`, `data` and `network_data` are for the
-    status of the claim (API: status.devices[]). If the chart value nodeplugin.claimStatus.enabled is
-    set, the node plugin writes them after it has answered the kubelet, and removes them when the
-    claim is unprepared. `network_data` and `attributes` are for metadata files, which containers can
-    read. If a value violates the rules of the API, the claim fails.
+    """Data about a prepared device that users and containers can read. `conditions`, `data` and
+    `network_data` are for the status of the claim (API: status.devices[]). If the chart value
+    nodeplugin.claimStatus.enabled is set, the node plugin writes them after it has responded to the
+    kubelet, and removes them when the claim is unprepared. `network_data` and `attributes` are for
+    metadata files, which containers can read. If a value violates the rules of the API, the claim
+    fails.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1948,7 +1949,9 @@ class PreparedDevice(_message.Message):
     NETWORK_DATA_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
     data: _builtins.str
-    """A JSON object of the backend's own, at most 10 KiB, and at most 16 levels deep. Can be empty."""
+    """A JSON object that the backend defines, at most 10 KiB, and at most 16 levels deep. Can be
+    empty.
+    """
     @_builtins.property
     def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Condition]:
         """At most 8, with different types."""
@@ -2236,7 +2239,7 @@ class Mount(_message.Message):
     container_path: _builtins.str
     """The path in the container."""
     type: _builtins.str
-    """The file system type. A bind mount needs none."""
+    """The file system type. Not needed for a bind mount."""
     @_builtins.property
     def options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The mount options. If empty, "ro", "nosuid", "nodev" and "bind"."""
@@ -2786,7 +2789,7 @@ class HeldNode(_message.Message):
     identity: _builtins.str
     """The identity (DeviceNode.identity)."""
     former: _builtins.bool
-    """Whether the claim's CDI file has a different number by now, so that only containers that started
+    """Whether the claim's CDI file now has a different number, so that only containers that started
     before can still use this number.
     """
     def __init__(

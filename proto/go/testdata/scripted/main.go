@@ -1,5 +1,5 @@
-// Command scripted is a driver that does what its standard input says, and writes what it was asked
-// to its standard output. The suite of the backend contract (tests/unit/homes) runs it.
+// Command scripted is a driver that follows the script on its standard input, and writes the requests
+// that it gets to its standard output. The suite of the backend contract (tests/unit/homes) runs it.
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 	backendv1 "drakit.dev/backend/v1"
 )
 
-// does is the behavior in calls for one device.
+// does is the behavior for calls that concern one device.
 type does struct {
 	Result  []byte
 	Error   *string
@@ -40,7 +40,7 @@ type order struct {
 	Let    bool
 }
 
-// parameters are those of the driver of the suite in Python.
+// parameters are the same as those of the suite's driver in Python.
 type parameters struct {
 	Color string `json:"color"`
 	Watts int    `json:"watts"`
