@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(node)
     _add_lint(_group(commands.add_parser("cdi", help="check CDI files")))
     _add_new(commands)
+    _add_package(commands)
     _add_conformance(commands)
     _add_schema(commands)
     _add_setup(_group(commands.add_parser("setup", help="install drakit's custom resources")))
@@ -136,6 +137,31 @@ def _add_new(group: _Group) -> None:
         "(default: the clone from which this command was installed)",
     )
     new.set_defaults(command="new.new")
+
+
+def _add_package(group: _Group) -> None:
+    package = group.add_parser(
+        "package",
+        help="collect the packages of a driver for its image",
+        description="Installs the driver's package and its dependencies into build/driver, which "
+        "the Dockerfile of `drakit new` copies. Selects wheels for the Python and the processor of "
+        "the node plugin's image. Leaves out the packages that the image contains, and fails if a "
+        "dependency needs other versions of them. Needs pip and a package index.",
+    )
+    package.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="folder with the driver's pyproject.toml (default: the current folder)",
+    )
+    package.add_argument(
+        "--architecture",
+        choices=("amd64", "arm64"),
+        help="processor of the nodes (default: that of this machine)",
+    )
+    package.set_defaults(command="package.package")
 
 
 def _add_schema(group: _Group) -> None:

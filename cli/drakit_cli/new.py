@@ -49,7 +49,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 _TAKEN = frozenset(
     {"drakit", "hostdev", "simulated"}
-    | {"cdi", "conformance", "new", "node", "schema", "setup", "version"}
+    | {"cdi", "conformance", "new", "node", "package", "schema", "setup", "version"}
 )
 """Names of drakit's own drivers, packages and commands."""
 

@@ -10,9 +10,11 @@ it is.
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 from pathlib import Path
 
+from drakit_cli.package import PYTHON_VERSION, foreign_modules
 from e2e.cluster.api import ClusterError
 from e2e.cluster.choice import cluster
 from e2e.images.build import build_images, cache_note
@@ -38,6 +40,12 @@ def main() -> None:
             print(f"now: docker build --target {TARGETS[0]} {arguments.folder}")
             return
         if arguments.command == "driver":
+            for path in foreign_modules(arguments.folder, machine=platform.machine()):
+                print(
+                    f"warning: {path} is not for Python {PYTHON_VERSION} on {platform.machine()}, "
+                    f"which the image has: run `drakit package`",
+                    file=sys.stderr,
+                )
             nodeplugin, *_ = build_images(
                 lambda text: print(text, file=sys.stderr), minors=(DEFAULT_MINOR,)
             )

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drakit_cli.package import wheel_options
 from e2e.images.cache import REPOSITORY, ImageError, digest, kept, run
 from e2e.images.cel import combined_programs
 from e2e.images.go import CEL_MINORS, cel_programs
@@ -23,7 +24,6 @@ TARGETS = ("nodeplugin", "operator")
 RELEASED = CEL_MINORS[:-1]
 """The minor releases of Kubernetes whose allocators the operator has: those that are not alpha."""
 
-PYTHON_VERSION = "3.13"
 REQUIREMENTS = REPOSITORY / "requirements"
 ROOT = Path(__file__).with_name("root.py")
 EPOCH = os.environ.get("SOURCE_DATE_EPOCH", "1704067200")
@@ -87,37 +87,20 @@ def wheels(name: str, machine: str = "") -> Path:
     :param machine: the processor, such as aarch64; by default that of this machine.
     """
     requirements = REQUIREMENTS / f"{name}.txt"
-    platforms = _platforms(machine or platform.machine())
+    options = wheel_options(machine or platform.machine())
 
     def download(folder: Path) -> None:
         run(
             [
                 *(sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder),
-                *("--no-deps", "--only-binary=:all:", "--require-hashes"),
-                *("--implementation", "cp", "--python-version", PYTHON_VERSION),
-                *(
-                    "--abi",
-                    f"cp{PYTHON_VERSION.replace('.', '')}",
-                    "--abi",
-                    "abi3",
-                    "--abi",
-                    "none",
-                ),
-                *(f"--platform={name}" for name in platforms),
+                *("--no-deps", "--require-hashes", *options),
                 *("--requirement", requirements),
             ],
             what=f"downloading the wheels of {requirements.relative_to(REPOSITORY)}",
             timeout_seconds=900,
         )
 
-    return kept("wheels", digest(requirements, PYTHON_VERSION, *platforms), download, keep=9)
-
-
-def _platforms(machine: str) -> list[str]:
-    """The wheel platforms that both bases can run: glibc 2.36 and newer, on a processor."""
-    return ["any", f"manylinux2014_{machine}"] + [
-        f"manylinux_2_{minor}_{machine}" for minor in range(17, 37)
-    ]
+    return kept("wheels", digest(requirements, *options), download, keep=9)
 
 
 def _own_wheel(folder: Path) -> str:

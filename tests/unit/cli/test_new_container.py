@@ -17,6 +17,7 @@ from drakit_nodeplugin.config import NodePluginConfig
 from tests.unit.chart.conftest import helm
 from tests.unit.cli.projects import CONTAINERS, DEVICE_DRIVER, commands, files_of, readme, write
 from tests.unit.docs.listings import ROOT, validated
+from tests.unit.docs.listings import commands as page_commands
 
 __all__ = ("helm",)
 
@@ -46,6 +47,17 @@ def test_the_entry_allows_the_driver_and_readme_and_output_have_it(arguments, tm
     assert yaml.safe_load((project / "deviceclass.yaml").read_text())["metadata"]["name"] == (
         entry.driver
     )
+
+
+def test_the_page_shows_the_commands_of_the_readme(container):
+    shown = page_commands("docs/vendors/container-driver.md")
+    assert "drakit package" in shown
+    told = ("kubectl describe", "kubectl get", "kubectl -n lamps get", "kubectl -n lamps logs")
+    # The page ends with a pod that uses a device through DRA.
+    before = readme(container).partition("## Use it without DRA")[0]
+    for line in commands(before):
+        if line.startswith(("docker", "drakit", "helm", "kubectl")) and not line.startswith(told):
+            assert line in shown or line == "drakit schema lamps > chart/devicedriver.yaml", line
 
 
 # ------------------------------------------------------------ the chart

@@ -321,7 +321,7 @@ def test_the_dockerfiles_of_page_and_example_are_the_same_but_for_the_driver():
     assert listing(PACKAGING, "Dockerfile") == example.replace("rotors.py", "lamp.py")
     more = listing(PACKAGING, "Dockerfile.more")
     assert more.splitlines()[0] == example.splitlines()[0]
-    assert more.endswith(listing(PACKAGING, "Dockerfile").partition("FROM ${BASE}\n")[2])
+    assert more.endswith(listing(PACKAGING, "Dockerfile.package").partition("FROM ${BASE}\n")[2])
     # Where the image has its Python.
     assert "python3 -m venv --without-pip /opt/drakit" in (ROOT / "Dockerfile").read_text()
 

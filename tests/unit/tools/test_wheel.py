@@ -14,6 +14,7 @@ import pytest
 
 from e2e.images.go import CEL_MINORS, cel_programs
 from tests.programs import needs_go
+from tests.unit.docs.listings import ROOT
 from tools.wheel import PLACE, build
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the programs are for Linux")
@@ -102,4 +103,8 @@ def test_the_wheel_for_all_platforms_has_no_program(tmp_path):
     subprocess.run(argv, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert not [each for each in zipfile.ZipFile(wheel).namelist() if each.startswith(PLACE)]
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [each for each in archive.namelist() if each.startswith(PLACE)]
+        # `drakit package` reads the versions of the image's packages.
+        pinned = archive.read("drakit_cli/nodeplugin.txt")
+    assert pinned == (ROOT / "requirements" / "nodeplugin.txt").read_bytes()
