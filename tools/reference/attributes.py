@@ -9,6 +9,7 @@ It must not know which devices a node has.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -242,14 +243,14 @@ def page() -> str:
             "`hostdev` omits strings longer than 64 bytes, and publishes at most 32 attributes and capacities per device. A policy\n"
             "can add attributes. The PCI attributes describe the PCI function to which a device belongs: for a USB device, its USB\n"
             "controller. USB devices do not have `iommuGroup` or the PCI subsystem IDs.",
-            *_tables(_hostdev(), HOSTDEV),
+            *_fields(_hostdev(), HOSTDEV),
             "## simulated.drakit.dev",
             "The driver `simulated` publishes these attributes. The examples come from its default configuration.",
-            *_tables(_simulated(), SIMULATED),
+            *_fields(_simulated(), SIMULATED),
             "## deviceplugin.drakit.dev",
             "The node plugin publishes these attributes for the devices of [device plugins](../admin/device-plugins.md).\n"
             "Each resource has a separate pool.",
-            *_tables(_plugin(), PLUGIN),
+            *_fields(_plugin(), PLUGIN),
         ],
     )
 
@@ -295,7 +296,7 @@ def _plugin() -> list[Device]:
     return list(found.inventory.devices)
 
 
-def _tables(devices: Collection[Device], texts: Mapping[str, str]) -> Iterator[str]:
+def _fields(devices: Collection[Device], texts: Mapping[str, str]) -> Iterator[str]:
     examples: dict[str, AttributeValue] = {}
     amounts: dict[str, str] = {}
     for device in devices:
@@ -307,22 +308,34 @@ def _tables(devices: Collection[Device], texts: Mapping[str, str]) -> Iterator[s
     different = examples.keys() ^ texts.keys() - (STANDARD.keys() - examples.keys())
     if different or amounts.keys() - CAPACITIES.keys():
         raise SystemExit(f"attributes or capacities without text, or texts for none: {different}")
-    yield markdown.table(
-        ("Attribute", "Type", "Example", "Meaning"),
-        [
-            (markdown.code(name), _type(examples[name]), _example(examples[name]), text)
-            for name, text in texts.items()
-            if name in examples
-        ],
-    )
+    lines = ["attributes:"]
+    declared = [
+        (f"{name}: {_example(examples[name])}", text)
+        for name, text in texts.items()
+        if name in examples
+    ]
+    lines += _commented(declared)
     if amounts:
-        yield markdown.table(
-            ("Capacity", "Example", "Meaning"),
+        lines.append("capacity:")
+        lines += _commented(
             [
-                (markdown.code(name), markdown.code(amount), CAPACITIES[name])
+                (f"{name}: {{value: {json.dumps(amount)}}}", CAPACITIES[name])
                 for name, amount in amounts.items()
-            ],
+            ]
         )
+    yield "```yaml\n" + "\n".join(lines) + "\n```"
+
+
+def _commented(declared: list[tuple[str, str]]) -> list[str]:
+    """Return fields with their meanings: after them in a column, or above them if they are long."""
+    lines: list[str] = []
+    for line, text in declared:
+        shown = f"  {line:<42}  # {text.replace('`', '')}"
+        if len(shown) <= markdown.CODE_WIDTH:
+            lines.append(shown)
+        else:
+            lines += markdown.members([(line, text)], "#", "  ")
+    return lines
 
 
 def _standard(device: Device) -> Iterator[tuple[str, AttributeValue]]:
@@ -331,27 +344,16 @@ def _standard(device: Device) -> Iterator[tuple[str, AttributeValue]]:
             yield name, value
 
 
-def _type(value: AttributeValue) -> str:
-    match value:
-        case bool():
-            return "bool"
-        case int():
-            return "int"
-        case str():
-            return "string"
-        case Version():
-            return "version"
-        case _:
-            return f"list of {_type(value[0])}"
-
-
 def _example(value: AttributeValue) -> str:
+    """Return a value as in a ResourceSlice, with its type."""
     match value:
         case bool():
-            return markdown.code(str(value).lower())
+            return f"{{bool: {str(value).lower()}}}"
+        case int():
+            return f"{{int: {value}}}"
+        case str():
+            return f"{{string: {json.dumps(value)}}}"
         case Version(text=text):
-            return markdown.code(text)
-        case tuple():
-            return markdown.code(str(list(value)))
+            return f"{{version: {json.dumps(text)}}}"
         case _:
-            return markdown.code(str(value))
+            return f"{{ints: {list(value)}}}"

@@ -50,9 +50,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table; columns that are empty in all rows are left out."""
     rows = [[cell(each) for each in row] for row in rows]
     used = [index for index in range(len(head)) if index == 0 or any(row[index] for row in rows)]
-    lines = [[head[index] for index in used], ["---"] * len(used)]
-    lines += [[row[index] for index in used] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    shown = [[each[index] for index in used] for each in (head, *rows)]
+    lines = [f"| {' | '.join(line)} |" for line in shown]
+    return "\n".join([lines[0], f"|{'---|' * len(used)}", *lines[1:]])
 
 
 def cell(text: str) -> str:

@@ -27,7 +27,7 @@ def section(page: str, title: str) -> str:
 
 def test_the_attributes_in_the_recipes_exist():
     reference = (ROOT / "docs/reference/attributes.md").read_text()
-    published = set(re.findall(r"^\| `(\w+)`", reference.partition("## simulated")[0], re.M))
+    published = set(re.findall(r"^  (\w+): ", reference.partition("## simulated")[0], re.M))
     pages = [
         (ROOT / f"docs/use/{name}.md").read_text() for name in ("cel-recipes", "device-recipes")
     ]
