@@ -7,7 +7,7 @@ It must not know how they are measured.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from drakit_daemon.metrics import Counter, Gauge, Histogram
@@ -185,12 +185,12 @@ def _node_plugin() -> Iterator[str]:
     yield "Every metric has the label `driver`: the name of the driver."
     for title, names in NODE_PLUGIN.items():
         yield f"### {title}"
-        yield _table(found[name] for name in names)
+        yield _block(found[name] for name in names)
 
 
 def _operator() -> Iterator[str]:
     yield "## Operator"
-    yield _table(_by_name(vars(OperatorMetrics()).values()).values())
+    yield _block(_by_name(vars(OperatorMetrics()).values()).values())
 
 
 def _by_name(objects: Collection[Any]) -> dict[str, Any]:
@@ -201,24 +201,19 @@ def _name(metric: Any) -> str:
     return f"{metric._name}_total" if metric._type == "counter" else metric._name
 
 
-def _table(metrics: Iterator[Any] | Collection[Any]) -> str:
-    return markdown.table(
-        ("Metric", "Type", "Meaning and labels"),
-        [(markdown.code(_name(metric)), metric._type, _meaning(metric)) for metric in metrics],
-    )
-
-
-def _meaning(metric: Any) -> str:
-    labels = [
-        _label(_name(metric), each)
-        for each in metric._labelnames
-        if each != "driver" or (_name(metric), each) in LABELS
-    ]
-    # One line per label: a separate column would leave too little room for the names.
-    return "<br>".join([f"{metric._documentation}.", *labels])
+def _block(metrics: Iterable[Any]) -> str:
+    """Return metrics with their meanings and labels above them."""
+    lines: list[str] = []
+    for metric in metrics:
+        name = _name(metric)
+        labels = [each for each in metric._labelnames if each != "driver" or (name, each) in LABELS]
+        lines += [""] if lines else []
+        for text in (f"{metric._documentation}.", *(_label(name, each) for each in labels)):
+            lines += markdown.comments(text.replace("`", ""), "#")
+        lines.append(f"{name}{'{' + ', '.join(labels) + '}' if labels else ''}  # {metric._type}")
+    return "\n".join(["```text", *lines, "```"])
 
 
 def _label(metric: str, label: str) -> str:
-    if (text := LABELS.get((metric, label))) is None:
-        text = ", ".join(map(markdown.code, VALUES[metric, label]))
-    return f"`{label}`: {text}"
+    text = LABELS.get((metric, label)) or ", ".join(VALUES[metric, label])
+    return f"{label}: {text}"
