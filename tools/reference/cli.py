@@ -116,14 +116,12 @@ def _usage(parser: argparse.ArgumentParser) -> Iterator[str]:
     options = [each for each in actions if each.option_strings]
     words = [parser.prog, *(_form(each) for each in options if each.required)]
     words += ["[OPTIONS]"] * any(not each.required for each in options)
-    words += [_operand(each) for each in operands]
     groups = _shared_groups(parser)
+    words += [f"[OPTIONS: {', '.join(str(each.title) for each in groups)}]"] * bool(groups)
+    words += [_operand(each) for each in operands]
     shared = [each for group in groups for each in group._group_actions]
     own = [each for each in (*operands, *options) if each not in shared]
     yield _code([" ".join(words), *([""] if own else []), *_arguments(own)])
-    links = [f"[{each.title}](#options-{str(each.title).replace(' ', '-')})" for each in groups]
-    if links:
-        yield f"Also: options for {', '.join(links)}."
 
 
 def _shared_groups(parser: argparse.ArgumentParser) -> list[argparse._ArgumentGroup]:

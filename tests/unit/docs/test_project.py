@@ -91,6 +91,23 @@ def test_the_first_screen_of_the_readme_has_the_site_and_the_time_of_the_demo():
     assert f"({URLS['Documentation']})" in start
 
 
+def test_the_versions_that_pages_require_are_those_of_the_project():
+    def required(file: str, pattern: str) -> str:
+        (found,) = re.findall(pattern, (ROOT / file).read_text(), re.M)
+        return found
+
+    expected = {
+        ("Go", required("e2e/cluster/binaries/kubernetes/go.mod", r"^go (\S+)$")),
+        ("Go", required("proto/go/go.mod", r"^go (\d+\.\d+)")),
+        ("Python", PROJECT["requires-python"].removeprefix(">=")),
+        ("Kubernetes", re.findall(r">=(\d+\.\d+)", CHART["kubeVersion"])[0]),
+    }
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = " ".join(" ".join(path.read_text().split()) for path in pages)
+    shown = set(re.findall(r"\b(Go|Python|Kubernetes) ([\d.]+\d) or newer", text))
+    assert shown == expected
+
+
 def test_the_contracts_of_imports_have_all_packages_and_ignore_nothing():
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     linter, build = tools["importlinter"], tools["hatch"]["build"]
