@@ -10,20 +10,25 @@ import pytest
 import yaml
 
 from tests.unit.chart.conftest import CHART, IMAGE, Helm
+from tests.unit.cli.projects import write
 
 Notes = Callable[..., str]
 
 
-@pytest.fixture
-def notes(helm: Helm, tmp_path: Path) -> Notes:
-    """Render the notes: `helm template` leaves them out, so a copy has them as an object."""
-    chart = tmp_path / "drakit"
-    shutil.copytree(CHART, chart)
+def with_notes_as_object(chart: Path) -> Path:
+    """Change a copy of a chart: `helm template` leaves out the notes."""
     templates = chart / "templates"
     text = (templates / "NOTES.txt").read_text()
     (templates / "NOTES.txt").unlink()
     (templates / "_notes.tpl").write_text(f'{{{{- define "notes" -}}}}{text}{{{{- end -}}}}')
     (templates / "notes.yaml").write_text('notes: {{ include "notes" . | toJson }}\n')
+    return chart
+
+
+@pytest.fixture
+def notes(helm: Helm, tmp_path: Path) -> Notes:
+    """Render the notes of drakit's chart."""
+    chart = with_notes_as_object(Path(shutil.copytree(CHART, tmp_path / "drakit")))
 
     def rendered(*arguments: str) -> str:
         values = {"hostdev": {"policies": {"fuse": {"enabled": True}}}}
@@ -33,6 +38,21 @@ def notes(helm: Helm, tmp_path: Path) -> Notes:
         return yaml.safe_load(done.stdout)["notes"]
 
     return rendered
+
+
+@pytest.mark.parametrize("arguments", [["--container"], ["--language", "go"]])
+def test_the_notes_of_a_new_project_name_the_entry_that_drakits_release_needs(
+    helm, tmp_path, arguments
+):
+    project = write(tmp_path / "lamps", *arguments)
+    chart = with_notes_as_object(project / "chart")
+    shown = ("--show-only", "templates/notes.yaml")
+    done = helm("template", "lamps", str(chart), *shown, values={})
+    assert done.returncode == 0, done.stderr
+    text = yaml.safe_load(done.stdout)["notes"]
+    entry = yaml.safe_load(text[text.index("backends:\n") :].partition("\n\n")[0])
+    assert entry == yaml.safe_load((project / "drakit-values.yaml").read_text())
+    assert entry["backends"]["allowed"]["lamps"]["driver"] == "lamps.example.com"
 
 
 def test_an_install_shows_a_pod_with_the_image_of_the_pages(notes):

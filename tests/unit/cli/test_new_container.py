@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from drakit import Device, Health
 from drakit_cli.main import main
 from drakit_driver.__main__ import parser
 from drakit_driver.plugin_devices import resource_of
 from drakit_nodeplugin.config import NodePluginConfig
 from tests.unit.chart.conftest import helm
 from tests.unit.cli.projects import CONTAINERS, DEVICE_DRIVER, commands, files_of, readme, write
-from tests.unit.docs.listings import ROOT, validated
+from tests.unit.docs.listings import ROOT, listings, validated
 from tests.unit.docs.listings import commands as page_commands
 
 __all__ = ("helm",)
@@ -58,6 +62,23 @@ def test_the_page_shows_the_commands_of_the_readme(container):
     for line in commands(before):
         if line.startswith(("docker", "drakit", "helm", "kubectl")) and not line.startswith(told):
             assert line in shown or line == "drakit schema lamps > chart/devicedriver.yaml", line
+
+
+async def test_the_page_calls_an_sdk_in_a_thread():
+    (source,) = listings("docs/vendors/container-driver.md", "python")
+    names = {"asyncio": asyncio, "Device": Device, "Health": Health}
+    exec(source, names)
+    threads = set()
+
+    class Sdk:
+        def status(self, name: str) -> str:
+            threads.add(threading.current_thread())
+            return "ok" if name == "cold" else "it is hot"
+
+    driver = SimpleNamespace(sdk=Sdk())
+    assert await names["health"](driver, Device(name="cold")) == Health.healthy()
+    assert await names["health"](driver, Device(name="hot")) == Health.unhealthy("it is hot")
+    assert threading.current_thread() not in threads
 
 
 # ------------------------------------------------------------ the chart
