@@ -44,7 +44,14 @@ EDITS = (
     # The node plugin has its own socket for the registration.
     ("kubeletplugin.RegistrarListener(d.listen(tCtx, &pod, &listenerPort)),", ""),
 )
-"""What differs where the specs start the driver: options that the node plugin cannot read."""
+"""The changes where the specs start the driver: the node plugin cannot read these options."""
+
+METADATA_EDIT = (
+    "kubeletplugin.EnableDeviceMetadata(d.EnableDeviceMetadata, d.DeviceMetadataVersions)",
+    "app.WithMetadata(d.EnableDeviceMetadata)",
+)
+"""The same for an option that Kubernetes 1.36 does not have. Every file of drakit contains all
+versions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +169,7 @@ def _copy(path: Path, copy: Path) -> Path:
 
 def edited_text(text: str, *, name: str) -> str:
     """Return a file of Kubernetes with :data:`EDITS`; each must have exactly one place."""
-    for old, new in EDITS:
+    for old, new in (*EDITS, METADATA_EDIT) if METADATA_EDIT[0] in text else EDITS:
         if (places := text.count(old)) != 1:
             raise ImageError(
                 f"{name} has {places} places with {old!r}: adapt EDITS to this release"

@@ -62,15 +62,9 @@ HALVES = "the registration and the driver of Kubernetes' helper are started apar
 
 NOTES: tuple[Note, ...] = (
     Note(
-        spec=r"metadata .*",
-        verdict="failed",
-        reason="the backend requests no metadata files yet",
-        minors=("1.37",),
-    ),
-    Note(
         spec=r"kubelet with standard driver .* when SkipNodeOperations is .*",
-        verdict="failed",
-        reason="drivers of drakit cannot set skipNodeOperations yet",
+        verdict="not applicable",
+        reason="drakit prepares every claim: its containers get devices by CDI files",
         minors=("1.37",),
     ),
     Note(

@@ -3,7 +3,14 @@
 import pytest
 
 from e2e.images.cache import ImageError
-from e2e.upstream.program import EDITS, edited_text, minors, module_file, required_version
+from e2e.upstream.program import (
+    EDITS,
+    METADATA_EDIT,
+    edited_text,
+    minors,
+    module_file,
+    required_version,
+)
 
 
 @pytest.mark.parametrize("minor", minors())
@@ -16,8 +23,9 @@ def test_an_unknown_release_is_refused_with_the_known_ones():
         module_file("1.9")
 
 
-def test_an_edit_without_its_place_is_an_error():
-    text = "".join(f"\t{old}\n" for old, _ in EDITS)
+@pytest.mark.parametrize("edits", [EDITS, (*EDITS, METADATA_EDIT)])
+def test_an_edit_without_its_place_is_an_error(edits):
+    text = "".join(f"\t{old}\n" for old, _ in edits)
     edited = edited_text(text, name="deploy.go")
     assert "kubeletplugin." not in edited
     assert "app.WithBackendListener(d.listen(" in edited

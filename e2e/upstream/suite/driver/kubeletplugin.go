@@ -90,6 +90,7 @@ type (
 	unaryOption    struct{ grpc.UnaryServerInterceptor }
 	listenerOption func(ctx context.Context, endpoint string) (net.Listener, error)
 	clusterOption  struct{ kubernetes.Interface }
+	metadataOption bool
 )
 
 // WithInterceptor adds an interceptor of the calls that the specs count and let fail.
@@ -107,6 +108,11 @@ func WithCluster(client kubernetes.Interface) any {
 	return clusterOption{client}
 }
 
+// WithMetadata sets whether the backend requests metadata files.
+func WithMetadata(enabled bool) any {
+	return metadataOption(enabled)
+}
+
 // ExamplePlugin is drakit's node plugin for one driver on one node, and its backend.
 type ExamplePlugin struct {
 	backendv1.UnimplementedBackendServer
@@ -115,6 +121,7 @@ type ExamplePlugin struct {
 	driverName     string
 	nodeName       string
 	interceptors   []grpc.UnaryServerInterceptor
+	metadata       bool
 	instance       *nodeplugin.Instance
 
 	mutex    sync.Mutex
@@ -153,6 +160,8 @@ func StartPlugin(ctx context.Context, _, driverName string, kubeClient kubernete
 			listen = opt
 		case clusterOption:
 			cluster = opt.Interface
+		case metadataOption:
+			ex.metadata = bool(opt)
 		case Options, TestOption, kubeletplugin.Option:
 			// The node plugin decides for itself what these set.
 		default:
@@ -341,7 +350,7 @@ func (ex *ExamplePlugin) intercepted(ctx context.Context, method string, req any
 // ---------------------------------------------------------------- the backend
 
 func (ex *ExamplePlugin) GetInfo(context.Context, *backendv1.GetInfoRequest) (*backendv1.GetInfoResponse, error) {
-	return &backendv1.GetInfoResponse{DriverName: ex.driverName}, nil
+	return &backendv1.GetInfoResponse{DriverName: ex.driverName, MetadataFiles: ex.metadata}, nil
 }
 
 func (ex *ExamplePlugin) WatchDevices(_ *backendv1.WatchDevicesRequest, stream grpc.ServerStreamingServer[backendv1.WatchDevicesResponse]) error {
@@ -384,13 +393,13 @@ func (ex *ExamplePlugin) PrepareClaims(ctx context.Context, req *backendv1.Prepa
 		}
 		recorded := &drapb.NodePrepareResourcesResponse{Claims: map[string]*drapb.NodePrepareResourceResponse{}}
 		for _, claim := range req.Claims {
-			edits, err := ex.prepareClaim(ctx, claim)
+			prepared, err := ex.prepareClaim(ctx, claim)
 			if err != nil {
 				answer.Claims = append(answer.Claims, &backendv1.PreparedClaim{Uid: claim.Uid, Error: err.Error()})
 				recorded.Claims[claim.Uid] = &drapb.NodePrepareResourceResponse{Error: err.Error()}
 				continue
 			}
-			answer.Claims = append(answer.Claims, &backendv1.PreparedClaim{Uid: claim.Uid, Edits: edits})
+			answer.Claims = append(answer.Claims, prepared)
 			recorded.Claims[claim.Uid] = &drapb.NodePrepareResourceResponse{}
 		}
 		return recorded, nil
@@ -420,7 +429,8 @@ func (ex *ExamplePlugin) UnprepareClaims(ctx context.Context, req *backendv1.Unp
 
 // prepareClaim returns the environment variables that the specs look for: those of the parameters, with
 // the prefix admin_ if they are the class's and user_ if they are the claim's, and one for the request.
-func (ex *ExamplePlugin) prepareClaim(ctx context.Context, claim *backendv1.Claim) ([]*backendv1.Edits, error) {
+// With metadata files, it also returns the attributes that the specs read in them.
+func (ex *ExamplePlugin) prepareClaim(ctx context.Context, claim *backendv1.Claim) (*backendv1.PreparedClaim, error) {
 	id := ClaimID{Name: claim.Name, UID: types.UID(claim.Uid)}
 	stored, err := ex.resourceClient.ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	if err != nil {
@@ -438,18 +448,29 @@ func (ex *ExamplePlugin) prepareClaim(ctx context.Context, claim *backendv1.Clai
 	if len(results) != len(claim.Devices) {
 		return nil, fmt.Errorf("drakit prepares %d devices of claim %s, which has %d", len(claim.Devices), claim.Name, len(results))
 	}
-	edits := make([]*backendv1.Edits, len(results))
+	prepared := &backendv1.PreparedClaim{Uid: claim.Uid}
 	for i, result := range results {
 		env, err := ex.environment(stored, result, claim.Devices[i])
 		if err != nil {
 			return nil, err
 		}
-		edits[i] = &backendv1.Edits{Env: env}
+		prepared.Edits = append(prepared.Edits, &backendv1.Edits{Env: env})
+		if ex.metadata {
+			prepared.Devices = append(prepared.Devices, &backendv1.PreparedDevice{Attributes: map[string]*backendv1.Attribute{
+				"driverName": text(ex.driverName),
+				"pool":       text(result.Pool),
+				"device":     text(result.Device),
+			}})
+		}
 	}
 	ex.mutex.Lock()
 	defer ex.mutex.Unlock()
 	ex.prepared[id] = true
-	return edits, nil
+	return prepared, nil
+}
+
+func text(value string) *backendv1.Attribute {
+	return &backendv1.Attribute{Value: &backendv1.Attribute_String_{String_: value}}
 }
 
 // environment checks what drakit passed on against the claim itself: device, share and parameters.
