@@ -91,7 +91,7 @@ def test_the_definition_of_policies_is_deleted_and_created_again(release):
     policies = read(release, crds.POLICIES)
     with one_process(release):
         try:
-            release.kubectl("delete", "crd", POLICIES, "--wait", "--timeout=60s")
+            release.kubectl("delete", "crd", POLICIES, timeout=150)
             wait_for(
                 "the policies to be forgotten",
                 lambda: objects(release, POLICIES) == 0 and listed(release, POLICIES) == 0,

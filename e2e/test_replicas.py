@@ -107,9 +107,14 @@ def acquired(cluster: Cluster, *, after: str) -> float:
 def leader(cluster: Cluster) -> Replica:
     """Return the leader, beside a replica that is ready to replace it."""
     replicas = wait_for("two ready replicas", lambda: ready_replicas(cluster), seconds=60)
-    name = wait_for("a leader", lambda: lease_holder(cluster), seconds=30)
-    (body,) = [item for item in replicas if name.startswith(item["metadata"]["name"])]
-    return Replica(cluster=cluster, holder=name, body=body)
+
+    def leading() -> Replica | None:
+        name = lease_holder(cluster)
+        # An earlier release can have left its Lease.
+        found = [item for item in replicas if name.startswith(item["metadata"]["name"])]
+        return Replica(cluster=cluster, holder=name, body=found[0]) if found else None
+
+    return wait_for("a leader", leading, seconds=30)
 
 
 def ready_replicas(cluster: Cluster) -> list[dict]:

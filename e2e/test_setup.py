@@ -148,7 +148,8 @@ class Definitions:
 def definitions(server: Cluster) -> Iterator[Definitions]:
     yield Definitions(server)
     names = [each["metadata"]["name"] for each in read_definitions()]
-    server.kubectl("delete", "crd", *names, "--ignore-not-found")
+    # The API server lists remaining objects every 5 s, and after a minute it tries again.
+    server.kubectl("delete", "crd", *names, "--ignore-not-found", timeout=150)
 
 
 def test_definitions_of_a_lost_version_without_objects_are_replaced(definitions):
