@@ -46,7 +46,11 @@ OLDEST = "1.34"
 """The oldest release that drakit supports."""
 
 (OLD_KUBELET,) = KUBELETS
-VALUES = {"hostdev": {"enabled": False}, "simulated": {"enabled": True}}
+VALUES = {
+    "hostdev": {"enabled": False},
+    # A GPU on each node for the pod before the upgrade, the one during it, and the one after it.
+    "simulated": {"enabled": True, "config": {"gpu": {"count": 3}}},
+}
 
 
 @contextmanager
