@@ -293,7 +293,7 @@ def test_definitions_that_an_earlier_release_left_are_upgraded(release, zram):
     current = checksum(release, name)
     assert current
     uninstall(release)
-    release.kubectl("annotate", "crd", name, f"{CHECKSUM}=0", "--overwrite")
+    release.kubectl("annotate", "crd", name, f"{CHECKSUM}=0", "--overwrite", "--field-manager=helm")
     install(release, values=release_values(release, zram))
     assert checksum(release, name) == current
     wait_settled(release, zram)
