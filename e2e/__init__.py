@@ -1,1 +1,1 @@
-"""Tests on a real cluster, and their base: clusters, images, the demo."""
+"""Tests on a real cluster, and their infrastructure: clusters, images, the demo."""

@@ -1,8 +1,8 @@
 """
-A control plane without nodes that serves drakit's kinds, and the operator as a process beside it.
+A control plane without nodes that serves drakit's kinds, and the operator as a local process.
 
-Tests write Nodes, ResourceSlices and NodeDeviceReports as kubelets and node plugins do. It runs
-beside the session's cluster.
+Tests write Nodes, ResourceSlices and NodeDeviceReports, in place of kubelets and node plugins. The
+control plane runs in addition to the session's cluster.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from e2e.images.go import cel_program
 from e2e.kit import wait_for
 
 STOP_SECONDS = 10
-"""Time in which an operator that is stopped releases its Lease, so that the next one leads."""
+"""How long a stopped operator has to release its Lease, so that the next one leads."""
 
 
 @contextmanager
 def control_plane(suffix: str, **gates: bool) -> Generator[Cluster]:
-    """Start a control plane in the body, with drakit's kinds and no objects of them, and with
-    these feature gates beside those of all tests. The operator may write only objects that its page
-    lists."""
+    """Run a control plane with drakit's kinds and without objects of them. `gates` are added to the
+    feature gates of all tests. The operator may write only the objects that its page lists."""
     chosen = cluster_of_tests(suffix)
     chosen.start(Options(nodes=0, gates={**gates_of_tests(chosen.minor), **gates}))
     chosen.kubectl("apply", "-f", str(REPOSITORY / "charts/drakit/crds"))
@@ -51,8 +50,8 @@ def control_plane(suffix: str, **gates: bool) -> Generator[Cluster]:
 def operator(
     server: Cluster, folder: Path, *, kubeconfig: Path | None = None, **settings: Any
 ) -> Generator[None]:
-    """Run the operator with settings in one process in the body; its log, the file `log` of the
-    folder, is printed afterwards."""
+    """Run the operator with settings in one process. Its log, the file `log` in the folder, is
+    printed afterwards."""
     config, log = folder / "operator.yaml", folder / "log"
     listen = {"probes": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
     config.write_text(json.dumps({"listen": listen, **settings}))

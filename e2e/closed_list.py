@@ -1,6 +1,6 @@
 """
-The closed list of the operator's writes: the table in docs/reference/operator.md, and the writes in
-an audit log that it does not have.
+The closed list of the operator's writes: reads the table in docs/reference/operator.md, and finds
+writes in an audit log that the table does not list.
 
 Does not depend on clusters or charts.
 """
@@ -31,7 +31,7 @@ class Write(NamedTuple):
 
 @cache
 def documented() -> Mapping[Write, frozenset[str]]:
-    """Return the operator's writes, with the values of the chart of which one must be set."""
+    """Return the operator's writes, each with the chart values of which one must be set."""
     _, _, section = PAGE.read_text(encoding="utf-8").partition("\n## Written objects\n")
     return {
         Write(verb, resource): frozenset(re.findall("`(.+?)`", values))

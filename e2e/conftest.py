@@ -1,8 +1,9 @@
 """
-The tests' cluster: one for the session, started where none is up, stopped at the end.
+The cluster of the tests: one per session, which is started if it is not up, and stopped at the end.
 
-It is not the one of `make cluster-up` and `make demo`: tests kill, cut and uninstall things.
-KEEP_CLUSTER=1 leaves it up, and the next run uses it. CLUSTER_NAME names another one.
+It differs from the cluster of `make cluster-up` and `make demo`, because tests kill, cut off and
+uninstall components. With KEEP_CLUSTER=1 it keeps running, and the next run uses it. CLUSTER_NAME
+names another cluster.
 """
 
 import os
@@ -18,10 +19,11 @@ from e2e.features import FEATURES, UnknownFeatureError, names_of, selected
 pytest_plugins = ["e2e.fixtures"]
 
 MARKERS = ("needs", "gate", "kubernetes")
-"""The markers of tests that not every cluster can run."""
+"""The markers of tests that need certain clusters."""
 
 TIMEOUT_SECONDS = 300
-"""Default time limit of a test on a cluster. The first test also starts cluster and releases."""
+"""Default time limit of a test on a cluster. The first test also starts the cluster and the
+releases."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
     skip_unsupported(items)
-    # The pages install a release of the name that the other tests share.
+    # The pages install a release with the name that the other tests share.
     items.sort(key=lambda item: "pages" not in features[item])
     for item in items:
         if item.get_closest_marker("timeout") is None:
@@ -73,8 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def skip_unsupported(items: list[pytest.Item]) -> None:
-    """Skip the tests whose marker `needs` names something that the provider cannot do, and those
-    whose markers `gate` and `kubernetes` ask for another release of Kubernetes."""
+    """Skip the tests whose marker `needs` names a capability that the provider lacks, and those
+    whose markers `gate` and `kubernetes` require another release of Kubernetes."""
     if not any(item.get_closest_marker(name) for item in items for name in MARKERS):
         return
     chosen = cluster_of_tests("")
@@ -98,7 +100,7 @@ def _named(item: pytest.Item, name: str) -> Iterator[str]:
 
 
 def cluster_gates(config: pytest.Config) -> dict[str, bool]:
-    """The gates that the session's cluster has, or will be started with."""
+    """Return the gates of the session's cluster, or those with which it will be started."""
     gates = gates_of_tests(cluster_of_tests("").minor)
     for text in config.option.gate:
         name, _, value = text.partition("=")

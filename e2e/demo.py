@@ -29,32 +29,34 @@ from e2e.release import CHART, DRAKIT, NAMESPACE, VALUES, cluster_values, instal
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXAMPLES = REPOSITORY / "examples"
 DEMO_VALUES = REPOSITORY / "build" / "demo-values.yaml"
-"""The values of the release that `values.yaml` does not have."""
+"""The values of the release that are not in `values.yaml`."""
 
 DEMO_NAMESPACE = "drakit-demo"
 STAY = " && echo done && exec sleep 86400"
-"""Keeps the pod running: the claim of a terminated pod has no device to show."""
+"""Keeps the pod running, because the claim of a terminated pod shows no device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One of `examples/`, and the device that a node must have for it."""
+    """A file in `examples/`, and the device that it needs on a node."""
 
     name: str
     device: str
     also: str = ""
-    """Commands of the container after the example's own command, with the test image's programs."""
+    """Additional commands of the container, after the example's own command, with the test image's
+    programs."""
 
     @property
     def file(self) -> Path:
         return EXAMPLES / f"{self.name}-pod.yaml"
 
     def values(self) -> dict[str, Any]:
-        """The values of the chart that publish the device: a plain install publishes none."""
+        """Return the chart's values that publish the device, because a plain install publishes
+        none."""
         return {"hostdev": {"policies": {self.name: {"enabled": True}}}}
 
     def objects(self) -> list[dict[str, Any]]:
-        """The example from its file, with an image that the node already has."""
+        """Return the objects in the example's file, with an image that the node already has."""
         objects = list(yaml.safe_load_all(self.file.read_text()))
         for body in objects:
             for container in body["spec"].get("containers", []):
@@ -100,7 +102,8 @@ def main() -> None:
     steps = Steps(5)
     try:
         cluster = this_cluster()
-        # Downloads mostly wait for the network, while the compiler has the processors.
+        # Run this in parallel: downloads mostly wait for the network, while the compiler uses the
+        # CPUs.
         with ThreadPoolExecutor(1) as beside:
             parts = beside.submit(download_parts)
             with steps.step(f"a Kubernetes cluster (CLUSTER={cluster.provider})"):
@@ -147,7 +150,7 @@ def helm_command(values: Mapping[str, Any], file: Path = DEMO_VALUES) -> str:
 
 
 def _choose(cluster: Cluster) -> Example:
-    """The first example whose device the node has."""
+    """Return the first example whose device the node has."""
     node = cluster.nodes[0]
     for example in CHOICES:
         if cluster.exec_on_node(node, ["test", "-c", example.device], check=False).returncode == 0:
@@ -159,7 +162,7 @@ def _choose(cluster: Cluster) -> Example:
 
 
 def _run(cluster: Cluster, example: Example) -> None:
-    """Apply the example in a namespace of its own, and wait until its pod has done its work."""
+    """Apply the example in a separate namespace, and wait until its pod has done its work."""
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": DEMO_NAMESPACE}}
     cluster.apply(json.dumps(namespace))
     _in_demo(cluster, "delete", "pod", example.name, "--ignore-not-found", "--wait=true")

@@ -1,8 +1,7 @@
 """
 The features by which tests on a cluster are selected: `make e2e FEATURES=claims,health`.
 
-Each test has the mark `feature` with one or more of these names. The module does not depend on
-pytest.
+Each test has the mark `feature` with one or more of these names. Does not depend on pytest.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ FEATURES = {
 
 
 class UnknownFeatureError(ValueError):
-    """A feature that no test can have; the text lists the known ones."""
+    """A feature that no test can have. The message lists the known features."""
 
     def __init__(self, names: Iterable[str]) -> None:
         unknown = ", ".join(sorted(names))
@@ -43,7 +42,7 @@ class UnknownFeatureError(ValueError):
 
 def names_of(*texts: str) -> frozenset[str]:
     """
-    Read names that are separated by commas.
+    Split names that are separated by commas.
 
     :raises UnknownFeatureError: one of them is unknown.
     """
@@ -56,6 +55,6 @@ def names_of(*texts: str) -> frozenset[str]:
 def selected(
     features: Collection[str], *, wanted: Collection[str], excluded: Collection[str]
 ) -> bool:
-    """Return whether a test with these features runs; nothing wanted means all."""
+    """Return whether a test with these features runs. If no feature is wanted, all tests run."""
     mine = set(features)
     return not mine & set(excluded) and (not wanted or bool(mine & set(wanted)))

@@ -1,5 +1,5 @@
 """
-Fixtures of the tests that need drakit installed: zram devices, releases, a namespace a test.
+Fixtures of the tests that need drakit installed: zram devices, releases, a namespace per test.
 
 Three releases share the first node: `release` with hostdev (and the operator), `scripted` with the
 two scripted drivers, `foreign` with device plugins and a backend.
@@ -46,12 +46,12 @@ DEVICES_OF_SECOND_NODE = 2
 
 
 HOTPLUGGED = 1000 + os.getpid() % 50_000
-"""The number of the loop device that tests plug in and out; another one for each run."""
+"""The number of the loop device that tests plug in and out. It differs for each run."""
 
 
 @dataclass(frozen=True)
 class Zram:
-    """The zram devices of the two nodes: /dev is shared, so policies part them."""
+    """The zram devices of the two nodes. Nodes share /dev, so policies separate the devices."""
 
     first: tuple[str, ...]
     second: tuple[str, ...]
@@ -68,7 +68,8 @@ def zram() -> Iterator[Zram]:
 
 
 def policies(cluster: Cluster, zram: Zram) -> dict[str, dict]:
-    """The policies of the tests: separate zram devices for each node, and three shared nodes."""
+    """Return the policies of the tests: separate zram devices for each node, and three shared
+    nodes."""
     first, second = (
         {"matchLabels": {"kubernetes.io/hostname": name}} for name in cluster.nodes[:2]
     )
@@ -91,7 +92,7 @@ def policies(cluster: Cluster, zram: Zram) -> dict[str, dict]:
 
 
 def policy_class(policy: str) -> dict:
-    """The class of all hostdev devices of one policy."""
+    """Return the class of all hostdev devices of one policy."""
     of_policy = f'device.attributes["{DRIVER}"].policy == "{policy}"'
     return device_class(f"{policy}.test", DRIVER, of_policy)
 
@@ -114,7 +115,8 @@ def release_values(cluster: Cluster, zram: Zram) -> dict:
 
 @pytest.fixture(scope="session")
 def images(cluster: Cluster) -> list[Path]:
-    """The images, which the nodes have; in the order of `build_images`: the node plugin first."""
+    """The images, which are loaded on the nodes, in the order of `build_images`: the node plugin
+    first."""
     archives = build_images()
     for archive in archives:
         cluster.load_image(archive)
@@ -122,13 +124,15 @@ def images(cluster: Cluster) -> list[Path]:
 
 
 def build_of(archives: list[Path]) -> str:
-    """A name for what images are made from: with another one, a kept cluster's pods are new."""
+    """Return a name for the content of images. If it changes, the pods of a kept cluster are
+    replaced."""
     return "_".join(archive.parent.name for archive in archives)
 
 
 @pytest.fixture(scope="session")
 def release(cluster: Cluster, zram: Zram, images: list[Path]) -> Iterator[Cluster]:
-    """A cluster of two nodes with drakit installed, its devices published, classes made."""
+    """A cluster of two nodes with drakit installed, its devices published, and its classes
+    created."""
     install(cluster, values=release_values(cluster, zram), build=build_of(images))
     classes = [policy_class("zram"), policy_class("zram-second")]
     listing = {"apiVersion": "v1", "kind": "List", "items": classes}
@@ -143,7 +147,7 @@ def release(cluster: Cluster, zram: Zram, images: list[Path]) -> Iterator[Cluste
 
 
 def wait_settled(cluster: Cluster, zram: Zram) -> None:
-    """Wait until both plugins are ready and have published what the tests count on."""
+    """Wait until both plugins are ready and have published the devices that the tests need."""
     for node, names in zip(cluster.nodes[:2], (zram.first, zram.second), strict=True):
         wait_for(f"node plugin on {node} to be ready", lambda: ready(plugin_pod(cluster, node)))  # noqa: B023
         wait_for(
@@ -154,9 +158,9 @@ def wait_settled(cluster: Cluster, zram: Zram) -> None:
 
 @contextmanager
 def namespace_of(cluster: Cluster, request: pytest.FixtureRequest) -> Generator[str]:
-    """A namespace for one test, removed with all that is in it."""
+    """Create a namespace for one test, and remove it with all its objects."""
     words = request.node.name.removeprefix("test_").lower()
-    # Of its own each time: a namespace goes slowly, and nobody waits for it.
+    # Use a new name each time, because deleting a namespace is slow, and tests do not wait for it.
     name = f"{re.sub(r'[^a-z0-9]+', '-', words)[:50].strip('-')}-{uuid.uuid4().hex[:6]}"
     cluster.kubectl("create", "namespace", name)
     yield name
@@ -175,14 +179,15 @@ def namespace_of(cluster: Cluster, request: pytest.FixtureRequest) -> Generator[
 
 @pytest.fixture
 def room(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
-    """A namespace for one test that has drivers of its own."""
+    """A namespace for a test with its own drivers."""
     with namespace_of(cluster, request) as name:
         yield Space(cluster, name)
 
 
 @pytest.fixture
 def space(release: Cluster, zram: Zram, request: pytest.FixtureRequest) -> Iterator[Space]:
-    """A namespace for one test, on a release that has healed from what a test before broke."""
+    """A namespace for a test, on a release that has recovered from the effects of the previous
+    test."""
     wait_settled(release, zram)
     with namespace_of(release, request) as name:
         yield Space(release, name)
@@ -193,7 +198,8 @@ def space(release: Cluster, zram: Zram, request: pytest.FixtureRequest) -> Itera
 
 @pytest.fixture(scope="session")
 def scripted(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
-    """The scripted drivers on the first node: a daemon of their own, as a vendor installs one."""
+    """The scripted drivers on the first node, in a separate daemon, as a vendor would install
+    them."""
     archive = vendor_image("scripted", IMAGE, nodeplugin=images[0])
     cluster.load_image(archive)
     install_scripted(cluster, build=build_of([archive]))
@@ -209,7 +215,7 @@ def scripted(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
 
 @pytest.fixture
 def stage(scripted: Cluster, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """A namespace and the scripts of its drivers; at its end no driver has an effect left."""
+    """A namespace and the scripts of its drivers. At its end, no effects of the drivers remain."""
     with namespace_of(scripted, request) as name:
         stage = Stage(scripted, name)
         for script in stage.scripts:
@@ -244,7 +250,7 @@ def foreign(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
 
 @pytest.fixture
 def yard(foreign: Cluster, request: pytest.FixtureRequest) -> Iterator[Yard]:
-    """A namespace for one test; all foreign programs are there, and their devices well."""
+    """A namespace for a test, in which all foreign programs run and their devices are healthy."""
     wait_foreign(foreign)
     with namespace_of(foreign, request) as name:
         yield Yard(foreign, name)

@@ -1,9 +1,9 @@
 """
 The release `foreign`: devices of other vendors' programs, on the first node.
 
-Kubernetes' sample device plugin and NVIDIA's, as their manifests have them, a device plugin of ours
-that reports the content of a file, the example backend, and one simulated device of the daemon
-itself.
+It contains Kubernetes' sample device plugin and NVIDIA's, as in their manifests; our own device
+plugin that reports the content of a file; the example backend; and one simulated device of the
+daemon itself.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ LOCAL = "local.test.drakit.dev"
 SAMPLE, SAMPLE_CLASS = "example.com/resource", "resource.example.com"
 FUSE = "nodes.test/fuse"
 MOVED = "nodes.test/moved"
-"""A resource with a class, and without a program until a test starts one."""
+"""A resource with a class, but without a program until a test starts one."""
 
 GREEDY = "nodes.test/greedy"
-"""A resource with a class, whose device plugin asks for more than its entry allows."""
+"""A resource with a class, whose device plugin requests more than its entry allows."""
 
 CLASH = "nodes.test/clash"
 """A resource that two components try to serve."""
 
 COUNT, COUNT_CLASS = "nodes.test/count", "count.nodes.test"
-"""A resource whose ten devices have one device node."""
+"""A resource whose ten devices share one device node."""
 
 THIEF = "nodes.test/thief"
-"""The only resource of a device plugin that registers another one."""
+"""The only allowed resource of a device plugin that registers another one."""
 
 THIEF_BACKEND = "thief.example.com"
-"""The driver of a backend that announces another one."""
+"""The only allowed driver of a backend that announces another one."""
 
 APART = "apart.example.com"
 """The driver of a Python class in its own container, which a test starts."""
@@ -111,7 +111,7 @@ FUSE_DEVICES = {
     }
     for number in range(2)
 }
-"""Devices by IDs that are not DNS labels."""
+"""Devices with IDs that are not DNS labels."""
 
 
 def foreign_values(cluster: Cluster) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def foreign_values(cluster: Cluster) -> dict[str, Any]:
         "hostdev": {"enabled": False},
         "operator": {"enabled": False},
         "simulated": {"enabled": True, "config": local},
-        # Tight lists: they allow only the edits that the programs ask for in the tests.
+        # These lists allow only the edits that the programs request in the tests.
         "backends": {
             "enabled": True,
             "allowed": {
@@ -161,12 +161,13 @@ def _example_values(example: str) -> dict[str, Any]:
 
 
 def sample_set() -> dict[str, Any]:
-    """The DaemonSet of the sample: the example's own, but for the image and how it is updated."""
+    """Return the sample's DaemonSet: the example's own, except for the image and the update
+    strategy."""
     body: dict[str, Any] = yaml.safe_load((EXAMPLES / "device-plugin/daemonset.yaml").read_text())
     (container,) = body["spec"]["template"]["spec"]["containers"]
     container |= {"image": deviceplugins.IMAGE, "imagePullPolicy": "Never"}
     body["metadata"]["namespace"] = FOREIGN.namespace
-    # Its pod is replaced when the program is another one.
+    # Its pod is replaced when the program changes.
     body["spec"]["updateStrategy"] = {"type": "RollingUpdate"}
     return body
 
@@ -174,7 +175,8 @@ def sample_set() -> dict[str, Any]:
 def daemon_set(
     name: str, image: str, command: Sequence[str], directories: dict[str, str]
 ) -> dict[str, Any]:
-    """A DaemonSet with directories of the host: path in the container to path on the host."""
+    """Return a DaemonSet with directories of the host: path in the container to path on the
+    host."""
     paths = list(directories.items())
     container = {
         "name": name,
@@ -209,8 +211,8 @@ def daemon_set(
 def nodes_set(
     name: str = NODES_SET, *, directory: str | None = None, plan: str = "plan"
 ) -> dict[str, Any]:
-    """The DaemonSet of our device plugin. It registers in the directory of the entry of its name,
-    or in the given one."""
+    """Return the DaemonSet of our device plugin. It registers in the directory of the entry with
+    its name, or in the given one."""
     return daemon_set(
         name,
         deviceplugins.IMAGE,
@@ -220,8 +222,8 @@ def nodes_set(
 
 
 def blinkers_set(name: str, *, driver: str, directory: str) -> dict[str, Any]:
-    """The DaemonSet of another instance of the example backend, with the directory of the entry of
-    its name. `directory` contains its blinkers."""
+    """Return the DaemonSet of another instance of the example backend, with the directory of the
+    entry with its name. `directory` contains its blinkers."""
     state = f"/run/{name}"
     return daemon_set(
         name,
@@ -238,7 +240,8 @@ def blinkers_set(name: str, *, driver: str, directory: str) -> dict[str, Any]:
 
 
 def backend_objects() -> list[dict[str, Any]]:
-    """Namespace, DaemonSet and class of the example backend: its own, but for the image."""
+    """Return namespace, DaemonSet and class of the example backend, unchanged except for the
+    image."""
     bodies: list[dict[str, Any]] = list(
         yaml.safe_load_all((EXAMPLES / "backend/backend.yaml").read_text())
     )
@@ -250,7 +253,7 @@ def backend_objects() -> list[dict[str, Any]]:
 
 
 def namespace_of_set(name: str) -> str:
-    """The namespace in which a DaemonSet is."""
+    """Return the namespace of a DaemonSet."""
     return NAMESPACES.get(name, FOREIGN.namespace)
 
 
@@ -261,10 +264,11 @@ class Yard(Space):
         super().__init__(cluster, name)
         self.node = cluster.nodes[0]
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ published state
 
     def devices(self, driver: str = PLUGINS) -> dict[str, dict[str, Any]]:
-        """Return a driver's published devices; those of device plugins by the plugins' IDs."""
+        """Return a driver's published devices. Devices of device plugins have the plugins' IDs as
+        keys."""
         found: dict[str, dict[str, Any]] = {}
         for body in slices(self.cluster, self.node, driver=driver):
             for device in body["spec"].get("devices") or []:
@@ -273,7 +277,7 @@ class Yard(Space):
         return found
 
     def of(self, resource: str) -> dict[str, dict[str, Any]]:
-        """The devices of one resource of a device plugin, by the plugin's IDs."""
+        """Return the devices of one resource of a device plugin, by the plugin's IDs."""
         return {
             given: device
             for given, device in self.devices().items()
@@ -281,11 +285,11 @@ class Yard(Space):
         }
 
     def tainted(self, driver: str = PLUGINS) -> set[str]:
-        """All taints of a driver's devices."""
+        """Return all taints of a driver's devices."""
         return {key for found in taints(self.cluster, driver).values() for key in found}
 
     def published(self, driver: str = PLUGINS) -> dict[str, tuple[str, int]]:
-        """The slices of a driver, each with its UID and its pool's generation."""
+        """Return the slices of a driver, each with its UID and its pool's generation."""
         return slice_generations(self.cluster, driver)
 
     def wait_untainted(self, driver: str = PLUGINS) -> None:
@@ -302,11 +306,11 @@ class Yard(Space):
         return plugin_log(self.cluster, self.node, release=FOREIGN)
 
     def inside(self, pod: str, script: str) -> list[str]:
-        """The lines that a shell prints in a pod's container."""
+        """Return the lines that a shell prints in a pod's container."""
         return self.kubectl("exec", pod, "--", "sh", "-c", script).splitlines()
 
     def node_event(self, *words: str) -> str:
-        """Wait for an Event of the node that has all these words, and give its text."""
+        """Wait for an Event of the node that contains all these words, and return its message."""
 
         def matching() -> str | None:
             events = self.cluster.get("events", "-A", "--field-selector=involvedObject.kind=Node")
@@ -318,7 +322,7 @@ class Yard(Space):
     # ------------------------------------------------------------ foreign programs
 
     def program(self, name: str) -> dict[str, Any] | None:
-        """The pod of a DaemonSet that is not being deleted."""
+        """Return the pod of a DaemonSet that is not being deleted."""
         alive = [
             item
             for item in self.cluster.get("pods", "-n", namespace_of_set(name))["items"]
@@ -328,11 +332,11 @@ class Yard(Space):
         return alive[0] if alive else None
 
     def calls(self, name: str, call: str) -> int:
-        """Return the number of calls in the log of a DaemonSet's present container."""
+        """Return the number of calls in the log of a DaemonSet's current container."""
         return self.logged(name, f'"{call}"')
 
     def logged(self, name: str, words: str) -> int:
-        """Return the number of lines with these words in the log of a DaemonSet's present
+        """Return the number of lines with these words in the log of a DaemonSet's current
         container."""
         body = self.program(name)
         assert body is not None
@@ -341,7 +345,7 @@ class Yard(Space):
         return sum(words in line for line in done.stdout.splitlines())
 
     def place(self, name: str, node: str | None = None) -> None:
-        """Let a DaemonSet run on a node, the first one if none is given; does not wait."""
+        """Let a DaemonSet run on a node, by default the first one. Does not wait."""
         selector = {"kubernetes.io/hostname": node or self.node}
         patch = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
         self.cluster.kubectl(
@@ -350,14 +354,14 @@ class Yard(Space):
         )
 
     def remove(self, *names: str) -> None:
-        """Take programs away, and wait until they are gone."""
+        """Remove programs, and wait until they are gone."""
         for name in names:
             self.place(name, "nowhere")
         for name in names:
             wait_for(f"{name} to be gone", lambda: self.program(name) is None)  # noqa: B023
 
     def kill(self, name: str) -> None:
-        """SIGKILL a program, and wait until the kubelet has started it again."""
+        """Send SIGKILL to a program, and wait until the kubelet has restarted it."""
         body = self.program(name)
         assert body is not None
         before = restarts(body)
@@ -367,7 +371,7 @@ class Yard(Space):
         )
 
     def kill_plugin(self) -> None:
-        """SIGKILL the daemon, and wait until the kubelet has started it again."""
+        """Send SIGKILL to the daemon, and wait until the kubelet has restarted it."""
         body = self.plugin()
         assert body is not None
         before = restarts(body)
@@ -378,20 +382,20 @@ class Yard(Space):
             seconds=120,
         )
 
-    # ------------------------------------------------------------ what they have
+    # ------------------------------------------------------------ devices of the programs
 
     def plan(self, plan: dict[str, Any], name: str = "plan") -> None:
         """Set the devices of our device plugin."""
         write_plan(self.cluster, plan, name)
 
     def blinker(self, name: str) -> None:
-        """Make a blinker."""
+        """Create a blinker."""
         path = self.cluster.node_path(self.node, BLINKERS_DIRECTORY) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
     def held(self) -> set[str]:
-        """The blinkers that claims hold, as the backend keeps it."""
+        """Return the blinkers that claims hold, according to the backend's state."""
         folder = self.cluster.node_path(self.node, BLINKERS_STATE)
         return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
@@ -409,10 +413,11 @@ def install_foreign(cluster: Cluster, *, build: str, programs: str) -> None:
     Install the release and the programs, and wait until all devices are published.
 
     :param build: a name for the content of drakit's images.
-    :param programs: the same of the programs'; pods are replaced when it is another one.
+    :param programs: a name for the content of the programs' image; if it changes, pods are
+        replaced.
     """
     write_plan(cluster, {FUSE: {"preStart": True, "devices": FUSE_DEVICES}})
-    # The programs first: in a cluster nobody starts them in the right order, either.
+    # Start the programs first, because in real clusters, the order is not controlled, either.
     cluster.kubectl("create", "namespace", FOREIGN.namespace, check=False)
     bodies = [
         sample_set(),
@@ -431,7 +436,7 @@ def install_foreign(cluster: Cluster, *, build: str, programs: str) -> None:
 
 
 def remove_foreign(cluster: Cluster) -> None:
-    """Remove all that :func:`install_foreign` has created besides the release."""
+    """Remove everything that :func:`install_foreign` has created in addition to the release."""
     cluster.kubectl("delete", "deviceclass", BLINKER_CLASS)
     names = {FOREIGN.namespace, *NAMESPACES.values()}
     cluster.kubectl("delete", "namespace", *sorted(names), timeout=120)
@@ -443,13 +448,13 @@ def wait_foreign(cluster: Cluster) -> None:
     """
     Wait until the daemon is ready and all devices are published without taints.
 
-    Blinkers do not outlive a reboot, and are created again.
+    Blinkers do not survive a reboot, so create them again.
     """
     yard = Yard(cluster, "default")
     for name in ("left", "right"):
         yard.blinker(name)
     wait_for("the foreign daemon to be ready", lambda: ready(yard.plugin()), seconds=120)
-    # A program that found no socket ends, and is started again with growing delays.
+    # A program that found no socket exits, and restarts with increasing delays.
     for resource, count in ((SAMPLE, 2), (FUSE, len(FUSE_DEVICES)), (GPU, len(GPU_IDS))):
         wait_for(
             f"{count} devices of {resource} to be published",
@@ -463,7 +468,7 @@ def wait_foreign(cluster: Cluster) -> None:
 
 @contextmanager
 def with_set(yard: Yard, body: dict[str, Any]) -> Generator[None]:
-    """A DaemonSet is there on the first node meanwhile."""
+    """Run a DaemonSet on the first node during the block."""
     body["spec"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": yard.node}
     yard.cluster.apply(json.dumps(body))
     try:

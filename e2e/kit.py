@@ -27,12 +27,13 @@ ResultT = TypeVar("ResultT")
 def wait_for(
     what: str, look: Callable[[], ResultT], *, seconds: float = 60, period: float = 0.2
 ) -> ResultT:
-    """Look again and again until there is something true; fail with the sentence `what`."""
+    """Poll until `look` returns a true value, and return it. On a timeout, fail with the sentence
+    `what`."""
     return wait_until(what, look, timeout_seconds=seconds, interval_seconds=period)
 
 
 def holds_for(what: str, look: Callable[[], object], *, seconds: float) -> None:
-    """Look until the time is over; fail at the first look that is not true."""
+    """Poll until the time is over. Fail as soon as a result is false."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert look(), what
@@ -43,7 +44,8 @@ def holds_for(what: str, look: Callable[[], object], *, seconds: float) -> None:
 
 
 def device_class(name: str, driver: str, *selectors: str, **spec: Any) -> dict[str, Any]:
-    """A class of a driver's devices, all or those selected; `spec` has further fields."""
+    """Return a class for a driver's devices, all or those selected. `spec` contains further
+    fields."""
     expression = " && ".join([f'device.driver == "{driver}"', *selectors])
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -54,11 +56,11 @@ def device_class(name: str, driver: str, *selectors: str, **spec: Any) -> dict[s
 
 
 Request = tuple[str, str] | tuple[str, str, str] | dict[str, Any]
-"""(request, class), (request, class, CEL selector), or a request as the API has it."""
+"""(request, class), (request, class, CEL selector), or a request in the API's form."""
 
 
 def claim_spec(*requests: Request, config: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """A claim's spec of requests, and of opaque parameters as the API has them."""
+    """Return a claim's spec with requests, and with opaque parameters in the API's form."""
     bodies: list[dict[str, Any]] = []
     for request in requests:
         if isinstance(request, dict):
@@ -100,7 +102,8 @@ def container(
     command: Sequence[str] = ("sleep", "3600"),
     resources: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A container that uses claims of its pod, or single requests of them: (claim, request)."""
+    """Return a container that uses claims of its pod, or single requests of them: (claim,
+    request)."""
     uses = [
         {"name": used} if isinstance(used, str) else {"name": used[0], "request": used[1]}
         for used in claims
@@ -124,7 +127,7 @@ def pod(
     restart: str = "Never",
     grace: int = 1,
 ) -> dict[str, Any]:
-    """A pod with claims, each (name, source); one container uses them all if none is given."""
+    """Return a pod with claims, each (name, source). By default, one container uses all of them."""
     names = [claim_name for claim_name, _ in claims]
     spec: dict[str, Any] = {
         "restartPolicy": restart,
@@ -146,12 +149,12 @@ def from_claim(name: str) -> dict[str, str]:
     return {"resourceClaimName": name}
 
 
-# ------------------------------------------------------------ one namespace of a test
+# ------------------------------------------------------------ the namespace of a test
 
 
 @dataclass
 class Space:
-    """A namespace, and what tests do in it."""
+    """A namespace, and the operations of tests in it."""
 
     cluster: Cluster
     name: str
@@ -175,7 +178,7 @@ class Space:
         return body["status"].get("phase", "") if body else "Gone"
 
     def eviction(self, name: str) -> str | None:
-        """The reason of the condition DisruptionTarget of a pod, if it has one."""
+        """Return the reason of a pod's condition DisruptionTarget, if it has one."""
         body = self.get("pod", name)
         conditions = body["status"].get("conditions", []) if body else []
         return next((c["reason"] for c in conditions if c["type"] == "DisruptionTarget"), None)
@@ -199,7 +202,7 @@ class Space:
         return self.kubectl("logs", name, *([f"--container={container}"] if container else []))
 
     def nudge(self, name: str) -> None:
-        """Change something of a pod: the kubelet syncs it at once, not in its next period."""
+        """Change a pod, so that the kubelet syncs it immediately rather than in its next period."""
         stamp = f"e2e.drakit.dev/nudge={time.monotonic_ns()}"
         self.kubectl("annotate", "pod", name, "--overwrite", stamp)
 
@@ -207,7 +210,7 @@ class Space:
         wait_for(f"pod {name} to be gone", lambda: self.phase(name) == "Gone", seconds=seconds)
 
     def event(self, name: str, *words: str, seconds: float = 60) -> str:
-        """Wait for an Event about a pod with all these words; return its message."""
+        """Wait for an Event about a pod that contains all these words, and return its message."""
 
         def matching() -> str | None:
             texts = [event.get("message") or "" for event in self.events(name)]
@@ -219,11 +222,11 @@ class Space:
             raise AssertionError(f"{error}\n{self.kubectl('get', 'events')}") from None
 
     def refused(self, name: str) -> str:
-        """Wait until the scheduler reports that no node fits a pod; return its message."""
+        """Wait until the scheduler reports that no node fits a pod, and return its message."""
         return self.event(name, "nodes are available")
 
     def device_health(self, name: str) -> list[tuple[str, str]]:
-        """The health of a pod's devices in its status: health and message of each."""
+        """Return health and message of each device in a pod's status."""
         body = self.get("pod", name)
         assert body is not None
         return [
@@ -234,7 +237,7 @@ class Space:
         ]
 
     def claim_of(self, pod_name: str, claim_name: str) -> dict[str, Any]:
-        """The claim that a pod uses under a name of its own."""
+        """Return the claim that a pod uses under its own name for it."""
         body = self.get("pod", pod_name)
         assert body is not None
         made = body["status"].get("resourceClaimStatuses", [])
@@ -246,7 +249,7 @@ class Space:
         raise AssertionError(f"pod {pod_name} has no claim {claim_name}")
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Events about an object, newest last."""
+        """Return the Events about an object, newest last."""
         text = self.kubectl(
             "get", "events", "-o", "json", f"--field-selector=involvedObject.name={name}"
         )
@@ -254,7 +257,7 @@ class Space:
 
 
 def devices_of(claim_body: dict[str, Any]) -> list[str]:
-    """The devices that are allocated to a claim."""
+    """Return the devices that are allocated to a claim."""
     allocation = claim_body.get("status", {}).get("allocation") or {}
     return [result["device"] for result in allocation.get("devices", {}).get("results", [])]
 
@@ -265,7 +268,7 @@ def devices_of(claim_body: dict[str, Any]) -> list[str]:
 def slices(
     cluster: Cluster, node: str | None = None, *, driver: str = DRIVER
 ) -> list[dict[str, Any]]:
-    """The ResourceSlices of a driver, of one node or of all."""
+    """Return a driver's ResourceSlices, of one node or of all nodes."""
     items = cluster.get("resourceslices")["items"]
     return [
         item
@@ -277,7 +280,7 @@ def slices(
 def devices(
     cluster: Cluster, node: str | None = None, *, driver: str = DRIVER
 ) -> dict[str, dict[str, Any]]:
-    """The published devices of a driver, by name."""
+    """Return a driver's published devices, by name."""
     return {
         device["name"]: device
         for item in slices(cluster, node, driver=driver)
@@ -286,18 +289,18 @@ def devices(
 
 
 def published(cluster: Cluster, node: str | None = None) -> set[str]:
-    """The names of the devices that hostdev publishes."""
+    """Return the names of the devices that hostdev publishes."""
     return set(devices(cluster, node))
 
 
 def slice_versions(cluster: Cluster, *drivers: str) -> dict[str, str]:
-    """The resource versions of the drivers' slices: any write changes one."""
+    """Return the resource versions of the drivers' slices. Any write changes one."""
     bodies = [body for driver in drivers for body in slices(cluster, driver=driver)]
     return {body["metadata"]["name"]: body["metadata"]["resourceVersion"] for body in bodies}
 
 
 def slice_generations(cluster: Cluster, driver: str) -> dict[str, tuple[str, int]]:
-    """The slices of a driver, each with its UID and its pool's generation."""
+    """Return a driver's slices, each with its UID and its pool's generation."""
     return {
         body["metadata"]["name"]: (body["metadata"]["uid"], body["spec"]["pool"]["generation"])
         for body in slices(cluster, driver=driver)
@@ -305,7 +308,8 @@ def slice_generations(cluster: Cluster, driver: str) -> dict[str, tuple[str, int
 
 
 def taints(cluster: Cluster, driver: str) -> dict[str, dict[str, str]]:
-    """The taints of a driver's devices: device -> ``key:effect`` -> since when it is there."""
+    """Return the taints of a driver's devices: device -> ``key:effect`` -> time when it was
+    added."""
     return {
         name: {f"{taint['key']}:{taint['effect']}": taint["timeAdded"] for taint in body["taints"]}
         for name, body in devices(cluster, driver=driver).items()
@@ -314,13 +318,13 @@ def taints(cluster: Cluster, driver: str) -> dict[str, dict[str, str]]:
 
 
 def cdi_files(cluster: Cluster, node: str, *, driver: str = DRIVER) -> set[str]:
-    """The CDI files of a driver's claims on a node."""
+    """Return the CDI files of a driver's claims on a node."""
     folder = cluster.node_path(node, "/var/run/cdi")
     return {path.name for path in folder.glob(f"{driver}-claim_*")} if folder.exists() else set()
 
 
 def plugin_pod(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> dict[str, Any] | None:
-    """The pod of a release's node plugin on a node; none that terminates."""
+    """Return the pod of a release's node plugin on a node, unless it is terminating."""
     for item in plugin_pods(cluster, node, release=release):
         if "deletionTimestamp" not in item["metadata"]:
             return item
@@ -328,7 +332,8 @@ def plugin_pod(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> dic
 
 
 def token_of(cluster: Cluster, node: str) -> str:
-    """A token that is bound to the plugin's pod on a node, as the kubelet mounts one."""
+    """Return a token that is bound to the plugin's pod on a node, like the one that the kubelet
+    mounts."""
     body = plugin_pod(cluster, node)
     assert body is not None
     name, uid = body["metadata"]["name"], body["metadata"]["uid"]
@@ -339,13 +344,13 @@ def token_of(cluster: Cluster, node: str) -> str:
 
 
 def admin_config(cluster: Cluster) -> dict[str, Any]:
-    """The administrator's kubeconfig."""
+    """Return the administrator's kubeconfig."""
     flags = ("--raw", "--minify", "--flatten", "-o", "json")
     return json.loads(cluster.kubectl("config", "view", *flags).stdout)
 
 
 def write_kubeconfig(cluster: Cluster, path: Path, *, token: str) -> None:
-    """Write a kubeconfig with a token, for nobody else to read."""
+    """Write a kubeconfig with a token, readable only by its owner."""
     config = admin_config(cluster)
     config["users"] = [{"name": "account", "user": {"token": token}}]
     config["contexts"][0]["context"]["user"] = "account"
@@ -354,14 +359,15 @@ def write_kubeconfig(cluster: Cluster, path: Path, *, token: str) -> None:
 
 
 def plugin_pods(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> list[dict[str, Any]]:
-    """All pods of a release's node plugin on a node: one that terminates still serves claims."""
+    """Return all pods of a release's node plugin on a node, because a terminating pod still serves
+    claims."""
     selector = "app.kubernetes.io/component=nodeplugin"
     items = cluster.get("pods", "-n", release.namespace, "-l", selector)["items"]
     return [item for item in items if item["spec"].get("nodeName") == node]
 
 
 def plugin_log(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> list[dict[str, Any]]:
-    """The log of a release's node plugin, a dictionary a line."""
+    """Return the log of a release's node plugin, one dictionary per line."""
     found = plugin_pod(cluster, node, release=release)
     assert found is not None
     text = cluster.kubectl("-n", release.namespace, "logs", found["metadata"]["name"]).stdout
@@ -371,8 +377,9 @@ def plugin_log(cluster: Cluster, node: str, *, release: Release = DRAKIT) -> lis
 def signal_pod(
     cluster: Cluster, body: dict[str, Any], program: str, signal: str = "KILL"
 ) -> list[str]:
-    """Send a signal to the processes of a pod whose command line has `program`; return their IDs.
-    A cgroup's name has the pod's UID, which systemd's cgroup driver writes with underscores."""
+    """Send a signal to the processes of a pod whose command line contains `program`. Return their
+    IDs. A cgroup's name contains the pod's UID, which systemd's cgroup driver writes with
+    underscores."""
     uid = body["metadata"]["uid"]
     marks = f"-e {uid} -e {uid.replace('-', '_')}"
     script = (
@@ -384,13 +391,13 @@ def signal_pod(
 
 
 def restarts(body: dict[str, Any] | None) -> int:
-    """The number of restarts of a pod's containers."""
+    """Return the number of restarts of a pod's containers."""
     statuses = (body or {}).get("status", {}).get("containerStatuses", [])
     return sum(status["restartCount"] for status in statuses)
 
 
 def ready(body: dict[str, Any] | None) -> bool:
-    """Whether a pod is ready."""
+    """Return whether a pod is ready."""
     conditions = (body or {}).get("status", {}).get("conditions", [])
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
@@ -402,7 +409,7 @@ LEASE = "drakit-operator"
 
 
 def lease_holder(cluster: Cluster) -> str:
-    """The operator's leader: its pod and an ID; empty if there is none."""
+    """Return the operator's leader (its pod and an ID), or an empty string."""
     return cluster.kubectl(
         *("-n", NAMESPACE, "get", "lease", LEASE, "-o", "jsonpath={.spec.holderIdentity}"),
         check=False,
@@ -410,7 +417,7 @@ def lease_holder(cluster: Cluster) -> str:
 
 
 def operator_metric(cluster: Cluster, series: str) -> float:
-    """Return a value of the operator that leads; 0 if it has no such series."""
+    """Return a metric of the leading operator, or 0 if it has no such series."""
     leader = lease_holder(cluster).split("_")[0]
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{leader}:8080/proxy/metrics"
     lines = cluster.kubectl("get", "--raw", path).stdout.splitlines()
@@ -418,7 +425,7 @@ def operator_metric(cluster: Cluster, series: str) -> float:
     return sum(map(float, found))
 
 
-# ------------------------------------------------------------ zram: real block devices to give away
+# ------------------------------------------------------------ zram: real block devices for pods
 
 ZRAM_CONTROL = Path("/sys/class/zram-control")
 ZRAM_BYTES = 16 * 1024 * 1024
@@ -426,7 +433,7 @@ ZRAM_BYTES = 16 * 1024 * 1024
 
 @contextlib.contextmanager
 def zram_devices(count: int) -> Iterator[list[str]]:
-    """Make zram devices on the host (all nodes see them) and give their names."""
+    """Create zram devices on the host (all nodes see them) and yield their names."""
     numbers = [int((ZRAM_CONTROL / "hot_add").read_text()) for _ in range(count)]
     try:
         for number in numbers:
@@ -443,7 +450,7 @@ def zram_devices(count: int) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def loop_devices(files: Sequence[Path]) -> Iterator[list[str]]:
-    """Set up loop devices on the host (all nodes see them) and return their names."""
+    """Set up loop devices on the host (all nodes see them) and yield their names."""
     devices: list[str] = []
     try:
         for file in files:
@@ -460,7 +467,7 @@ _LOOP_ADD, _LOOP_REMOVE = 0x4C80, 0x4C81
 
 @contextlib.contextmanager
 def hotplugged_loop(number: int) -> Iterator[str]:
-    """Make a loop device of this number, which is not set up, and return its name."""
+    """Create a loop device with this number, which is not set up, and yield its name."""
     with Path("/dev/loop-control").open("rb") as control:
         fcntl.ioctl(control, _LOOP_ADD, number)
         try:

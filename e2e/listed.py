@@ -1,7 +1,7 @@
 """
 A driver that lists the inventory whose name is in a file, and the inventories by name.
 
-The node plugin of :mod:`e2e.test_fields` loads it. The module does not depend on clusters.
+The node plugin of :mod:`e2e.test_fields` loads it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _partition(name: str, *groups: str) -> Device:
 _CARD = CounterSet(name="card", counters={"slots": "4"})
 
 INVENTORIES: Mapping[str, Inventory] = {
-    # Two slices of each order.
+    # Two slices for each order.
     "falling": Inventory(devices=_rated(*range(69, -1, -1)), ordered=True),
     "another-first": Inventory(
         devices=_rated(2, *(n for n in range(69, -1, -1) if n != 2)), ordered=True

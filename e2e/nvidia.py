@@ -2,8 +2,8 @@
 NVIDIA's device plugin in a cluster without NVIDIA's hardware: its own manifest, configured for a
 Tegra.
 
-On a Tegra the plugin asks no library for its one device, and a Tegra is a machine that has a
-certain file. Time slicing, which is the plugin's, makes several IDs of the device.
+On a Tegra, the plugin needs no library for its single device. The plugin detects a Tegra by a
+certain file. The plugin's time slicing creates several IDs for the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NVIDIA_SET = "nvidia-device-plugin-daemonset"
 """The DaemonSet's name in the manifest."""
 
 UUID = "tegra"
-"""The variables that the plugin gives a container, for any of the device's IDs."""
+"""The value of the variables that the plugin sets in a container, for any of the device's IDs."""
 
 GPU_IDS = frozenset(f"{UUID}::{replica}" for replica in range(4))
 """IDs that truncation cannot turn into DNS labels."""
@@ -34,7 +34,7 @@ SHARING = {
     "version": "v1",
     "sharing": {
         "timeSlicing": {
-            # Two replicas are no more of a GPU than one: the plugin refuses such a call.
+            # Two replicas provide no more of a GPU than one, so the plugin rejects such a call.
             "failRequestsGreaterThanOne": True,
             "resources": [{"name": GPU, "replicas": len(GPU_IDS)}],
         }
@@ -44,9 +44,9 @@ SHARING = {
 
 def nvidia_objects(*, namespace: str, directory: str) -> list[dict[str, Any]]:
     """
-    The plugin's configuration and its DaemonSet.
+    Return the plugin's configuration and its DaemonSet.
 
-    :param directory: the path of the host that the plugin sees as the kubelet's.
+    :param directory: the path on the host that the plugin sees as the kubelet's directory.
     """
     return [_configuration(namespace), _daemon_set(namespace, directory)]
 

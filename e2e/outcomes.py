@@ -2,7 +2,7 @@
 The page with the results of the tests on each release of Kubernetes and each container runtime.
 
 A run writes its results with ``pytest --junitxml``. ``python -m e2e.outcomes keep NAME FILE``
-stores them beside this file under the name of a release, such as 1.36, or of a runtime, such as
+stores them next to this file under the name of a release, such as 1.36, or of a runtime, such as
 crun, and prints what differs from the default release. Without arguments, the page is written from
 all results. A test that failed needs an entry in :data:`REASONS`. The module does not depend on
 clusters.
@@ -51,8 +51,8 @@ class OutcomesError(Exception):
 
 
 def read(file: Path) -> dict[str, str]:
-    """Return the state of each test in a file of JUnit's form: passed, failed, or the reason why it
-    was skipped."""
+    """Return the state of each test in a JUnit file: passed, failed, or the reason why it was
+    skipped."""
     return {
         f"{case.attrib['classname'].removeprefix('e2e.')}::{case.attrib['name']}": _state(case)
         for case in ET.parse(file).getroot().iter("testcase")
@@ -60,7 +60,7 @@ def read(file: Path) -> dict[str, str]:
 
 
 def keep(name: str, states: Mapping[str, str], folder: Path = RESULTS) -> None:
-    """Store the states under a name; tests that a later run leaves out keep theirs."""
+    """Store the states under a name. Tests that a later run omits keep their states."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
     before: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
@@ -96,7 +96,7 @@ def page(found: Results, reasons: Mapping[tuple[str, str], str] = REASONS) -> st
 
 
 def differing(found: Results) -> list[str]:
-    """Return the tests that failed somewhere, or were skipped in a run but not in all of them."""
+    """Return the tests that failed in any run, or that were skipped in some but not all runs."""
     tests = {test for states in found.values() for test in states}
     states = {test: {each[test] for each in found.values() if test in each} for test in tests}
     return sorted(

@@ -1,7 +1,7 @@
 """
-Releases of drakit's chart in a cluster: installed and removed with helm, as a user would.
+Releases of drakit's chart in a cluster: installed and removed with helm, as by a user.
 
-What differs from a user's cluster stands in `values.yaml` beside this file.
+`values.yaml`, next to this file, contains the differences from a user's cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WAIT_SECONDS = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A release of the chart; the node plugins of several may share a node."""
+    """A release of the chart. Several releases may run node plugins on one node."""
 
     name: str
     namespace: str
@@ -44,15 +44,15 @@ def install(
     chart: Path = CHART,
 ) -> None:
     """
-    Install a release, or bring an installed one to these values.
+    Install a release, or upgrade an installed release to these values.
 
     :param values: values of the chart, before those of `values.yaml`.
-    :param wait: until every pod of it is ready.
-    :param build: a name for the images' content: pods are replaced when it is another one, though
-        the images' tag is the same.
-    :param chart: the chart; another one has the values of its own checkout.
+    :param wait: whether to wait until all its pods are ready.
+    :param build: a name for the images' content; if it changes, pods are replaced, even though the
+        images' tag is the same.
+    :param chart: the chart; another chart uses the values of its own checkout.
     """
-    # Also without --wait, helm waits for hooks.
+    # Even without --wait, helm waits for hooks.
     waiting = [f"--timeout={WAIT_SECONDS}s", *(["--wait"] if wait else [])]
     with tempfile.TemporaryDirectory() as scratch:
         ours, theirs = Path(scratch, "cluster.yaml"), Path(scratch, "values.yaml")
@@ -75,8 +75,8 @@ def install(
 
 
 def uninstall(cluster: Cluster, release: Release = DRAKIT) -> str:
-    """Remove a release and wait until its pods are gone; return what helm prints. Nothing to remove
-    is not an error."""
+    """Remove a release and wait until its pods are gone. Return helm's output. A missing release is
+    not an error."""
     done = cluster.helm(
         *("uninstall", release.name, f"--namespace={release.namespace}", "--ignore-not-found"),
         *("--wait", f"--timeout={WAIT_SECONDS}s"),
@@ -95,13 +95,14 @@ def _selector(release: Release) -> str:
 
 
 def cluster_values(cluster: Cluster, build: str) -> dict[str, Any]:
-    """The chart's values that this cluster needs, beside those of `values.yaml`."""
+    """Return the chart's values that this cluster needs, in addition to those of `values.yaml`."""
     values: dict[str, dict[str, Any]] = {"nodeplugin": {}, "operator": {}}
     if cluster.boot_id_file() != KERNELS_BOOT_ID:
         values["nodeplugin"]["bootIDFile"] = cluster.boot_id_file()
     nodes = cluster.nodes
     if len(cluster.get("nodes")["items"]) > len(nodes):
-        # The control plane is a node of its own here: it has no images, and tests count slices.
+        # In this cluster, the control plane is a separate node. It has no images, and tests count
+        # slices.
         values["nodeplugin"]["affinity"] = only_on(nodes)
     if build:
         for component in values.values():
@@ -110,7 +111,7 @@ def cluster_values(cluster: Cluster, build: str) -> dict[str, Any]:
 
 
 def only_on(nodes: Sequence[str]) -> dict[str, Any]:
-    """The affinity to some nodes, by name."""
+    """Return the affinity to some nodes, by name."""
     name = {"key": "metadata.name", "operator": "In"}
     terms = [{"matchFields": [{**name, "values": [node]}]} for node in nodes]
     required = {"nodeSelectorTerms": terms}
@@ -118,7 +119,7 @@ def only_on(nodes: Sequence[str]) -> dict[str, Any]:
 
 
 def _why_not_ready(cluster: Cluster, release: Release) -> str:
-    """The logs of the release's pods, for the error of an install that failed."""
+    """Return the logs of the release's pods, for the error of a failed install."""
     commands = (
         ("get", "pods", "-o", "wide"),
         ("get", "events", "--sort-by=.lastTimestamp"),

@@ -1,7 +1,7 @@
 """
-The release `simulated`: devices that are not there, on the first node, and what is done to them.
+The release `simulated`: simulated devices on the first node, and operations on them.
 
-Two drivers in one daemon: the chart's own, and one whose devices have attributes that are lists.
+The daemon has two drivers: the chart's own, and one whose devices have list attributes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ DRIVERS = (DRIVER, LISTS)
 
 GPU, PARTITION, NIC, CPU = (f"{kind}.{DRIVER}" for kind in ("gpu", "partition", "nic", "cpu"))
 STAY = "trap exit TERM; sleep 3600 & wait"
-"""The command of a container that runs until its pod is deleted, and then ends at once."""
+"""The command of a container that runs until its pod is deleted, and then ends immediately."""
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def simulated_values(cluster: Cluster) -> dict[str, Any]:
-    """The chart's values; of the chart's own driver they are the defaults."""
+    """Return the chart's values. Those of the chart's own driver are the defaults."""
     none = {"count": 0}
     lists = {"driverName": LISTS, "gpu": none, "nic": {"listAttributes": True}, "cpu": none}
     return {
@@ -52,7 +52,7 @@ def install_simulated(cluster: Cluster, *, build: str) -> None:
 
 
 def wait_simulated(cluster: Cluster) -> None:
-    """Wait until the daemon is ready and all drivers have published devices, all of them well."""
+    """Wait until the daemon is ready and all drivers have published their devices, all healthy."""
     node = cluster.nodes[0]
     wait_for(
         f"the simulated drivers on {node} to be ready",
@@ -71,8 +71,8 @@ def _well(devices: dict[str, dict[str, Any]]) -> bool:
 
 
 def example(name: str) -> list[dict[str, Any]]:
-    """An example's objects as they stand in its file, but with an image that needs no pull, and
-    pods that end at once."""
+    """Return an example's objects as in its file, but with an image that needs no pull, and pods
+    that end immediately."""
     objects = list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
     for body in objects:
         if body["kind"] == "Pod":
@@ -85,12 +85,12 @@ def example(name: str) -> list[dict[str, Any]]:
 
 
 def user(name: str, *claims: tuple[str, dict[str, str]], **options: Any) -> dict[str, Any]:
-    """A pod that has claims until it is deleted."""
+    """Return a pod that uses claims until it is deleted."""
     return pod(name, *claims, command=["sh", "-c", STAY], **options)
 
 
 def amount(request: str, class_name: str, **capacity: str) -> dict[str, Any]:
-    """A request for so much of a device that claims share."""
+    """Return a request for an amount of a device that claims share."""
     return {
         "name": request,
         "exactly": {"deviceClassName": class_name, "capacity": {"requests": capacity}},
@@ -98,17 +98,17 @@ def amount(request: str, class_name: str, **capacity: str) -> dict[str, Any]:
 
 
 def of_gpu(name: str) -> str:
-    """A CEL selector for the partitions of one GPU."""
+    """Return a CEL selector for the partitions of one GPU."""
     return f'device.attributes["{DRIVER}"].parent == "{name}"'
 
 
 def profile(size: str) -> str:
-    """A CEL selector for the partitions of one size."""
+    """Return a CEL selector for the partitions of one size."""
     return f'device.attributes["{DRIVER}"].profile == "{size}"'
 
 
 def index(number: int) -> str:
-    """A CEL selector for one GPU or interface."""
+    """Return a CEL selector for one GPU or interface."""
     return f'device.attributes["{DRIVER}"].index == {number}'
 
 
@@ -126,14 +126,14 @@ class Lab(Space):
         return folder / "control.json"
 
     def command(self, driver: str = DRIVER, **command: Any) -> None:
-        """Write the control file of a driver, as docs/start/simulated-devices.md describes it."""
+        """Write the control file of a driver, in the format of docs/start/simulated-devices.md."""
         path = self._control(driver)
         partial = path.with_name(".control.json.part")
         partial.write_text(json.dumps(command))
         partial.replace(path)
 
     def reset(self) -> None:
-        """Withdraw all commands of all drivers."""
+        """Remove all commands of all drivers."""
         for driver in DRIVERS:
             self._control(driver).unlink(missing_ok=True)
 
@@ -142,7 +142,7 @@ class Lab(Space):
         return devices(self.cluster, driver=driver)
 
     def facts(self, pod_name: str, container: str | None = None) -> list[dict[str, Any]]:
-        """The devices in a container's environment, in order."""
+        """Return the devices in a container's environment, in order."""
         variables = self.environment(pod_name, container)
         return [
             json.loads(value)
@@ -151,7 +151,7 @@ class Lab(Space):
         ]
 
     def environment(self, pod_name: str, container: str | None = None) -> dict[str, str]:
-        """A running container's environment."""
+        """Return a running container's environment."""
         chosen = [f"--container={container}"] if container else []
         text = self.kubectl("exec", pod_name, *chosen, "--", "env")
         return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.feature("claims")]
 
 
 def states(stage, uid: str) -> dict[str, str]:
-    """The state of a claim in each driver's checkpoint."""
+    """Return the state of a claim in each driver's checkpoint."""
     result = json.loads(stage.drakit("node", "checkpoint", "show", "--json"))
     return {
         checkpoint["driver"]: entry["state"]

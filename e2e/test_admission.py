@@ -1,4 +1,4 @@
-"""The operator's token can write what the operator writes, and nothing else."""
+"""The operator's token can write only what the operator writes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def operator_kubeconfig(release: Cluster, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def as_operator(release: Cluster, operator_kubeconfig: Path) -> Kubectl:
-    """kubectl with the token of the operator; nothing that it writes is stored."""
+    """Run kubectl with the token of the operator. Nothing that it writes is stored."""
 
     def kubectl(*arguments: str, **options: Any) -> str:
         flags = ("--kubeconfig", str(operator_kubeconfig), "--dry-run=server")
@@ -56,8 +56,8 @@ def as_operator(release: Cluster, operator_kubeconfig: Path) -> Kubectl:
 
 @pytest.fixture(scope="module")
 def uids(release: Cluster) -> Iterator[dict[str, str]]:
-    """The UIDs of owners that exist: the garbage collector must not delete the classes. Neither
-    must the operator, which leaves policies alone that are being deleted."""
+    """The UIDs of owners that exist, so that the garbage collector does not delete the classes. The
+    operator does not delete them either, because it ignores policies that are being deleted."""
     release.apply(json.dumps(POLICY))
     name = POLICY["metadata"]["name"]
     release.kubectl("delete", "hostdevicepolicy", name, "--wait=false")
@@ -70,7 +70,7 @@ def uids(release: Cluster) -> Iterator[dict[str, str]]:
 
 
 def merge_patch(old: Object, new: Object) -> Object:
-    """The merge patch from one object to another."""
+    """Return the merge patch from one object to another."""
     patch: Object = {}
     for key in old.keys() | new.keys():
         before, after = old.get(key), new.get(key)
@@ -153,7 +153,7 @@ async def test_the_operators_token_can_only_mark_a_report_as_outdated(
     release: Cluster, operator_kubeconfig: Path, status: Object, sentence: str
 ):
     found = release.get(crds.REPORTS)["items"][0]
-    # kubectl reads the status before it patches it, and the operator need not.
+    # kubectl reads the status before it patches it, which the operator does not need.
     path = resource_path(crds.API_VERSION, crds.REPORTS, name=found["metadata"]["name"])
     condition = {"type": "Registered", "lastTransitionTime": "2026-01-01T00:00:00Z", "message": ""}
     patch = {"status": {"conditions": [condition | status]}}

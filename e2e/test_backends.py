@@ -1,6 +1,4 @@
-"""
-A backend on a real kubelet: the example in Go, a program of its own beside the node plugin.
-"""
+"""A backend on a real kubelet: the example in Go, which runs in a separate process."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ STOPPED = "drakit.dev/stopped:NoSchedule"
 
 
 def with_blinker(yard: Yard, name: str) -> None:
-    """A pod with a blinker, applied but not waited for."""
+    """Apply a pod with a blinker, but do not wait for it."""
     yard.apply(
         template(name, ("blinker", BLINKER_CLASS)),
         pod(name, ("b", from_template(name)), command=["sh", "-c", STAY]),
@@ -51,7 +49,7 @@ def with_blinker(yard: Yard, name: str) -> None:
 
 
 def blinker_of(yard: Yard, pod_name: str) -> str:
-    """The blinker that a running pod's container has."""
+    """Return the blinker of a running pod's container."""
     (path,) = yard.inside(pod_name, "ls -d /blinkers/*")
     return path.removeprefix("/blinkers/")
 
@@ -88,7 +86,7 @@ ln ../blinkers/blinkers.sock hard.sock
 ln -s /var/lib/kubelet/plugins/drakit.dev/backends/blinkers/blinkers.sock link.sock
 ls -a . ..
 """
-"""What a program of a backend's pod can try against the socket of another backend."""
+"""Attempts of a program in a backend's pod to take over the socket of another backend."""
 
 
 @pytest.mark.disruptive
@@ -111,14 +109,15 @@ def test_a_backend_that_announces_the_name_of_another_one_never_gets_it(yard):
         message = yard.node_event("BackendRefused", "the backend at", "thief.sock")
         assert f"it reports the name {BLINKERS}, but only {THIEF_BACKEND} can register" in message
         assert f"the directory of {BLINKERS} is {BACKENDS}/blinkers" in message
-        # A link is not followed, and the other directory is not in the pod at all.
+        # The node plugin does not follow a link, and the pod does not contain the other directory
+        # at all.
         assert "not a socket" in yard.node_event("BackendRefused", "link.sock")
         assert own.stat().st_ino == inode
         assert not (own.parents[1] / "thief" / "hard.sock").exists()
         assert yard.published(BLINKERS) == before
         assert not yard.tainted(BLINKERS)
 
-        # The name is free, and its claims still wait for the backend that prepared them.
+        # The name is free, but its claims still wait for the backend that prepared them.
         yard.remove(BACKEND_SET)
         wait_for("its devices to be tainted", lambda: yard.tainted(BLINKERS) == {STOPPED})
         yard.delete("pod", "user")
@@ -151,7 +150,7 @@ def test_a_backend_is_killed_and_the_node_plugin_too_and_nothing_is_lost(yard):
     assert yard.published(BLINKERS) == before
     assert yard.held() == {name, blinker_of(yard, "next")}
     assert restarts(yard.get("pod", "user")) == 0
-    # Undone by a daemon that has not prepared it, and a backend that has not, either.
+    # Neither this daemon nor this backend has prepared the claim that they undo.
     yard.delete("pod", "user")
     yard.delete("pod", "next")
     wait_for("both blinkers to be free", lambda: not yard.held())

@@ -1,9 +1,9 @@
 """
 The CDI linter and containerd agree, file by file, on the corpus in tests/data/cdi.
 
-`ctr` is asked, containerd's own program with the same CDI library. It reads the files in a mount
-namespace of its own: a null in the wrong place ends the program that reads it, and the node's
-containerd shall live.
+The tests use `ctr`, containerd's own client with the same CDI library. It reads the files in a
+separate mount namespace, because a misplaced null ends the program that reads it, and the node's
+containerd must not end.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.feature("cdi")]
 
 CORPUS = Path(__file__).parents[1] / "tests" / "data" / "cdi"
 FOLDER = "/var/lib/kubelet/drakit-cdi-corpus"
-"""On a node; programs cannot run from /run in a node of kind's."""
+"""The folder on a node. Programs cannot run from /run in a kind node."""
 NAMESPACE = "drakit-cdi-corpus"
-"""The namespace of containerd's objects, which the kubelet does not see."""
+"""A namespace in containerd that the kubelet does not see."""
 
 BEGIN = f"""
 set -u
@@ -72,7 +72,7 @@ ctr namespaces rm {NAMESPACE}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Files as they are to be read, and the devices to ask for."""
+    """Files to read, and the devices to request."""
 
     etc: tuple[Path, ...] = ()
     run: tuple[Path, ...] = ()
@@ -86,21 +86,21 @@ class Answer:
     code: int
     error: str
     oci: Mapping[str, Any] = field(default_factory=dict)
-    """The container's spec, empty if there is none."""
+    """The container's spec. Empty if there is none."""
 
     @property
     def refused(self) -> bool:
-        """Whether a file was refused; or reading it was the end of the program."""
+        """Whether a file was rejected, or reading it ended the program."""
         return self.code != 0 and ("failed to load CDI Spec" in self.error or "panic" in self.error)
 
     @property
     def injected(self) -> bool:
-        """Whether every file was read without a word, and every device found."""
+        """Whether all files were read without warnings, and all devices found."""
         return self.code == 0 and "CDI" not in self.error
 
     @property
     def unresolved(self) -> set[str]:
-        """The devices that no file has for containerd."""
+        """The devices that containerd does not find in any file."""
         _, found, names = self.error.rpartition("unresolvable CDI devices ")
         return {name.strip() for name in names.split(",")} if found else set()
 
@@ -110,7 +110,8 @@ def read(*folders: Path) -> Directories:
 
 
 def devices_of(spec: object, path: Path) -> tuple[str, ...]:
-    """All devices of a file; for one that is hardly a spec, the one that its name stands for."""
+    """Return all devices of a file. If the file is hardly a spec, return the device that its name
+    stands for."""
     if path.parent.name != "bad" and isinstance(spec, dict):
         return tuple(f"{spec['kind']}={device['name']}" for device in spec["devices"])
     return (f"corpus.test/{path.stem}=one",)
@@ -143,7 +144,7 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Path]:
-    """The folder of the corpus on a node, as this machine sees it."""
+    """The folder of the corpus on a node, as seen from this machine."""
     version = containerd_version().removeprefix("v")
     if version not in cluster.exec_on_node(cluster.nodes[0], ["containerd", "--version"]).stdout:
         pytest.skip(f"the corpus is for containerd {version}, and the nodes have another one")
@@ -156,7 +157,7 @@ def node(cluster: Cluster) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def answers(cluster: Cluster, node: Path) -> dict[str, Answer]:
-    """containerd's answer to each case, all in one run."""
+    """containerd's result for each case, all in one run."""
     asked = dict(cases())
     for name, case in asked.items():
         for directory, files in (("etc", case.etc), ("run", case.run)):
@@ -189,7 +190,7 @@ def test_containerd_refuses_what_the_linter_calls_bad(answers):
 
 @pytest.mark.parametrize("folder", ["good", "warned", "strict"])
 def test_containerd_injects_what_is_good_and_what_only_the_linter_minds(answers, folder):
-    """`strict` is what the linter reports as an error anyway; the corpus explains why."""
+    """For `strict` files, only the linter reports an error; the corpus explains why."""
     names = [name for name in FILES if name.startswith(f"{folder}-")]
     assert names
     assert {n: answers[n].error for n in names if not answers[n].injected} == {}
@@ -224,7 +225,8 @@ def test_containerd_takes_a_device_from_the_same_file(answers, name):
 
 
 def test_a_container_starts_with_all_that_good_files_give(cluster, node):
-    """But for what this machine may lack: RDT, network interfaces, a runc that takes `none`."""
+    """Excludes features that this machine may lack: RDT, network interfaces, a runc that accepts
+    `none`."""
     started = {path: spec for path, spec in FILES.values() if startable(path, spec)}
     (node / "started").mkdir()
     for path in started:
@@ -246,11 +248,11 @@ def test_a_container_starts_with_all_that_good_files_give(cluster, node):
     assert (node / "seen").read_text() == ""
 
 
-# ------------------------------------------------------------ what edits lead to
+# ------------------------------------------------------------ effects of edits
 
 
 def edits_of(spec: Any) -> list[dict[str, Any]]:
-    """The edits of a whole spec and of all its devices, without nulls."""
+    """Return the edits of a whole spec and of all its devices, without nulls."""
     every = [spec.get("containerEdits"), *(device["containerEdits"] for device in spec["devices"])]
     return [{k: v for k, v in edits.items() if v is not None} for edits in every if edits]
 
@@ -303,7 +305,7 @@ def not_in(oci: Mapping[str, Any], edits: Mapping[str, Any]) -> Iterable[str]:
 
 
 def to_see(edits: Mapping[str, Any]) -> Iterable[str]:
-    """Shell conditions that hold in a container with these edits."""
+    """Yield shell conditions that are true in a container with these edits."""
     kinds = {"b": "-b", "c": "-c", "u": "-c", "p": "-p", None: "-e"}
     for entry in edits.get("env", ()):
         name, _, value = entry.partition("=")

@@ -1,9 +1,11 @@
 """
-The status of claims on a real API server: what the node plugin writes, and what its token may.
+The status of claims on a real API server: the entries that the node plugin writes, and the writes
+that its token may make.
 
-A control plane without nodes is enough: the tests write claims as the scheduler does. It runs once
-as it is, and once without DRAResourceClaimGranularStatusAuthorization. Kubernetes 1.34 and 1.35 do
-not have that feature, so that only the chart's admission policy protects a status there.
+A control plane without nodes is sufficient: the tests write claims in place of the scheduler. It
+runs once with its defaults, and once without DRAResourceClaimGranularStatusAuthorization.
+Kubernetes 1.34 and 1.35 do not have that feature, so there only the chart's admission policy
+protects a status.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ pytestmark = [
 GATE = "DRAResourceClaimGranularStatusAuthorization"
 NAMESPACE = "drakit-system"
 CAMERAS, LAMPS, NICS = "cam.example.com", "lamp.example.com", "nic.example.com"
-"""The release has the first two; the third is of another vendor."""
+"""The release has the first two; the third belongs to another vendor."""
 VALUES = {
     "image": {"repository": "registry.example.com/drakit"},
     "nodeplugin": {
@@ -97,7 +99,7 @@ def kubeconfig(server: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def claim(server: Cluster) -> Iterator[Callable[..., ClaimReference]]:
-    """Create claims that are allocated to a node, with entries of their status."""
+    """Create claims that are allocated on a node, with entries in their status."""
     made: list[str] = []
 
     def create(name: str, *entries: dict[str, Any], node: str = "n1") -> ClaimReference:
@@ -149,7 +151,7 @@ def status(server: Cluster, claim: ClaimReference) -> dict[str, Any]:
     return found
 
 
-# ------------------------------------------------------------ what the plugin writes
+# ------------------------------------------------------------ writes of the plugin
 
 
 def answer(device: str, prepared: PreparedDevice) -> ClaimAnswer:
@@ -192,7 +194,7 @@ async def test_two_drivers_write_their_entries_and_remove_only_them(server, kube
         assert await written(session, LAMPS, (of, answer("lamp-0", lit))) == ["success"]
         now = status(server, of)
         entries = {each["driver"]: each for each in now.pop("devices")}
-        assert entries[NICS] == {**NIC, "conditions": None}  # the API server writes it
+        assert entries[NICS] == {**NIC, "conditions": None}  # the API server adds the null
         assert entries[LAMPS]["data"] == {"lit": True}
         camera = entries[CAMERAS]
         assert (camera["pool"], camera["device"]) == ("n1", "cam-0")
@@ -206,7 +208,7 @@ async def test_two_drivers_write_their_entries_and_remove_only_them(server, kube
         }
         assert now == {key: value for key, value in before.items() if key != "devices"}
 
-        # The same status later: its time stays. Then a restart, and an unprepare.
+        # The same status later keeps its time. Then a restart, and an unprepare.
         await asyncio.sleep(1.1)
         again = PreparedDevice(conditions=(READY,))
         assert await written(session, CAMERAS, (of, answer("cam-0", again))) == ["success"]
@@ -234,7 +236,7 @@ async def test_a_claim_of_the_same_name_is_not_written(server, kubeconfig, claim
     assert "devices" not in status(server, of)
 
 
-# ------------------------------------------------------------ what its token may write
+# ------------------------------------------------------------ permissions of its token
 
 CHANGED = {"driver": CAMERAS, "pool": "n1", "device": "cam-0", "data": {"new": True}}
 POLICY = "ValidatingAdmissionPolicy 'drakit-nodeplugin-claims'"
@@ -274,7 +276,7 @@ async def test_the_token_of_a_plugin_writes_only_entries_of_its_drivers(
     if allowed:
         assert refusal == ""
         return
-    # With the gate, the API server itself refuses before it asks the policy.
+    # With the gate, the API server itself rejects the write before it evaluates the policy.
     assert (POLICY in refusal and sentence in refusal) or (
         server.gates[GATE] and "changing status." in refusal and "resourceclaims/" in refusal
     )
@@ -289,7 +291,7 @@ async def test_the_token_of_a_plugin_writes_no_claim_of_another_node(server, kub
 
 
 async def refused(kubeconfig: Path, name: str, change: dict[str, Any]) -> str:
-    """Patch a status with the token; return why that is refused, empty if it is not."""
+    """Patch a status with the token. Return the reason for the rejection, or an empty string."""
     path = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{name}/status"
     async with await connect(kubeconfig, user_agent="test") as session:
         try:

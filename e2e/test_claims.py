@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.feature("claims")]
 
 
 def facts(stage: Stage, pod_name: str, container_name: str | None = None) -> dict[str, dict]:
-    """The allocations that a container sees, by device."""
+    """Return the allocations that a container sees, by device."""
     text = wait_for("the container's output", lambda: stage.logs(pod_name, container_name))
     devices = [line.partition("=") for line in text.splitlines() if line.startswith("SCRIPTED_")]
     return {facts["device"]: facts for facts in (json.loads(value) for _, _, value in devices)}
@@ -125,7 +125,8 @@ def test_the_chosen_alternative_of_a_prioritized_list_is_prepared_with_its_param
                 opaque(LAMPS, {"of": "sun"}, "light/sun"),
             ],
         ),
-        # The pod names the request: only with its base name does the kubelet find the device.
+        # The pod names the request. The kubelet finds the device only by the base name of the
+        # request.
         pod(
             "reader",
             ("light", from_claim("light")),
@@ -199,7 +200,7 @@ def test_a_claim_of_two_drivers_of_one_daemon(stage):
 
 
 def entries(stage: Stage, name: str) -> dict[str, dict]:
-    """The entries of a claim's status, by driver."""
+    """Return the entries of a claim's status, by driver."""
     devices = stage.get("resourceclaim", name)["status"].get("devices", ())
     return {each["driver"]: each for each in devices}
 
@@ -239,7 +240,7 @@ def test_a_status_that_cannot_be_written_delays_no_pod(stage):
     stage.cluster.stop_api_server()
     try:
         stage.lamps.play()
-        # The container starts within the seconds that it takes with an API server, too.
+        # The container starts as fast as with an API server.
         wait_for(
             "the container to start",
             lambda: [*logs.glob(f"{stage.name}_late_*/*/*.log")],
@@ -262,7 +263,7 @@ def test_a_claim_of_drivers_in_two_daemons(stage, release):
 
 
 def test_a_restarted_container_keeps_its_claim_and_the_end_of_the_pod_gives_it_back(stage):
-    # A first process of a container ends with TERM only if it says so.
+    # A container's first process ends on SIGTERM only if it handles the signal.
     script = "trap 'exit 0' TERM; sleep 3605 & wait"
     stage.apply(
         claim("kept", ("lamp", "lamp.test")),

@@ -1,7 +1,8 @@
 """
-The clusters themselves: that they are real, that faults are faults, and that nothing stays.
+Tests of the clusters themselves: that they are real, that faults have their effect, and that
+nothing is left behind.
 
-What is tested here is the rig alone; drakit is not installed.
+These tests cover only the test infrastructure; drakit is not installed.
 """
 
 import json
@@ -23,9 +24,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.feature("cluster")]
 IMAGE = "localhost/drakit-busybox:dev"
 POD = "rig"
 
-# It asks the API server who it is, through the service's address and with its ServiceAccount's
-# token, and says `reached` or `cut` each time. Without TLS the server answers with a refusal that
-# is an answer all the same.
+# It calls the API server through the service's address with its ServiceAccount's token, and prints
+# `reached` or `cut` each time. Without TLS, the server responds with an error, which is also treated as
+# reached.
 SCRIPT = """
 echo "hello from $(hostname)"
 test -s /var/run/secrets/kubernetes.io/serviceaccount/token && echo "has a token"
@@ -69,7 +70,7 @@ def manifest(node: str) -> str:
 
 @pytest.fixture(scope="module")
 def pod(cluster: Cluster, image: Path) -> Iterator[str]:
-    """A pod on the last node that keeps asking the API server."""
+    """A pod on the last node that keeps calling the API server."""
     cluster.load_image(image)
     cluster.apply(manifest(cluster.nodes[-1]))
     cluster.kubectl("wait", "--for=condition=Ready", f"pod/{POD}", "--timeout=60s", timeout=70)
@@ -82,7 +83,7 @@ def said(cluster: Cluster) -> list[str]:
 
 
 def wait_said(cluster: Cluster, word: str, *, timeout_seconds: float = 30) -> None:
-    """Wait until the pod says a word, from now on."""
+    """Wait until the pod prints a word, from now on."""
 
     def says() -> bool:
         # While the API server is unavailable, there are no logs to read.
@@ -132,7 +133,7 @@ def test_a_node_is_cut_from_the_api_server_and_healed(cluster: Cluster, pod: str
     node = cluster.nodes[-1]
     cluster.cut_node(node)
     try:
-        # The kubelet does not reach the API server either.
+        # The kubelet does not reach the API server, either.
         failed = cluster.kubectl("logs", pod, "--request-timeout=3s", check=False)
         assert failed.returncode != 0
     finally:
@@ -177,7 +178,7 @@ def test_a_frozen_scheduler_binds_nothing_until_it_thaws(cluster: Cluster, image
 def test_a_component_that_was_killed_is_started_again(cluster: Cluster):
     cluster.kill(CONTROL_PLANE, Component.CONTROLLER_MANAGER)
     cluster.start_component(CONTROL_PLANE, Component.CONTROLLER_MANAGER)
-    # It is the one that makes a namespace's ServiceAccount.
+    # The controller manager creates a namespace's ServiceAccount.
     cluster.kubectl("create", "namespace", "rig-killed")
     wait_until(
         "the controller manager works again",
@@ -213,7 +214,7 @@ def test_a_node_is_rebooted(cluster: Cluster, pod: str):
     wait_said(cluster, "reached")
 
 
-# ------------------------------------------------------------ clusters come and go
+# ------------------------------------------------------------ clusters start and stop
 
 
 @pytest.mark.needs(Capability.CONTROL_PLANE_ALONE)
@@ -227,7 +228,7 @@ def test_a_start_repairs_what_a_failed_test_left_behind(cluster: Cluster):
     cluster.kill(node, Component.CONTAINERD)
     cluster.kill(node, Component.KUBELET)
     cluster.cut_node(node)
-    # A cluster of the session belongs to it, as this process does.
+    # A cluster of the session belongs to the session, like this process.
     cluster.start(Options(nodes=len(cluster.nodes), gates=cluster.gates))
     cluster.kubectl("create", "namespace", "rig-mended")
     cluster.kubectl("delete", "namespace", "rig-mended")
@@ -239,7 +240,7 @@ def test_a_start_repairs_what_a_failed_test_left_behind(cluster: Cluster):
 
 @pytest.fixture
 def other(cluster: Cluster) -> Iterator[Cluster]:
-    """A second cluster, not started: beside the session's."""
+    """A second cluster in addition to the session's, which is not started."""
     chosen = choose_cluster(f"{cluster.name}-beside")
     yield chosen
     chosen.stop()
@@ -295,7 +296,7 @@ def kill(starter: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize("moment", ["control-plane", "node-1"])
 def test_a_start_that_was_killed_in_the_middle_is_cleared_by_the_next(other: Cluster, moment: str):
     starter = start_elsewhere(other.name, kept=True)
-    # The whole is found in the cluster's folder, also by those who only know the sentence of it.
+    # The full error is in the cluster's folder, also for processes that only have its message.
     wait_until(
         f"{moment} is being made",
         lambda: any(f" {moment}" in sentence for sentence in other.leftovers()),

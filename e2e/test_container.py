@@ -1,9 +1,9 @@
 """
-A project of `drakit new --container`: its chart runs the driver beside the node plugin, or as a
-device plugin of the kubelet.
+A project of `drakit new --container`: its chart runs the driver in a separate pod, or as a device
+plugin of the kubelet.
 
-The project is written, built and installed as its README says; other than there are the image of
-the pods, the node, and that images are not pulled.
+The project is created, built and installed according to its README. Only the image of the pods and
+the node differ, and images are not pulled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.unit.cli.projects import installed, write
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.feature("vendors"),
-    # It replaces the image and the chart of a driver, and restarts the kubelet.
+    # The test replaces the image and the chart of a driver, and restarts the kubelet.
     pytest.mark.slow,
     pytest.mark.disruptive,
     pytest.mark.serial,
@@ -50,7 +50,7 @@ class Project:
         self.directory = cluster.node_path(self.node, f"/var/lib/{TORCHES}")
 
     def helm(self, **values: Any) -> None:
-        """Install the project's chart, or bring it to these values."""
+        """Install the project's chart, or upgrade it to these values."""
         given = {
             "image": {"pullPolicy": "Never"},
             "nodeSelector": {"kubernetes.io/hostname": self.node},
@@ -64,7 +64,7 @@ class Project:
         )
 
     def objects(self, name: str) -> list[dict[str, Any]]:
-        """A manifest of the project, with an image that the node has."""
+        """Return a manifest of the project, with an image that the node has."""
         objects = list(yaml.safe_load_all((self.folder / name).read_text()))
         for body in objects:
             if body["kind"] == "Pod":
@@ -73,20 +73,20 @@ class Project:
         return objects
 
     def plug_in(self, name: str) -> None:
-        """Create a device, as the README does."""
+        """Create a device, as in the README."""
         self.cluster.kubectl(
             *("-n", "torches", "exec", "daemonset/torches", "--"),
             *("python3", "-c", f'open("/var/lib/{TORCHES}/{name}", "w")'),
         )
 
     def allocatable(self) -> str | None:
-        """The number of devices that the kubelet offers."""
+        """Return the number of devices that the kubelet offers."""
         return self.cluster.get("node", self.node)["status"]["allocatable"].get(RESOURCE)
 
 
 @pytest.fixture(scope="module")
 def project(cluster: Cluster, images: list[Path], tmp_path_factory) -> Iterator[Project]:
-    """The project, written but not installed."""
+    """The project, created but not installed."""
     made = Project(cluster, tmp_path_factory.mktemp("new") / "torches")
     for name in ("first", "second"):
         (made.directory / name).unlink(missing_ok=True)
@@ -96,7 +96,7 @@ def project(cluster: Cluster, images: list[Path], tmp_path_factory) -> Iterator[
 
 
 def environment(room: Space, pod: str) -> dict[str, str]:
-    """The driver's variables in the container of a pod."""
+    """Return the driver's variables in the container of a pod."""
     text = room.kubectl("exec", pod, "--", "env")
     return dict(re.findall(r"^(TORCHES_\w+)=(.*)$", text, re.M))
 
@@ -172,7 +172,7 @@ def test_the_same_project_is_a_device_plugin_of_the_kubelet_also_after_its_resta
     assert restarts(room.get("pod", name)) == 0
     assert variable in environment(room, name)
 
-    # A broken device is not offered, and its pod keeps running.
+    # A broken device is not offered, but its pod keeps running.
     (project.directory / other).write_text("broken")
     wait_for("one device to be left", lambda: project.allocatable() == "1")
     assert room.phase("next") == "Running"

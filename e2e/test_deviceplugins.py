@@ -1,9 +1,9 @@
 """
 Device plugins that register with the node plugin instead of the kubelet, on a real kubelet.
 
-Kubernetes' own sample is unmodified, and so is its manifest but for one path; the same is true of
-NVIDIA's plugin, which believes to be on a Tegra. What they lack (device nodes, health,
-PreStartContainer) the plugin `nodes` has, on Kubernetes' own stub.
+Kubernetes' own sample is unmodified, and so is its manifest except for one path. The same applies
+to NVIDIA's plugin, which assumes that it runs on a Tegra. Our plugin `nodes`, based on Kubernetes'
+stub, has the features that they lack (device nodes, health, PreStartContainer).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WELL, OTHER = sorted(FUSE_DEVICES)
 
 
 def stay(name: str, *claims: tuple[str, dict[str, str]], **options: Any) -> dict[str, Any]:
-    """A pod that has claims until it is deleted, and then ends at once."""
+    """Return a pod that uses claims until it is deleted, and then ends immediately."""
     return pod(name, *claims, command=["sh", "-c", STAY], **options)
 
 
@@ -64,7 +64,8 @@ def by_id(given: str) -> str:
 
 
 def with_device(yard: Yard, name: str, given: str, class_name: str = SAMPLE_CLASS) -> None:
-    """A running pod with one device of a device plugin, by a claim; by default, of the sample."""
+    """Return a running pod with one device of a device plugin, through a claim; by default, of the
+    sample."""
     yard.apply(
         template(name, ("device", class_name, by_id(given))),
         stay(name, ("d", from_template(name))),
@@ -73,7 +74,7 @@ def with_device(yard: Yard, name: str, given: str, class_name: str = SAMPLE_CLAS
 
 
 def mounted(yard: Yard, name: str) -> set[str]:
-    """The sample's devices that a container has: files that are mounted in /tmp."""
+    """Return the sample's devices in a container: files that are mounted in /tmp."""
     return {line.split()[4] for line in yard.inside(name, "grep ' /tmp/Dev-' /proc/self/mountinfo")}
 
 
@@ -144,7 +145,7 @@ def test_a_pod_that_asks_for_an_extended_resource_alone_runs_unchanged(yard):
     (result,) = claim["status"]["allocation"]["devices"]["results"]
     assert result["driver"] == PLUGINS
     assert yard.devices()[device.removeprefix("/tmp/")]["name"] == result["device"]
-    # The capacity may still count devices that a page moved away from the kubelet before.
+    # The capacity may still include devices that an earlier page moved away from the kubelet.
     allocatable = yard.cluster.get("node", yard.node)["status"]["allocatable"]
     assert allocatable.get(SAMPLE, "0") == "0", "the kubelet's own device manager has no part in it"
     yard.delete("pod", "unchanged")
@@ -164,7 +165,7 @@ def test_a_container_has_the_device_node_and_the_variables_that_a_plugin_returns
     yard.wait_phase("fuse", "Running")
     (variable,) = yard.inside("fuse", "env | grep ^FUSE_")
     assert variable in ("FUSE_0=here", "FUSE_1=here")
-    # Opening it for reading and writing needs the right in the container's device cgroup.
+    # Opening it for reading and writing requires permission in the container's device cgroup.
     yard.inside("fuse", "test -c /dev/fuse && exec 3<>/dev/fuse")
     assert yard.calls(NODES_SET, "PreStartContainer") == before + 1
     (without,) = [container("main", command=["sh", "-c", "test ! -e /dev/fuse"])]
@@ -173,7 +174,7 @@ def test_a_container_has_the_device_node_and_the_variables_that_a_plugin_returns
     assert "annotation" in yard.node_event(FUSE, "annotation")
 
 
-# ------------------------------------------------------------ plugins that go, and return
+# ------------------------------------------------------------ plugins that stop and return
 
 
 @pytest.mark.disruptive
@@ -202,7 +203,7 @@ def test_the_node_plugin_is_killed_and_its_plugins_register_again(yard):
     registered = yard.logged(NVIDIA_SET, REGISTERED)
     with written(yard.cluster, BLINKERS, LOCAL, PLUGINS):
         yard.kill_plugin()
-        # NVIDIA's watches the directory, and sees the new kubelet.sock.
+        # NVIDIA's plugin watches the directory, and sees the new kubelet.sock.
         wait_for(
             "NVIDIA's plugin to have registered again",
             lambda: yard.logged(NVIDIA_SET, REGISTERED) > registered,
@@ -210,7 +211,7 @@ def test_the_node_plugin_is_killed_and_its_plugins_register_again(yard):
             period=0.5,
         )
         with_device(yard, "next-gpu", "tegra::0", GPU_CLASS)
-        # Kubernetes' stub lets 10 s go by before it registers again.
+        # Kubernetes' stub waits 10 s before it registers again.
         wait_for(
             "the sample to be watched again",
             lambda: yard.calls(SAMPLE_SET, "ListAndWatch") > watched,
@@ -298,7 +299,7 @@ STRANGER = "nodes.test/stranger"
 
 
 def registration_socket(yard: Yard, entry: str) -> Path:
-    """The registration socket of a device plugin's own directory."""
+    """Return the registration socket in a device plugin's own directory."""
     return yard.cluster.node_path(yard.node, OURS) / entry / "kubelet.sock"
 
 
@@ -325,7 +326,7 @@ def test_a_resource_that_the_entry_of_the_directory_does_not_list_is_refused(
         message = yard.node_event("RegistrationRefused", resource, "plugins.thief does not list")
         assert remedy in message
         assert "thief-0" not in yard.devices()
-        # The device plugin of the resource is untouched.
+        # The device plugin of the resource is not affected.
         with_device(yard, "user", "Dev-1")
         assert mounted(yard, "user") == {"/tmp/Dev-1"}
     assert {given: device["name"] for given, device in yard.of(SAMPLE).items()} == before
@@ -351,7 +352,7 @@ def test_a_claim_gets_two_of_ten_devices_that_have_one_device_node(yard):
             yard.inside(name, "test -c /dev/fuse && exec 3<>/dev/fuse")
             taken |= set(yard.inside(name, "env | grep ^COUNT_"))
         assert len(taken) == 4
-        # Their claims are unprepared while their program is still there.
+        # Their claims are unprepared while their program is still running.
         yard.delete("pod", "two")
         yard.delete("pod", "others")
 
@@ -374,12 +375,12 @@ def test_a_device_node_that_the_entry_does_not_name_is_not_given_to_a_pod(yard):
         message = yard.event("greedy-0", "/dev/kmsg", "is not allowed")
         assert "extend devices in devicePlugins.plugins.greedy" in message
         assert yard.phase("greedy-0") == "Pending"
-        # Its claim is unprepared while its program is still there.
+        # The claim is unprepared while its program is still running.
         yard.delete("pod", "greedy-0")
         yard.delete("pod", "modest-0")
 
 
-# ------------------------------------------------------------ beside the kubelet's own
+# ------------------------------------------------------------ in addition to the kubelet's own
 
 
 @pytest.mark.slow
@@ -399,14 +400,15 @@ def test_a_resource_that_the_kubelets_own_device_manager_serves_is_refused(yard)
 
 
 def moved_set(directory: str) -> dict[str, Any]:
-    """Move a DaemonSet as docs/admin/device-plugins.md does: a deleted pod is replaced."""
+    """Return a DaemonSet for a move as in docs/admin/device-plugins.md: only deleted pods are
+    replaced."""
     body = nodes_set("moved", directory=directory, plan="moved")
     body["spec"]["updateStrategy"] = {"type": "OnDelete"}
     return body
 
 
 def move(yard: Yard, directory: str) -> None:
-    """Change the path of a DaemonSet that is there, and delete its pod."""
+    """Change the path of an existing DaemonSet, and delete its pod."""
     body = moved_set(directory)
     body["spec"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": yard.node}
     before = yard.program("moved")
@@ -448,14 +450,14 @@ def test_a_plugin_is_moved_from_the_kubelet_to_the_node_plugin_and_back_and_its_
         wait_allocatable("1")
         use("before", by_claim=False)
 
-        # Somebody forgets the pod that has the device from the kubelet.
+        # The pod that has the device from the kubelet was forgotten.
         move(yard, f"{OURS}/moved")
         wait_allocatable("0")
         yard.node_event("ResourceServedByKubelet", MOVED, "still hold")
         assert not yard.of(MOVED)
         yard.delete("pod", "before")
-        # The program ends when it is refused, and is started again with growing delays; and the
-        # kubelet must have been without the resource for two minutes.
+        # The program exits when it is rejected, and restarts with increasing delays. In addition,
+        # the kubelet must have been without the resource for two minutes.
         wait_for("the device to be published", lambda: yard.of(MOVED), seconds=330)
         use("meanwhile", by_claim=True)
         yard.delete("pod", "meanwhile")

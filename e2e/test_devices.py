@@ -115,8 +115,7 @@ def test_a_zram_device_that_is_mounted_on_the_node_is_not_published(space, relea
 
 
 def test_a_pod_starts_when_its_device_is_plugged_in_which_is_published_at_once(space, release):
-    """The pod runs as a user that is not root, and that owns the device node at the policy's
-    path."""
+    """The pod runs as a non-root user that owns the device node at the policy's path."""
     name = f"hotplug-loop{HOTPLUGGED}"
     opens = "stat -c '%u %a %n' $HOSTDEV_DISK && head -c 1 $HOSTDEV_DISK && echo opened"
     body = pod("waits", ("disk", from_template("plugged")), command=["sh", "-c", opens])
@@ -131,7 +130,7 @@ def test_a_pod_starts_when_its_device_is_plugged_in_which_is_published_at_once(s
         assert space.logs("waits").splitlines()[-2:] == ["1000 400 /dev/plugged", "opened"]
         space.delete("pod", "waits")
     wait_for("the device to be removed", lambda: name not in published(release))
-    # By chance alone, scans each 3 s would not be that fast so often.
+    # With scans every 3 s, it would be unlikely to be this fast each time.
     for _ in range(3):
         with hotplugged_loop(HOTPLUGGED):
             wait_for("the device", lambda: name in published(release), seconds=2, period=0.1)

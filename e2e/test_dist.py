@@ -1,5 +1,5 @@
 """
-A release from its files alone: nothing here uses the sources, except the tests' cluster.
+A release from its files only. These tests do not use the sources, except for the cluster.
 
 `make e2e-release` builds `dist/` and runs this file. DRAKIT_DIST names another folder.
 """
@@ -75,7 +75,7 @@ def timed(step: str) -> Iterator[None]:
 
 
 def call(*argv: str | Path, cwd: Path, seconds: float = 300, **environment: str) -> str:
-    """Run a program as a user of the release does, without the environment of the tests."""
+    """Run a program like a user of the release, without the environment of the tests."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [str(word) for word in argv],
@@ -98,7 +98,7 @@ def dist() -> Path:
 
 
 def repository(dist: Path) -> str:
-    """The prefix of the image names, as the packaged chart has it."""
+    """The prefix of the image names in the packaged chart."""
     (chart,) = dist.glob("*.tgz")
     with tarfile.open(chart) as tar:
         stream = tar.extractfile("drakit/values.yaml")
@@ -109,7 +109,7 @@ def repository(dist: Path) -> str:
 
 
 def load(cluster: Cluster, node: str, layout: Path, name: str) -> None:
-    """Import an OCI layout on a node, with the name and the digest by which pods refer to it."""
+    """Import an OCI layout on a node, with the name and the digest to which pods refer."""
     place = cluster.node_path(node, "/run/layout.tar")
     with tarfile.open(place, "w") as tar:
         tar.add(layout, arcname=".")
@@ -164,7 +164,7 @@ def installed(cluster: Cluster, dist: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def user(installed: Cluster) -> str:
-    """A pod with a device; returns the path of the device."""
+    """Start a pod with a device, and return the path of the device."""
     installed.load_image(build_test_image())
     classes = {body["metadata"]["name"] for body in installed.get("deviceclasses")["items"]}
     policy = next(policy for policy in DEVICES if f"{policy}.drakit.dev" in classes)
@@ -223,7 +223,7 @@ def test_kubectl_drakit_runs_from_the_krew_archive(installed, user, dist, tmp_pa
 
 
 def test_a_driver_is_made_and_tested_with_the_wheel(dist, tmp_path):
-    """Needs a package index, for the packages that drakit and the tests of a driver need."""
+    """Needs a package index, for the dependencies of drakit and of a driver's tests."""
     (wheel,) = dist.glob("drakit-*x86_64.whl")
     with timed("pip install of the wheel"):
         venv.create(tmp_path / "venv", with_pip=True)

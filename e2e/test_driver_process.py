@@ -3,7 +3,7 @@ A Python driver in its own container, on a real kubelet: its security context le
 that the node plugin cannot open.
 
 The container has the node plugin's image, and the driver's module from a ConfigMap. A second module
-is a backend that sends whatever the contract's messages can hold, beside two other drivers.
+is a backend that sends arbitrary content in the contract's messages, while two other drivers run.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ except OSError as error:
 
 @contextmanager
 def placed(yard: Yard, source: str, *command: str) -> Generator[None]:
-    """A program of the entry `apart`: a Python module, in a container with the node plugin's
+    """Run a program for the entry `apart`: a Python module, in a container with the node plugin's
     image."""
     plugin = yard.plugin()
     assert plugin is not None
@@ -170,7 +170,7 @@ def driver(yard: Yard) -> Iterator[None]:
 
 
 def opened(yard: Yard, name: str, path: str) -> str:
-    """What a program gets that opens a path in a pod's container."""
+    """Return the result of a program that opens a path in a pod's container."""
     exec_in = ("-n", FOREIGN.namespace, "exec", name, "--")
     return yard.cluster.kubectl(
         *exec_in, "/opt/drakit/bin/python3", "-c", OPEN, path
@@ -234,6 +234,6 @@ def test_pods_of_other_drivers_start_as_usual_beside_a_driver_that_sends_anythin
     rounded = [[round(each, 1) for each in one] for one in (usual, beside)]
     print(f"seconds to start a pod: usual {rounded[0]}, beside it {rounded[1]}")
     assert plugin_restarts() == before
-    # A call that fails is repeated by the kubelet after 10 s or more.
+    # The kubelet repeats a failed call after 10 s or more.
     assert statistics.median(beside) < 2 * statistics.median(usual) + 1
     assert max(beside) < max(usual) + 8

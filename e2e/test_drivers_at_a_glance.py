@@ -1,9 +1,9 @@
 """
-DeviceDrivers on a real API server: a driver of another project comes, breaks, is mended and goes,
-and the operator ends in between.
+DeviceDrivers on a real API server: another project's driver appears, breaks, is repaired and
+disappears, and the operator restarts in between.
 
-A control plane without nodes is enough: the test writes Nodes and ResourceSlices as kubelets and
-drivers do. The operator runs as a process beside it.
+A control plane without nodes is sufficient: the test writes Nodes and ResourceSlices in place of
+kubelets and drivers. The operator runs as a local process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DRIVER = "gpu.example.com"
 LABELS = {"example.com/gpu": "true"}
 
 LASTING_SECONDS = 60
-"""Longest time until a problem that lasts for 30 s is in the status."""
+"""Maximum time until a problem that lasts for 30 s is in the status."""
 
 
 class Scene:
@@ -50,7 +50,7 @@ class Scene:
         self.cluster.apply(json.dumps(body))
 
     def beat(self) -> None:
-        """Write the heartbeats of the nodes: without them, a node is not ready after 40 s."""
+        """Write the heartbeats of the nodes. Without them, a node becomes not ready after 40 s."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         for node in ("n1", "n2"):
             status = "False" if node in self.not_ready else "True"
@@ -60,7 +60,7 @@ class Scene:
             self.cluster.kubectl("patch", "node", node, *options)
 
     def publish(self, node: str, *, slices: int = 1) -> None:
-        """Write a ResourceSlice of a pool of so many slices."""
+        """Write a ResourceSlice of a pool with this number of slices."""
         self.apply(
             {
                 "apiVersion": "resource.k8s.io/v1",
@@ -120,7 +120,7 @@ def scene(server: Cluster) -> Iterator[Scene]:
 
 
 def columns(scene: Scene) -> list[str]:
-    """Return the columns of the object; none if there is no such object."""
+    """Return the columns of the object, or nothing if it does not exist."""
     shown = scene.cluster.kubectl("get", "ddr", DRIVER, "--no-headers", check=False)
     return shown.stdout.split()
 
@@ -169,7 +169,7 @@ def test_an_incomplete_pool_and_what_remains_of_a_driver(scene, tmp_path):
         scene.withdraw("n1")
         scene.wait_for_ready("False", "NotFound")
         assert "kubectl delete devicedriver" in scene.condition("Installed")["message"]
-    # The operator is gone, and nothing keeps the object.
+    # The operator is gone, but the object can still be deleted.
     scene.cluster.kubectl("delete", "ddr", DRIVER, "--timeout=5s")
 
 
@@ -199,7 +199,7 @@ def test_devices_are_tainted_until_the_plugin_is_back_or_the_object_is_gone(scen
             scene.wait("no taints", lambda: scene.rules() == [])
         scene.not_ready.add("n1")
         scene.wait("the taints", lambda: scene.rules() == ["gpu-0", "gpu-1"], seconds=120)
-    # An operator that never comes back: the rules go with their owner.
+    # If the operator never returns, the rules are deleted with their owner.
     scene.cluster.kubectl("delete", "ddr", DRIVER, "--timeout=5s")
     wait_for("no taints", lambda: scene.rules() == [], seconds=60)
 

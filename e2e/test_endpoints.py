@@ -1,7 +1,7 @@
 """
-Drivers that stop, and return or not: their devices, the pods that have them, what is written.
+Drivers that stop, and may return: their devices, the pods that use them, and the writes.
 
-How devices are whose driver is there is shown in `test_health.py`.
+`test_health.py` covers devices whose driver is running.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def tolerate(key: str) -> dict[str, str]:
 
 
 def stop(script: Script) -> float:
-    """Stop a driver; give when."""
+    """Stop a driver, and return the time."""
     script.stock(Stock(stop=REASON))
     return time.monotonic()
 
@@ -54,7 +54,7 @@ def wait_untainted(stage: Stage, driver: str) -> None:
 
 
 def stored(stage: Stage, driver: str) -> dict[str, Any] | None:
-    """The driver's endpoint in the checkpoint."""
+    """Return the driver's endpoint in the checkpoint."""
     found = stage.checkpoint(driver)["endpoints"]
     return found[0] if found else None
 
@@ -137,7 +137,8 @@ WHOLE, HALF, OTHER_HALF = ("card", 10, "40Gi"), ("half-0", 11, "20Gi"), ("half-1
 
 
 def card(*, stop: str | None = None) -> Stock:
-    """A card that can be allocated as a whole or in two halves, beside the lamps."""
+    """Return a stock with a card that can be allocated as a whole or in two halves, and the
+    lamps."""
     parts = [
         {
             "name": name,
@@ -177,7 +178,7 @@ def test_a_partition_waits_until_the_whole_device_of_a_force_deleted_pod_is_free
     )
     stage.with_lamp("half", 11)
     stage.refused("half")
-    # For a pod that tolerates the taint, the scheduler counts the half as free.
+    # For a pod that tolerates the taint, the scheduler considers the half free.
     stage.with_lamp("other", 12, tolerations=[tolerate("drakit.dev/unpreparing")])
     text = stage.event(
         "other", f"device half-1 cannot be used together with device card of claim {stage.name}"
@@ -196,7 +197,7 @@ def test_a_partition_waits_until_the_whole_device_of_a_force_deleted_pod_is_free
 
 @contextmanager
 def cut(stage: Stage) -> Generator[None]:
-    """The daemon cannot reach the API server meanwhile; others can."""
+    """Cut off only the daemon from the API server during the block."""
     address = stage.plugin()["status"]["podIP"]
     stage.cluster.cut_pod(stage.node, address)
     try:

@@ -1,10 +1,10 @@
 """
-The example drivers that open their hardware, each in a container of its own on real kubelets.
+The example drivers that open their hardware, each in a separate container on real kubelets.
 
 examples/sensor reads virtual consoles: the device node of a pseudo-terminal works only in /dev/pts,
 so no runtime can create it for a container. examples/nvidia has a fake NVML, and a CDI file with
-the names of NVIDIA's toolkit. Charts, pods, values and drivers are the examples'; other than there
-are the names of images, and what stands for the hardware.
+the names of NVIDIA's toolkit. Charts, pods, values and drivers are those of the examples. Only the
+names of images and the hardware differ.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ UNHEALTHY = "drakit.dev/unhealthy:NoSchedule"
 
 
 class Sensor:
-    """A virtual console that gets a reading as input, again and again."""
+    """A virtual console that repeatedly gets a reading as input."""
 
     def __init__(self, number: int) -> None:
         self.path, self.reading = f"/dev/tty{number}", f"{number}.5"
@@ -56,7 +56,8 @@ class Sensor:
 
     def _write(self) -> None:
         while not self._silent.wait(0.2):
-            # A program that had it as its controlling terminal hangs it up at its end.
+            # When a program with this console as its controlling terminal ends, it hangs up the
+            # console.
             with suppress(OSError), open(self.path, "wb", buffering=0, opener=_open) as port:
                 for byte in f"{self.reading}\n".encode():
                     fcntl.ioctl(port, termios.TIOCSTI, bytes([byte]))
@@ -80,7 +81,7 @@ def entry_of(example: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def drakit(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
-    """A release that allows the examples, with the paths of the sensors here."""
+    """A release that allows the examples, with the paths of the sensors in this test."""
     allowed = entry_of(EXAMPLE) | entry_of(NVIDIA)
     allowed["sensors"]["devices"] = ["/dev/tty5[6-9]"]
     values = {
@@ -102,7 +103,7 @@ def applied(cluster: Cluster, bodies: list[dict[str, Any]]) -> Iterator[None]:
 
 
 def rendered(cluster: Cluster, example: Path, name: str) -> list[dict[str, Any]]:
-    """The example's chart in a namespace as its README creates it."""
+    """Render the example's chart in a namespace that is created as in its README."""
     labels = {"pod-security.kubernetes.io/enforce": "privileged"}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
     done = cluster.helm("template", name, str(example / "chart"), "--namespace", name)
@@ -110,7 +111,7 @@ def rendered(cluster: Cluster, example: Path, name: str) -> list[dict[str, Any]]
 
 
 def manifests(cluster: Cluster) -> list[dict[str, Any]]:
-    """The example's objects, with the cluster's image and another directory of sensors."""
+    """Return the example's objects, with the cluster's image and another directory of sensors."""
     config = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -139,7 +140,7 @@ def manifests(cluster: Cluster) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def sensors(drakit: Cluster, images: list[Path]) -> Iterator[dict[str, dict[str, Sensor]]]:
-    """Two sensors on each of two nodes, by node and name of the device."""
+    """Two sensors on each of two nodes, by node and device name."""
     if not all(Path(f"/dev/tty{number}").exists() for number in CONSOLES):
         pytest.skip("the sensors are virtual consoles, which this machine's kernel does not have")
     cluster = drakit
@@ -161,7 +162,7 @@ def sensors(drakit: Cluster, images: list[Path]) -> Iterator[dict[str, dict[str,
 
 
 def gpus_manifests(cluster: Cluster, node: str) -> list[dict[str, Any]]:
-    """The example's objects, for a node without NVIDIA's runtime and its labels."""
+    """Return the example's objects, for a node without NVIDIA's runtime and its labels."""
     bodies = rendered(cluster, NVIDIA, "gpus")
     (daemon_set,) = [body for body in bodies if body["kind"] == "DaemonSet"]
     pod = daemon_set["spec"]["template"]["spec"]
@@ -174,8 +175,8 @@ def gpus_manifests(cluster: Cluster, node: str) -> list[dict[str, Any]]:
 
 
 def toolkits_file(uuids: list[str]) -> dict[str, Any]:
-    """A CDI file as `nvidia-ctk cdi generate --device-name-strategy=uuid` writes it, with another
-    device node and a variable for each device."""
+    """Return a CDI file like that of `nvidia-ctk cdi generate --device-name-strategy=uuid`, with
+    another device node and a variable for each device."""
     nodes = [{"path": f"/dev/nvidia{n}", "hostPath": "/dev/null"} for n in range(len(uuids))]
     devices = [
         {"name": uuid, "containerEdits": {"deviceNodes": [node], "env": [f"GIVEN_{n}={uuid}"]}}
@@ -195,10 +196,10 @@ MIGS = [f"MIG-33333333-aaaa-5bbb-8ccc-00000000000{n}" for n in (1, 2, 3)]
 
 @pytest.fixture(scope="module")
 def gpus(drakit: Cluster, images: list[Path], tmp_path_factory) -> Iterator[str]:
-    """The node that has a GPU, and another one with three MIG instances."""
+    """A node with a GPU, and another node with three MIG instances."""
     folder = tmp_path_factory.mktemp("gpus")
     dockerfile = (NVIDIA / "Dockerfile").read_text()
-    # The stage with pip needs a registry and an index.
+    # The stage with pip would need a registry and an index.
     fake = re.sub(r"^FROM .* AS packages\n.*?(?=^FROM )", "", dockerfile, flags=re.M | re.S)
     copied = f"COPY {FAKE_NVML.name} /opt/driver/"
     fake = fake.replace("COPY --from=packages /opt/driver /opt/driver", copied)
@@ -282,8 +283,8 @@ def test_pods_share_a_gpu_in_time_slices_and_have_instances_of_another_one(room,
     for number in (0, 1):
         assert log(f"time-slice-{number}") == [GPU, "/dev/nvidia0"]
     given = {log(f"instance-{number}")[0] for number in (0, 1)}
-    assert given == set(MIGS[1:])  # of the profile 1g.5gb
-    # There is no third instance of that profile.
+    assert given == set(MIGS[1:])  # instances of the profile 1g.5gb
+    # There are only two instances of that profile.
     assert room.event("instance-2", "cannot allocate all claims")
     for pod in ("time-slice-0", "time-slice-1", "instance-0", "instance-1", "instance-2"):
-        room.delete("pod", pod)  # while its driver runs
+        room.delete("pod", pod)  # delete it while its driver runs

@@ -1,4 +1,4 @@
-"""Faults in a cluster, and the parts that they must not affect."""
+"""Faults in a cluster, and the components that they must not affect."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def node(release):
 
 
 def run_pod(space, name="holder", **options):
-    """A running pod with a zram device; the CDI file of its claim is there."""
+    """Return a running pod with a zram device, after its claim's CDI file exists."""
     space.apply(
         template(f"{name}-disk", ("disk", "zram.test")),
         pod(name, ("disk", from_template(f"{name}-disk")), **options),
@@ -58,7 +58,7 @@ def cdi_file(release, node, claim):
 
 
 def kill_plugin(release, node):
-    """SIGKILL the plugin's process, and wait until the kubelet has started it again."""
+    """Send SIGKILL to the plugin's process, and wait until the kubelet has restarted it."""
     before = plugin_pod(release, node)
     release.exec_on_node(node, ["pkill", "-KILL", "-f", "--", "drakit-nodeplugin --config"])
     wait_for(
@@ -133,7 +133,7 @@ def test_a_kubelet_restart_leaves_the_pod_alone_and_the_slices_come_back(space, 
 
 
 def wait_restarted(space, *, seconds: float = 60) -> None:
-    """Wait until the container of the pod has been started again and is ready."""
+    """Wait until the container of the pod has restarted and is ready."""
     wait_for(
         "the container to be started again",
         lambda: restarts(space.get("pod", "holder")) > 0,
@@ -160,7 +160,7 @@ def test_cdi_files_deleted_under_a_stopped_plugin_are_back_at_its_start(
     space, release, node, kubelet_too
 ):
     claim = run_pod(space, command=["sleep", "3602"], restart="Always")
-    release.freeze(node, Component.KUBELET)  # or it would start the plugin at once
+    release.freeze(node, Component.KUBELET)  # otherwise, it would restart the plugin immediately
     try:
         release.exec_on_node(node, ["pkill", "-KILL", "-f", "--", "drakit-nodeplugin --config"])
         cdi_file(release, node, claim).unlink()
@@ -190,8 +190,9 @@ def test_after_a_reboot_the_pod_comes_up_with_its_device_again(space, release, n
 @pytest.mark.timeout(600)
 @pytest.mark.needs(Capability.REBOOT)
 def test_a_held_device_that_is_absent_after_a_reboot_breaks_no_selector(space, release, zram):
-    """Only the checkpoint has its attributes then. The class of the other node reads one without
-    testing for it, and its pod takes all devices, so the allocator looks at all of them."""
+    """In this state, only the checkpoint has its attributes. The class of the other node reads an
+    attribute without checking for it, and its pod requests all devices, so the allocator evaluates
+    all of them."""
     first, second = release.nodes[:2]
     name = f"hotplug-loop{HOTPLUGGED}"
     with hotplugged_loop(HOTPLUGGED):
@@ -199,7 +200,7 @@ def test_a_held_device_that_is_absent_after_a_reboot_breaks_no_selector(space, r
         space.apply(pod("holder", ("disk", from_template("plugged")), restart="Always"))
         space.wait_phase("holder", "Running")
         before = devices(release, first)[name]
-        time.sleep(UNPREPARING_SECONDS + 2)  # until the checkpoint has it
+        time.sleep(UNPREPARING_SECONDS + 2)  # until the checkpoint contains it
     wait_for("the device to be gone", lambda: devices(release, first)[name].get("taints"))
     release.reboot_node(first)
     wait_for(

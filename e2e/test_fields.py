@@ -1,8 +1,8 @@
 """
-Fields of devices in slices of a real API server, and what its scheduler makes of them.
+Fields of devices in slices of a real API server, and their effect on its scheduler.
 
-The node plugin runs as a process beside a control plane. The Node has no kubelet: a pod that is
-bound there is as good as running.
+The node plugin runs as a local process next to a control plane. The Node has no kubelet, so the
+tests treat a bound pod as running.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def create(cluster: Cluster, *bodies: dict[str, Any]) -> None:
 
 
 class Driver:
-    """The driver under a running node plugin."""
+    """The driver in a running node plugin."""
 
     def __init__(self, cluster: Cluster, file: Path) -> None:
         self.cluster = cluster
@@ -82,17 +82,17 @@ class Driver:
         wait_for(f"{name} to be published", lambda: [*self.published()] == names)
 
     def specs(self) -> list[dict[str, Any]]:
-        """The specs of its slices, in the order in which the scheduler reads them."""
+        """Return the specs of its slices, in the order in which the scheduler reads them."""
         items = self.cluster.get("resourceslices")["items"]
         ours = [each for each in items if each["spec"]["driver"] == DRIVER]
         return [each["spec"] for each in sorted(ours, key=lambda e: e["metadata"]["name"])]
 
     def published(self) -> dict[str, dict[str, Any]]:
-        """The published devices, in the order in which the scheduler tries them."""
+        """Return the published devices, in the order in which the scheduler tries them."""
         return {each["name"]: each for spec in self.specs() for each in spec.get("devices") or ()}
 
     def pod(self, selector: str = "true", **capacity: str) -> str:
-        """Create a pod with a claim for one device; return their name."""
+        """Create a pod with a claim for one device, and return their common name."""
         self._count += 1
         name = f"pod-{self._count}"
         exactly: dict[str, Any] = {
@@ -130,7 +130,7 @@ class Driver:
         return self.cluster.get(f"resourceclaims/{name}")
 
     def allocation(self, name: str) -> dict[str, Any]:
-        """Wait until the claim of a pod is allocated; return its result."""
+        """Wait until the claim of a pod is allocated, and return its result."""
 
         def look() -> dict[str, Any] | None:
             status = self.claim(name).get("status") or {}
@@ -144,7 +144,7 @@ class Driver:
         return "nodeName" in self.cluster.get(f"pods/{name}")["spec"]
 
     def refusal(self, name: str) -> str:
-        """Wait until the scheduler refuses a pod; return its message."""
+        """Wait until the scheduler rejects a pod, and return its message."""
 
         def look() -> str:
             conditions = self.cluster.get(f"pods/{name}").get("status", {}).get("conditions", ())
@@ -219,7 +219,7 @@ def test_a_field_that_drakit_does_not_know_is_published_and_the_scheduler_uses_i
 
 
 def assert_cpus_are_counted(driver: Driver) -> None:
-    """Each of the two devices takes 3 of the node's 4 CPUs."""
+    """Check that each of the two devices takes 3 of the node's 4 CPUs."""
     first = driver.pod()
     wait_for("the first pod to be bound", lambda: driver.is_bound(first))
     assert "cpu" in driver.refusal(driver.pod()).lower()

@@ -1,4 +1,6 @@
-"""The operator follows the cluster when a kind goes, and when many objects come and go."""
+"""
+The operator follows the cluster when a kind is removed, and when many objects appear and disappear.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def listed(cluster: Cluster, kind: str) -> float:
 
 @pytest.fixture(autouse=True)
 def settled(release: Cluster) -> None:
-    """Wait for the operator, whose node a test may have rebooted just before."""
+    """Wait for the operator, because an earlier test may have just rebooted its node."""
     rollout = ("rollout", "status", "deployment/drakit-operator", "--timeout=120s")
     release.kubectl("-n", NAMESPACE, *rollout)
     wait_for("a leader that knows the policies", lambda: leads(release))
@@ -55,7 +57,7 @@ def leads(cluster: Cluster) -> bool:
     try:
         return listed(cluster, POLICIES) == 1
     except CommandError:
-        return False  # the pod of the last leader does not answer
+        return False  # the pod of the last leader does not respond
 
 
 def restarts(cluster: Cluster) -> dict[str, int]:
@@ -68,14 +70,14 @@ def restarts(cluster: Cluster) -> dict[str, int]:
 
 @contextmanager
 def one_process(cluster: Cluster) -> Iterator[None]:
-    """Check that the leader leads on, in the same process."""
+    """Check that the same process remains the leader."""
     before = (lease_holder(cluster), restarts(cluster))
     yield
     assert (lease_holder(cluster), restarts(cluster)) == before
 
 
 def read(cluster: Cluster, *arguments: str) -> dict:
-    """An object as it can be created again."""
+    """Return an object in a form in which it can be created again."""
     body = json.loads(cluster.kubectl("get", *arguments, "-o", "json").stdout)
     for each in body.get("items", [body]):
         each.pop("status", None)
@@ -127,7 +129,7 @@ def test_of_many_objects_that_come_and_go_at_once_nothing_stays(space, release):
     for each in (*claims, *pods):
         each["metadata"]["namespace"] = space.name
     with one_process(release), connected(release.kubeconfig) as api:
-        # At once: kubectl would create one after the other.
+        # Create them concurrently; kubectl would create one after the other.
         api.create_all("resourceclaims", claims)
         api.create_all("pods", pods)
         wait_for(
@@ -135,7 +137,7 @@ def test_of_many_objects_that_come_and_go_at_once_nothing_stays(space, release):
             lambda: all(objects(release, kind) >= before[kind] + MANY for kind in kinds),
             seconds=60,
         )
-        # One request each: kubectl would delete one object after the other.
+        # Use one request for each kind; kubectl would delete one object after the other.
         for group, kind in (("api/v1", "pods"), ("apis/resource.k8s.io/v1", "resourceclaims")):
             space.kubectl("delete", "--raw", f"/{group}/namespaces/{space.name}/{kind}")
         wait_for(

@@ -28,7 +28,7 @@ HEALTHY = [("Healthy", "")]
 
 
 TOLERATIONS = [
-    # With the effect: the controller that evicts ignores a toleration without one.
+    # Specify the effect, because the controller that evicts ignores a toleration without an effect.
     {"key": "drakit.dev/unhealthy", "operator": "Exists", "effect": effect}
     for effect in ("NoSchedule", "NoExecute")
 ]
@@ -41,7 +41,8 @@ def lamps(stage: Stage, **unwell: dict[str, Any]) -> None:
 
 
 def wait_taints(stage: Stage, **expected: set[str]) -> dict[str, dict[str, str]]:
-    """Wait until these lamps have these taints, and no others any; give them with their times."""
+    """Wait until these lamps have these taints, and no others have any. Return them with their
+    times."""
     wanted = {name.replace("_", "-"): keys for name, keys in expected.items()}
 
     def look() -> tuple[dict[str, dict[str, str]]] | None:
@@ -71,7 +72,7 @@ def test_an_unhealthy_device_gets_no_new_pod_until_it_has_recovered(stage):
     stage.refused("waiting")
     assert stage.phase("user") == "Running"
 
-    with written(stage.cluster, LAMPS):  # it flaps: nothing is written, and nothing starts again
+    with written(stage.cluster, LAMPS):  # it flaps: nothing is written, and no time restarts
         lamps(stage, lamp_1=unwell("it is dim"))
         holds_for(
             "lamp-0 is tainted",
@@ -90,7 +91,7 @@ def test_an_unhealthy_device_gets_no_new_pod_until_it_has_recovered(stage):
 
 @pytest.mark.slow
 def test_pods_that_have_a_broken_device_are_evicted_unless_they_tolerate_it(stage):
-    # Long enough to be looked at while it is being stopped.
+    # A grace period that is long enough to observe the stop.
     stage.with_lamp("user", 0, grace=4)
     stage.with_lamp("tolerant", 1, tolerations=TOLERATIONS)
     stage.wait_phase("user", "Running")

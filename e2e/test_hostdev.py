@@ -1,4 +1,4 @@
-"""HostDevicePolicies on a real cluster: their life, classes, status and refusals."""
+"""HostDevicePolicies on a real cluster: their life cycle, classes, status and rejections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LAMP, SPARE = HOTPLUGGED + 1, HOTPLUGGED + 2
 
 
 def policy(name: str, cluster: Cluster, *paths: str, **spec: Any) -> dict[str, Any]:
-    """A policy of the first node for block devices."""
+    """Return a policy of the first node for block devices."""
     return {
         "apiVersion": crds.API_VERSION,
         "kind": "HostDevicePolicy",
@@ -78,7 +78,7 @@ def condition(cluster: Cluster, name: str, which: str = "Applied") -> tuple[str,
 
 
 WRITTEN_SECONDS = 90
-"""The operator writes a status of the same generation once in 60 s."""
+"""The operator writes a status of the same generation at most every 60 s."""
 
 
 def is_ready(cluster: Cluster, name: str, *, generation: int | None = None) -> bool:
@@ -116,7 +116,8 @@ def test_a_policy_is_applied_changed_broken_mended_and_deleted_while_a_pod_runs(
         space.wait_phase("holder", "Running")
         assert devices_of(space.claim_of("holder", "disk")) == [device]
 
-        # The API server rejects most mistakes, the node the rest: the last valid version stays.
+        # The API server rejects most mistakes, and the node the rest. The last valid version
+        # remains.
         with pytest.raises(CommandError, match=r"must end in '/'|not supported for block devices"):
             change(release, "lamp", {"group": "Unit"})
         change(release, "lamp", {"match": [{"subsystem": "mem", "paths": ["/dev/mem"]}]})
@@ -133,7 +134,7 @@ def test_a_policy_is_applied_changed_broken_mended_and_deleted_while_a_pod_runs(
         space.delete("pod", "holder")
         assert "/dev/lit" in run_pod(space, "second", "echo $HOSTDEV_DISK; stat $HOSTDEV_DISK")
 
-        # A younger policy for the same device: the older one keeps it.
+        # If a younger policy matches the same device, the older one keeps it.
         with applied(release, policy("rival", release, f"/dev/loop{LAMP}")):
             wait_for("the conflict", lambda: status(release, "rival").get("conflicts"))
             (conflict,) = status(release, "rival")["conflicts"]
@@ -186,13 +187,13 @@ def test_pods_are_evicted_only_from_a_device_that_stays_unplugged(space, release
                 wait_for("the class", lambda name=name: has_class(release, f"{name}.drakit.dev"))
                 wait_for("the device", lambda device=device: device in published(release))
                 space.apply(template(name, ("disk", f"{name}.drakit.dev")))
-                # Long enough to be looked at while it is being stopped.
+                # A grace period that is long enough to observe the stop.
                 space.apply(pod(name, ("disk", from_template(name)), grace=4))
                 space.wait_phase(name, "Running")
         wait_for("the taint", lambda: gone in taint_of(release, devices["torn"]), seconds=8)
         with hotplugged_loop(LAMP):
             wait_for("the device to return", lambda: not taint_of(release, devices["torn"]))
-            # The device of a deleted policy is still there.
+            # The device of a deleted policy still exists.
             release.kubectl("delete", "hdp", "kept")
             wait_for("the other taint", lambda: gone in taint_of(release, devices["kept"]))
             space.event("kept", "is running, but device", "is gone", seconds=30)
@@ -307,7 +308,7 @@ def test_fewer_shares_of_a_held_device_wait_for_its_holders_and_restart_no_node_
     name, first = "fewer-shares", release.nodes[0]
     shares = policy(name, release, sharing={"mode": "Capacity", "users": 4})
     shares["spec"]["match"] = [{"subsystem": "mem", "paths": ["/dev/full"]}]
-    del shares["spec"]["nodeSelector"]  # both nodes have the device: /dev is shared
+    del shares["spec"]["nodeSelector"]  # both nodes have the device, because they share /dev
 
     def nodes() -> int:
         return sum(

@@ -1,11 +1,11 @@
 """
-Devices that return: late after a reboot, on another node, or as devices of drakit under the name
-that a device plugin of the kubelet had.
+Devices that return: late after a reboot, on another node, or as drakit's devices under the name
+that a device plugin of the kubelet used before.
 
 The kernel of the test machine has no USB gadget, so loop devices without a file are plugged in and
-out. All nodes of a local cluster have the same /dev: a device on another node is a device of
-another policy there. The device plugin of the tests stands for those that list the paths that
-exist: it is on Kubernetes' own stub, and its device appears and vanishes with that of drakit.
+out. All nodes of a local cluster have the same /dev, so a device on another node is a device of
+another policy there. The device plugin of the tests represents those that list existing paths: it
+is based on Kubernetes' own stub, and its device appears and disappears with drakit's device.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ONE, TWO = HOTPLUGGED + 3, HOTPLUGGED + 4
 
 
 def deployment(name: str, pods: dict[str, Any]) -> dict[str, Any]:
-    """A Deployment of one replica, whose pods end before their successors start."""
+    """Return a Deployment with one replica, whose pods end before their successors start."""
     labels = {"app": name}
     return {
         "apiVersion": "apps/v1",
@@ -60,7 +60,7 @@ def deployment(name: str, pods: dict[str, Any]) -> dict[str, Any]:
 
 
 def requesting(name: str, resource: str, node: str, *, restart: str = "Never") -> dict[str, Any]:
-    """A pod that requests an extended resource."""
+    """Return a pod that requests an extended resource."""
     main = container("main", resources={"limits": {resource: 1}})
     return pod(name, containers=[main], node=node, restart=restart)
 
@@ -77,12 +77,12 @@ def running(space: Space, app: str) -> dict[str, Any] | None:
 
 
 def containers_of(body: dict[str, Any]) -> str:
-    """Return the IDs of a pod's containers; after a reboot, they are others."""
+    """Return the IDs of a pod's containers, which change after a reboot."""
     return " ".join(each["containerID"] for each in body["status"]["containerStatuses"])
 
 
 def allocatable(yard: Yard, resource: str) -> str:
-    """Return how many devices of a resource the kubelet has."""
+    """Return the number of devices of a resource in the kubelet."""
     return yard.cluster.get("node", yard.node)["status"]["allocatable"].get(resource, "0")
 
 
@@ -99,7 +99,7 @@ LATE_SECONDS = 60
 @pytest.mark.timeout(900)
 @pytest.mark.needs(Capability.REBOOT)
 def test_a_device_that_is_late_after_a_reboot_leaves_no_failed_pod(space, yard, release):
-    """It prints the failed pods and the seconds of a claim, an extended resource and a plugin."""
+    """Prints the failed pods and the seconds for a claim, an extended resource and a plugin."""
     node, resource = yard.node, f"{PREFIX}late"
     numbers = {"claimed": ONE, "extended": TWO}
     bodies = [policy(name, release, f"/dev/loop{number}") for name, number in numbers.items()]
@@ -167,7 +167,7 @@ MOVES = "moves.test"
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("vanish", ["Evict", "Taint"])
 def test_a_pod_of_a_deployment_follows_its_device_to_another_node(space, release, vanish):
-    """With Taint, explain names the device on the other node, and its remedy is applied."""
+    """With Taint, explain names the device on the other node, and the test applies its remedy."""
     first, second = release.nodes[:2]
     here = policy(HERE, release, f"/dev/loop{ONE}", onVanish=vanish)
     there = policy(THERE, release, f"/dev/loop{TWO}", onVanish=vanish)
@@ -223,7 +223,7 @@ PAIR = f"{PREFIX}pair"
 """The resource of a device plugin, and then of a policy."""
 
 FORGOTTEN_SECONDS = 310
-"""After 5 minutes, the kubelet forgets the endpoint of a device plugin that has stopped."""
+"""The kubelet forgets the endpoint of a stopped device plugin after 5 minutes."""
 
 STALE = "endpoint not found in cache for a registered resource"
 
@@ -232,7 +232,7 @@ STALE = "endpoint not found in cache for a registered resource"
 @pytest.mark.serial
 @pytest.mark.timeout(1200)
 def test_the_name_of_a_device_plugin_goes_to_a_policy_in_both_orders(yard, release):
-    """docs/admin/migrate.md: pods first, or the device plugin first."""
+    """docs/admin/migrate.md: either the pods or the device plugin first."""
     yard.plan({PAIR: {"devices": {"pair-0": {}}}}, "pair")
     ours = policy("pair", release, deviceClass={"extendedResourceName": PAIR})
     ours["spec"]["match"] = [{"subsystem": "mem", "paths": ["/dev/full"]}]

@@ -1,4 +1,4 @@
-"""The images of drakit: what they contain, as which user they run, and how large they are."""
+"""The images of drakit: their contents, their users, and their sizes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 from e2e.images import build_images
 from e2e.images.context import RELEASED, TARGETS
 
-# The images may have to be built.
+# The images may have to be built first.
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("release"), pytest.mark.timeout(1200)]
 
 BYTES = {"nodeplugin": 110_000_000, "operator": 150_000_000}
-"""Bounds of the archives, whose layers are not compressed."""
+"""Maximum sizes of the archives, whose layers are not compressed."""
 
 PACKAGES = "opt/drakit/lib/python3.13/site-packages"
 CEL = f"drakit-cel-{RELEASED[-1]}"
@@ -50,7 +50,7 @@ class Content:
     config: dict[str, Any]
     layers: tuple[str, ...]
     files: dict[str, tarfile.TarInfo]
-    """Paths, which begin with a slash."""
+    """Files by path. Paths begin with a slash."""
 
 
 def content(archive: Path) -> Content:

@@ -1,6 +1,6 @@
 """
-One pod whose claim has devices of several kinds of endpoints: of the daemon's own process, of a
-backend, of a device plugin.
+A pod whose claim has devices of several kinds of endpoints: a driver in the daemon's process, a
+backend, and a device plugin.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from e2e.scripted.stage import DEVICES, HORNS, LAMPS, number
 pytestmark = [pytest.mark.e2e, pytest.mark.feature("explain")]
 
 CLUSTER_WIDE = "drakit-e2e-devices"
-"""A ClusterRole of what a user needs beside a namespace: nodes and claims of others are missing."""
+"""A ClusterRole with the permissions that a user needs outside of a namespace. It excludes nodes,
+and claims of other namespaces."""
 
 
 def create_account(stage, name: str) -> None:
@@ -39,11 +40,11 @@ def create_account(stage, name: str) -> None:
 
 
 class User:
-    """The command as one user runs it."""
+    """The command, as one user runs it."""
 
     def __init__(self, stage, kubeconfig: Path) -> None:
         self._stage = stage
-        # With Kubernetes' allocator, as every documented install has it.
+        # With Kubernetes' allocator, as in every documented installation.
         found = {"KUBECONFIG": str(kubeconfig), "DRAKIT_CEL": str(cel_program(stage.cluster.minor))}
         self._environment = {**os.environ, **found}
 
@@ -52,7 +53,7 @@ class User:
 
     @contextmanager
     def start(self, *arguments: str) -> Generator[subprocess.Popen[str]]:
-        """Run a command that goes on; it ends with the block."""
+        """Run a command that does not exit, and end it at the end of the block."""
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "drakit_cli.kubectl.main", *arguments),
@@ -90,7 +91,7 @@ class User:
 
 @pytest.fixture
 def user_of(stage, tmp_path):
-    """Make a user of an account in the namespace."""
+    """Return a function that creates a user of an account in the namespace."""
 
     def make(name: str) -> User:
         config = yaml.safe_load(stage.cluster.kubeconfig.read_text())
@@ -112,7 +113,7 @@ def admin(stage) -> User:
 
 @pytest.fixture
 def tenant(stage, user_of):
-    """A user of the namespace who may list slices and classes, but no nodes."""
+    """A user of the namespace who may list slices and classes, but not nodes."""
     create_account(stage, "tenant")
     name = f"{CLUSTER_WIDE}-{stage.name}"
     role = ["resourceslices.resource.k8s.io", "deviceclasses.resource.k8s.io"]
@@ -136,7 +137,7 @@ def stranger(stage, user_of) -> User:
 
 @pytest.fixture
 def stuck(stage):
-    """A pod that wants the device of another pod."""
+    """A pod that requests the device of another pod."""
     stage.apply(template("lamp", ("lamp", "lamp.test", number(LAMPS, 0))))
     stage.apply(pod("holder", ("lamp", from_template("lamp"))))
     stage.wait_phase("holder", "Running")
@@ -214,7 +215,7 @@ def test_other_kinds_are_explained(stuck, admin):
 
 
 def test_the_pods_of_a_job_have_one_answer(stage, admin, tmp_path):
-    """Four lamps, and sixteen pods that want one each."""
+    """There are four lamps, and sixteen pods that request one each."""
     stage.apply(template("lamp", ("lamp", "lamp.test")))
     body = pod("unused", ("lamp", from_template("lamp")))
     job = {
@@ -316,7 +317,7 @@ def test_an_answer_is_watched_and_waited_for(stuck, admin):
 
 
 def _document(stream: IO[str]) -> dict:
-    """Read one JSON object of several."""
+    """Read one of several JSON objects."""
     lines = []
     while not lines or lines[-1] != "}\n":
         line = stream.readline()
@@ -483,6 +484,6 @@ def test_the_doctors_remedies_end_what_it_finds_about_releases(two_releases, adm
 
 
 def _follow(cluster, fix: str) -> None:
-    """Run the helm command that ends a remedy, from the folder of the repository."""
+    """Run the helm command at the end of a remedy, from the folder of the repository."""
     words = shlex.split(fix[fix.index("helm ") :].replace("=NAME", f"={RENAMED}"))
     cluster.helm(*(str(CHART) if word == "charts/drakit" else word for word in words[1:]))

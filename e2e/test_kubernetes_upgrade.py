@@ -1,9 +1,9 @@
 """
-Nodes that run another release of Kubernetes than the control plane, under a running release.
+Nodes that run another release of Kubernetes than the control plane, while drakit is running.
 
-Kubernetes is upgraded as administrators do it: the control plane first, then one node after the
-other. The oldest kubelet that a supported control plane can have calls drivers through version
-v1beta1 of its DRA API only.
+Kubernetes is upgraded in the same order as by administrators: the control plane first, then one
+node after the other. The oldest kubelet that a supported control plane can have calls drivers only
+through version v1beta1 of its DRA API.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from e2e.simulated import DRIVER, GPU, user
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.slow,  # programs of other releases, and clusters of their own
+    pytest.mark.slow,  # it builds programs of other releases, and starts separate clusters
     pytest.mark.feature("versions"),
     pytest.mark.needs(Capability.UPGRADE),
     pytest.mark.timeout(900),
@@ -55,7 +55,7 @@ VALUES = {
 
 @contextmanager
 def cluster_with(minor: str, *, kubelet: str | None = None) -> Generator[Space]:
-    """Start a cluster of two nodes with drakit and its simulated devices in the body."""
+    """Start a cluster of two nodes with drakit and its simulated devices during the block."""
     cluster = cluster_of_tests("upgrade", minor=minor)
     cluster.start(Options(nodes=2, kubelet=kubelet))
     for archive in build_images():
@@ -81,7 +81,7 @@ def start(space: Space, name: str, *, node: str) -> None:
 
 
 def identity(space: Space, name: str) -> tuple[str, int, list[str]]:
-    """The UID of a pod, the restarts of its containers, and its devices as its process has them."""
+    """Return the UID of a pod, the restarts of its containers, and the devices in its process."""
     body = space.get("pod", name)
     assert body is not None
     environment = space.kubectl("exec", name, "--", "env").splitlines()
@@ -122,7 +122,7 @@ def test_pods_keep_their_devices_while_kubernetes_is_upgraded_node_by_node():
                 lambda: kubelet_version(cluster, node).startswith(f"v{NEW}."),  # noqa: B023
             )
             cluster.wait_for_nodes()
-            # A kubelet deletes the slices of its node at its start.
+            # A kubelet deletes the slices of its node when it starts.
             wait_for(
                 f"the slices of {node}",
                 lambda: set(devices(cluster, node, driver=DRIVER)) == before[node],  # noqa: B023

@@ -1,4 +1,4 @@
-"""Nodes that die with prepared claims, that are deleted, and that return under the same name."""
+"""Nodes that fail with prepared claims, that are deleted, and that return under the same name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from e2e.kit import (
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.slow,  # a lost node is noticed after 40 s and more
+    pytest.mark.slow,  # a lost node is noticed after 40 s or more
     pytest.mark.disruptive,
     pytest.mark.serial,
     pytest.mark.timeout(600),
@@ -34,8 +34,8 @@ pytestmark = [
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 LOST_SECONDS = 150
-"""Kubernetes waits 50 s for a heartbeat, then deletes pods every 20 s. Those of a deleted node wait
-for 40 s more."""
+"""Kubernetes waits 50 s for a heartbeat, then deletes pods every 20 s. Pods of a deleted node wait
+for another 40 s."""
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def holder(space, node) -> dict[str, Any]:
 
 
 def prepared(cluster: Cluster, node: str) -> set[str]:
-    """The claims in the checkpoint of hostdev on a node."""
+    """Return the claims in the checkpoint of hostdev on a node."""
     found = plugin_pod(cluster, node)
     assert found is not None
     command = ("drakit", "node", "checkpoint", "show", "--json", f"--driver={DRIVER}")
@@ -75,7 +75,7 @@ def uid_of_node(cluster: Cluster, node: str) -> str:
 
 
 def owners(cluster: Cluster, node: str) -> set[str]:
-    """The UIDs of the owners of hostdev's slices for a node."""
+    """Return the UIDs of the owners of hostdev's slices for a node."""
     return {
         owner["uid"]
         for body in slices(cluster, node)
@@ -84,14 +84,14 @@ def owners(cluster: Cluster, node: str) -> set[str]:
 
 
 def wait_lost(space, claim: dict[str, Any]) -> None:
-    """Wait until Kubernetes has deleted the pod and its claim, though the node cannot answer."""
+    """Wait until Kubernetes has deleted the pod and its claim, although the node cannot respond."""
     space.wait_gone("holder", seconds=LOST_SECONDS)
     name = claim["metadata"]["name"]
     wait_for("the claim to be gone", lambda: space.get("resourceclaim", name) is None)
 
 
 def wait_returned(space, node: str, claim: dict[str, Any]) -> None:
-    """Wait until the node has unprepared the claim, and all of its devices can be used again."""
+    """Wait until the node has unprepared the claim, and all of its devices are usable again."""
     cluster = space.cluster
     cluster.wait_for_nodes()
     wait_for("the plugin", lambda: ready(plugin_pod(cluster, node)), seconds=120)
@@ -137,11 +137,11 @@ def test_a_dead_node_that_is_deleted_returns_under_the_same_name(space, node, ho
 
 
 def test_a_node_that_is_created_again_under_running_pods_keeps_their_claims(space, node, holder):
-    """An administrator deletes the Node by mistake: its kubelet, plugin and pods go on."""
+    """An administrator deletes the Node by mistake, but its kubelet, plugin and pods continue."""
     cluster = space.cluster
     before, plugin = uid_of_node(cluster, node), plugin_pod(cluster, node)
     cluster.kubectl("delete", "node", node)
-    cluster.restart_kubelet(node)  # before Kubernetes deletes the pods of a Node that is gone
+    cluster.restart_kubelet(node)  # before Kubernetes deletes the pods of the deleted Node
     wait_for("the node", lambda: uid_of_node(cluster, node) not in ("", before))
     cluster.wait_for_nodes()
     wait_for(

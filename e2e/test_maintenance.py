@@ -1,5 +1,5 @@
 """
-Devices are taken out of service, and back: what becomes of their pods, and of their neighbours.
+Devices that are taken out of service and put back: the effects on their pods and on other devices.
 
 The same tests run with DeviceTaintRules and, in a cluster that does not serve them, with the taint
 of the node plugin.
@@ -46,7 +46,7 @@ TAINT = "drakit.dev/maintenance"
 
 
 class Maintenances:
-    """The maintenances of a test, which end with it."""
+    """The maintenances of a test, which are removed at its end."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -81,7 +81,7 @@ class Maintenances:
         self.cluster.kubectl("delete", "devicemaintenance", name, "--ignore-not-found")
 
     def tainted(self) -> set[str]:
-        """The devices that are out of service, by rules and by the node plugin."""
+        """Return the devices that are out of service, through rules or the node plugin."""
         by_plugin = {
             name
             for name, keys in taints(self.cluster, DRIVER).items()
@@ -106,7 +106,7 @@ def maintenances(release: Cluster) -> Iterator[Maintenances]:
 
 
 def kubectl_drakit(cluster: Cluster, *arguments: str) -> tuple[int, str]:
-    """The command of an administrator."""
+    """Run the command as an administrator."""
     done = subprocess.run(
         [sys.executable, "-m", "drakit_cli.kubectl.main", *arguments],
         env={
@@ -124,7 +124,7 @@ def kubectl_drakit(cluster: Cluster, *arguments: str) -> tuple[int, str]:
 
 
 def user(name: str, **labels: str) -> dict[str, Any]:
-    """A pod with one device of the second node."""
+    """Return a pod with one device of the second node."""
     body = pod(name, ("disk", from_template("disk")))
     body["metadata"]["labels"] = labels
     return body
@@ -144,7 +144,7 @@ def users(space: Space) -> Space:
     return space
 
 
-# ------------------------------------------------------------ one device and its neighbour
+# ------------------------------------------------------------ one device and its neighbor
 
 
 def test_what_the_preview_says_happens_and_a_neighbour_keeps_its_pod(users, maintenances):
@@ -215,7 +215,7 @@ def test_all_pods_of_a_shared_device_are_evicted_and_those_on_another_node_stay(
     first, second = cluster.nodes[:2]
     shared = policy(name, cluster, sharing={"mode": mode, "users": 4})
     shared["spec"]["match"] = [{"subsystem": "mem", "paths": ["/dev/full"]}]
-    del shared["spec"]["nodeSelector"]  # both nodes have the device: /dev is shared
+    del shared["spec"]["nodeSelector"]  # both nodes have the device, because they share /dev
 
     def published_on(node: str) -> set[str]:
         return {each for each in published(cluster, node) if each.startswith(name)}

@@ -1,9 +1,9 @@
 """
-A Prometheus that scrapes a cluster of two nodes: each query of the dashboard returns data, and
-alerts fire.
+Prometheus scrapes a cluster of two nodes: each query of the dashboard returns data, and alerts
+fire.
 
-Its configuration is that of the page, with short intervals. The rules are those of the chart, with
-shorter times: `promtool` tests the times themselves (tests/unit/docs/test_alerts.py).
+Its configuration is the page's, with short intervals. The rules are the chart's, with shorter
+times: `promtool` tests the times themselves (tests/unit/docs/test_alerts.py).
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ VARIABLES = {"$node": ".*", "$driver": ".*", "$__rate_interval": "2m"}
 
 
 def scrape_config() -> dict[str, Any]:
-    """The configuration of the page."""
+    """Return the configuration of the page."""
     (text,) = re.findall(r'^ *```yaml title="scrape.yaml"\n(.*?)^ *```', PAGE, re.M | re.S)
     return yaml.safe_load(textwrap.dedent(text))
 
 
 def short_rules() -> dict[str, Any]:
-    """The rules of the chart, which wait for seconds instead of minutes."""
+    """Return the rules of the chart, with seconds instead of minutes."""
     rules = yaml.safe_load((FILES / "drakit-alerts.yaml").read_text())
     for group in rules["groups"]:
         for rule in group["rules"]:
@@ -76,7 +76,7 @@ def short_rules() -> dict[str, Any]:
 
 
 def objects() -> list[dict[str, Any]]:
-    """Prometheus as a pod that may list pods."""
+    """Return a pod with Prometheus that may list pods."""
     named = {"name": PROMETHEUS}
     config = {
         "global": {"scrape_interval": "3s", "evaluation_interval": "2s"},
@@ -137,7 +137,7 @@ def objects() -> list[dict[str, Any]]:
 
 
 class Prometheus:
-    """Queries by the API server's proxy."""
+    """Queries through the API server's proxy."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -151,7 +151,7 @@ class Prometheus:
         return [(each["metric"], float(each["value"][1])) for each in found["data"]["result"]]
 
     def firing(self) -> set[tuple[str, str]]:
-        """Return the name of each alert that fires, with the value of its label that matters."""
+        """Return the name of each firing alert, with the value of its relevant label."""
         return {
             (labels["alertname"], labels.get("device_class") or labels.get("driver", ""))
             for labels, _ in self.query('ALERTS{alertstate="firing"}')
@@ -176,7 +176,7 @@ def prometheus(release: Cluster) -> Iterator[Prometheus]:
 
 
 def zram_pod(name: str, device_class_name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A claim of a device, and a pod that uses it."""
+    """Return a claim of a device, and a pod that uses it."""
     return claim(name, ("disk", device_class_name)), pod(name, ("disk", from_claim(name)))
 
 
@@ -234,7 +234,7 @@ def test_the_metrics_show_the_device_of_a_pod_and_the_steps_of_its_prepare(
     (labels,) = wait_for("the device of the pod to be in Prometheus", shown)
     assert (labels["pod_name"], labels["device"]) == ("shown", device)
     assert (labels["node"], labels["driver"]) == (release.nodes[0], DRIVER)
-    # One scrape has both, so their sums agree.
+    # Both come from one scrape, so their sums agree.
     steps = "sum by (pod) (drakit_claim_prepare_step_duration_seconds_sum{job='drakit'})"
     total = (
         "sum by (pod) (drakit_claim_operation_duration_seconds_sum"
@@ -281,7 +281,7 @@ def test_pods_that_wait_are_alerts(release, prometheus, space, missing_class):
 
 @pytest.fixture
 def patch_plugin(release) -> Iterator[Any]:
-    """Restrict the node plugin to nodes, and lift that at the end."""
+    """Restrict the node plugin to nodes, and undo that at the end."""
 
     def patch(selector: dict[str, str] | None) -> None:
         change = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}

@@ -1,4 +1,4 @@
-"""The node plugin's mounts of its node: its own directories, and no volumes of others."""
+"""The node plugin's mounts on its node: its own directories, but no volumes of other pods."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def parse(line: str) -> Mount:
 
 
 def mounts_of(cluster, pod: str) -> list[Mount]:
-    """The mounts of the plugin's container, as the plugin itself sees them."""
+    """Return the mounts of the plugin's container, as the plugin sees them."""
     script = "print(end=open('/proc/self/mountinfo').read())"
     command = ("-n", NAMESPACE, "exec", pod, "--", "python3", "-c", script)
     return [parse(line) for line in cluster.kubectl(*command).stdout.splitlines()]
@@ -61,7 +61,7 @@ def mounts_of(cluster, pod: str) -> list[Mount]:
 
 @pytest.fixture
 def volumes(release):
-    """Volumes of others, mounted on the first node."""
+    """Volumes of other components, mounted on the first node."""
     node = release.nodes[0]
     for path in VOLUMES:
         release.exec_on_node(node, ["mkdir", "-p", path])
@@ -94,7 +94,7 @@ def test_the_plugin_has_no_volume_of_others_and_writes_to_its_own_directories_al
     assert not [mount for mount in mounts if mount.source == SOURCE]
     below = {mount.path for mount in mounts if mount.path.startswith(f"{KUBELET}/")}
     assert below == {HOME, f"{KUBELET}/plugins_registry", f"{KUBELET}/pod-resources"}
-    # The container's own: its root, and the mounts that the runtime and the kubelet always add.
+    # The container's own mounts: its root, and those that the runtime and the kubelet always add.
     runtimes = ("/proc", "/sys", "/dev", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
     writable = {
         mount.path
@@ -105,7 +105,7 @@ def test_the_plugin_has_no_volume_of_others_and_writes_to_its_own_directories_al
     assert writable <= WRITABLE
     assert {HOME, f"{KUBELET}/plugins_registry"} <= writable
 
-    # A volume that the kubelet unmounts disappears at once from every mount namespace.
+    # A volume that the kubelet unmounts disappears immediately from every mount namespace.
     for path in volumes:
         release.exec_on_node(node, ["umount", path])
     found = release.exec_on_node(

@@ -1,4 +1,4 @@
-"""Two nodes: each plugin speaks for its own node, and can speak for no other."""
+"""Two nodes: each plugin can write only for its own node."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_plugin_publishes_the_slices_of_its_own_node(release, zram):
 
 @pytest.fixture
 def as_first_node(release, tmp_path):
-    """kubectl with the token of the first node's plugin."""
+    """Run kubectl with the token of the first node's plugin."""
     path = tmp_path / "kubeconfig"
     write_kubeconfig(release, path, token=token_of(release, release.nodes[0]))
 
@@ -68,7 +68,7 @@ def refused(call, *arguments, **options) -> str:
 
 
 def slice_of(node: str, *, pool: str, driver: str = DRIVER) -> dict[str, Any]:
-    """A slice without devices, from which the scheduler allocates nothing."""
+    """Return a slice without devices, from which the scheduler cannot allocate."""
     identity = PoolIdentity(driver=driver, node=node, node_uid="", pool=pool)
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -128,7 +128,8 @@ def test_a_token_of_a_plugin_cannot_publish_devices_of_drivers_that_it_does_not_
         created = slice_of(node, pool=node, driver="other.test")
         created["spec"]["devices"] = devices
         assert FORGED in refused(try_create, as_first_node, created), param.id
-    # A driver that was removed from the values, which the plugin still hosts from its record.
+    # A driver that was removed from the values, but that the plugin still hosts because of its
+    # record.
     for param in ALLOWED:
         replace(*param.values)
     as_first_node("delete", "resourceslice", foreign_slice)
@@ -152,7 +153,7 @@ def test_admission_of_the_largest_slice_of_a_foreign_driver_is_within_the_cost_l
 
 @pytest.fixture
 def reports(release) -> None:
-    """The API server has NodeDeviceReports, which later tests read, too."""
+    """Ensure that the API server has NodeDeviceReports, which later tests also read."""
     release.apply((CRDS / "nodedevicereports.yaml").read_text())
     crd = "crd/nodedevicereports.drakit.dev"
     release.kubectl("wait", "--for=condition=Established", crd, "--timeout=30s")
@@ -229,7 +230,7 @@ def test_the_plugin_may_do_no_more_than_it_needs(as_first_node):
         assert "no" in message.lower()
 
 
-# ------------------------------------------------------------ every verb, in every served version
+# ------------------------------------------------------------ every verb in every served version
 
 
 class ApiClient:
@@ -245,7 +246,7 @@ class ApiClient:
     def ask(
         self, method: str, path: str, body: Any = None, *, content: str = "application/json"
     ) -> tuple[int, str]:
-        """Send a request; return the status and the text of the answer."""
+        """Send a request, and return the status and the content of the response."""
         request = urllib.request.Request(
             self._server + path,
             method=method,
@@ -261,10 +262,10 @@ class ApiClient:
 
 @dataclass(frozen=True)
 class Target:
-    """An object of the other node, and the verbs that RBAC grants on any object of its kind."""
+    """An object of the other node, and the verbs that RBAC grants on objects of its kind."""
 
     collection: str
-    """The path of its collection in one version."""
+    """The path of its collection in one API version."""
 
     body: dict[str, Any]
     may_read: frozenset[str] = frozenset()
@@ -274,7 +275,7 @@ class Target:
         return f"{self.collection}/{self.body['metadata']['name']}"
 
     def attempts(self, client: ApiClient) -> Iterator[tuple[str, int, str]]:
-        """Try every verb; yield it with the status and the text of the answer."""
+        """Try every verb, and yield it with the status and the content of the response."""
         metadata = {**self.body["metadata"], "annotations": {"drakit.dev/stolen": "true"}}
         for key in ("resourceVersion", "uid", "managedFields", "creationTimestamp"):
             metadata.pop(key, None)
@@ -292,7 +293,7 @@ class Target:
         new = copy.deepcopy(body)
         new["metadata"]["name"] += "0"
         if body["kind"] == "NodeDeviceReport":
-            new["spec"]["driver"] += "0"  # the name of a report ends in its driver
+            new["spec"]["driver"] += "0"  # the name of a report ends with its driver
         yield "create", *client.ask("POST", self.collection, new)
         yield "create", *client.ask("POST", self.collection, body)
         for path in (self.path, f"{self.path}/status"):
@@ -305,7 +306,7 @@ class Target:
 
 
 def served(release, group: str, resource: str) -> list[str]:
-    """The versions of a group that have a resource."""
+    """Return the versions of a group that have a resource."""
     versions = [each["groupVersion"] for each in raw(release, f"/apis/{group}")["versions"]]
     listed = {version: raw(release, f"/apis/{version}")["resources"] for version in versions}
     return [v for v in versions if any(each["name"] == resource for each in listed[v])]
@@ -317,7 +318,7 @@ def raw(release, path: str) -> dict[str, Any]:
 
 @pytest.fixture
 def other_nodes(release, reports) -> Iterator[dict[str, list[Target]]]:
-    """The slices, a report and an Event of each node, in all versions, by the node's name."""
+    """The slices, a report and an Event of each node, in all versions, by node name."""
     found: dict[str, list[Target]] = {}
     made: list[tuple[str, str]] = []
     for node in release.nodes[:2]:
@@ -394,7 +395,7 @@ def test_a_token_of_one_nodes_plugin_writes_the_status_of_its_own_reports(
 
 
 def names_of_slices(node: str, *pools: str) -> list[str]:
-    """Names that a node's plugin uses for its pools, random ones included."""
+    """Return names that a node's plugin uses for its pools, including random names."""
     identities = [
         PoolIdentity(driver=DRIVER, node=node, node_uid="", pool=pool, secret=secret)
         for pool in pools
@@ -410,7 +411,7 @@ def test_a_token_of_one_nodes_plugin_cannot_take_names_of_the_others_slices(
     node, victim = release.nodes[own], release.nodes[other]
     client = ApiClient(release, token_of(release, node))
 
-    # In its slices' names it is cut.
+    # The names of its slices truncate it.
     long = "/".join([node, *["p" * 60] * 4])[:253].rstrip("/")
     for version in served(release, "resource.k8s.io", "resourceslices"):
 
@@ -426,13 +427,13 @@ def test_a_token_of_one_nodes_plugin_cannot_take_names_of_the_others_slices(
         for pool in (node, f"{node}/cpus", long):
             for name in names_of_slices(node, pool):
                 status, answer = create({"name": name}, pool=pool)
-                # Admission allowed a name that exists.
+                # Admission allowed the request, but the name already exists.
                 assert status in {201, 409}, f"{name}: {answer}"
 
 
 @pytest.fixture
 def squatter(release) -> Iterator[str]:
-    """A slice of the first node under the name of the second node's slice, which is deleted."""
+    """A slice of the first node with the name of the second node's slice, which is deleted."""
     first, second = release.nodes[:2]
     identity = PoolIdentity(driver=DRIVER, node=second, node_uid="", pool=second)
     name = slice_name(identity, 0)

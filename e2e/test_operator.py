@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.feature("op
 
 
 def events_about(space, name: str) -> list[dict]:
-    """The operator's Events about an object."""
+    """Return the operator's Events about an object."""
     return [
         event
         for event in space.events(name)
@@ -99,7 +99,7 @@ def hand_made_slice(name: str, node: str, *, pool: str = "shelf", slices: int = 
 
 
 def warnings(release, kind: str, name: str) -> set[str]:
-    """The reasons of the operator's Events about an object without a namespace."""
+    """Return the reasons of the operator's Events about an object without a namespace."""
     text = release.kubectl(
         "-n",
         "default",
@@ -148,7 +148,7 @@ def test_templates_classes_and_pools_with_a_problem_get_events(space, release, z
         assert pools(release, "incomplete") == 1
         assert pools(release, "conflicting") == 2
         assert pools(release, "node-missing") == 1
-        time.sleep(12)  # longer than the pause before an Event is repeated
+        time.sleep(12)  # longer than the time after which an Event is repeated
         (event,) = events_about(space, "many")
         assert event["reason"] == "NoDevicePublished"
         assert event.get("series", {}).get("count", 1) == 1, "a template gets one Event"
@@ -160,7 +160,7 @@ def test_templates_classes_and_pools_with_a_problem_get_events(space, release, z
 
 
 def nested_claim(name: str, *, levels: int) -> str:
-    """A claim as text: encoders refuse parameters that are nested so deeply."""
+    """Return a claim as a string, because encoders reject parameters with this nesting."""
     parameters = {"nested": "HERE"}
     config = {"opaque": {"driver": "nested.test", "parameters": parameters}}
     exactly = {"deviceClassName": "missing.test"}
@@ -184,7 +184,7 @@ def test_a_claim_that_cannot_be_parsed_does_not_prevent_events_of_other_pods(spa
     space.apply(pod("watched", ("gpu", from_template("gone"))))
     first_event(space, "watched", since=since)
 
-    # New replicas find the claim in their lists.
+    # New replicas find the claim in their initial lists.
     release.kubectl("-n", NAMESPACE, "delete", "pod", "-l", OPERATOR, "--wait=true")
     space.apply(pod("listed", ("gpu", from_template("gone"))))
     wait_for("an Event about listed", lambda: events_about(space, "listed"), seconds=60)
@@ -200,7 +200,7 @@ def test_selectors_are_evaluated_with_the_feature_gates_of_the_cluster(release):
         return [line for line in lines if "DRAListTypeAttributes" in line]
 
     (line,) = wait_for("the feature gates in the log", logged, seconds=10)
-    # The first is on by default in Kubernetes 1.36, the second is off.
+    # By default, the first is enabled in Kubernetes 1.36, and the second is disabled.
     for gate, default in (("DRAConsumableCapacity", True), ("DRAListTypeAttributes", False)):
         assert line[gate] is release.gates.get(gate, default)
 
@@ -214,6 +214,6 @@ def test_the_operator_writes_only_what_its_page_lists(space, release):
     records = release.audit()
     of_operator = f"system:serviceaccount:{NAMESPACE}:drakit-operator"
     agents = {each["userAgent"] for each in records if each["user"]["username"] == of_operator}
-    # Other tests use its token, too, so its writes are found by its user agent.
+    # Other tests also use the operator's token, so identify its writes by the user agent.
     assert any(each.startswith("drakit-operator") for each in agents)
     assert undocumented(records) == set()

@@ -1,9 +1,9 @@
 """
-Manifests of other projects, as they are: those of Kubernetes' example driver run with a driver of
-ours that declares its parameters.
+Unmodified manifests of other projects: those of Kubernetes' example driver run with our driver,
+which declares the example's parameters.
 
 The manifests come from the release of its Go module, whose content Go verifies. The image that they
-name is a busybox here.
+name is a busybox in these tests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXAMPLES = (
     "admin-access",
 )
 """The examples for whole GPUs. The others need partitions, shares, binding conditions or names of
-extended resources, which have tests of their own."""
+extended resources, which have separate tests."""
 
 FOLDER = Path(__file__).with_name("example_gpus")
 GPUS = Release(name="gpus", namespace="gpus-system")
@@ -86,7 +86,7 @@ def gpus(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def applied(gpus: Cluster, examples: Path) -> Iterator[dict[str, list[dict[str, Any]]]]:
-    """The pods of each example by its namespace, applied all at once and running."""
+    """The pods of each example by namespace, applied all at once and running."""
     pods: dict[str, list[dict[str, Any]]] = {}
     paths = [path for name in EXAMPLES for path in sorted((examples / name).glob("*.yaml"))]
     try:
@@ -104,7 +104,7 @@ def applied(gpus: Cluster, examples: Path) -> Iterator[dict[str, list[dict[str, 
             print(gpus.kubectl("get", what, "-A", "-o", "wide", check=False).stdout[-6000:])
         raise
     finally:
-        # All at once: a pod takes seconds to end, and there are 13.
+        # Delete them all at once, because a pod takes seconds to end, and there are 13.
         for waiting in ("false", "true"):
             for namespace in pods:
                 delete = ("delete", "pods", "--all", "--grace-period=1", f"--wait={waiting}")
@@ -114,7 +114,7 @@ def applied(gpus: Cluster, examples: Path) -> Iterator[dict[str, list[dict[str, 
 
 
 def environments(cluster: Cluster, namespace: str, body: dict[str, Any]) -> dict[str, list[str]]:
-    """The variables of the driver in each container, as its log has them."""
+    """Return the driver's variables in each container, from its log."""
     space = Space(cluster, namespace)
     spec, name = body["spec"], body["metadata"]["name"]
     found: dict[str, list[str]] = {}

@@ -1,8 +1,9 @@
 """
-Opaque parameters that a real API server checks when they are written, with the operator's webhook.
+Opaque parameters that a real API server validates when they are written, with the operator's
+webhook.
 
-A control plane without nodes is enough. The operator runs as a process beside it, so the API server
-reaches it by an address, and not by the chart's Service.
+A control plane without nodes is sufficient. The operator runs as a local process, so the API server
+reaches it through an address, and not through the chart's Service.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ OF_V1 = {
 }
 WEBHOOKS = "ValidatingWebhookConfiguration"
 CERTIFICATE_SECONDS = 15
-"""Longest time until a replica has loaded a new certificate."""
+"""Maximum time until a replica has loaded a new certificate."""
 
 
 def driver(**parameters: Any) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def device_class(version: str, parameters: Any) -> dict[str, Any]:
 
 
 class Scene:
-    """The API server, and the certificate of the operator beside it."""
+    """The API server, and the certificate of the operator."""
 
     def __init__(self, server: Cluster, folder: Path, port: int) -> None:
         self.server, self.folder, self.port = server, folder, port
@@ -98,7 +99,7 @@ class Scene:
         self.issue()
 
     def issue(self) -> None:
-        """Replace the certificate, as the kubelet does."""
+        """Replace the certificate, like the kubelet does."""
         self.authority.issue("tls", common_name="localhost", dns=["localhost"])
         for suffix in ("crt", "key"):
             new = self.certificates / f"new.{suffix}"
@@ -111,7 +112,7 @@ class Scene:
         return {"admission": found}
 
     def register(self) -> None:
-        """Apply the chart's webhook, with an address for its Service."""
+        """Apply the chart's webhook, with an address instead of its Service."""
         rendered = self.server.helm(
             *("template", "drakit", str(REPOSITORY / "charts/drakit")),
             "--show-only=templates/operator-webhook.yaml",
@@ -125,7 +126,7 @@ class Scene:
         self.server.apply(json.dumps(body))
 
     def create(self, body: dict[str, Any]) -> str:
-        """Create an object in a dry run; return what kubectl writes to its standard error."""
+        """Create an object in a dry run, and return kubectl's standard error."""
         flags = ("create", "--dry-run=server", "-f", "-")
         return self.server.kubectl(*flags, input=json.dumps(body), check=False).stderr
 
@@ -207,7 +208,7 @@ def test_schemas_take_effect_without_a_restart(checked):
 
 
 def test_certificates_are_renewed_while_requests_are_checked(checked):
-    """Each request is refused: one that is dropped would be allowed."""
+    """Each request must be rejected, because a dropped request would be allowed."""
     stop, allowed = threading.Event(), []
 
     def load() -> None:

@@ -1,8 +1,8 @@
 """
-HostDevicePolicies on a real API server: what it refuses, and what the conditions say.
+HostDevicePolicies on a real API server: its rejections, and the conditions.
 
-A control plane without nodes is enough: the test writes Nodes and NodeDeviceReports as kubelets and
-node plugins do, and the operator runs as a process beside it.
+A control plane without nodes is sufficient: the test writes Nodes and NodeDeviceReports in place of
+kubelets and node plugins, and the operator runs as a local process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def policy(name: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------ what the API server refuses
+# ------------------------------------------------------------ rejections of the API server
 
 SELECTOR = "write labels of nodes below matchLabels, or requirements below matchExpressions"
 NO_BOOLEAN = 'must be of type string: "boolean"'
@@ -107,7 +107,7 @@ NO_BOOLEAN = 'must be of type string: "boolean"'
 def test_a_refused_policy_names_the_field_and_is_never_stored_without_it(
     server, spec, field, sentence
 ):
-    # Clients other than kubectl do not ask the API server to refuse unknown fields.
+    # Unlike kubectl, other clients do not request the rejection of unknown fields.
     body = json.dumps(policy("refused", **spec))
     done = server.kubectl("apply", "--validate=false", "-f", "-", input=body, check=False)
     assert done.returncode != 0
@@ -142,22 +142,23 @@ def test_a_policy_shows_its_defaults_and_can_be_selected_by_fields(server):
 
 
 class Scene:
-    """Three nodes with reports, of which one is dead, and two policies."""
+    """Three nodes with reports, one of which is dead, and two policies."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
     def node(self, name: str) -> None:
-        """Write a Node as its kubelet does."""
+        """Write a Node, like its kubelet."""
         labels = {"usb": "yes"}
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
         self.cluster.apply(json.dumps(body))
 
     def report(self, node: str, **outcomes: dict[str, Any]) -> None:
-        """Write the report of a node with the outcomes of policies by name, and its heartbeat.
+        """
+        Write a node's report with the outcomes of policies by name, and its heartbeat.
 
-        Without a heartbeat, Kubernetes considers a node unreachable after 40 s. It counts from the
-        last heartbeat under that name, even if that was of a deleted node.
+        Without a heartbeat, Kubernetes considers a node unreachable after 40 s. The time starts at
+        the last heartbeat under that name, even if it came from a deleted node.
         """
         condition = {
             "type": "Ready",
@@ -187,13 +188,13 @@ class Scene:
         self._patch_status("ndr", name, {"policies": policies})
 
     def change(self, **spec: Any) -> int:
-        """Change the policy `serial`; return its new generation."""
+        """Change the policy `serial`, and return its new generation."""
         patch = json.dumps({"spec": spec})
         self.cluster.kubectl("patch", "hdp", "serial", "--type=merge", "-p", patch)
         return self.cluster.get("hdp", "serial")["metadata"]["generation"]
 
     def wait(self, condition: str, *, policy: str = "serial", seconds: int = 20) -> None:
-        """Wait as an admin does."""
+        """Wait for a condition, like an administrator."""
         self.cluster.kubectl(
             *("wait", f"--for=condition={condition}", f"hdp/{policy}", f"--timeout={seconds}s")
         )
@@ -221,7 +222,7 @@ def scene(server: Cluster, tmp_path: Path) -> Iterator[Scene]:
 
 
 def test_each_condition_can_be_waited_for(scene):
-    """Of three nodes, one is dead, and one has a problem."""
+    """One of three nodes is dead, and one has a problem."""
     selector = {"matchLabels": {"usb": "yes"}}
     scene.cluster.apply(json.dumps(policy("serial", nodeSelector=selector)))
     scene.wait("Applied=false")
@@ -253,7 +254,7 @@ def test_each_condition_can_be_waited_for(scene):
     wide = scene.cluster.kubectl("get", "hdp", "serial", "-o", "wide").stdout
     assert "its bus is down" in wide
 
-    # One node refuses the specification.
+    # One node rejects the specification.
     generation = scene.change(group="Node")
     scene.report(FINE, serial={"generation": generation})
     refused = {"generation": 2, "observedGeneration": generation, "problem": "match[0]: too wide"}
@@ -299,7 +300,7 @@ def test_the_status_of_a_policy_is_not_written_again_within_a_minute(scene):
     scene.wait("Applied")
 
     def status() -> dict[str, Any]:
-        """The status but for what Kopf keeps there: it may write that a moment later."""
+        """Return the status without Kopf's data, which Kopf may write a moment later."""
         return scene.cluster.get("hdp", "serial")["status"] | {"kopf": None}
 
     before, ends = status(), time.monotonic() + 15

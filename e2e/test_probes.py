@@ -32,7 +32,7 @@ sleep {seconds}; kill $(jobs -p); true
 
 @contextmanager
 def slow_clients(cluster: Cluster, body: dict[str, Any]) -> Generator[None]:
-    """Fifty connections to each port of a pod, which send a byte every 1.5 s."""
+    """Open fifty connections to each port of a pod, which send a byte every 1.5 s."""
     node, address = body["spec"]["nodeName"], body["status"]["podIP"]
     ports = " ".join(map(str, PORTS.values()))
     script = SLOW_CLIENTS.format(address=address, ports=ports, seconds=ATTACK_SECONDS)

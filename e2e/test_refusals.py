@@ -1,4 +1,6 @@
-"""The operator outlasts an API server that refuses it for a while, in the same process."""
+"""
+The operator survives an API server that rejects it for a while, without a restart of the process.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def server() -> Iterator[Cluster]:
 
 
 class Account:
-    """A ServiceAccount that may do what the operator does, and a kubeconfig with its token."""
+    """A ServiceAccount with the operator's permissions, and a kubeconfig with its token."""
 
     def __init__(self, server: Cluster, folder: Path) -> None:
         self._server = server
@@ -50,7 +52,7 @@ class Account:
         self.kubeconfig.write_text(yaml.safe_dump(content))
 
     def allow(self, *, except_for: str = "") -> None:
-        """Give all permissions, or all but those for one kind."""
+        """Grant all permissions, or all except those for one kind."""
         rules = [
             {"apiGroups": [kind.group], "resources": [kind.plural], "verbs": ["list", "watch"]}
             for kind in KINDS
@@ -67,7 +69,7 @@ class Account:
         self._server.apply(json.dumps(role))
 
     def give_token(self) -> None:
-        """Write a token that is accepted while a Secret exists."""
+        """Write a token that is valid while a Secret exists."""
         self._server.kubectl("create", "secret", "generic", NAME)
         bound = ("--bound-object-kind=Secret", f"--bound-object-name={NAME}")
         self._token.write_text(self._server.kubectl("create", "token", NAME, *bound).stdout)
@@ -107,13 +109,13 @@ def test_a_permission_is_taken_away_and_given_back(server, tmp_path, account):
 
 @pytest.mark.slow
 def test_a_token_is_revoked_for_a_while(server, tmp_path, account):
-    # By default, a leader ends if it cannot renew its Lease for 10 s.
+    # By default, a leader exits if it cannot renew its Lease for 10 s.
     election = {"leaseDuration": 120, "renewDeadline": 100}
     log = tmp_path / "log"
     with operator(server, tmp_path, kubeconfig=account.kubeconfig, election=election):
         wait_explained(server, "known")
         account.revoke_token()
-        # The API server remembers for 10 s that it has accepted a token.
+        # The API server caches an accepted token for 10 s.
         wait_for("requests to be refused", lambda: "does not accept" in log.read_text(), seconds=30)
         time.sleep(REVOKED_SECONDS)
         account.give_token()

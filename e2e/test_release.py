@@ -1,4 +1,4 @@
-"""Install, roll back and remove a release: nothing is left that should not be."""
+"""Install, roll back and remove a release, without unwanted remains."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_helm_test_runs_a_pod_with_a_device_and_leaves_nothing(release):
 
 
 def classes(release) -> list[str]:
-    """The DeviceClasses of the release. Other releases may have classes of their own."""
+    """Return the DeviceClasses of the release. Other releases may have their own classes."""
     owner = "meta.helm.sh/release-name"
     found = [body["metadata"] for body in release.get("deviceclasses")["items"]]
     return [m["name"] for m in found if m.get("annotations", {}).get(owner) == DRAKIT.name]
@@ -98,14 +98,14 @@ def revision(release) -> int:
 
 
 def helm(release, action: str, *arguments: str) -> str:
-    """Run helm for the release; return what it prints. Helm escapes the lines of a hook."""
+    """Run helm for the release, and return its output. Helm escapes the lines of a hook."""
     done = release.helm(action, DRAKIT.name, *arguments, "-n", DRAKIT.namespace, timeout=240)
     return (done.stdout + done.stderr).replace("\\n", "\n")
 
 
 @pytest.mark.slow
 def test_the_operator_and_the_hooks_run_in_user_namespaces(release, zram):
-    """Only with an OCI runtime that supports them, such as RUNTIME=runc-1.4."""
+    """Needs an OCI runtime that supports them, such as RUNTIME=runc-1.4."""
     handlers = release.get("node", release.nodes[0])["status"].get("runtimeHandlers", [])
     if not any(handler.get("features", {}).get("userNamespaces") for handler in handlers):
         pytest.skip("the container runtime of the nodes does not support user namespaces")
@@ -124,7 +124,7 @@ def test_the_operator_and_the_hooks_run_in_user_namespaces(release, zram):
 
 
 def operator_pods(release) -> list[dict]:
-    """The operator's pods that do not terminate."""
+    """Return the operator's pods that are not terminating."""
     items = release.get("pods", "-n", NAMESPACE, "-l", OPERATOR)["items"]
     return [body for body in items if "deletionTimestamp" not in body["metadata"]]
 
@@ -156,7 +156,7 @@ def test_a_removed_release_leaves_only_its_data_and_no_slice(release, zram):
     assert not policies(release)
     assert not classes(release)
 
-    # A plain install is ready (helm waits for that) and publishes nothing.
+    # A plain install becomes ready (helm waits for that) and publishes nothing.
     install(release)
     assert all(ready(plugin_pod(release, node)) for node in nodes)
     assert not published(release)
@@ -178,7 +178,7 @@ def test_policies_are_in_force_neither_after_a_rollback_nor_after_an_uninstall(r
     assert policies(release) == set()
     wait_for("no published device", lambda: not published(release))
 
-    # Without its hook, a rollback leaves the policies; the uninstallation deletes them.
+    # Without its hook, a rollback keeps the policies; the uninstallation deletes them.
     install(release, values=release_values(release, zram))
     helm(release, "rollback", "1", "--no-hooks")
     assert policies(release)

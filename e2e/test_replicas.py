@@ -1,8 +1,8 @@
 """
-Two replicas of the operator, and a leader that fails: the other one takes over in time, and the
-first one writes nothing more.
+Two replicas of the operator, and a leader that fails: the other replica takes over in time, and the
+first one stops writing.
 
-Pods that need an Event appear all the time, so that a replica that may write does write. The API
+Pods that need an Event appear continuously, so that any replica that may write does write. The API
 server's audit records show which replica wrote when.
 """
 
@@ -48,10 +48,10 @@ PROGRAM = "drakit-operator"
 """A part of the command line of the operator."""
 
 FAILOVER_SECONDS = 20.0
-"""The longest time without a leader that writes."""
+"""Maximum time without a leader that writes."""
 
 STOP_SECONDS = 5.0
-"""The same, if the leader is stopped in an orderly way: it releases its Lease."""
+"""Maximum time if the leader is stopped in an orderly way and releases its Lease."""
 
 AFTER_SECONDS = 6.0
 """Seconds for which a resumed leader is observed."""
@@ -90,14 +90,14 @@ class Replica:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Write:
-    """An Event that a replica wrote; the time is that of the API server."""
+    """An Event that a replica wrote, with the API server's time."""
 
     at: float
     pod: str
 
 
 def acquired(cluster: Cluster, *, after: str) -> float:
-    """Return when the holder after another one acquired the Lease; infinity if it has not yet."""
+    """Return when the next holder acquired the Lease, or infinity if it has not yet."""
     spec = cluster.get("lease", LEASE, "-n", NAMESPACE)["spec"]
     if spec["holderIdentity"] in ("", after):
         return math.inf
@@ -105,7 +105,7 @@ def acquired(cluster: Cluster, *, after: str) -> float:
 
 
 def leader(cluster: Cluster) -> Replica:
-    """Return the leader, beside a replica that is ready to replace it."""
+    """Return the leader, while another replica is ready to replace it."""
     replicas = wait_for("two ready replicas", lambda: ready_replicas(cluster), seconds=60)
 
     def leading() -> Replica | None:
@@ -128,13 +128,13 @@ def ready_replicas(cluster: Cluster) -> list[dict]:
 
 
 def event_writes(cluster: Cluster, *, since: float) -> list[Write]:
-    """Read the operator's writes of Events from the audit records, in their order."""
+    """Return the operator's writes of Events in the audit records, in order."""
     found = []
     for record in cluster.audit():
         if record["user"]["username"] != USER or record["objectRef"].get("resource") != "events":
             continue
         at = datetime.fromisoformat(record["requestReceivedTimestamp"]).timestamp()
-        # Other tests write with a token of the account that is bound to no pod.
+        # Other tests use a token of the account that is not bound to a pod.
         names = record["user"].get("extra", {}).get("authentication.kubernetes.io/pod-name")
         if names is None:
             continue
@@ -146,7 +146,7 @@ def event_writes(cluster: Cluster, *, since: float) -> list[Write]:
 
 @contextmanager
 def pods_that_wait(space: Space) -> Iterator[None]:
-    """Create pods that wait for a missing class, about two a second."""
+    """Create pods that wait for a missing class, about two per second."""
     space.apply(template("gone", ("gpu", "missing.test")))
     ended = threading.Event()
 

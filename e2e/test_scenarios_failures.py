@@ -1,7 +1,7 @@
 """
-Drivers that fail, hang or take too long, and what the pod sees of it.
+Drivers that fail, hang or take too long, and the effects on the pod.
 
-A plugin's share of upstream's list for the kubelet's node tests, as in
+These are the plugin's part of upstream's list for the kubelet's node tests, as in
 `tests/scenarios.md`.
 """
 
@@ -137,7 +137,7 @@ def test_a_device_that_is_still_in_use_is_refused_with_its_holder_named(stage):
     holder = stage.claim_of("first", "lamp")["metadata"]["name"]
     stuck = Rule(operation="unprepare", hang="cooperative")
     stage.lamps.play(stuck)
-    # The claim goes with the pod: the scheduler gives the same device to the next.
+    # The claim is deleted with the pod, so the scheduler allocates the same device again.
     stage.delete("pod", "first", force=True, wait=False)
     wait_began(stage.lamps, "unprepare")
 
@@ -177,14 +177,15 @@ def test_a_claim_of_the_same_name_waits_for_the_force_deleted_one(stage):
 
 @pytest.mark.slow
 def test_a_prepare_call_that_hangs_is_canceled_when_its_pod_is_deleted(stage):
-    # The kubelet of 1.36 lets its call go on when the pod is deleted: its unprepare comes only
-    # after the answer at 40 s. That of a restarted kubelet comes at once (test_scenarios_restarts).
+    # The kubelet of 1.36 does not cancel its call when the pod is deleted: it calls unprepare only
+    # after the response at 40 s. A restarted kubelet calls it immediately
+    # (test_scenarios_restarts).
     stage.lamps.play(Rule(operation="prepare", hang="cooperative"))
     stage.with_lamp("user", 0)
     wait_began(stage.lamps, "prepare")
     uid = stage.uid("user", "lamp")
     stage.delete("pod", "user", wait=False)
-    # The rule still holds: the driver would never have come back by itself.
+    # The rule still applies, so the driver would never have returned by itself.
     stage.wait_gone("user", seconds=90)
     stage.wait_empty()
     story = stage.lamps.story(claim_uid=uid)
@@ -197,7 +198,7 @@ def test_a_prepare_that_blocks_its_thread_is_undone_once_it_ends(stage):
     wait_began(stage.lamps, "prepare")
     uid = stage.uid("user", "lamp")
     stage.delete("pod", "user", wait=False)
-    # The other driver of the daemon does not notice.
+    # The other driver in the daemon is not affected.
     stage.apply(template("horn", ("horn", "horn.test")))
     stage.apply(pod("neighbour", ("horn", from_template("horn"))))
     stage.wait_phase("neighbour", "Running")
@@ -211,7 +212,7 @@ def test_a_prepare_that_blocks_its_thread_is_undone_once_it_ends(stage):
 
 @pytest.mark.slow
 def test_a_prepare_that_outlasts_the_kubelets_deadline_is_joined_by_the_retry(stage):
-    # The kubelet waits 45 s; the plugin answers after 40 s that the work goes on.
+    # The kubelet waits 45 s. After 40 s, the plugin responds that the work continues.
     stage.lamps.play(Rule(operation="prepare", delay_seconds=50))
     stage.with_lamp("user", 0)
     text = stage.event("user", "still", seconds=60)

@@ -1,9 +1,9 @@
 """
-Kubelets and plugins that are down, killed or restarted in the middle of something.
+Kubelets and plugins that are down, killed or restarted during an operation.
 
-A plugin's share of upstream's list for the kubelet's node tests, as in
-`tests/scenarios.md`.
-What is shown with hostdev's devices (a reboot, slices that are wiped) is in `test_faults.py`.
+These are the plugin's part of upstream's list for the kubelet's node tests, as in
+`tests/scenarios.md`. `test_faults.py` covers scenarios with hostdev's devices (a reboot, wiped
+slices).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ pytestmark = [
 
 
 def with_claim(stage, name, *requests) -> None:
-    """A pod with a claim of its own, applied but not waited for."""
+    """Apply a pod with its own claim, but do not wait for it."""
     stage.apply(template(name, *requests), pod(name, ("claim", from_template(name))))
 
 
@@ -49,7 +49,7 @@ BOTH = (("lamp", "lamp.test"), ("horn", "horn.test"))
 
 @contextmanager
 def kubelet_down(stage) -> Generator[None]:
-    """The kubelet of the stage's node is stopped meanwhile."""
+    """Stop the kubelet of the stage's node during the block."""
     stage.cluster.stop_kubelet(stage.node)
     try:
         yield
@@ -90,7 +90,8 @@ def test_a_restarted_kubelet_asks_again_for_what_was_in_progress_in_two_drivers(
     with_claim(stage, "user", *BOTH)
     wait_began(stage.lamps, "prepare")
     stage.cluster.restart_kubelet(stage.node)
-    # Held back until the new kubelet has asked: its call joins the work of the old one's.
+    # The call is held back until the new kubelet has called, which joins the work of the old one's
+    # call.
     wait_for(
         "the kubelet's second call",
         lambda: sum("joins work" in line["msg"] for line in stage.log()),
@@ -116,7 +117,7 @@ def test_a_restarted_kubelet_asks_again_for_what_was_in_progress_in_two_drivers(
     "forced",
     [
         pytest.param(False, id="deleted"),
-        # Once a minute, the kubelet looks for claims of pods that no longer exist.
+        # The kubelet looks for claims of pods that no longer exist once a minute.
         pytest.param(True, id="force-deleted", marks=pytest.mark.slow),
     ],
 )
@@ -139,7 +140,8 @@ def test_pods_that_were_deleted_while_the_kubelet_was_down(stage, forced):
         tried = len(stage.lamps.calls("prepare", device="lamp-2"))
     for name in names:
         stage.wait_gone(name, seconds=90)
-    # The rule still holds: the driver would never have come back from the hanging call by itself.
+    # The rule still applies, so the driver would never have returned from the hanging call by
+    # itself.
     stage.wait_empty()
     assert "prepare canceled" in stage.lamps.story(device="lamp-1")
     assert stage.lamps.story(device="lamp-1")[-1] == "unprepare ended"
@@ -179,7 +181,7 @@ def test_a_prepare_of_20_s_in_flight_at_sigterm_gets_its_answer(stage):
     stage.cluster.exec_on_node(stage.node, ["pkill", "-TERM", "-f", "--", PROCESS])
     stage.lamps.play()
 
-    # The kubelet tries a failed pod again only after more than a minute, and emits an Event.
+    # The kubelet retries a failed pod only after more than a minute, and emits an Event.
     for name in ("user", "other"):
         stage.wait_phase(name, "Running", seconds=60)
         assert "FailedPrepareDynamicResources" not in {e["reason"] for e in stage.events(name)}
@@ -230,7 +232,7 @@ def test_a_plugin_that_starts_after_the_pod_was_created_and_its_slices_stay(stag
         holds_for("the slices stay", lambda: slices(stage.cluster, driver=LAMPS), seconds=seconds)
     stage.nudge("user")
     stage.wait_phase("user", "Running")
-    # Shorter than the kubelet's 30 s: nothing was wiped, so nothing is written.
+    # Shorter than the kubelet's 30 s, so nothing was wiped, and nothing is written.
     assert slice_versions(stage.cluster, *CLASSES.values()) == before
 
 
@@ -258,7 +260,7 @@ def test_a_plugin_that_hangs_is_restarted_and_knows_what_it_had_prepared(stage):
     stage.wait_phase("user", "Running")
     uid = stage.uid("user", "claim")
     before = restarts(stage.plugin())
-    # Its sockets stay open, but nothing answers: only the liveness probe detects that.
+    # Its sockets remain open, but nothing responds. Only the liveness probe detects that.
     stage.cluster.exec_on_node(stage.node, ["pkill", "-STOP", "-f", "--", PROCESS])
     wait_for(
         "the kubelet to restart it",

@@ -1,8 +1,9 @@
 """
-A node plugin is updated while pods come and go: two instances at once, or one that cannot start.
+A node plugin that is updated while pods start and stop: two instances at once, or one that cannot
+start.
 
-See `tests/scenarios.md`. Removing a release, and the rollback of policies, are in
-`test_release.py`.
+See `tests/scenarios.md`. `test_release.py` covers the removal of a release, and the rollback of
+policies.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ pytestmark = [
 ]
 
 SURGE = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
-"""The new pod is ready before the old one is stopped."""
+"""The new pod is ready before the old one stops."""
 
 
 @pytest.fixture
 def update(stage) -> Iterator[Any]:
-    """Change values of the release, without waiting; undone at the end."""
+    """Change values of the release, without waiting. The change is undone at the end."""
     annotations = stage.plugin()["metadata"]["annotations"]
     build = annotations["drakit.dev/build"]
 
@@ -68,13 +69,13 @@ def update(stage) -> Iterator[Any]:
 
 
 def instances(stage) -> list[dict[str, Any]]:
-    """The pods of the daemon, those that are being stopped included; the oldest first."""
+    """Return the pods of the daemon, oldest first, including terminating pods."""
     items = stage.cluster.get("pods", "-n", SCRIPTED.namespace)["items"]
     return sorted(items, key=lambda body: body["metadata"]["creationTimestamp"])
 
 
 def standing(stage) -> list[bool]:
-    """For each instance, whether it is ready and stays; the oldest first."""
+    """Return for each instance, oldest first, whether it is ready and not terminating."""
     return [ready(b) and "deletionTimestamp" not in b["metadata"] for b in instances(stage)]
 
 
@@ -101,14 +102,15 @@ def test_a_rolling_update_hands_over_when_calls_in_flight_have_ended(stage: Stag
     assert len(stage.lamps.calls("prepare", "began", device="lamp-1")) == 1
     assert slice_versions(stage.cluster, *CLASSES.values()) == written, "slices are not touched"
 
-    # The new one undoes what the old one did.
+    # The new instance undoes the prepares of the old one.
     for name in ("before", "during", "after"):
         stage.delete("pod", name, wait=False)
     stage.wait_empty()
 
 
 def run_pods(stage: Stage, *, until: Callable[[], bool]) -> None:
-    """Run pods on all lamps but the first, round by round, three times and until a condition."""
+    """Run pods on all lamps except the first, round by round: at least three times, and until a
+    condition is true."""
     rounds = 0
     while not until() or rounds < 3:
         names = [f"load-{uuid.uuid4().hex[:6]}-{index}" for index in range(1, DEVICES)]
@@ -125,7 +127,7 @@ def run_pods(stage: Stage, *, until: Callable[[], bool]) -> None:
 
 
 def failed_prepares(stage: Stage, *, allowed: Sequence[str] = ()) -> list[str]:
-    """The messages of failed prepares, except those with one of these words."""
+    """Return the messages of failed prepares, except those with one of these words."""
     return [
         event["message"]
         for event in stage.items("events")
@@ -192,14 +194,14 @@ def test_after_an_update_that_cannot_start_the_old_instance_goes_on(stage: Stage
 # ------------------------------------------------------------ an earlier commit
 
 EARLIER = "93db3028c3ab822ede76383cbeffd88fbc290d9c"
-"""The commit from which the test upgrades, of 2026-11-29. It is built as it was."""
+"""The commit, of 2026-11-29, from which the test upgrades. It is built unchanged."""
 
 MAX_GAP_SECONDS = 5.0
-"""The longest time in which the published devices of a driver may be incomplete."""
+"""Maximum time in which the published devices of a driver may be incomplete."""
 
 
 def earlier_checkout() -> Path:
-    """Return the files of the earlier commit; skip the test where its history is missing."""
+    """Return the files of the earlier commit. Skip the test if the history is missing."""
     git = ("git", "-C", str(REPOSITORY))
 
     def has_commit() -> bool:
@@ -209,7 +211,7 @@ def earlier_checkout() -> Path:
     if shutil.which("git") is None:
         pytest.skip("git is missing: the earlier commit cannot be built")
     if not has_commit():
-        # A shallow clone, as CI makes one.
+        # A shallow clone, as in CI.
         argv = [*git, "fetch", "--quiet", "--depth=1", "origin", EARLIER]
         subprocess.run(argv, capture_output=True, timeout=120, check=False)
     if not has_commit():
@@ -238,7 +240,7 @@ with tempfile.TemporaryDirectory() as scratch:
 
 
 def earlier_image(checkout: Path) -> Path:
-    """Return the archive of the earlier node plugin with the scripted drivers on it."""
+    """Return the archive of the earlier node plugin with the scripted drivers."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
     done = subprocess.run(
         [sys.executable, "-c", BUILD],
@@ -281,7 +283,7 @@ def watched_devices(stage: Stage) -> Generator[dict[str, float]]:
 
 @pytest.fixture
 def earlier_release(stage: Stage) -> Iterator[None]:
-    """The scripted drivers, installed from the earlier commit in place of the current one."""
+    """The scripted drivers, installed from the earlier commit instead of the current one."""
     checkout = earlier_checkout()
     stage.cluster.load_image(earlier_image(checkout))
     build = (stage.plugin() or {})["metadata"]["annotations"]["drakit.dev/build"]

@@ -1,8 +1,8 @@
 """
 `drakit setup` and the chart's ClusterRole of viewers on a real API server.
 
-A control plane without nodes is enough. The definitions of an earlier version are the current ones
-under its name, with the map of labels that it had for a node selector.
+A control plane without nodes is sufficient. The definitions of an earlier version are the current
+ones with its name, and with the map of labels that it used as a node selector.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def server() -> Iterator[Cluster]:
 
 
 def installed(*versions: str, storage: str) -> list[dict[str, Any]]:
-    """The definitions as they are in a cluster that has these versions."""
+    """Return the definitions in a cluster that has these versions."""
     bodies: list[dict[str, Any]] = []
     for body in read_definitions():
         (current,) = body["spec"]["versions"]
@@ -63,7 +63,7 @@ def installed(*versions: str, storage: str) -> list[dict[str, Any]]:
             if version == OLD:
                 each["schema"]["openAPIV3Schema"]["description"] = "An earlier form."
                 if NEW in versions:
-                    # The API server refuses the same fields of versions with different schemas.
+                    # The API server rejects equal fields in versions with different schemas.
                     each.pop("selectableFields", None)
             if version == OLD and "nodeSelector" in spec:
                 spec["nodeSelector"] = {
@@ -94,13 +94,13 @@ def report(node: str, version: str = NEW) -> dict[str, Any]:
 
 
 class Definitions:
-    """The definitions of a cluster, and `drakit setup` for them."""
+    """The definitions in a cluster, and `drakit setup` for them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
     def install(self, *versions: str, storage: str) -> None:
-        """Install versions as a client of an earlier release, and wait until they are in force."""
+        """Install versions as a client of an earlier release, and wait until they are served."""
         self.apply(*installed(*versions, storage=storage))
         names = [f"crd/{plural}.{crds.GROUP}" for plural in PLURALS]
         self.cluster.kubectl("wait", "--for=condition=Established", *names, "--timeout=30s")
@@ -194,7 +194,8 @@ def test_objects_of_a_lost_version_are_kept_until_they_are_rewritten_as_the_sent
     done = definitions.setup("crds")
     assert done.returncode == 0, done.stderr
 
-    # A map of labels in the new version is refused: it must not become a policy of all nodes.
+    # A map of labels is rejected in the new version, because it must not become a policy for all
+    # nodes.
     text = saved.read_text().replace(f"{crds.GROUP}/{OLD}", crds.API_VERSION)
     saved.write_text(text)
     refused = run(restore)
@@ -252,7 +253,7 @@ def test_objects_are_migrated_before_their_version_is_dropped(definitions):
     assert len(new) == 4
     for name, (version, *content) in new.items():
         assert (list(old[name][1:]), old[name][0] != version) == (content, True)
-    # What is stored in the current version is not written again.
+    # Objects that are stored in the current version are not written again.
     assert definitions.setup("migrate").returncode == 0
     assert versions() == new
 

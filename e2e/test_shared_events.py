@@ -1,4 +1,4 @@
-"""Of 50 objects with one cause, one in each namespace gets the whole message."""
+"""If 50 objects have the same cause, one object in each namespace gets the whole message."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ NUMBER = 50
 SPACES = ("lab-a", "lab-b")
 NODES = ("here", "there")
 DRIVERS = ("gpu.test", "nic.test")
-"""Drivers, and the names of their classes; the second publishes no devices."""
+"""Drivers, which are also the names of their classes. The second publishes no devices."""
 
 REASONS = ("DevicesTainted", "NoDevicePublished")
 GONE = "gone"
 TOTAL = 2 * NUMBER + 2
-"""Claims: those that are allocated, and those of the pods."""
+"""The number of claims: those that are allocated, and those of the pods."""
 
 QUIET_SECONDS = 8
-"""Time in which no further Event may follow: longer than a cause may grow."""
+"""Time in which no further Event may follow. It is longer than the time in which a cause may
+grow."""
 
 MEMBERS = ("Pod", "ResourceClaim")
 
@@ -58,7 +59,7 @@ def within(space: str, body: Object) -> Object:
 
 
 def pool(node: str) -> Object:
-    """The pool of a node, all of whose devices are unhealthy."""
+    """Return the pool of a node, all of whose devices are unhealthy."""
     taint = {"key": "drakit.dev/unhealthy", "effect": "NoSchedule"}
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -74,7 +75,7 @@ def pool(node: str) -> Object:
 
 
 def held(number: int) -> Object:
-    """A claim that is allocated on the node that is gone."""
+    """Return a claim that is allocated on the missing node."""
     name = f"held-{number}"
     only = {"key": "metadata.name", "operator": "In", "values": [GONE]}
     result = {"request": "r", "driver": "gpu.test", "pool": GONE, "device": name}
@@ -82,14 +83,14 @@ def held(number: int) -> Object:
         "devices": {"results": [result]},
         "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [only]}]},
     }
-    # Of other consumers than pods, Kubernetes does not check that they exist.
+    # Kubernetes does not check whether consumers other than pods exist.
     consumer = {"apiGroup": "jobs.test", "resource": "jobs", "name": name, "uid": name}
     status = {"allocation": allocation, "reservedFor": [consumer]}
     return claim(name, ("r", "gpu.test")) | {"status": status}
 
 
 def events(server: Cluster, *, naming: bool) -> list[Object]:
-    """The operator's Events that name another object, or those that do not."""
+    """Return the operator's Events that name another object, or those that do not."""
     return [
         each
         for each in server.get("events", "-A")["items"]
@@ -99,7 +100,8 @@ def events(server: Cluster, *, naming: bool) -> list[Object]:
 
 
 def reported(server: Cluster) -> list[tuple[str, str, str]]:
-    """The kind, the name or namespace, and the reason of each Event that names no other object."""
+    """Return the kind, the name or namespace, and the reason of each Event that names no other
+    object."""
     found = [(each["involvedObject"], each["reason"]) for each in events(server, naming=False)]
     return sorted(
         (of["kind"], of["namespace" if of["kind"] in MEMBERS else "name"], reason)
@@ -108,14 +110,14 @@ def reported(server: Cluster) -> list[tuple[str, str, str]]:
 
 
 def are_ready(server: Cluster) -> bool:
-    """Return whether pods can be scheduled to the nodes; the node controller removes the taint."""
+    """Return whether pods can be scheduled to the nodes. The node controller removes the taint."""
     return not any(each["spec"].get("taints") for each in server.get("nodes")["items"])
 
 
 def test_of_fifty_objects_with_one_cause_one_in_each_namespace_has_it_all(
     server: Cluster, tmp_path: Path
 ):
-    """Two causes have 50 objects each, in two namespaces; two pods have a third one."""
+    """Two causes have 50 objects each, in two namespaces. Two pods have a third cause."""
     indexes = range(NUMBER // len(SPACES))
     ready = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"pods": "110"}}
     nodes = [
@@ -155,7 +157,8 @@ def test_of_fifty_objects_with_one_cause_one_in_each_namespace_has_it_all(
     ]
     apply(server, *pods)
     wait_for("the pods' claims", lambda: len(server.get("resourceclaims", "-A")["items"]) == TOTAL)
-    # It finds all of them at once. Of objects that come one by one, the first have their own Event.
+    # The operator finds all of them at once. If objects appear one by one, the first get separate
+    # Events.
     with operator(server, tmp_path, events={"patience": "1s"}):
         wait_for("all Events", lambda: set(expected) <= set(reported(server)), seconds=30)
         time.sleep(QUIET_SECONDS)

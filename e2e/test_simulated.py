@@ -1,8 +1,8 @@
 """
 Features of DRA beyond whole devices, with the driver `simulated`.
 
-The real scheduler counts partitions and shares, the real API server drops what it does not know;
-the pods are those of `examples/simulated` where they fit, as they are what users try first.
+The real scheduler tracks partitions and shares, and the real API server drops unsupported fields.
+If possible, the pods are those of `examples/simulated`, because users try these first.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def simulated(cluster: Cluster, images: list[Path]) -> Iterator[Cluster]:
 
 @pytest.fixture
 def lab(simulated: Cluster, request: pytest.FixtureRequest) -> Iterator[Lab]:
-    """A namespace for one test; its drivers have no commands, before and after."""
+    """A namespace for a test. Its drivers have no commands, before and after the test."""
     with namespace_of(simulated, request) as name:
         lab = Lab(simulated, name)
         lab.reset()
@@ -122,13 +122,13 @@ def test_a_gpu_and_its_partitions_exclude_each_other(lab):
 
 
 def check_amounts(fact: dict[str, Any], **capacity: str) -> None:
-    """Check what a pod has of a device: the scheduler writes 40G as 39062500Ki."""
+    """Check the amounts of a device in a pod. The scheduler writes 40G as 39062500Ki."""
     assert fact["capacity"].keys() == capacity.keys()
     assert all(same_quantity(fact["capacity"][name], value) for name, value in capacity.items())
 
 
 def check_share(lab: Lab, name: str, claim_name: str, **capacity: str) -> str:
-    """Check what a pod sees of its share against its claim; give the share's ID."""
+    """Compare a pod's share with its claim, and return the share's ID."""
     (fact,) = lab.facts(name)
     (result,) = lab.results(name, claim_name)
     assert fact["capacity"] == result["consumedCapacity"]
@@ -143,9 +143,9 @@ def test_claims_share_an_interface_until_its_bandwidth_is_used_up(lab):
     assert (last["kind"], last["metadata"]["name"]) == ("Pod", "nic-two")
     shares = set()
     for name, objects in (("nic-one", before), ("nic-two", [last])):
-        # One after the other: the scheduler counts a share twice for a moment, once as an
+        # Apply them one after the other: the scheduler briefly counts a share twice, once as an
         # allocation in flight and once as stored (GatherAllocatedState in 1.36.3 and 1.37.2), and
-        # then tries a pod that did not fit again only after minutes.
+        # retries a pod that did not fit only after minutes.
         lab.apply(*objects)
         lab.wait_phase(name, "Running")
         shares.add(check_share(lab, name, "nic", bandwidth="40G"))
@@ -158,7 +158,7 @@ def test_claims_share_an_interface_until_its_bandwidth_is_used_up(lab):
     lab.apply(template("rest", amount("nic", NIC, bandwidth="19500M")))
     lab.apply(user("nic-rest", ("nic", from_template("rest"))))
     lab.wait_phase("nic-rest", "Running")
-    check_share(lab, "nic-rest", "nic", bandwidth="20G")  # in steps of 1 Gbit/s
+    check_share(lab, "nic-rest", "nic", bandwidth="20G")  # it is in steps of 1 Gbit/s
     assert lab.phase("nic-three") == "Pending"
 
     lab.delete("pod", "nic-one")
@@ -209,7 +209,7 @@ def test_a_gpu_and_a_share_of_the_interface_near_it(lab):
     lab.wait_phase("near", "Running")
     facts = {fact["request"]: fact for fact in lab.facts("near")}
     assert facts["gpu"]["numaNode"] == facts["nic"]["numaNode"]
-    # Nobody asked for an amount.
+    # The claim requests no amount.
     check_amounts(facts["nic"], bandwidth="1G")
 
 
@@ -243,7 +243,7 @@ def test_a_mistake_in_parameters_is_reported_with_the_field(lab, parameters, wor
     assert lab.results("nic", "nic")[0]["request"] in text
 
 
-# ------------------------------------------------------------ what a driver is commanded
+# ------------------------------------------------------------ commands
 
 
 def keys(device: dict[str, Any]) -> set[str]:
@@ -283,12 +283,13 @@ def test_an_unhealthy_gpu_and_its_partitions_are_left_to_those_who_tolerate_it(l
     assert not any(keys(device) for device in lab.devices().values())
 
 
-# ------------------------------------------------------------ what the API server does not know
+# ------------------------------------------------------------ fields that the API server does not
+# support
 
 
 def writes_of_slices(cluster: Cluster) -> list[dict[str, Any]]:
-    """All attempts of the release to write a slice, whether they succeeded or not; a dry run, by
-    which the plugin finds out whether taints are kept, writes nothing."""
+    """Return all attempts of the release to write a slice, whether or not they succeeded. A dry
+    run, with which the plugin checks whether taints are kept, does not write."""
     account = f"system:serviceaccount:{SIMULATED.namespace}:"
     return [
         entry

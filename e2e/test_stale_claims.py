@@ -23,12 +23,12 @@ SOON = {
     "gracePeriod": f"{GRACE_SECONDS}s",
     "unconfirmedGracePeriod": "1h",
 }
-"""The default waits two minutes; an hour is long enough that no test meets it."""
+"""The default is two minutes. An hour is long enough that no test reaches it."""
 
 
 @pytest.fixture(scope="module")
 def soon(scripted, images) -> Iterator[None]:
-    """A release that collects after seconds."""
+    """A release that collects stale claims after seconds."""
     install_scripted(scripted, staleClaims=SOON)
     wait_scripted(scripted)
     yield
@@ -80,7 +80,7 @@ def test_a_kubelet_that_has_not_synced_its_pods_frees_no_claim(stage):
 
     stage.cluster.cut_kubelet(stage.node)
     try:
-        # It serves podresources from its start, but cannot read the node's pods.
+        # The kubelet serves podresources from its start, but cannot read the node's pods.
         stage.cluster.restart_kubelet(stage.node)
         stage.delete("pod", "user", force=True, wait=False)
         wait_for("the claim to be gone", lambda: not stage.items("resourceclaim"))
@@ -92,7 +92,7 @@ def test_a_kubelet_that_has_not_synced_its_pods_frees_no_claim(stage):
         assert container_runs()
     finally:
         stage.cluster.heal_kubelet(stage.node)
-    # The kubelet ends the container now; either component unprepares the claim.
+    # The kubelet now ends the container, and either component unprepares the claim.
     stage.wait_empty()
     assert not container_runs()
     stage.cluster.wait_for_nodes()
@@ -106,7 +106,7 @@ def test_a_claim_that_a_pod_still_uses_is_not_collected(stage):
     )
     stage.wait_phase("user", "Running")
     uid = stage.uid("user", "lamp")
-    # By force, as an administrator might: its pod goes on.
+    # Delete it by force, as an administrator might. Its pod continues.
     patch = '{"metadata": {"finalizers": null}}'
     stage.delete("resourceclaim", "lamp", wait=False)
     stage.kubectl("patch", "resourceclaim", "lamp", "--type=merge", f"--patch={patch}")

@@ -1,8 +1,8 @@
 """
 Devices for some namespaces, on a real API server: ``allowedNamespaces`` of a HostDevicePolicy, and
-what `kubectl drakit` says about it.
+the output of `kubectl drakit` about it.
 
-A control plane without nodes is enough; the operator runs as a process beside it.
+A control plane without nodes is sufficient; the operator runs as a local process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def template(version: str, **options: Any) -> Any:
 
 
 def refusal(server: Cluster, namespace: str, body: Any, *flags: str) -> str:
-    """Create an object; return what the API server says against it."""
+    """Create an object, and return the API server's message if it rejects the object."""
     done = server.kubectl(
         *("create", "-n", namespace, "-f", "-", *flags), input=json.dumps(body), check=False
     )
@@ -97,7 +97,7 @@ def server() -> Iterator[Cluster]:
 
 @pytest.fixture
 def restricted(server: Cluster) -> Iterator[Cluster]:
-    """The policy, in force: the API server learns of a kind of parameters within 30 s."""
+    """The policy, in effect: the API server needs up to 30 s to recognize a kind of parameters."""
     server.apply(json.dumps(RESTRICTED))
 
     def in_force() -> bool:
@@ -137,7 +137,7 @@ def test_a_change_of_labels_or_of_the_policy_takes_effect_and_old_claims_can_be_
     wait_for(
         "the label", lambda: SENTENCE in refusal(restricted, "office", again, "--dry-run=server")
     )
-    # A claim that existed can change and go.
+    # A claim that already existed can be changed and deleted.
     restricted.kubectl("label", "resourceclaim", "one", "-n", "office", "a=b")
     restricted.kubectl("delete", "resourceclaim", "one", "-n", "office", "--timeout=20s")
     restricted.apply(json.dumps(policy()))

@@ -1,9 +1,9 @@
 """
-Drivers as vendors write them: the lamps of docs/vendors/driver-contract.md and packaging.md,
-examples/driver, and a project in Go that `drakit new` wrote.
+Drivers like those of vendors: the lamps of docs/vendors/driver-contract.md and packaging.md,
+examples/driver, and a Go project from `drakit new`.
 
-The images, the values of the releases, the drivers and what is applied are what page and example
-show; other than there are only the names of images.
+The images, the values of the releases, the drivers and the manifests are those of the page or
+example. Only the names of images differ.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EXAMPLE = ROOT / "examples" / "driver"
 
 
 def objects_of(text: str) -> list[dict[str, Any]]:
-    """A manifest of a page, example or project, with an image that the nodes have."""
+    """Return a manifest of a page, example or project, with an image that the nodes have."""
     text = text.replace("image: busybox:1.37\n", f"image: {TEST_IMAGE}\n")
     return list(yaml.safe_load_all(text))
 
@@ -51,7 +51,7 @@ def objects_of(text: str) -> list[dict[str, Any]]:
 def installed(
     cluster: Cluster, vendor: str, folder: Path, *, values: str, images: list[Path]
 ) -> Generator[Path]:
-    """Install a vendor's driver; give the directory of its devices on the first node."""
+    """Install a vendor's driver, and yield the directory of its devices on the first node."""
     archive = vendor_image(vendor, folder, nodeplugin=images[0])
     cluster.load_image(archive)
     given = yaml.safe_load(values)
@@ -73,7 +73,7 @@ def installed(
 
 @pytest.fixture(scope="module")
 def lamps(cluster: Cluster, images: list[Path], tmp_path_factory) -> Iterator[Path]:
-    """The page's driver, installed; gives the directory of lamps on the first node."""
+    """The page's driver, installed. Yields the directory of lamps on the first node."""
     folder = tmp_path_factory.mktemp("lamps")
     (folder / "Dockerfile").write_text(listing(PACKAGING, "Dockerfile"))
     (folder / "lamp.py").write_text(listing(CONTRACT, "lamp.py"))
@@ -85,7 +85,7 @@ def lamps(cluster: Cluster, images: list[Path], tmp_path_factory) -> Iterator[Pa
 
 @pytest.fixture(scope="module")
 def rotors(cluster: Cluster, images: list[Path]) -> Iterator[Path]:
-    """The example, installed; gives the directory of rotors on the first node."""
+    """The example, installed. Yields the directory of rotors on the first node."""
     values = (EXAMPLE / "values.yaml").read_text()
     with installed(cluster, "rotors", EXAMPLE, values=values, images=images) as directory:
         (directory / "west").mkdir()
@@ -95,7 +95,8 @@ def rotors(cluster: Cluster, images: list[Path]) -> Iterator[Path]:
 
 
 def end(room: Space, pod: str) -> None:
-    """Delete a pod of page or example; its shell would let the kubelet wait for half a minute."""
+    """Delete a pod of a page or example, because its shell would let the kubelet wait for half a
+    minute."""
     room.kubectl("delete", "pod", pod, "--grace-period=1")
 
 
@@ -133,7 +134,7 @@ def test_a_broken_lamp_of_the_page_is_tainted(room, lamps):
 
 
 def rotor_pod(name: str, *, rpm: int, speed: int) -> list[dict[str, Any]]:
-    """The example's claim and pod, under another name and with other amounts."""
+    """Return the example's claim and pod, with another name and other amounts."""
     _, template, pod = objects_of((EXAMPLE / "claim.yaml").read_text())
     devices = template["spec"]["spec"]["devices"]
     (request,), (config,) = devices["requests"], devices["config"]
@@ -195,7 +196,7 @@ TORCH_RELEASE = Release(name="torches-drakit", namespace="torches-system")
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("go") is None, reason="the project is built with Go")
 def test_a_new_project_in_go_ends_with_a_pod_that_uses_a_device(room, cluster, images, tmp_path):
-    """On the second node, whose directory of backends no other release uses."""
+    """Runs on the second node, whose directory of backends no other release uses."""
     node = cluster.nodes[-1]
     image, project = "localhost/torches:0.1.0", tmp_path / "torches"
     new = [sys.executable, "-m", "drakit_cli.main", "new", "torches", "--language", "go"]
@@ -215,7 +216,7 @@ def test_a_new_project_in_go_ends_with_a_pod_that_uses_a_device(room, cluster, i
             *("install", "torches", str(project / "chart"), "--namespace=torches"),
             *("--create-namespace", f"--set=nodeSelector.kubernetes\\.io/hostname={node}"),
         )
-        # No release of drakit has the backend's entry.
+        # No release of drakit contains the backend's entry.
         wait_for(
             "the backend to log its missing entry",
             lambda: "to backends.allowed" in cluster.kubectl("logs", *torches, check=False).stdout,
@@ -223,7 +224,7 @@ def test_a_new_project_in_go_ends_with_a_pod_that_uses_a_device(room, cluster, i
         assert not cluster.get(*torches)["status"]["numberReady"]
         install(cluster, TORCH_RELEASE, values=values, build=images[0].parent.name)
         cluster.kubectl("rollout", "status", *torches, "--timeout=60s", timeout=90)
-        # In an update, the new process is ready while the node plugin uses the old one.
+        # During an update, the new process is ready while the node plugin uses the old one.
         cluster.kubectl("rollout", "restart", *torches)
         cluster.kubectl("rollout", "status", *torches, "--timeout=90s", timeout=120)
         cluster.kubectl("apply", "-f", str(project / "deviceclass.yaml"))

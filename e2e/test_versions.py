@@ -1,9 +1,9 @@
 """
-Clusters that serve an older version of `resource.k8s.io`, or know less of it.
+Clusters that serve an older version of `resource.k8s.io`, or fewer of its features.
 
-The kubelet and the scheduler of our Kubernetes need v1, the node plugin does not: it runs as a
-process beside a control plane without nodes, whose API server is restarted with what a test wants.
-Its claims are allocated here, as a scheduler would.
+The kubelet and the scheduler of our Kubernetes need v1, but the node plugin does not. It runs as a
+local process next to a control plane without nodes, whose API server is restarted with the options
+of each test. The tests allocate its claims in place of a scheduler.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")
 TAINTS = "DRADeviceTaints"
 FEATURES = {"DRAPartitionableDevices", "DRAConsumableCapacity", "DRAListTypeAttributes", TAINTS}
-"""Feature gates that are off before Kubernetes 1.36; that of lists is off in 1.36, too."""
+"""Feature gates that are disabled before Kubernetes 1.36. The gate of lists is also disabled in
+1.36."""
 
 TAINTED = {"taints": {"gpu-0": [{"key": "maintenance", "effect": "NoSchedule"}]}}
 
 
 def only(version: str) -> dict[str, bool]:
-    """The runtime configuration of an API server that serves the group in one version alone."""
+    """Return the runtime configuration of an API server that serves only one version of the
+    group."""
     return {f"{GROUP}/{each}": each == version for each in VERSIONS}
 
 
 def claim_of(version: str, name: str, *, device_class: str) -> dict[str, Any]:
-    """A claim with one request, as that version has it."""
+    """Return a claim with one request, in the form of that version."""
     request = {"deviceClassName": device_class}
     exactly = request if version == "v1beta1" else {"exactly": request}
     return {
@@ -60,14 +62,14 @@ def claim_of(version: str, name: str, *, device_class: str) -> dict[str, Any]:
 
 
 class Server:
-    """A control plane without nodes, and what its API server serves."""
+    """A control plane without nodes, and the configuration of its API server."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._has: tuple[str, dict[str, bool]] | None = None
 
     def serve(self, version: str, **gates: bool) -> None:
-        """Have the API server serve one version, with these feature gates; what it holds stays."""
+        """Serve only one version, with these feature gates. The stored objects remain."""
         wanted = (version, gates)
         if self._has is None:
             self.cluster.start(Options(nodes=0, gates=gates, runtime_config=only(version)))
@@ -79,12 +81,12 @@ class Server:
         self._has = wanted
 
     def slices(self, version: str) -> list[dict[str, Any]]:
-        """The driver's slices, as that version has them."""
+        """Return the driver's slices, in the form of that version."""
         items = self.cluster.get(f"resourceslices.{version}.{GROUP}")["items"]
         return [item for item in items if item["spec"]["driver"] == DRIVER]
 
     def allocated(self, version: str, **result: Any) -> ClaimReference:
-        """A new claim with one device of the driver, allocated as by a scheduler."""
+        """Create a claim with one device of the driver, allocated as by a scheduler."""
         name = f"claim-{uuid.uuid4().hex[:6]}"
         claim = claim_of(version, name, device_class="any")
         path = f"/apis/{GROUP}/{version}/namespaces/default/resourceclaims"
@@ -128,14 +130,14 @@ def control(places: Folders) -> Path:
 
 @contextmanager
 def plugin(server: Server, places: Folders, **config: Any) -> Generator[Plugin]:
-    """Run the node plugin with the driver `simulated`, by default as it is by default."""
+    """Run the node plugin with the driver `simulated`, by default with default settings."""
     entry = {"driver": "simulated", "config": {"controlFile": str(control(places)), **config}}
     with running([entry], kubeconfig=server.cluster.kubeconfig, folders=places) as process:
         yield process
 
 
 def pools(slices: list[dict[str, Any]]) -> dict[str, int]:
-    """The generations of the pools that are complete."""
+    """Return the generations of the complete pools."""
     found: dict[str, list[dict[str, Any]]] = {}
     for item in slices:
         found.setdefault(item["spec"]["pool"]["name"], []).append(item["spec"]["pool"])
@@ -147,13 +149,13 @@ def pools(slices: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def devices(slices: list[dict[str, Any]], version: str) -> dict[str, dict[str, Any]]:
-    """The devices by name, as that version reports them."""
+    """Return the devices by name, as that version reports them."""
     found = [device for item in slices for device in item["spec"].get("devices") or ()]
     return {device["name"]: device["basic"] if version == "v1beta1" else device for device in found}
 
 
 def wait_published(server: Server, version: str) -> dict[str, dict[str, Any]]:
-    """Wait until the two pools are complete; give the devices."""
+    """Wait until the two pools are complete, and return the devices."""
 
     def look() -> dict[str, dict[str, Any]] | None:
         slices = server.slices(version)
@@ -279,7 +281,7 @@ def test_where_features_are_off_the_fallback_is_published_until_they_are_on(serv
 
 
 def gates_told(server: Server) -> set[str]:
-    """The feature gates that Events of the Node name."""
+    """Return the feature gates that Events of the Node name."""
     selector = f"--field-selector=involvedObject.name={NODE},reason=FieldsDropped"
     notes = [event["message"] for event in server.cluster.get("events", selector)["items"]]
     return {gate for note in notes for gate in FEATURES if f"(feature gate {gate})" in note}
@@ -302,7 +304,7 @@ def waiting_pod(server: Server, version: str) -> None:
 
 
 def reasons(server: Server, name: str) -> set[str]:
-    """The reasons of the operator's Events about a pod."""
+    """Return the reasons of the operator's Events about a pod."""
     return {
         event["reason"]
         for event in server.cluster.get("events")["items"]
@@ -315,7 +317,8 @@ def reasons(server: Server, name: str) -> set[str]:
 @pytest.mark.slow
 def test_the_operator_explains_pods_before_and_after_an_upgrade_of_the_api_server(server, places):
     server.serve("v1beta1")
-    # With the default, a leader that cannot renew its Lease ends before the API server is back.
+    # With the default, a leader that cannot renew its Lease would exit before the API server is
+    # back.
     election = {"leaseDuration": 120, "renewDeadline": 100}
     with operator(server.cluster, places.root, resyncPeriod=1, election=election):
         for version in ("v1beta1", "v1"):

@@ -1,9 +1,9 @@
 """
-Writes of ResourceSlices.
+Counts writes of ResourceSlices.
 
-The API server's counters know every write that succeeded, of all clients; a test that reads them
-must be the only one that causes writes meanwhile. Where other drivers can write, the slices of the
-test's drivers are compared. Dry runs are no writes.
+The API server's counters include all successful writes of all clients, so a test that reads them
+must be the only one that causes writes at that time. If other drivers can write, the slices of the
+test's drivers are compared instead. Dry runs are not counted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from e2e.kit import holds_for, wait_for
 __all__ = ("SliceWrites", "slice_writes", "written")
 
 QUIET_SECONDS = 1.5
-"""Time without a write before the count is final: longer than the time between two writes of a
-slice."""
+"""Time without a write before the count is final. It is longer than the time between two writes of
+a slice."""
 
 _LINE = re.compile(r"^apiserver_request_total\{(?P<labels>[^}]*)\} (?P<count>\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -67,11 +67,12 @@ def written(
     seconds: float = 30,
 ) -> Generator[None]:
     """
-    Check the number of writes that the block causes, at its end or within some seconds after it.
+    Check the number of writes that the block causes, at its end or within a few seconds.
 
-    With drivers, only their slices count: other drivers, and the kubelet for them, can write
-    meanwhile, for example 30 s after an earlier test has killed a node plugin. Without, the API
-    server's counters decide. Late writes of an earlier test are waited for first.
+    With drivers, only their slices are checked, because other drivers, and the kubelet for them,
+    can write at the same time. For example, the kubelet writes 30 s after an earlier test has
+    killed a node plugin. Without drivers, the API server's counters decide. The check first waits
+    for late writes of an earlier test.
     """
     expected = SliceWrites(creates=creates, updates=updates, deletes=deletes)
     count = wait_for("the writes of slices to end", lambda: _after_quiet(cluster, drivers))
@@ -91,7 +92,7 @@ def written(
 
 
 def _after_quiet(cluster: Cluster, drivers: Collection[str]) -> Callable[[], SliceWrites] | None:
-    """Return a count that begins now, unless something is written in the quiet time."""
+    """Return a count that starts now, after waiting until no writes occur in the quiet time."""
     count = _count(cluster, drivers)
     time.sleep(QUIET_SECONDS)
     return count if count() == SliceWrites() else None

@@ -3,7 +3,7 @@
 
 All faults of a seed come in the same order; their times depend on the machine. The run prints one
 line per fault, and at its end one line with the seed, the number of faults of each kind, the pods
-that run, and the number of leaks. Exits with 1 if a pod does not run, or if something leaks.
+that run, and the number of leaks. The exit code is 1 if a pod does not run, or if anything leaks.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from e2e.images import build_images
 
 NODES = 2
 AT_ONCE = 3
-"""Most faults at a time."""
+"""Maximum number of concurrent faults."""
 
 START_SECONDS = 480.0
 CONVERGENCE_SECONDS = 420.0
-"""Longest time from the end of the last fault until every pod runs; then again until nothing
+"""Maximum time from the end of the last fault until every pod runs, and then again until nothing
 leaks."""
 
 FAULT_SECONDS = 300.0
-"""Longest time of one fault: an upgrade waits for the release's pods."""
+"""Maximum time of one fault. An upgrade waits for the release's pods."""
 
 
 def main() -> int:
@@ -64,7 +64,7 @@ def main() -> int:
 
 @contextmanager
 def _started(cluster: Cluster) -> Iterator[None]:
-    """Start the cluster; KEEP_CLUSTER=1 leaves it up, for `make kubectl`."""
+    """Start the cluster. With KEEP_CLUSTER=1 it keeps running, for `make kubectl`."""
     kept = os.environ.get("KEEP_CLUSTER") == "1"
     cluster.start(Options(nodes=NODES, kept=kept))
     try:
@@ -75,7 +75,7 @@ def _started(cluster: Cluster) -> Iterator[None]:
 
 
 class Run:
-    """One run on a cluster that has nothing but the images."""
+    """One run on a cluster that contains only the images."""
 
     def __init__(self, cluster: Cluster, *, build: str, minutes: float, seed: int) -> None:
         self._cluster, self._build = cluster, build
@@ -85,7 +85,7 @@ class Run:
         self._faults: Counter[str] = Counter()
 
     def run(self) -> int:
-        """Do it all, print the line, and return the exit code."""
+        """Run everything, print the summary, and return the exit code."""
         cluster = self._cluster
         workload.deploy(cluster, build=self._build)
         workload.start(cluster)
@@ -100,7 +100,7 @@ class Run:
         waiting = self._converge(CONVERGENCE_SECONDS)
         running, seconds = workload.running(cluster), time.monotonic() - ended
         leaked = self._settle(expected)
-        # Whatever is held without pods is held by nothing.
+        # Without pods, no traces of claims may remain.
         workload.scale_down(cluster)
         waiting += self._converge(CONVERGENCE_SECONDS)
         without = self._settle(expected)
@@ -113,7 +113,7 @@ class Run:
     # ------------------------------------------------------------ faults
 
     def _inflict(self) -> None:
-        """Have faults happen until the time is over; return when all have ended."""
+        """Inject faults until the time is over. Return when all faults have ended."""
         until = time.monotonic() + self._minutes * 60
         active: dict[Future[None], Fault] = {}
         with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -140,15 +140,16 @@ class Run:
             if (error := future.exception()) is None:
                 self._report(f"ended: {fault}")
             elif isinstance(error, ClusterError):
-                # The fault of another target was in its way; the end of the run undoes both.
+                # A fault of another target interfered. The end of the run undoes both.
                 self._report(f"ended: {fault}, with {_first_line(error)}")
             else:
                 raise error
 
-    # ------------------------------------------------------------ afterwards
+    # ------------------------------------------------------------ convergence
 
     def _converge(self, seconds: float) -> list[str]:
-        """Wait until everything runs that should; return what does not in time."""
+        """Wait until everything runs that should run. Return a sentence for each part that does not
+        run after the timeout."""
         try:
             wait_until(
                 "every pod runs",
@@ -161,7 +162,7 @@ class Run:
         return []
 
     def _settle(self, expected: Pools) -> Mapping[str, Sequence[str]]:
-        """Wait until nothing leaks; return what still does at the end."""
+        """Wait until nothing leaks. Return the remaining leaks after the timeout."""
         until = time.monotonic() + CONVERGENCE_SECONDS
         while True:
             found = leaks(collect(self._cluster, workload.DRIVERS, workload.SPACE), expected)

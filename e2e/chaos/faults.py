@@ -1,8 +1,8 @@
 """
 The faults of a chaos run, and the seeded order in which they happen.
 
-A fault begins, lasts, and ends: its end starts, continues, heals or removes what its beginning
-stopped, cut or filled. Two faults with a common target do not happen at the same time.
+A fault begins, lasts, and ends. Its end undoes its beginning: it starts, resumes, heals or cleans
+the target. Two faults with a common target never happen at the same time.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ API, CONTROLLERS = "api", "controllers"
 """Targets besides the names of nodes."""
 
 MAX_SECONDS: Mapping[str, float] = {"kill": 8, "hang": 15, "cut": 15, "full-disk": 10, "clock": 15}
-"""The longest duration of a fault, by kind; that of the others is the time that they take."""
+"""The maximum duration of a fault, by kind. Other faults last as long as their action."""
 
 MAX_CLOCK_STEP = 1800
 """In seconds, forward and back. Certificates of a new cluster are valid since an hour ago."""
 
 OWN = ("drakit-nodeplugin", "drakit-operator")
-"""Programs that the kubelet starts again."""
+"""Programs that the kubelet restarts."""
 
 _OF_CONTROL_PLANE = {
     Component.ETCD: API,
@@ -54,23 +54,24 @@ class Fault:
 
     kind: str
     target: str
-    """A node, or what of the control plane it concerns."""
+    """A node, or the affected part of the control plane."""
 
     what: str
-    """A program, what is cut, or the size of a step; empty if the kind says it all."""
+    """A program, the part that is cut off, or the size of a step. Empty if the kind is
+    sufficient."""
 
     seconds: float
-    """Its duration."""
+    """The duration of the fault."""
 
     pause: float
-    """The time from its beginning to that of the next one."""
+    """The time from its beginning to the beginning of the next fault."""
 
     number: int
-    """The number of faults of its kind before it."""
+    """The number of earlier faults of the same kind."""
 
     @property
     def targets(self) -> frozenset[str]:
-        """What no other fault may concern meanwhile."""
+        """The targets that no other fault may affect at the same time."""
         needs_api = self.kind in {"delete", "force-delete", "upgrade"} or self.what == "pod"
         needs_controllers = self.kind == "upgrade"
         return frozenset(
@@ -87,9 +88,9 @@ class Fault:
 
 def sequence(seed: int, nodes: Sequence[str]) -> Iterator[Fault]:
     """
-    Return the endless sequence of a seed.
+    Yield the endless sequence of a seed.
 
-    Each kind, and of a kind each program, comes once before one of them comes again.
+    Each kind, and each program of a kind, occurs once before any of them occurs again.
     """
     chance = random.Random(seed)
     kinds = _deck(chance, KINDS)
@@ -132,7 +133,7 @@ def _deck(chance: random.Random, items: Sequence[ItemT]) -> Iterator[ItemT]:
 
 
 class Injector:
-    """Has faults happen on a cluster."""
+    """Injects faults into a cluster."""
 
     def __init__(self, cluster: Cluster, *, build: str, seed: int) -> None:
         self._cluster, self._build, self._seed = cluster, build, seed
@@ -186,7 +187,7 @@ class Injector:
             self._cluster.kill(_place(fault.target), Component(fault.what), number)
             return
         argv = ["pkill", f"-{number.value}", "-f", "--", f"{fault.what} --config"]
-        # Nothing to signal is not an error: the operator may run on the other node.
+        # A missing process is not an error, because the operator may run on the other node.
         self._cluster.exec_on_node(fault.target, argv, check=False)
 
     def _cut(self, fault: Fault) -> None:
@@ -209,7 +210,7 @@ class Injector:
             heal()
 
     def _delete(self, fault: Fault) -> None:
-        """Delete up to five pods: the Deployments replace them."""
+        """Delete up to five pods, which the Deployments replace."""
         options = ["--force", "--grace-period=0"] if fault.kind == "force-delete" else []
         pods = self._cluster.get("pods", "-n", workload.SPACE)["items"]
         names = sorted(pod["metadata"]["name"] for pod in pods)
@@ -221,7 +222,7 @@ class Injector:
     def recover(self) -> None:
         """Undo the faults that failed halfway. Raises ClusterError."""
         cluster = self._cluster
-        # It continues, starts and heals the cluster's components.
+        # This resumes, starts and heals the cluster's components.
         cluster.start(Options(nodes=len(cluster.nodes)))
         for node in cluster.nodes:
             for program in OWN:
@@ -233,5 +234,5 @@ class Injector:
 
 
 def _place(target: str) -> str:
-    """Return the place of a component: a node, or the control plane."""
+    """Return the location of a component: a node, or the control plane."""
     return CONTROL_PLANE if target in {API, CONTROLLERS} else target

@@ -1,7 +1,7 @@
 """
 Counts leaks: traces of claims, sockets, slices and taints that should not exist.
 
-Collecting is separate from counting, which is pure.
+Collecting is separate from counting, which uses pure functions.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ KUBELET = "/var/lib/kubelet"
 HOME = f"{KUBELET}/plugins/drakit.dev"
 
 DRAKIT = str(Path(sys.executable).with_name("drakit"))
-"""The command line of this clone: nodes share the machine's programs."""
+"""The command of this clone. Nodes share the machine's programs."""
 
 KINDS = ("checkpoint", "cdi", "unprepared", "sockets", "slices", "reservations", "taints")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTraces:
-    """What a node plugin has on its node."""
+    """The traces of a node plugin on its node."""
 
     entries: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     """The UIDs of claims in the checkpoint, by driver."""
@@ -40,12 +40,12 @@ class NodeTraces:
     """The sockets by which the kubelet discovers and calls the drivers."""
 
     own_sockets: frozenset[str] = frozenset()
-    """Those of the node plugin's pods that exist."""
+    """The sockets of the node plugin's existing pods."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traces:
-    """What a cluster has of drakit's devices."""
+    """The traces of drakit's devices in a cluster."""
 
     nodes: Mapping[str, NodeTraces]
     claims: tuple[dict[str, Any], ...]
@@ -78,7 +78,8 @@ def _node(cluster: Cluster, node: str, drivers: tuple[str, ...]) -> NodeTraces:
     files: dict[str, frozenset[str]] = {}
     sockets: set[str] = set()
     own: set[str] = set()
-    # In the node's mounts: SQLite resolves the paths of `node_path` to those of this machine.
+    # Run this in the node's mount namespace, because SQLite resolves the paths of `node_path` to
+    # those of this machine.
     show = [DRAKIT, "node", "checkpoint", "show", "--json", f"--kubelet-root={KUBELET}"]
     shown = json.loads(cluster.exec_on_node(node, show, timeout=60).stdout)
     claims = {each["driver"]: each["claims"] for each in shown["checkpoints"]}
@@ -127,7 +128,8 @@ def leaks(traces: Traces, expected: Pools) -> dict[str, list[str]]:
 
 
 def _prepared_on(claim: dict[str, Any]) -> set[tuple[str, str]]:
-    """Return the nodes and drivers of an allocated claim: the pools here have names of nodes."""
+    """Return the nodes and drivers of an allocated claim. In this cluster, pools are named after
+    nodes."""
     allocation = claim.get("status", {}).get("allocation") or {}
     results = allocation.get("devices", {}).get("results", ())
     return {(result["pool"].partition("/")[0], result["driver"]) for result in results}
@@ -148,7 +150,7 @@ def _unclaimed(traces: Traces, what: str, of: Any) -> Iterator[str]:
 
 
 def _unprepared(traces: Traces) -> Iterator[str]:
-    """Yield claims of running pods that their node does not hold."""
+    """Yield claims of running pods that their node does not have."""
     running = {
         pod["metadata"]["uid"] for pod in traces.pods if pod["status"].get("phase") == "Running"
     }

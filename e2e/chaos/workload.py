@@ -1,7 +1,7 @@
 """
 The release and the pods of a chaos run: 40 pods on two nodes, with devices of two drivers.
 
-Deployments replace pods that are deleted or evicted, so each of them must run at the end.
+Deployments replace deleted or evicted pods, so all pods must run at the end.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CLOCK_LIBRARY = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 
 
 def values(*, upgrade: int) -> dict[str, Any]:
-    """The chart's values: each upgrade restarts all pods, and every other one has a new pod of the
-    node plugin run alongside the old one, two operators, and more logs."""
+    """Return the chart's values. Each upgrade restarts all pods. Every other upgrade uses surge
+    updates of the node plugin, two operators, and more logs."""
     surge = upgrade % 2 == 1
     rolling = {"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxUnavailable": "100%"}
     cpus = {"count": 24, "grouping": "devices"}
@@ -57,7 +57,8 @@ def values(*, upgrade: int) -> dict[str, Any]:
 
 
 def deploy(cluster: Cluster, *, build: str) -> None:
-    """Install drakit, whose state directory is on a small disk, with clocks that can be stepped."""
+    """Install drakit with its state directory on a small disk, and with clocks that can be
+    stepped."""
     for node in cluster.nodes:
         cluster.give_disk(node, HOME, mib=DISK_MIB)
         cluster.exec_on_node(node, ["mkdir", "-p", CLOCKS])
@@ -80,7 +81,7 @@ def upgrade(cluster: Cluster, *, build: str, number: int, wait: bool = True) -> 
 
 
 def step_clock(cluster: Cluster, node: str, *, seconds: int) -> None:
-    """Set the difference between the clock of drakit's processes on a node and the real one."""
+    """Set the difference between the real clock and the clock of drakit's processes on a node."""
     path = cluster.node_path(node, f"{CLOCKS}/clock")
     partial = path.with_suffix(".part")
     partial.write_text(f"{seconds:+d}\n")
@@ -88,12 +89,12 @@ def step_clock(cluster: Cluster, node: str, *, seconds: int) -> None:
 
 
 def _with_clock(name: str) -> dict[str, Any]:
-    """The patch that preloads libfaketime; an upgrade keeps it."""
+    """Return the patch that preloads libfaketime. Upgrades keep it."""
     env = {
         "LD_PRELOAD": f"{SLEEP_LIBRARY}:{CLOCK_LIBRARY}",
         "FAKETIME_TIMESTAMP_FILE": f"{CLOCKS}/clock",
         "FAKETIME_CACHE_DURATION": "1",
-        # A step of a real clock changes neither of these.
+        # A step of a real clock does not change these.
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "NO_FAKE_STAT": "1",
     }
@@ -167,7 +168,7 @@ def scale_down(cluster: Cluster) -> None:
 
 
 def problems(cluster: Cluster) -> list[str]:
-    """Return what does not run, one sentence each."""
+    """Return a sentence for each Deployment or pod that does not run."""
     try:
         return list(_problems(cluster))
     except ClusterError as error:

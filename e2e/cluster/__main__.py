@@ -1,6 +1,7 @@
-"""`python -m e2e.cluster`: the cluster targets of make.
+"""
+`python -m e2e.cluster`: the cluster targets of make.
 
-An error is one sentence, and the exit code is 1.
+Errors are printed as one sentence, and the exit code is 1.
 """
 
 import argparse
@@ -89,8 +90,8 @@ def environment(chosen: Cluster, arguments: argparse.Namespace) -> int:
 
 
 def link_programs(folder: Path, programs: Iterable[Path]) -> Path:
-    """Link programs in a folder without others, and return it: a Python environment on the PATH
-    would hide the user's own Python."""
+    """Link programs in a separate folder, and return it. If a whole Python environment was on the
+    PATH, it would hide the user's own Python."""
     folder.mkdir(parents=True, exist_ok=True)
     for link in folder.iterdir():
         link.unlink()
@@ -100,8 +101,8 @@ def link_programs(folder: Path, programs: Iterable[Path]) -> Path:
 
 
 def _selectors(minor: str) -> list[Path]:
-    """Return Kubernetes' CEL compiler and allocator of a release for `kubectl drakit`, built if it
-    is not in the cache; nothing without Go."""
+    """Return Kubernetes' CEL compiler and allocator of a release for `kubectl drakit`. Builds it if
+    it is not in the cache. Empty if Go is missing."""
     from e2e.images.cache import ImageError
     from e2e.images.go import cel_program
 
@@ -116,7 +117,7 @@ def _selectors(minor: str) -> list[Path]:
 
 
 def program(chosen: Cluster, arguments: argparse.Namespace) -> int:
-    """kubectl and helm: with our own input and output, as if they were called directly."""
+    """Run kubectl or helm with our own input and output, as if they were called directly."""
     env = {**os.environ, "KUBECONFIG": str(chosen.kubeconfig)}
     argv = [chosen.program(arguments.command), *_words(arguments)]
     return subprocess.run(argv, env=env, check=False).returncode

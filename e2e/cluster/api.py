@@ -24,7 +24,7 @@ ResultT = TypeVar("ResultT")
 
 
 class ClusterError(Exception):
-    """A part of the cluster failed; the text is a sentence for the caller of make."""
+    """A part of the cluster failed. The message is a sentence for the user of make."""
 
 
 class UnsupportedError(ClusterError):
@@ -71,7 +71,7 @@ class Component(StrEnum):
 
 
 CONTROL_PLANE = "control-plane"
-"""Stands in the place of a node's name for the components that no node runs."""
+"""Replaces a node's name for components that do not run on a node."""
 
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
@@ -81,22 +81,22 @@ class Options:
     """Options for starting a cluster."""
 
     nodes: int = 1
-    """Number of nodes; 0 is the control plane alone."""
+    """Number of nodes. With 0, there is only the control plane."""
 
     gates: Mapping[str, bool] | None = None
-    """Feature gates, for every component. By default, those of :mod:`.gates` for the release."""
+    """Feature gates for every component. By default, those in :mod:`.gates` for the release."""
 
     runtime_config: Mapping[str, bool] | None = None
-    """API versions that the API server serves beside its defaults, or does not serve. Nodes need
-    ``resource.k8s.io/v1``: without it there is the control plane alone. By default, those of
+    """API versions that the API server serves in addition to its defaults, or does not serve. Nodes
+    need ``resource.k8s.io/v1``; without it, there is only the control plane. By default, those in
     :mod:`.gates` for the release."""
 
     kubelet: str | None = None
-    """The minor release of the nodes' kubelets, such as 1.36, if it is not the cluster's."""
+    """The minor release of the nodes' kubelets, such as 1.36, if it differs from the cluster's."""
 
     kept: bool = False
-    """Whether the cluster outlives the process that started it. If not, and that process died, the
-    next start removes the cluster."""
+    """Whether the cluster outlives the process that started it. If not, and if that process has
+    died, the next start removes the cluster."""
 
     images: Sequence[Path] = ()
     """docker-archive tars that every node gets before its kubelet starts."""
@@ -106,14 +106,16 @@ class Options:
         return gates_of_tests(minor) if self.gates is None else dict(self.gates)
 
     def runtime_config_for(self, minor: str) -> dict[str, bool]:
-        """Return the API versions that are served beside the defaults of a minor release."""
+        """Return the API versions that are served in addition to the defaults of a minor
+        release."""
         if self.runtime_config is None:
             return runtime_config_of_tests(minor)
         return dict(self.runtime_config)
 
 
 class Cluster(ABC):
-    """A running or startable cluster. Nodes are called by the names that Kubernetes knows."""
+    """A cluster that is running or can be started. Nodes are identified by their names in
+    Kubernetes."""
 
     provider: str
     capabilities: frozenset[Capability]
@@ -121,35 +123,37 @@ class Cluster(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    # -- life
+    # -- life cycle
 
     @abstractmethod
     def is_up(self) -> bool:
-        """Whether it runs as recorded: no part of it is missing."""
+        """Whether the cluster runs as recorded, without missing parts."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Build what `start` needs and what is missing: on a new machine that takes minutes, which
-        no test's time limit includes."""
+        """Build the missing prerequisites of `start`. On a new machine, this takes minutes, which
+        are not part of any test's time limit."""
 
     @abstractmethod
     def start(self, options: Options) -> None:
-        """Start it and wait until its nodes are ready. One that is up gets the nodes it lacks."""
+        """Start the cluster and wait until its nodes are ready. If it is already up, start missing
+        nodes."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop and remove all of it; nothing to stop is no error."""
+        """Stop and remove the cluster. Does nothing if there is none."""
 
     @abstractmethod
     def leftovers(self) -> list[str]:
-        """The leftovers of a stopped cluster on this machine, one sentence each."""
+        """Return a sentence for each leftover of a stopped cluster on this machine."""
 
     # -- use
 
     @property
     @abstractmethod
     def minor(self) -> str:
-        """The minor release of Kubernetes that runs, such as 1.36; if none does, the next one."""
+        """The minor release of Kubernetes that runs, such as 1.36, or otherwise the next one to
+        start."""
 
     @property
     @abstractmethod
@@ -159,7 +163,7 @@ class Cluster(ABC):
     @property
     @abstractmethod
     def nodes(self) -> list[str]:
-        """The nodes' names, the first one first."""
+        """The names of the nodes, in order."""
 
     @property
     @abstractmethod
@@ -177,7 +181,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def load_image(self, archive: Path) -> None:
-        """Give every node the images of a docker-archive tar."""
+        """Load the images of a docker-archive tar on every node."""
 
     def run(
         self,
@@ -187,7 +191,7 @@ class Cluster(ABC):
         timeout_seconds: float = 60,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program of this machine against the cluster (KUBECONFIG is set)."""
+        """Run a program on this machine against the cluster (KUBECONFIG is set)."""
         return run(
             argv,
             input=input,
@@ -199,25 +203,25 @@ class Cluster(ABC):
     def kubectl(
         self, *args: str, input: str | None = None, timeout: float = 60, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl; a failure raises :class:`CommandError` unless `check` is off."""
+        """Run kubectl. A failure raises :class:`CommandError` unless `check` is false."""
         argv = [self.program("kubectl"), *args]
         return self.run(argv, input=input, timeout_seconds=timeout, check=check)
 
     def helm(self, *args: str, timeout: float = 180) -> subprocess.CompletedProcess[str]:
-        """Run helm; a failure raises :class:`CommandError`."""
+        """Run helm. A failure raises :class:`CommandError`."""
         return self.run([self.program("helm"), *args], timeout_seconds=timeout)
 
     def get(self, *args: str) -> dict[str, Any]:
-        """`kubectl get ARGS`, parsed."""
+        """Return the parsed output of `kubectl get ARGS`."""
         parsed: dict[str, Any] = json.loads(self.kubectl("get", *args, "-o", "json").stdout)
         return parsed
 
     def apply(self, manifest: str) -> None:
-        """`kubectl apply` of YAML or JSON text."""
+        """Run `kubectl apply` on YAML or JSON."""
         self.kubectl("apply", "-f", "-", input=manifest)
 
     def audit(self) -> list[dict[str, Any]]:
-        """The API server's audit records so far: DRA's resources, and all writes."""
+        """Return the API server's audit records so far: DRA's resources, and all writes."""
         raise UnsupportedError(self.provider, "show audit records")
 
     # -- faults
@@ -229,7 +233,7 @@ class Cluster(ABC):
         """Run a program on a node, outside every container."""
 
     def node_path(self, node: str, path: str) -> Path:
-        """The path under which this machine sees a file or folder of the node."""
+        """Return the path at which this machine sees a file or folder of the node."""
         raise UnsupportedError(self.provider, "look into a node's file system from outside")
 
     @abstractmethod
@@ -238,31 +242,31 @@ class Cluster(ABC):
 
     @abstractmethod
     def start_component(self, node: str, component: Component) -> None:
-        """Start a component that was killed; where something restarts it by itself, do nothing."""
+        """Start a component that was killed. Does nothing if it restarts automatically."""
 
     def freeze(self, node: str, component: Component) -> None:
-        """Freeze a component: its sockets stay open, but it does not answer."""
+        """Freeze a component. Its sockets remain open, but it does not respond."""
         self.kill(node, component, signal.SIGSTOP)
 
     def thaw(self, node: str, component: Component) -> None:
-        """Continue a frozen component."""
+        """Resume a frozen component."""
         self.kill(node, component, signal.SIGCONT)
 
     @abstractmethod
     def stop_kubelet(self, node: str) -> None:
-        """Stop the kubelet of a node as its service manager does; containers continue."""
+        """Stop the kubelet of a node, like its service manager does. Containers continue."""
 
     @abstractmethod
     def start_kubelet(self, node: str) -> None:
-        """Start it again, and wait until it answers its health check."""
+        """Start the kubelet again, and wait until it responds to its health check."""
 
     def restart_kubelet(self, node: str) -> None:
-        """Stop and start it; returns when it answers its health check."""
+        """Restart the kubelet, and wait until it responds to its health check."""
         self.stop_kubelet(node)
         self.start_kubelet(node)
 
     def stop_api_server(self) -> None:
-        """End the API server; etcd keeps all objects."""
+        """Stop the API server. etcd keeps all objects."""
         raise UnsupportedError(self.provider, "stop the API server")
 
     def start_api_server(
@@ -272,16 +276,16 @@ class Cluster(ABC):
         runtime_config: Mapping[str, bool] | None = None,
     ) -> None:
         """
-        Start it again, and wait until it is ready.
+        Start the API server again, and wait until it is ready.
 
         :param gates: its feature gates from now on, as after an upgrade; other components keep
-            theirs until they are started again.
-        :param runtime_config: what it serves from now on, as in :class:`Options`.
+            theirs until they restart.
+        :param runtime_config: the API versions that it serves from now on, as in :class:`Options`.
         """
         raise UnsupportedError(self.provider, "start the API server")
 
     def cut_node(self, node: str) -> None:
-        """Drop every packet between a node (its pods included) and the API server."""
+        """Drop all packets between a node (including its pods) and the API server."""
         raise UnsupportedError(self.provider, "cut a node from the API server")
 
     def heal_node(self, node: str) -> None:
@@ -289,7 +293,8 @@ class Cluster(ABC):
         raise UnsupportedError(self.provider, "cut a node from the API server")
 
     def cut_pod(self, node: str, pod_ip: str) -> None:
-        """Drop every packet between one pod and the API server; kubelet and others go on."""
+        """Drop all packets between one pod and the API server. The kubelet and other pods are not
+        affected."""
         raise UnsupportedError(self.provider, "cut a pod from the API server")
 
     def heal_pod(self, node: str, pod_ip: str) -> None:
@@ -297,8 +302,8 @@ class Cluster(ABC):
         raise UnsupportedError(self.provider, "cut a pod from the API server")
 
     def cut_kubelet(self, node: str) -> None:
-        """Drop every packet between the API server and the node's own processes: the kubelet and
-        kube-proxy. Pods with their own network still reach the API server."""
+        """Drop all packets between the API server and the node's own processes: the kubelet and
+        kube-proxy. Pods on the pod network still reach the API server."""
         raise UnsupportedError(self.provider, "cut a kubelet from the API server")
 
     def heal_kubelet(self, node: str) -> None:
@@ -306,34 +311,37 @@ class Cluster(ABC):
         raise UnsupportedError(self.provider, "cut a kubelet from the API server")
 
     def power_off(self, node: str) -> AbstractContextManager[None]:
-        """End everything on a node at once, as if its power was cut; at the end of the block, start
-        it again with an empty /run and another boot id, and wait until its kubelet answers."""
+        """End everything on a node at once, as in a power failure. At the end of the block, start
+        the node again with an empty /run and a different boot ID, and wait until its kubelet
+        responds."""
         raise UnsupportedError(self.provider, "power off a node")
 
     def reboot_node(self, node: str) -> None:
-        """Power off a node, and start it again at once."""
+        """Power off a node, and start it again immediately."""
         with self.power_off(node):
             pass
 
     def upgrade_control_plane(self, minor: str) -> None:
-        """Replace the control plane by that of another minor release, such as 1.37; nodes stay."""
+        """Replace the control plane with that of another minor release, such as 1.37. Nodes are not
+        changed."""
         raise UnsupportedError(self.provider, "upgrade the control plane")
 
     def upgrade_node(self, node: str) -> None:
-        """Replace the kubelet of a node by that of the control plane's release; its pods go on."""
+        """Replace the kubelet of a node with that of the control plane's release. Its pods
+        continue."""
         raise UnsupportedError(self.provider, "upgrade a node")
 
     def give_disk(self, node: str, path: str, *, mib: int) -> None:
-        """Put a folder of a node on a file system of this size, now and after each reboot. What the
-        folder contained is hidden."""
+        """Put a folder of a node on a file system of this size, now and after each reboot. The
+        previous content of the folder is hidden."""
         raise UnsupportedError(self.provider, "give a node a disk")
 
     def compact(self) -> None:
-        """Forget the history of all objects: a watch from before it must list again."""
+        """Delete the history of all objects, so that an earlier watch must list again."""
         raise UnsupportedError(self.provider, "forget the history of objects")
 
     def boot_id_file(self) -> str:
-        """The file on a node that has its boot id."""
+        """The file on a node that contains its boot ID."""
         return "/proc/sys/kernel/random/boot_id"
 
     def wait_for_nodes(self, *, timeout_seconds: float = 90) -> None:
@@ -364,7 +372,8 @@ def wait_until(
     timeout_seconds: float,
     interval_seconds: float = 0.2,
 ) -> ResultT:
-    """Wait until a condition returns a value, and return it; `what` describes it in the error."""
+    """Wait until a condition returns a true value, and return it. `what` describes the condition in
+    the error."""
     deadline = time.monotonic() + timeout_seconds
     while not (result := condition()):
         if time.monotonic() > deadline:
@@ -382,7 +391,7 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, with its output as text; `env` is added to ours."""
+    """Run a program to its end, with its output as a string. `env` is added to our environment."""
     try:
         done = subprocess.run(
             argv,
@@ -392,7 +401,7 @@ def run(
             text=True,
             errors="replace",
             timeout=timeout_seconds,
-            # Root's PATH has no /usr/sbin where `su` was called without `-`.
+            # After `su` without `-`, root's PATH does not contain /usr/sbin.
             env={**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{SBIN}", **(env or {})},
             cwd=cwd,
             check=False,

@@ -1,5 +1,5 @@
 """
-Selects the provider of the cluster (kind if Docker answers, otherwise this machine) and the minor
+Selects the provider of the cluster (kind if Docker responds, otherwise this machine) and the minor
 release of Kubernetes, or takes both from the environment.
 """
 
@@ -19,9 +19,10 @@ DOCKER_SECONDS = 5
 
 def cluster(name: str | None = None, *, minor: str | None = None) -> Cluster:
     """
-    The cluster of that name (by default, this clone's), running or not.
+    Return the cluster with this name (by default, that of this clone), whether or not it is
+    running.
 
-    :param minor: the minor release of Kubernetes that it starts with, such as 1.37; by default,
+    :param minor: the minor release of Kubernetes with which it starts, such as 1.37; by default,
         that of the environment variable KUBERNETES.
     """
     minor = minor or os.environ.get("KUBERNETES") or binaries.DEFAULT_MINOR
@@ -45,10 +46,10 @@ def cluster(name: str | None = None, *, minor: str | None = None) -> Cluster:
 
 def cluster_of_tests(suffix: str, *, minor: str | None = None) -> Cluster:
     """
-    Return one of the clusters of the tests. Each process of pytest-xdist has its own.
+    Return one of the clusters of the tests. Each process of pytest-xdist has separate clusters.
 
-    :param suffix: ends the name; CLUSTER_NAME names the cluster with the empty suffix.
-    :param minor: as for :func:`cluster`.
+    :param suffix: the end of the name; CLUSTER_NAME names the cluster with the empty suffix. :param
+    minor: as for :func:`cluster`.
     """
     base = os.environ.get("CLUSTER_NAME") or f"{default_cluster(REPOSITORY)}-e2e"
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
@@ -56,7 +57,7 @@ def cluster_of_tests(suffix: str, *, minor: str | None = None) -> Cluster:
 
 
 def docker_answers() -> bool:
-    """Whether a Docker engine answers, the one of `make kind-up` too; one that hangs does not."""
+    """Return whether a Docker engine responds, including that of `make kind-up`."""
     engine.use()
     try:
         done = subprocess.run(

@@ -22,11 +22,11 @@ NEEDED = frozenset(
         "ResourceHealthStatus",
     }
 )
-"""The gates of what the tests use: enabled in each release that knows them."""
+"""The feature gates that the tests need. Each is enabled in every release that has it."""
 
 
 def defaults(minor: str) -> dict[str, bool]:
-    """Return the gates of DRA that a minor release knows, such as 1.36, and whether they are on by
+    """Return the gates of DRA in a minor release, such as 1.36, and whether they are enabled by
     default."""
     steps: Mapping[str, list[tuple[str, bool, str]]] = json.loads(TABLE.read_text())["gates"]
     found = {
@@ -37,21 +37,22 @@ def defaults(minor: str) -> dict[str, bool]:
 
 
 def gates_of_tests(minor: str) -> dict[str, bool]:
-    """Return the gates that the tests' clusters of a minor release set beside the defaults."""
+    """Return the gates that the tests' clusters of a minor release set in addition to the
+    defaults."""
     return {name: True for name, on in sorted(defaults(minor).items()) if name in NEEDED and not on}
 
 
 def runtime_config_of_tests(minor: str) -> dict[str, bool]:
-    """Return the API versions that the tests' clusters of a minor release serve beside the
+    """Return the API versions that the tests' clusters of a minor release serve in addition to the
     defaults."""
-    # Before 1.36, DeviceTaintRules are in an alpha version.
+    # Before 1.36, DeviceTaintRules have only an alpha version.
     rules = ["v1alpha3"] if in_range(minor, newest="1.35") else []
     versions = ["v1beta1", "v1beta2", *rules]
     return {f"resource.k8s.io/{version}": True for version in versions}
 
 
 def in_range(minor: str, *, oldest: str | None = None, newest: str | None = None) -> bool:
-    """Return whether a minor release is none before `oldest`, and none after `newest`."""
+    """Return whether a minor release is neither before `oldest` nor after `newest`."""
     return (oldest is None or _number(oldest) <= _number(minor)) and (
         newest is None or _number(minor) <= _number(newest)
     )

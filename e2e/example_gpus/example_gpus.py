@@ -1,8 +1,8 @@
 """
-GPUs that exist only in name, with the name, attributes and parameters of another project's driver.
+Simulated GPUs with the name, attributes and parameters of another project's driver.
 
-The driver has parameters of its own, and accepts those of Kubernetes' example driver, whose
-manifests run with it as they are.
+The driver has its own parameters, and also accepts those of Kubernetes' example driver, so that the
+manifests of that driver work unchanged.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Explanations beside the real scheduler: situations with their remedies."""
+"""Explanations, compared with the real scheduler: situations with their remedies."""

@@ -14,7 +14,7 @@ from tests.situations.api import Api
 
 @contextmanager
 def proxied(cluster: Cluster) -> Iterator[Api]:
-    """Run `kubectl proxy` and give its API."""
+    """Run `kubectl proxy` and yield its API."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -28,7 +28,7 @@ COMMAND_SECONDS = 60
 @pytest.fixture(scope="session")
 def api(cluster: Cluster) -> Iterator[Api]:
     with proxied(cluster) as api:
-        for plural in CLUSTER_WIDE:  # what an interrupted session left behind
+        for plural in CLUSTER_WIDE:  # remnants of an interrupted session
             api.delete_all(plural, labels=LABEL)
         yield api
 
@@ -44,7 +44,7 @@ def explaining(cluster: Cluster, api: Api) -> Iterator[Explaining]:
 def _explained(
     kubeconfig: Path, program: Path, turns: Semaphore, namespace: str, target: str
 ) -> tuple[int, Body]:
-    """Run ``kubectl drakit explain`` in a process of its own."""
+    """Run ``kubectl drakit explain`` in a separate process."""
     argv = [sys.executable, "-m", "drakit_cli.kubectl.main", "explain", target]
     with turns:
         done = subprocess.run(

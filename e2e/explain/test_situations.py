@@ -1,9 +1,9 @@
 """
-Every situation on the real cluster: our verdict, by the operator and by ``kubectl drakit``, the
-scheduler's, and then the remedy.
+Every situation on the real cluster: compares the verdict of the operator and of ``kubectl drakit``
+with the scheduler's, and then applies the remedy.
 
-All run at the same time, each in a namespace of its own; those that change nodes or the verdicts of
-others come after them. A test waits for its situation.
+All situations run at the same time, each in a separate namespace. Situations that change nodes or
+affect others run afterwards. A test waits for its situation.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def outcomes(
         return start(situation)
 
     situations = [each for each in REAL if each.name in chosen]
-    situations.sort(key=lambda each: not each.settled)  # those that wait start first
+    situations.sort(key=lambda each: not each.settled)  # those that wait must start first
     with ThreadPoolExecutor(AT_ONCE) as pool, ThreadPoolExecutor(1) as last:
         futures = {each.name: pool.submit(start, each) for each in situations if not each.alone}
         together = list(futures.values())
@@ -61,7 +61,8 @@ def outcomes(
 
 
 def _items(request: pytest.FixtureRequest) -> Iterator[pytest.Function]:
-    """The tests of this session that need situations: `-k` runs no others."""
+    """Yield the tests of this session that need situations, because with `-k` no others must
+    run."""
     for item in request.session.items:
         if isinstance(item, pytest.Function) and "situation" in item.fixturenames:
             yield item

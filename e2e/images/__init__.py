@@ -1,10 +1,10 @@
 """
 The images of drakit, built without a container engine, and the image of the test pods.
 
-`build_images` is all that others need: docker-archive tars, built again only where something
-changed. The Dockerfile is the one that is used with an engine, too; `python -m e2e.images context`
-makes its build context. `vendor_image` is a vendor's image on top of the node plugin's;
-`backend_image` is that of the example backend, `backend_binary` its program alone.
+Other modules only need `build_images`, which returns docker-archive tars and rebuilds only changed
+parts. The Dockerfile is the same as with an engine; `python -m e2e.images context` creates its
+build context. `vendor_image` is a vendor's image on top of the node plugin's; `backend_image` is
+the image of the example backend, `backend_binary` only its program.
 """
 
 from e2e.images.backend import backend_binary, backend_image

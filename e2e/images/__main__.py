@@ -1,10 +1,9 @@
 """
-`python -m e2e.images`: builds what changed, and prints where it is.
+`python -m e2e.images`: builds changed images, and prints their locations.
 
-With `--cluster`, the operator has only the allocator of the release of Kubernetes that this
-clone's cluster runs. `python -m e2e.images context DIR` only writes the Dockerfile's build context,
-for an engine; `python -m e2e.images driver NAME DIR` builds a driver's image, and prints only where
-it is.
+With `--cluster`, the operator contains only the allocator for this clone's cluster. `python -m
+e2e.images context DIR` only writes the Dockerfile's build context, for an engine. `python -m
+e2e.images driver NAME DIR` builds a driver's image, and prints only its location.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 The example backend: its program, and the image of `examples/backend/Dockerfile`.
 
-The Dockerfile pulls public images, which a local cluster cannot; the image here has the same one
-file.
+The Dockerfile pulls public images, which a local cluster cannot do. This image contains the same
+single file.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from e2e.images.go import go_program
 __all__ = ("IMAGE", "backend_binary", "backend_image")
 
 IMAGE = "localhost/drakit-blinkers:dev"
-"""The name under which a cluster knows the example backend's image."""
+"""The name of the example backend's image in a cluster."""
 
 SOURCES = REPOSITORY / "examples" / "backend"
 
 
 def backend_binary() -> Path:
     """
-    Return the example backend's program; built if it is not in the cache.
+    Return the example backend's program. Builds it if it is not in the cache.
 
-    :raises ImageError: Go is missing, or the sources are wrong.
+    :raises ImageError: Go is missing, or the sources are invalid.
     """
     return go_program(SOURCES, name="blinkers", imported=[REPOSITORY / "proto" / "go"])
 
 
 def backend_image() -> Path:
-    """Return the archive of the example backend's image; built if it is not in the cache."""
+    """Return the archive of the example backend's image. Builds it if it is not in the cache."""
     program = backend_binary()
 
     def make(folder: Path) -> None:

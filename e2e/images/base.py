@@ -1,5 +1,5 @@
 """
-The base of our images where no public one can be pulled: a small Debian with Python 3.13.
+The base of our images if no public image can be pulled: a small Debian with Python 3.13.
 
 It comes from the mirror that this machine's apt uses.
 """
@@ -14,29 +14,29 @@ from pathlib import Path
 from e2e.images.cache import digest, kept, run
 
 SUITE = "trixie"
-"""The Debian release whose Python is 3.13, the version that the Dockerfile's default base has."""
+"""The Debian release with Python 3.13, the version in the Dockerfile's default base."""
 
 UNNEEDED = ("doc", "man", "locale", "info", "zoneinfo", "i18n", "lintian")
-"""Folders of /usr/share that nothing in a container reads."""
+"""Folders of /usr/share that no container reads."""
 
 SMALL = (
     *(f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in UNNEEDED),
     "--dpkgopt=path-exclude=/usr/lib/*/gconv/*",
 )
-"""Options of mmdebstrap that leave all this out."""
+"""Options of mmdebstrap that omit these folders."""
 
 RECIPE = (
     "--variant=essential",
-    # grpcio needs the C++ library; public Python images have it.
+    # grpcio needs the C++ library, which public Python images contain.
     "--include=python3,libstdc++6",
     *SMALL,
-    # The images have the copyrights of what they contain.
+    # Keep the copyright files of the packages in the images.
     "--dpkgopt=path-include=/usr/share/doc/*/copyright",
 )
 
 
 def base_archive() -> Path:
-    """Return the base's file system as a tar; made if it is not in the cache."""
+    """Return the base's file system as a tar. Creates it if it is not in the cache."""
     key = digest(SUITE, *RECIPE)
     return kept("bases", key, _make) / "base.tar"
 
@@ -49,7 +49,7 @@ def write_root(path: Path, *, suite: str, recipe: Sequence[str], what: str) -> N
     """
     Write the file system of a Debian release as a tar.
 
-    :param recipe: mmdebstrap's options: which packages, and what is left out of them.
+    :param recipe: mmdebstrap's options: the packages, and the omitted files.
     """
     mirror = _mirror()
     run(
@@ -60,7 +60,7 @@ def write_root(path: Path, *, suite: str, recipe: Sequence[str], what: str) -> N
 
 
 def _mirror() -> str | None:
-    """The mirror of Debian that this machine's apt uses; None leaves the choice to mmdebstrap."""
+    """Return the Debian mirror that this machine's apt uses. If None, mmdebstrap chooses."""
     if not shutil.which("apt-get"):
         return None
     done = subprocess.run(
@@ -75,7 +75,7 @@ def _mirror() -> str | None:
     )
     for line in done.stdout.splitlines():
         label, _, address = line.partition(" ")
-        # Debian's own archive, not its security updates, which lie beside it.
+        # Use Debian's main archive, rather than its security updates, which are next to it.
         if label == "Debian" and address:
             return address
     return None

@@ -1,8 +1,8 @@
 """
 Builds the images of the Dockerfile with buildah, layer by layer, and writes them as archives.
 
-The layers of the dependencies stay in buildah's storage, in the cache: a change of our own sources
-costs one small layer. The module does not depend on clusters.
+The layers of the dependencies stay in buildah's storage, in the cache, so a change of our own
+sources rebuilds only one small layer.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from e2e.images.testimage import test_image
 REPOSITORY_NAME = "localhost/drakit"
 TAG = "dev"
 REPRODUCIBLE = (f"--timestamp={EPOCH}", "--identity-label=false")
-"""Options of buildah with which equal files make images of equal digests."""
+"""Options of buildah with which equal files produce images with equal digests."""
 
 
 def image_name(target: str) -> str:
-    """The name under which a cluster knows an image of ours."""
+    """Return the name of one of our images in a cluster."""
     return f"{REPOSITORY_NAME}-{target}:{TAG}"
 
 
 def download_parts() -> None:
-    """Make what images are built from and that needs no Go: their base, and their wheels."""
+    """Create the inputs of images that do not need Go: their base and their wheels."""
     base_archive()
     for name in ("image", *TARGETS):
         wheels(name)
@@ -39,11 +39,11 @@ def build_images(
     progress: Callable[[str], None] = print, *, minors: Sequence[str] = RELEASED
 ) -> list[Path]:
     """
-    Return docker-archive tars of all images, which are built if something changed.
+    Return docker-archive tars of all images. Rebuilds changed images.
 
-    Needs root (mmdebstrap, buildah) only where something is to be built.
+    Needs root (mmdebstrap, buildah) only if something has to be built.
 
-    :param minors: the releases of Kubernetes whose allocators the operator gets.
+    :param minors: the releases of Kubernetes whose allocators the operator contains.
     """
     started = time.monotonic()
 
@@ -80,25 +80,25 @@ def _built(target: str, context: Context, report: Callable[[str], None]) -> Path
 
 
 class Store:
-    """A separate storage of buildah: images of other users stay invisible and unchanged."""
+    """A separate storage of buildah, so that other users' images remain invisible and unchanged."""
 
     def __init__(self, folder: Path) -> None:
         self._buildah = _buildah(folder, "overlay")
         try:
             self.names()
         except ImageError:
-            # overlay is six times faster, but not every file system can carry it; vfs copies.
+            # overlay is six times faster, but not every file system supports it; vfs copies.
             self._buildah = _buildah(folder, "vfs")
 
     def names(self) -> list[str]:
-        """The names of the images in this storage."""
+        """Return the names of the images in this storage."""
         return self._run("images", "--format", "{{.Name}}:{{.Tag}}", what="listing").split()
 
     def base_name(self, base: Path) -> str:
         return f"localhost/drakit-base:{base.parent.name}"
 
     def build_base(self, base: Path) -> None:
-        """Make an image of the base's file system, unless there is one."""
+        """Create an image of the base's file system, unless it exists."""
         name = self.base_name(base)
         if name in self.names():
             return
@@ -129,7 +129,8 @@ class Store:
         )
 
     def build_on(self, base: str, folder: Path, *, name: str) -> None:
-        """Build the Dockerfile of a folder on an image here, or on `docker-archive:PATH`."""
+        """Build the Dockerfile of a folder on an image in this storage, or on
+        `docker-archive:PATH`."""
         self._run(
             *("bud", "--quiet", "--isolation=chroot", "--pull-never", *REPRODUCIBLE),
             *("--build-arg", f"BASE={base}", "--tag", name, str(folder)),
@@ -140,7 +141,8 @@ class Store:
         self._run("push", "--quiet", name, f"docker-archive:{path}:{name}", what=f"saving {name}")
 
     def prune(self) -> None:
-        """Drop what an older build left; the layers below the named images stay for the next."""
+        """Remove the remains of older builds. The layers below the named images are kept for the
+        next build."""
         self._run("rmi", "--prune", "--force", what="removing old layers")
 
     def _run(self, *arguments: str, what: str, input: str | None = None) -> str:
@@ -156,5 +158,5 @@ def _buildah(folder: Path, driver: str) -> list[str]:
 
 
 def cache_note() -> str:
-    """The folder of all this, for users who need the disk space."""
+    """Return the folder of the cache, for users who need the disk space."""
     return f"images, wheels and layers are kept in {cache_folder()}"

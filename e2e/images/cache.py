@@ -1,7 +1,7 @@
 """
 The cache of artifacts that take long to build: folders named after their sources' digest.
 
-A folder appears whole or not at all, under a lock, so that two clones may build at once.
+A folder is created atomically, under a lock, so that two clones can build at the same time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class ImageError(Exception):
-    """An image cannot be built; the text is a sentence for the caller of make."""
+    """An image cannot be built. The message is a sentence for the user of make."""
 
 
 def cache_folder() -> Path:
-    """The cache of this user: `DRAKIT_CACHE`, else by the XDG rules."""
+    """Return this user's cache folder: `DRAKIT_CACHE`, or otherwise according to the XDG rules."""
     if chosen := os.environ.get("DRAKIT_CACHE"):
         return Path(chosen).absolute()
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -34,21 +34,21 @@ def cache_folder() -> Path:
 
 
 def digest(*parts: str | bytes | Path) -> str:
-    """A name for what is made of these texts and files."""
+    """Return a name for the result of these strings and files."""
     state = hashlib.sha256()
     for part in parts:
         if isinstance(part, Path):
             part = part.read_bytes()
         elif isinstance(part, str):
             part = part.encode()
-        # The length keeps ("ab", "c") and ("a", "bc") apart.
+        # The length distinguishes ("ab", "c") from ("a", "bc").
         state.update(f"{len(part)}:".encode() + part)
     return state.hexdigest()[:20]
 
 
 @contextmanager
 def locked(kind: str) -> Generator[Path]:
-    """The folder of one kind of artifact, locked against other processes."""
+    """Yield the folder of one kind of artifact, locked against other processes."""
     folder = cache_folder() / kind
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
@@ -58,14 +58,14 @@ def locked(kind: str) -> Generator[Path]:
 
 def kept(kind: str, key: str, make: Callable[[Path], None], *, keep: int = 3) -> Path:
     """
-    Return the folder `kind`/`key`, which `make` fills if it is not there.
+    Return the folder `kind`/`key`, which `make` fills if it does not exist.
 
-    :param keep: how many folders of the kind stay; those not used for the longest time go first.
+    :param keep: how many folders of the kind are kept. The least recently used are removed first.
     """
     with locked(kind) as folder:
         place = folder / key
         if not place.exists():
-            # We hold the lock, so no living process uses these: a killed one left them.
+            # This process has the lock, so these are remains of a killed process.
             for remains in folder.glob(".new-*"):
                 shutil.rmtree(remains)
             with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as unfinished:
@@ -85,7 +85,7 @@ def _forget_oldest(folder: Path, *, keep: int) -> None:
         reverse=True,
     )
     for place in places[keep:]:
-        # Another clone may just be loading from it.
+        # Another clone may be loading from it.
         if time.time() - place.stat().st_mtime > 3600:
             shutil.rmtree(place)
 
@@ -99,7 +99,7 @@ def run(
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
 ) -> str:
-    """Run a program to its end and return its output; a failure quotes its last lines."""
+    """Run a program to its end and return its output. A failure quotes its last lines."""
     words = [str(part) for part in argv]
     try:
         done = api.run(

@@ -1,11 +1,12 @@
 """
 One program with the explainer's helper for several minor releases of Kubernetes.
 
-Each release has its own packages of Kubernetes and of CEL: they decide what the scheduler decides.
-A Go program has only one version of an import path, so the packages of a release get its name as a
-prefix: `k8s.io/api` of 1.36 becomes `drakit.dev/operator/cel/v136/k8s.io/api`. All releases share
-Go's runtime and the other modules, in the newest version that one of them needs. So the program for
-four releases has half the size of four programs. It finds the release in its own name.
+Each release has its own packages of Kubernetes and of CEL, because they determine the scheduler's
+decisions. A Go program has only one version of an import path, so the packages of a release get the
+release's name as a prefix: `k8s.io/api` of 1.36 becomes `drakit.dev/operator/cel/v136/k8s.io/api`.
+All releases share Go's runtime and the other modules, in the newest version that any of them needs.
+So the program for four releases has half the size of four programs. It derives the release from its
+own name.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from e2e.images.go import BUILD_SECONDS, CEL_SOURCES, ENVIRONMENT, KEPT, LINKED,
 
 MODULE = "drakit.dev/operator/cel"
 OWN = ("k8s.io/", "sigs.k8s.io/", "github.com/google/cel-go/")
-"""Prefixes of the packages that each release has in its own version."""
+"""Prefixes of the packages that differ between the releases."""
 
 IMPORT = re.compile(
     rf'^((?:import )?\s*(?:[\w.]+ )?)"((?:{"|".join(map(re.escape, OWN))})[^"]*"\s*(?://.*)?)$',
@@ -51,10 +52,10 @@ func main() {{
 
 def combined_programs(minors: Sequence[str], *, platform: str = "") -> Path:
     """
-    Return a folder with the program, which has the name `drakit-cel-MINOR` for each release.
+    Return a folder with the program, under the name `drakit-cel-MINOR` for each release.
 
-    :param platform: such as linux/arm64; by default that of this machine.
-    :raises ImageError: Go is missing, or the sources are wrong.
+    :param platform: such as linux/arm64; by default that of this machine. :raises ImageError: Go is
+    missing, or the sources are invalid.
     """
     go = run(["go", "env", "GOVERSION"], what="asking Go's version", timeout_seconds=60)
     sources = [*CEL_SOURCES.glob("*.go"), *CEL_SOURCES.glob("go*.mod"), *CEL_SOURCES.glob("*.sum")]
@@ -168,7 +169,7 @@ def _module_file(minor: str) -> Path:
 
 
 def _order(version: str) -> list[int]:
-    """The order of the versions of Go modules, as far as these modules have it."""
+    """Return the order of a Go module version, for the versions that these modules have."""
     return [int(number) for number in re.findall(r"\d+", version)]
 
 

@@ -1,7 +1,7 @@
 """
 The build context of the Dockerfile: wheels of the pinned requirements, pip, and our own programs.
 
-With it the build needs no network.
+With this context, the build needs no network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from e2e.images.go import CEL_MINORS, cel_programs
 
 TARGETS = ("nodeplugin", "operator")
 RELEASED = CEL_MINORS[:-1]
-"""The minor releases of Kubernetes whose allocators the operator has: those that are not alpha."""
+"""The minor releases of Kubernetes whose allocators the operator contains: those that are not
+alpha."""
 
 REQUIREMENTS = REPOSITORY / "requirements"
 ROOT = Path(__file__).with_name("root.py")
@@ -32,11 +33,11 @@ EPOCH = os.environ.get("SOURCE_DATE_EPOCH", "1704067200")
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """A build context, and what it was made from."""
+    """A build context, and its inputs."""
 
     folder: Path
     dependencies: dict[str, str]
-    """Target -> a name for the wheels that are installed in its image beside ours."""
+    """Target -> a name for the wheels that are installed in its image in addition to ours."""
 
     drakit: str
     """A name for our own wheel."""
@@ -52,7 +53,7 @@ def write_context(folder: Path, minors: Sequence[str] = RELEASED) -> Context:
     """
     Write the context to a folder that does not exist or is empty.
 
-    :param minors: the releases of Kubernetes whose allocators the operator gets.
+    :param minors: the releases of Kubernetes whose allocators the operator contains.
     """
     if folder.exists() and any(folder.iterdir()):
         raise ImageError(f"{folder} is not empty: name a folder for the build context alone")
@@ -82,7 +83,7 @@ def write_context(folder: Path, minors: Sequence[str] = RELEASED) -> Context:
 
 def wheels(name: str, machine: str = "") -> Path:
     """
-    The folder with the wheels of one requirements file, for the images' Python.
+    Return the folder with the wheels of one requirements file, for the images' Python.
 
     :param machine: the processor, such as aarch64; by default that of this machine.
     """
@@ -104,7 +105,7 @@ def wheels(name: str, machine: str = "") -> Path:
 
 
 def _own_wheel(folder: Path) -> str:
-    """Build the wheel of this clone; the same sources give the same bytes."""
+    """Build the wheel of this clone. Equal sources produce equal bytes."""
     with tempfile.TemporaryDirectory() as scratch:
         run(
             [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", scratch],

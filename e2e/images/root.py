@@ -2,8 +2,8 @@
 Collects the files of the images. The Dockerfile runs this file in its build stages.
 
 The images have no Debian system: they contain Python, the libraries that Python loads, and the
-packages. So nothing in them is a shell, a package manager, pip or a compiler. The base only has to
-be Debian with Python: in `python:3.13-slim`, Python is below /usr/local, in Debian below /usr.
+packages. So they contain no shell, package manager, pip or compiler. The base only has to be Debian
+with Python: in `python:3.13-slim`, Python is below /usr/local, in Debian below /usr.
 
 Uses the standard library only, and does not depend on the rest of the repository.
 """
@@ -68,10 +68,10 @@ LIBRARIES = (
 """Libraries that wheels may load, by the manylinux policy. Python does not load all of them."""
 
 UNUSED = ("kubernetes_asyncio/client/api", "kubernetes_asyncio/client/models", "CHANGELOG.md")
-"""Modules of 22 MB that `drakit_daemon.kube` never imports, and a file of their package."""
+"""Modules (22 MB) that `drakit_daemon.kube` never imports, and a file of their package."""
 
 SOURCES = (".c", ".h", ".pxd", ".pyi", ".pyx")
-"""Endings of files of packages that only a compiler or a type checker reads."""
+"""File extensions in packages that only a compiler or a type checker reads."""
 
 ACCOUNTS = {
     "passwd": "root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n",
@@ -121,7 +121,7 @@ def collect_python(root: Path) -> None:
 
 
 def prepare_packages(root: Path) -> None:
-    """Strip, prune and compile what pip has installed below `root`."""
+    """Strip, prune and compile the packages that pip has installed below `root`."""
     (packages,) = _below(root, VENV).glob("lib/python3.*/site-packages")
     for name in UNUSED:
         if (path := packages / name).is_dir():
@@ -141,9 +141,9 @@ def prepare_packages(root: Path) -> None:
 
 def stripped(program: bytes) -> bytes:
     """
-    Return an ELF file without what follows its segments: symbols, and the data for debuggers.
+    Return an ELF file without the data after its segments: symbols and debug data.
 
-    The loader only uses the segments. Some wheels contain more bytes for debuggers than code.
+    The loader only uses the segments. Some wheels contain more debug data than code.
     """
     if program[:6] != b"\x7fELF\x02\x01":  # 64 bits, little-endian
         return program
@@ -160,8 +160,8 @@ def stripped(program: bytes) -> bytes:
 
 
 def _compile(root: Path, folder: Path) -> None:
-    # The file system is read-only, and to compile at each start takes more than a second.
-    # Unchecked, because the files' times change when an image is written.
+    # The file system is read-only, and compiling at each start takes more than a second. Use
+    # unchecked files, because the files' times change when an image is written.
     compileall.compile_dir(
         folder,
         maxlevels=32,
@@ -173,7 +173,7 @@ def _compile(root: Path, folder: Path) -> None:
 
 
 def _libraries(programs: Iterable[Path]) -> set[Path]:
-    """Return the libraries that these programs load, with the loader."""
+    """Return the libraries that these programs load, including the loader."""
     done = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False)
     if missing := re.findall(r"(\S+) => not found", done.stdout):
         raise SystemExit(f"the base has no {', '.join(sorted(set(missing)))}")
@@ -189,9 +189,9 @@ def _found(name: str) -> Path:
 
 def _describe(files: Iterable[Path], root: Path) -> None:
     """
-    Write the descriptions and the copyrights of the Debian packages that own the files.
+    Write the descriptions and the copyrights of the Debian packages that contain the files.
 
-    Scanners of images read the descriptions below /var/lib/dpkg/status.d.
+    Image scanners read the descriptions below /var/lib/dpkg/status.d.
     """
     owners = {path: name for name, path in _owned()}
     names = {owners[path] for file in files if (path := file.resolve()) in owners}
@@ -214,12 +214,12 @@ def _owned() -> Iterator[tuple[str, Path]]:
 
 
 def _below(root: Path, path: Path) -> Path:
-    """Return the place of an absolute path below `root`."""
+    """Return the location of an absolute path below `root`."""
     return root / path.relative_to("/")
 
 
 def _copy(path: Path, root: Path, *, content_of: Path | None = None) -> None:
-    """Copy a file to its own path, whose directories are no links, below `root`."""
+    """Copy a file to the same path below `root`. The directories of its path are not links."""
     place = _below(root, path.parent.resolve() / path.name)
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(content_of or path, place)

@@ -2,8 +2,8 @@
 The image of the test pods: busybox, small static programs that use a device, and a program that
 reads metadata files with Kubernetes' own package.
 
-It has more names: those of public images in the documentation's pods and in other projects'
-manifests, which no test can pull. For the latter, it has a `bash`, which is busybox' own shell.
+The image also has the names of public images in the documentation's pods and in other projects'
+manifests, which tests cannot pull. For the latter, it contains a `bash`, which is busybox's shell.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ OTHERS_NAME = "docker.io/library/ubuntu:22.04"
 BASH = b'#!/bin/sh\nexec /bin/sh "$@"\n'
 SOURCES = REPOSITORY / "e2e" / "testimage"
 TOOLS = ("kvm-version", "blockio")
-"""The names under which the helper program does something; see its `main.go`."""
+"""The names under which the helper program runs (see its `main.go`)."""
 
 
 def test_image() -> Path:
-    """Return the archive of the test image; built if it is not in the cache."""
+    """Return the archive of the test image. Builds it if it is not in the cache."""
     busybox = static_busybox()
     reader = metadata_reader()
     sources = [*sorted(SOURCES.glob("*.go")), SOURCES / "go.mod"]
@@ -38,12 +38,13 @@ def test_image() -> Path:
 
 
 def static_busybox() -> Path:
-    """Return the machine's busybox, which needs no libraries; raise ImageError without one."""
+    """Return the machine's busybox, which needs no libraries. Raises ImageError if there is
+    none."""
     found = shutil.which("busybox")
     if found is None:
         raise ImageError("busybox is missing: run `make deps` as root, or install busybox-static")
     path = Path(found).resolve()
-    # A dynamic busybox would want libraries that the image does not have.
+    # A dynamically linked busybox would need libraries that the image does not contain.
     done = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=10, check=False)
     if done.returncode == 0 and "statically linked" not in done.stdout:
         raise ImageError(f"{path} is not static: install Debian's busybox-static")

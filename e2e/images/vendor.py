@@ -1,7 +1,7 @@
 """
-Images of vendors: the node plugin's image and a driver's module on top.
+Images of vendors: the node plugin's image with a driver's module.
 
-The Dockerfile is the one of docs/vendors/packaging.md, or of a project that `drakit new` wrote.
+The Dockerfile is that of docs/vendors/packaging.md, or of a project from `drakit new`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ __all__ = ("driver_image", "repository_name", "vendor_image")
 
 
 def repository_name(vendor: str) -> str:
-    """The image's repository in the chart's values; the chart adds the component's name."""
+    """Return the image's repository for the chart's values. The chart appends the component's
+    name."""
     return f"localhost/drakit-{vendor}"
 
 
 def vendor_image(vendor: str, folder: Path, *, nodeplugin: Path) -> Path:
-    """Return the archive of a vendor's image, with a name that tells vendors apart."""
+    """Return the archive of a vendor's image, with a name that identifies the vendor."""
     return driver_image(
         f"{repository_name(vendor)}-nodeplugin:{TAG}", folder, nodeplugin=nodeplugin
     )
@@ -29,14 +30,14 @@ def vendor_image(vendor: str, folder: Path, *, nodeplugin: Path) -> Path:
 
 def driver_image(name: str, folder: Path, *, nodeplugin: Path) -> Path:
     """
-    Return the archive of an image; built if its folder or the node plugin's image changed.
+    Return the archive of an image. Builds it if its folder or the node plugin's image changed.
 
-    :param name: the image's name, with its tag.
-    :param folder: has a Dockerfile with a `BASE` argument, and what that copies.
+    :param name: the image's name, with its tag. :param folder: contains a Dockerfile with a `BASE`
+    argument, and the files that it copies.
     """
     label = re.sub(r"[^a-z0-9.]+", "-", name)
     found = (path for path in folder.rglob("*") if path.is_file())
-    # Neither caches nor a virtual environment.
+    # Exclude caches and virtual environments.
     sources = sorted(
         path
         for path in found

@@ -10,11 +10,11 @@ others that the nodes need). Its blocks:
 
 * ```bash``` runs; with the title "On the node" it runs on the first node, as root. A block whose
   commands only read (`kubectl get`, `describe`, `logs`, ...) is repeated until it fits the page.
-* ```text title="Output"``` is what the block before it prints.
+* ```text title="Output"``` is the output of the block before it.
 * A block with a file's name as its title is saved. YAML without a title is applied with
   `--dry-run=server`.
 * A comment before a block: `<!-- not run: REASON -->`, or `<!-- fails -->` for commands that end
   with an error. `<!-- run: COMMANDS -->` hides commands from the reader, on one or several lines.
 
-The working folder has `charts` and `examples`, as a clone has.
+The working folder contains `charts` and `examples`, like a clone.
 """

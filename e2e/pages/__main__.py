@@ -1,10 +1,12 @@
-"""`python -m e2e.pages`: which blocks of the pages for users are not run, and why."""
+"""
+`python -m e2e.pages`: lists the blocks of the pages for users that are not run, with the reasons.
+"""
 
 from e2e.pages.page import is_tested, parse, short, user_pages
 
 
 def listing() -> list[str]:
-    """A line for each page that is not run, and for each block that is not."""
+    """Return a line for each page that is not run, and for each block that is not run."""
     lines: list[str] = []
     for path in user_pages():
         if not is_tested(path):

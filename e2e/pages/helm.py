@@ -1,10 +1,11 @@
 """
-The programs that stand first on a page's PATH, so that its commands stay as a reader types them.
+The programs that come first on a page's PATH, so that its commands work exactly as a reader types
+them.
 
-`helm` adds to an install of this repository's chart what the tests' cluster needs: the node on
-which to run, small memory requests, and the name of images that are loaded there, in place of the
-name that the page sets. A page that names no image gets none, so that it fails as for a reader. The
-module does not depend on pages.
+When a page installs this repository's chart, `helm` adds the settings that the tests' cluster
+needs: the nodes on which to run, small memory requests, and the names of images that are loaded
+there, instead of the name that the page sets. A page that names no image gets none, so that it
+fails as it does for a reader.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ TAKES_VALUES = {"install", "upgrade", "template"}
 CHART = "charts/drakit"
 
 LOCAL = "localhost/"
-"""The registry of images that are loaded into the cluster and not pulled."""
+"""The registry of images that are loaded into the cluster, and not pulled."""
 
 
 def arguments_of(argv: Sequence[str], *, values: Sequence[str], images: Sequence[str]) -> list[str]:
     """
     Return helm's arguments with those that the cluster needs.
 
-    :param values: files that come before the page's own, which win. They name no image.
-    :param images: settings that come last, if the page names an image that is in no registry.
+    :param values: files that come before the page's own files, which take precedence. They name
+        no image.
+    :param images: settings that come last, if the page names an image that is not in a registry.
     """
     subcommand = next((word for word in argv if not word.startswith("-")), "")
     charts = [word for word in argv if word.rstrip("/").endswith(CHART)]
@@ -45,7 +47,7 @@ def arguments_of(argv: Sequence[str], *, values: Sequence[str], images: Sequence
 
 
 def _image_named_by(argv: Sequence[str]) -> str:
-    """The repository of the images of an install; empty without one."""
+    """Return the image repository in the arguments of an install, or an empty string."""
     joined = " ".join(argv)
     if found := re.search(r"\bimage\.repository=([^\s,]+)", joined):
         return found[1]
@@ -59,7 +61,8 @@ def _image_named_by(argv: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """`helm` of a page: its environment has the real program and the folder of the session."""
+    """Run `helm` for a page. Its environment contains the real program and the folder of the
+    session."""
     argv = sys.argv[1:]
     folder = Path(os.environ["DRAKIT_PAGE"])
     if CHANGES & set(argv):

@@ -1,8 +1,8 @@
 """
-Compares what a command printed with what a page shows.
+Compares the output of a command with the output on a page.
 
-The page shows real output of one cluster; numbers, ages, UIDs and generated names are others on the
-next cluster. They match by their shape, and `...` matches anything.
+The page shows real output of one cluster. Numbers, ages, UIDs and generated names differ in other
+clusters, so they are compared by their format. `...` matches anything.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ SHAPES = (
     r"sha256:[0-9a-f]{6,64}",
     # A ResourceSlice of drakit.
     r"-[0-9a-f]{8}(?![\w-])",
-    # The pod of a Deployment, then any other generated name.
+    # First the pod of a Deployment, then any other generated name.
     rf"-{SUFFIX}{{8,10}}-{SUFFIX}{{5}}(?!\w)",
     rf"-{SUFFIX}{{5}}(?!\w)",
-    # The age of an object, or of an Event that may have come more than once.
+    # The age of an object, or of an Event that may have been repeated.
     rf"(?<![\w.-]){AGE}(?![\w-])(?: \(x\d+ over {AGE}\))?",
     r"\d+",
     r"\s+",
     r"\.\.\.",
 )
-"""A piece of the page that fits one of these stands for any text that fits it; the first counts."""
+"""If a piece of the page matches one of these patterns, it stands for any text that matches it. The
+first match applies."""
 
 PIECES = re.compile("|".join(f"({shape})" for shape in SHAPES))
 
 
 def line_pattern(line: str) -> re.Pattern[str]:
-    """The pattern of a line of the page."""
+    """Return the pattern for a line of the page."""
     parts: list[str] = []
     place = 0
     for piece in PIECES.finditer(line):
@@ -47,9 +48,9 @@ def line_pattern(line: str) -> re.Pattern[str]:
 
 def difference(shown: str, printed: str) -> str | None:
     """
-    Return how the output differs from the page; None if it does not.
+    Return how the output differs from the page, or None.
 
-    Empty lines do not count. A line `...` stands for any number of lines, also none.
+    Ignores empty lines. A line `...` stands for any number of lines, including none.
     """
     expected = [line.strip() for line in shown.splitlines() if line.strip()]
     actual = [line.strip() for line in printed.splitlines() if line.strip()]
@@ -65,7 +66,7 @@ def difference(shown: str, printed: str) -> str | None:
 
 
 def _matches(patterns: Sequence[re.Pattern[str] | None], lines: Sequence[str]) -> bool:
-    """Whether lines match patterns, of which None matches any number of them."""
+    """Return whether lines match patterns. None matches any number of lines."""
     places = {0}
     for line_number in range(len(lines) + 1):
         places = _past_gaps(patterns, places)

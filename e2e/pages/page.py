@@ -1,8 +1,7 @@
 """
 Parses a page of the site into the steps that a reader takes: files to save and commands to run.
 
-A page that breaks the rules of its form raises :class:`PageError`, whose text names the page and
-the line.
+A page with an invalid format raises :class:`PageError`, whose message names the page and the line.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ USER_FOLDERS = ("start", "use", "admin", "vendors")
 """The folders of `docs/` whose commands and manifests run."""
 
 ON_THE_NODE = "On the node"
-"""The title of a bash block that runs on a node, as root, and not on the reader's machine."""
+"""The title of a bash block that runs on a node, as root, rather than on the reader's machine."""
 
 OUTPUT = "Output"
-"""The title of a text block that shows what the block before it prints."""
+"""The title of a text block with the output of the block before it."""
 
 
 class Needs(StrEnum):
@@ -38,7 +37,7 @@ class Needs(StrEnum):
 
 
 class Program(StrEnum):
-    """A program of others whose image a page needs on the nodes."""
+    """A program of another project whose image a page needs on the nodes."""
 
     SAMPLE_DEVICE_PLUGIN = "sample-device-plugin"
 
@@ -51,7 +50,7 @@ class Action(StrEnum):
 
 
 class PageError(Exception):
-    """A page is not in the form that can be run."""
+    """The format of a page is invalid."""
 
     def __init__(self, path: Path, line: int, problem: str) -> None:
         super().__init__(f"{short(path)}:{line}: {problem}")
@@ -59,11 +58,11 @@ class PageError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One thing that the reader, or a hidden comment, does."""
+    """One action of the reader, or of a hidden comment."""
 
     action: Action
     line: int
-    """Line of the page on which the text begins, counted from 1."""
+    """Line of the page on which the text begins, from 1."""
 
     text: str
     file: str = ""
@@ -71,14 +70,14 @@ class Step:
 
     output: str | None = None
     fails: bool = False
-    """Whether the command is meant to end with an error."""
+    """Whether the command is expected to fail."""
 
     hidden: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotRun:
-    """A block that is not run, and why."""
+    """A block that is not run, and the reason."""
 
     line: int
     language: str
@@ -96,12 +95,12 @@ class Page:
     not_run: Sequence[NotRun]
     programs: Sequence[Program] = ()
     clean: bool = False
-    """Whether the nodes must have no files of drakit's earlier drivers."""
+    """Whether the nodes must not contain files of drakit's earlier drivers."""
 
 
 @dataclass
 class _Block:
-    """A fenced block as it stands in the page."""
+    """A fenced block in the page."""
 
     line: int
     language: str
@@ -141,25 +140,25 @@ SHELLS = {"sh", "shell", "console", "shell-session", "zsh"}
 
 
 def short(path: Path) -> str:
-    """A page's path in the repository."""
+    """Return a page's path in the repository."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def front_matter(text: str) -> dict[str, Any]:
-    """The front matter of a page; empty without one."""
+    """Return the front matter of a page, or an empty dictionary."""
     found = FRONT_MATTER.match(text)
     return (yaml.safe_load(found[1]) or {}) if found else {}
 
 
 def user_pages() -> list[Path]:
-    """The pages that run, in the order of the site's navigation; others follow by name."""
+    """Return the pages that run, in the order of the site's navigation. Others follow by name."""
     pages = [page for name in USER_FOLDERS for page in sorted((DOCS / name).glob("*.md"))]
     order = {path: place for place, path in enumerate(_navigation())}
     return sorted(pages, key=lambda page: order.get(page, len(order) + pages.index(page)))
 
 
 class _Lenient(yaml.SafeLoader):
-    """mkdocs.yml may name Python objects, which nothing here needs."""
+    """mkdocs.yml may contain Python objects, which are not needed here."""
 
 
 _Lenient.add_multi_constructor("", lambda loader, suffix, node: None)
@@ -181,12 +180,12 @@ def _leaves(entry: Any) -> Iterator[Path]:
 
 
 def is_tested(path: Path) -> bool:
-    """Whether a page says in its front matter what it needs, and so is run."""
+    """Return whether a page states its requirements in its front matter, and is therefore run."""
     return "test" in front_matter(path.read_text())
 
 
 def is_slow(path: Path) -> bool:
-    """Whether a page takes so long that only `make test-all` runs it."""
+    """Return whether a page takes so long that only `make test-all` runs it."""
     return bool((front_matter(path.read_text()).get("test") or {}).get("slow"))
 
 
@@ -229,7 +228,7 @@ def parse(path: Path) -> Page:
 
 
 def _parts(path: Path, text: str) -> Iterator[_Block | _Comment]:
-    """The fenced blocks of a page, and the comments that say how they run."""
+    """Yield the fenced blocks of a page, and the comments that define how they run."""
     matter = FRONT_MATTER.match(text)
     skipped = matter[0].count("\n") if matter else 0
     lines = text.split("\n")
@@ -346,7 +345,7 @@ def _take_manifest(reader: _Reader, block: _Block) -> None:
 
 
 def _check_files_are_used(reader: _Reader) -> None:
-    """Every YAML file that the reader saves is in a later command."""
+    """Check that every YAML file that the reader saves is used in a later command."""
     for place, step in enumerate(reader.steps):
         if step.action is not Action.SAVE or not step.file.endswith((".yaml", ".yml")):
             continue

@@ -31,7 +31,7 @@ SETTLE_SECONDS = 60
 """Seconds for which a read-only block is repeated until its output matches the page."""
 
 FOLDERS = ("charts", "examples")
-"""The folders of the repository that the working folder has, as in a clone."""
+"""The folders of the repository in the working folder, as in a clone."""
 
 IMAGES = (
     "image.repository=localhost/drakit",
@@ -46,12 +46,12 @@ OURS = {"PYTHONSAFEPATH", "PYTHONPATH", "KUBECONFIG", "CLUSTER", "VIRTUAL_ENV"}
 
 
 class StepError(Exception):
-    """A step of a page failed; the text is for the writer of the page."""
+    """A step of a page failed. The message is for the author of the page."""
 
 
 @contextmanager
 def opened(page: Page, cluster: Cluster, *, build: str, folder: Path) -> Iterator[Runner]:
-    """A runner of a page in an empty folder."""
+    """Yield a runner for a page in an empty folder."""
     runner = Runner(page, cluster, build=build, folder=folder)
     try:
         yield runner
@@ -80,7 +80,7 @@ class Runner:
 
     @property
     def changed_release(self) -> bool:
-        """Whether the page called helm to change something."""
+        """Whether the page called helm to change a release."""
         return (self._session / "changed").exists()
 
     def run(self) -> None:
@@ -148,7 +148,7 @@ class Runner:
         return difference(step.output, self._renamed(ran.output))
 
     def _renamed(self, output: str) -> str:
-        """The output with the nodes' names of the pages: node-1, node-2."""
+        """Replace the nodes' names in the output with those of the pages: node-1, node-2."""
         for number, name in enumerate(self._cluster.nodes, start=1):
             output = output.replace(name, f"node-{number}")
         return output
@@ -178,12 +178,12 @@ class Runner:
     def _write_programs(self) -> None:
         folder = self._session / "bin"
         (folder / "kubectl").symlink_to(self._cluster.program("kubectl"))
-        for program in cel_programs().iterdir():  # the wheel that a reader installs has them
+        for program in cel_programs().iterdir():  # the wheel that a reader installs contains them
             (folder / program.name).symlink_to(program)
         script = folder / "helm"
         script.write_text(f'#!/bin/sh\nexec {sys.executable} -P {helm.__file__} "$@"\n')
         script.chmod(0o755)
-        # Its own: a page may choose another namespace for its commands.
+        # Use a copy, because a page may set another namespace for its commands.
         (self._session / "kubeconfig").write_text(self._cluster.kubeconfig.read_text())
 
     def _environment(self) -> dict[str, str]:
@@ -195,7 +195,7 @@ class Runner:
             "PATH": ":".join([*path, "/usr/local/sbin", "/usr/sbin", "/sbin"]),
             "KUBECONFIG": str(self._session / "kubeconfig"),
             "TERM": "dumb",
-            # What a page may use of a clone: its path, and its targets for this cluster.
+            # The parts of a clone that a page may use: its path, and its targets for this cluster.
             "DRAKIT": str(ROOT),
             "CLUSTER_NAME": self._cluster.name,
             "CLUSTER": self._cluster.provider,
@@ -205,7 +205,7 @@ class Runner:
 
 
 def common_values() -> dict[str, Any]:
-    """The values of all clusters of the tests, but no image: the page names one."""
+    """Return the common values of the tests' clusters, without an image, which the page sets."""
     values: dict[str, Any] = yaml.safe_load(VALUES.read_text())
     return {key: value for key, value in values.items() if key != "image"}
 

@@ -2,7 +2,6 @@
 One bash session in an empty folder, in which a page's commands run one after the other.
 
 Variables, functions and the working folder persist from block to block, as in a reader's terminal.
-The module does not depend on pages.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ set -E
 trap 'echo "$BASH_COMMAND" > "{failed}"' ERR
 trap 'code=$?; printf "\\n%s %s\\n" "$page_mark" "$code"' EXIT
 """
-"""A background process may keep our pipe open after bash has ended: the mark ends the reading."""
+"""A background process may keep our pipe open after bash has ended, so a mark ends the reading."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +36,17 @@ class Ran:
     """The result of a list of commands."""
 
     code: int | None
-    """The exit code; None: they did not end in time."""
+    """The exit code. None if the commands did not end in time."""
 
     output: str
-    """Standard output and standard error, as a terminal shows them."""
+    """Standard output and standard error, interleaved as in a terminal."""
 
     failed: str = ""
     """The command that failed."""
 
 
 def only_reads(commands: str) -> bool:
-    """Whether commands can be repeated: all of them only read from the API server."""
+    """Return whether all commands only read from the API server, so that they can be repeated."""
     joined = commands.replace("\\\n", " ")
     lines = [line.strip() for line in joined.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
@@ -55,7 +54,7 @@ def only_reads(commands: str) -> bool:
 
 
 class Shell:
-    """A bash session; it ends with `close`, and all that it started ends with it."""
+    """A bash session. `close` ends it and everything that it started."""
 
     def __init__(self, folder: Path, *, env: Mapping[str, str], scratch: Path) -> None:
         self._scratch = scratch
@@ -75,9 +74,9 @@ class Shell:
 
     def run(self, commands: str, *, timeout_seconds: float, apart: bool = False) -> Ran:
         """
-        Run commands to their end; a failure ends the session, unless they run apart.
+        Run commands to their end. A failure ends the session, unless they run in a subshell.
 
-        :param apart: in a subshell, which leaves no variables behind.
+        :param apart: run in a subshell, which leaves no variables behind.
         """
         self._failed.unlink(missing_ok=True)
         with tempfile.NamedTemporaryFile(
@@ -86,7 +85,7 @@ class Shell:
             script.write(commands)
         mark = f"---{secrets.token_hex(8)}---"
         if apart:
-            # `||` would switch off -e inside; the background process keeps it.
+            # `||` would disable -e inside, but a background process keeps it.
             call = f"( source {script.name} ) </dev/null & code=0; wait $! || code=$?\n"
         else:
             call = f"source {script.name} </dev/null\ncode=0\n"
@@ -110,10 +109,11 @@ class Shell:
     def _tell(self, text: str) -> None:
         assert self._bash.stdin
         try:
-            # Unbuffered: a buffer that cannot be written would raise again when it is closed.
+            # Write without a buffer, because a buffer that cannot be written would raise again on
+            # close.
             os.write(self._bash.stdin.fileno(), text.encode())
         except BrokenPipeError:
-            # It has ended: the next read shows that.
+            # The session has ended, which the next read shows.
             return
 
     def _read(self, mark: str) -> tuple[int, str]:
@@ -121,7 +121,7 @@ class Shell:
         lines: list[str] = []
         for line in self._bash.stdout:
             if line.startswith(mark):
-                # The empty line before the mark is ours.
+                # The empty line before the mark is part of the mark.
                 return int(line.split()[1]), "".join(lines).removesuffix("\n")
             lines.append(line)
         return self._bash.wait(), "".join(lines)

@@ -1,7 +1,7 @@
 """
 The state of the cluster before and after a page: drakit as the page needs it, and nothing else.
 
-A page that finds the state that the page before it left waits for nothing.
+If the previous page left the required state, the page starts without waiting.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ SHORT_GRACE: dict[str, Any] = {
         },
     ],
 }
-"""A shell that sleeps as process 1 ignores SIGTERM: each deletion would take 30 s."""
+"""A shell that sleeps as process 1 ignores SIGTERM, so each deletion would take 30 s."""
 
 
 class State:
-    """The installed releases, as far as they are known."""
+    """The installed releases, to the extent that they are known."""
 
     def __init__(self, cluster: Cluster, *, build: str) -> None:
         self._cluster = cluster
@@ -101,14 +101,14 @@ class State:
         self._known: tuple[Needs, int] | None = None
 
     def empty_default_namespace(self) -> None:
-        """Remove what an interrupted run left on a kept cluster."""
+        """Remove the remains of an interrupted run in a kept cluster."""
         kinds = "deployments,daemonsets,jobs,pods,resourceclaims,resourceclaimtemplates"
         self._cluster.kubectl(
             *("-n", "default", "delete", kinds, "--all", "--timeout=60s"), timeout=70, check=False
         )
 
     def shorten_grace(self) -> None:
-        """End pods fast, where the API server serves mutating policies."""
+        """Shorten the grace period of pods, if the API server serves mutating policies."""
         try:
             self._cluster.apply(json.dumps(SHORT_GRACE))
         except CommandError:
@@ -120,7 +120,7 @@ class State:
         )
 
     def ensure(self, needs: Needs, *, nodes: int) -> None:
-        """Bring the cluster to what a page needs."""
+        """Bring the cluster into the state that a page needs."""
         if self._known == (needs, nodes):
             return
         self._known = None
@@ -131,11 +131,11 @@ class State:
         self._known = (needs, nodes)
 
     def forget(self) -> None:
-        """The release is not as it was installed here."""
+        """Record that the release was changed since it was installed here."""
         self._known = None
 
     def clean(self) -> None:
-        """Remove every release, and what the drivers of earlier pages left on the nodes."""
+        """Remove every release, and the files that drivers of earlier pages left on the nodes."""
         self.clear()
         self._known = (Needs.NOTHING, 0)
         for node in self._cluster.nodes:
@@ -154,7 +154,8 @@ class State:
         return [Release(name=one["name"], namespace=one["namespace"]) for one in listed]
 
     def objects(self) -> set[Object]:
-        """Objects in the cluster, except those that Helm manages or that other objects own."""
+        """Return the objects in the cluster, except those that Helm manages or that other objects
+        own."""
         done = self._cluster.kubectl(
             *("get", ",".join(KINDS), "--all-namespaces", "--no-headers", "--ignore-not-found"),
             *("-l", NOT_HELMS, "-o", f"custom-columns={COLUMNS}"),
@@ -163,11 +164,12 @@ class State:
         return {(kind, space, name) for kind, space, name, owner in rows if owner == "<none>"}
 
     def left_behind(self, before: set[Object], *, seconds: float) -> set[Object]:
-        """Return what was not there before the page, and does not go within some time."""
+        """Return the objects that did not exist before the page, and that remain after a
+        timeout."""
 
         def left() -> set[Object]:
             spaces = {name for kind, _, name in before if kind == "Namespace"}
-            # What is in a new namespace goes with it.
+            # Objects in a new namespace are deleted with it.
             return {one for one in self.objects() - before if one[1] in spaces | {"<none>"}}
 
         try:
@@ -177,11 +179,11 @@ class State:
         return set()
 
     def recover(self, left: Iterable[Object]) -> None:
-        """After a page that failed: remove what it left, and uncordon the nodes."""
+        """Clean up after a failed page: remove its objects, and uncordon the nodes."""
         kubectl = self._cluster.kubectl
         kubectl("uncordon", *self._cluster.nodes, check=False)
         ours = ("Namespace", "<none>", NAMESPACE)
-        # Pods first: only a node plugin that runs can unprepare their claims.
+        # Delete pods first, because only a running node plugin can unprepare their claims.
         for kind, space, name in sorted(set(left) - {ours}, key=lambda one: one[0] != "Pod"):
             place = [] if space == "<none>" else ["-n", space]
             kubectl(
@@ -209,5 +211,5 @@ class State:
 
 
 def placed(cluster: Cluster, nodes: int) -> dict[str, Any]:
-    """The chart's values that keep drakit on the first nodes."""
+    """Return the chart's values that keep drakit on the first nodes."""
     return {"nodeplugin": {"affinity": only_on(cluster.nodes[:nodes])}}

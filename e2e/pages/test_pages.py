@@ -1,8 +1,8 @@
 """
-Every command and manifest of the pages for users, in the order of the page, on a real cluster.
+Runs every command and manifest of the pages for users, in the order of the page, on a real cluster.
 
-It runs before the other tests of a session, which install a release of the same name. One page:
-`pytest e2e/pages -m e2e -k quickstart`, with KEEP_CLUSTER=1 if you want to repeat it.
+These tests run before the other tests of a session, which install a release with the same name. To
+run one page, use `pytest e2e/pages -m e2e -k quickstart`, with KEEP_CLUSTER=1 to repeat it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-A driver whose behaviour a test writes into a file, its image, and the tests' side of that file.
+A driver whose behavior a test writes into a file, its image, and the tests' side of that file.
 
-`image/` is what a vendor would have: a module with drivers, and a Dockerfile on the node plugin's
-image. It imports nothing but `drakit` and the standard library.
+`image/` contains the same files as a vendor's project: a module with drivers, and a Dockerfile
+based on the node plugin's image. It imports only `drakit` and the standard library.
 """
 
 from pathlib import Path

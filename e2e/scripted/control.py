@@ -1,9 +1,9 @@
 """
-The tests' side of a scripted driver: its script is written, its calls are read, on the host.
+The tests' side of a scripted driver: writes its script and reads its calls, on the host.
 
-A script is a list of rules; the first that matches a call and is not used up decides its result. A
-rule that hangs does so until it is no longer in the script. The stock beside it lists devices and
-their health. The module does not depend on Kubernetes.
+A script is a list of rules. The first rule that matches a call and is not used up decides the
+result. A hanging rule hangs until it is removed from the script. The stock lists devices and their
+health.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ class Rule:
 
     operation: Operation
     device: str | None = None
-    """The calls for this device; None: for every one."""
+    """The device of the calls. None for any device."""
 
     times: int | None = None
-    """The number of calls that it applies to; None for all."""
+    """The number of calls to which the rule applies. None for all calls."""
 
     delay_seconds: float = 0
     hang: Literal["cooperative", "blocking"] | None = None
-    """`blocking` holds the driver's thread, as a vendor's library does that knows no asyncio."""
+    """`blocking` holds the driver's thread, like a vendor's library that does not support
+    asyncio."""
 
     fail: str | None = None
-    """The text of the error, raised after the delay."""
+    """The error message, raised after the delay."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -45,34 +46,34 @@ class Stock:
     """The devices that the driver reports."""
 
     shared: bool = False
-    """Whether there is `shared-0`, too, whose 8 of `light` claims share."""
+    """Whether there is also a device `shared-0`, whose 8 units of `light` claims share."""
 
     step: str = "1"
-    """The step of `shared-0`. The API server rejects one of 8 or more."""
+    """The step of `shared-0`. The API server rejects a step of 8 or more."""
 
     extra: Sequence[Mapping[str, Any]] = ()
-    """Further devices: the fields of `drakit.Device` as JSON has them, right or wrong."""
+    """Further devices: the fields of `drakit.Device` as JSON, valid or invalid."""
 
     counter_sets: Sequence[Mapping[str, Any]] = ()
     """The counter sets that further devices consume: the fields of `drakit.CounterSet`."""
 
     health: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By device status, and perhaps message and evict_pods; other devices are healthy. Horns have
-    none."""
+    """By device: the status, and optionally message and evict_pods. Other devices are healthy.
+    Horns do not report health."""
 
     stop: str | None = None
     """The reason for which the stream ends. After a reconnect, the driver reports nothing until
-    this is removed."""
+    this field is removed."""
 
 
 def unwell(message: str = "it flickers", *, evict_pods: bool = False) -> dict[str, Any]:
-    """The health of a device that is not well."""
+    """Return the health of an unhealthy device."""
     return {"status": "unhealthy", "message": message, "evict_pods": evict_pods}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A line that the driver wrote: a call at one of its moments."""
+    """A line in the driver's log: a call at one of its moments."""
 
     moment: Moment
     at: float
@@ -92,7 +93,7 @@ class Call:
 
 
 class Script:
-    """The folder of one scripted driver on one node, as this machine sees it."""
+    """The folder of one scripted driver on one node, as seen from this machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -102,12 +103,11 @@ class Script:
         self._write("script.json", [asdict(rule) for rule in rules])
 
     def stock(self, stock: Stock | None = None) -> None:
-        """List these devices from now on; if none is given, the devices of the config, all
-        healthy."""
+        """List these devices from now on. By default, the devices of the config, all healthy."""
         self._write("inventory.json", asdict(stock or Stock()))
 
     def forget(self) -> None:
-        """No rules, the config's devices, and no calls so far."""
+        """Reset: no rules, the config's devices, and no recorded calls."""
         self.play()
         self.stock()
         (self.folder / "calls.jsonl").unlink(missing_ok=True)
@@ -134,7 +134,8 @@ class Script:
         device: str | None = None,
         claim_uid: str | None = None,
     ) -> list[Call]:
-        """The calls so far, oldest first, of an operation, a moment, a device, a claim."""
+        """Return the recorded calls, oldest first, filtered by operation, moment, device and
+        claim."""
         calls = [Call(**line) for line in self._lines() if line["moment"] != "overlap"]
         return [
             call
@@ -146,7 +147,7 @@ class Script:
         ]
 
     def story(self, *, claim_uid: str | None = None, device: str | None = None) -> list[str]:
-        """The calls in words: ``prepare began``, ``prepare ended``, ..."""
+        """Return the calls in words: ``prepare began``, ``prepare ended``, ..."""
         return [
             f"{call.operation} {call.moment}"
             for call in self.calls(claim_uid=claim_uid, device=device)
@@ -158,5 +159,5 @@ class Script:
         return [line for line in self._lines() if line["moment"] == "overlap"]
 
     def held(self) -> set[str]:
-        """The driver's side effects that are there: ``DEVICE@CLAIM UID``."""
+        """Return the driver's current side effects: ``DEVICE@CLAIM UID``."""
         return {path.name for path in (self.folder / "held").glob("*/*")}

@@ -1,8 +1,8 @@
 """
-A test's stage: a namespace, the two scripted drivers of the first node, and what is done to them.
+A test's stage: a namespace, the two scripted drivers on the first node, and operations on them.
 
-Lamps and horns are the devices of two drivers in one daemon, which is installed as a release of its
-own beside drakit's.
+Lamps and horns are the devices of two drivers in one daemon, which is installed as a separate
+release in addition to drakit's.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ DEVICE_TIMES = {
         "evictionDelay": f"{EVICTION_SECONDS}s",
     },
 }
-"""Long enough for what a test does meanwhile, short enough to be waited for."""
+"""Long enough for the actions of a test, and short enough to wait for."""
 
 PROCESS = "-m drakit_nodeplugin --config"
-"""A part of the daemon's command line that no other command of drakit has."""
+"""A part of the daemon's command line that no other command of drakit contains."""
 
 
 def folder(driver: str) -> str:
@@ -66,7 +66,7 @@ def folder(driver: str) -> str:
 def scripted_values(
     cluster: Cluster, *, vendor: str = "scripted", **nodeplugin: Any
 ) -> dict[str, Any]:
-    """The chart's values; `nodeplugin` are further ones of that component."""
+    """Return the chart's values. `nodeplugin` contains further values of that component."""
     drivers = [
         {
             "driver": f"scripted:{kind}",
@@ -92,7 +92,7 @@ def scripted_values(
 def install_scripted(
     cluster: Cluster, *, build: str = "", wait: bool = True, **nodeplugin: Any
 ) -> None:
-    """Install the scripted drivers, or bring them to other values of the node plugin."""
+    """Install the scripted drivers, or upgrade them to other values of the node plugin."""
     install(
         cluster, SCRIPTED, values=scripted_values(cluster, **nodeplugin), build=build, wait=wait
     )
@@ -119,18 +119,19 @@ def wait_scripted(cluster: Cluster) -> None:
 
 
 def opaque(driver: str, parameters: dict[str, Any], *requests: str) -> dict[str, Any]:
-    """Opaque parameters for a driver, as class or claim has them; for some requests, or for all."""
+    """Return opaque parameters for a driver, in the form of a class or claim, for some requests or
+    for all."""
     body: dict[str, Any] = {"opaque": {"driver": driver, "parameters": parameters}}
     return {**body, "requests": list(requests)} if requests else body
 
 
 def number(driver: str, index: int) -> str:
-    """A CEL selector for one device of a driver."""
+    """Return a CEL selector for one device of a driver."""
     return f'device.attributes["{driver}"].index == {index}'
 
 
 def wait_began(script: Script, operation: Operation) -> None:
-    """Wait until a driver is within a call."""
+    """Wait until a driver is in a call."""
     wait_for(f"the driver's {operation}", lambda: script.calls(operation, "began"), period=0.05)
 
 
@@ -149,7 +150,7 @@ class Stage(Space):
     def with_lamp(
         self, name: str, index: int, *, tolerations: Sequence[dict[str, str]] = (), grace: int = 1
     ) -> None:
-        """Apply a pod with one lamp, by a template of its name; does not wait."""
+        """Apply a pod with one lamp, through a template with its name. Does not wait."""
         exactly: dict[str, Any] = {
             "deviceClassName": "lamp.test",
             "selectors": [{"cel": {"expression": number(LAMPS, index)}}],
@@ -161,11 +162,11 @@ class Stage(Space):
         )
 
     def uid(self, pod_name: str, claim_name: str) -> str:
-        """The UID of a claim that a pod uses."""
+        """Return the UID of a claim that a pod uses."""
         return self.claim_of(pod_name, claim_name)["metadata"]["uid"]
 
     def prepared(self) -> set[str]:
-        """The UIDs of the claims that the drivers hold something for."""
+        """Return the UIDs of the claims for which the drivers hold something."""
         held = set[str]().union(*(script.held() for script in self.scripts))
         return {name.split("@")[1] for name in held}
 
@@ -176,26 +177,27 @@ class Stage(Space):
         """
         Return the log of the daemon in this test, one dictionary per line.
 
-        From the node's files: they are there without a kubelet, and of killed containers, too.
+        Reads the node's files, because they are available without a kubelet, and include killed
+        containers.
         """
         lines: list[dict[str, Any]] = []
         pods = self.cluster.node_path(self.node, "/var/log/pods")
         for path in pods.glob(f"{SCRIPTED.namespace}_*/nodeplugin/*.log"):
-            # Time, stream and a flag stand before what the container wrote.
+            # Time, stream and a flag precede the container's output.
             texts = [line.split(" ", 3)[-1] for line in path.read_text().splitlines()]
             lines += [json.loads(text) for text in texts if text.startswith("{")]
         since = self._since.isoformat()
         return sorted((line for line in lines if line["time"] >= since), key=itemgetter("time"))
 
     def files(self) -> set[str]:
-        """The CDI files of both drivers."""
+        """Return the CDI files of both drivers."""
         return set().union(
             *(cdi_files(self.cluster, self.node, driver=driver) for driver in CLASSES.values())
         )
 
     def kill_plugin(self, *, until_ready: bool = True) -> None:
-        """SIGKILL the daemon, and wait until the kubelet has started it again. While a driver is
-        stopped it does not get ready."""
+        """Send SIGKILL to the daemon, and wait until the kubelet has restarted it. While a driver
+        is stopped, the daemon does not become ready."""
         before = restarts(self.plugin())
         self.cluster.exec_on_node(self.node, ["pkill", "-KILL", "-f", "--", PROCESS])
         wait_for(
@@ -206,7 +208,7 @@ class Stage(Space):
 
     @contextmanager
     def without_plugin(self) -> Generator[None]:
-        """There is no daemon on the node meanwhile."""
+        """Remove the daemon from the node during the block."""
         self._place_plugin("nowhere")
         try:
             wait_for("the daemon to be gone", self._has_no_plugin, seconds=90)
@@ -227,7 +229,8 @@ class Stage(Space):
         )
 
     def drakit(self, *arguments: str) -> str:
-        """The output of a `drakit` command in the daemon's pod; fails if the command does."""
+        """Return the output of a `drakit` command in the daemon's pod. Fails if the command
+        fails."""
         plugin = self.plugin()
         assert plugin is not None
         argv = ["-n", SCRIPTED.namespace, "exec", plugin["metadata"]["name"], "--", "drakit"]
@@ -240,7 +243,7 @@ class Stage(Space):
         return checkpoint
 
     def wait_empty(self) -> None:
-        """Wait until no driver holds anything for a claim, and there is no CDI file."""
+        """Wait until the drivers hold nothing for claims, and there are no CDI files."""
         wait_for(
             "all claims to be unprepared",
             lambda: not (self.files() or any(script.held() for script in self.scripts)),
@@ -248,7 +251,7 @@ class Stage(Space):
         )
 
     def show(self) -> None:
-        """Print what happened, to diagnose a failed test."""
+        """Print the calls and the log, to diagnose a failed test."""
         for script in self.scripts:
             print(script.folder.name, *script.story(), sep="\n  ")
             print("  held:", *script.held())

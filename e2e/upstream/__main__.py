@@ -1,8 +1,9 @@
 """
-`python -m e2e.upstream`: run Kubernetes' own tests of DRA beside and through drakit.
+`python -m e2e.upstream`: runs Kubernetes' own tests of DRA with drakit installed, and with drakit
+as the driver.
 
-The exit code is 1 if a spec failed without a note in :mod:`.table`, if drakit wrote an Event that
-is not expected, if its operator logged a warning, or if one of its pods was restarted.
+The exit code is 1 if a spec failed without a note in :mod:`.table`, if drakit wrote an unexpected
+Event, if its operator logged a warning, or if one of its pods restarted.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def main() -> int:
 
 
 def report(minor: str, part: str, outcome: Outcome) -> bool:
-    """Print what was found in a part; return whether all of it is good."""
+    """Print the results of a part, and return whether all of them are good."""
     for spec in outcome.specs:
         if spec.ran:
             print(f"{spec.state:8} {spec.seconds:6.1f} s  {spec.name}")
@@ -103,7 +104,7 @@ def report(minor: str, part: str, outcome: Outcome) -> bool:
 
 
 def report_fault(fault: Fault, outcome: Outcome) -> bool:
-    """Print whether the fault was found as it must be, by each of its specs, and return that."""
+    """Print whether each of the specs detected the fault as expected, and return that."""
     ran = [spec for spec in outcome.specs if spec.ran]
     found = [spec for spec in ran if spec.state == "failed" and fault.failure in spec.failure]
     print(f"fault {fault.name}: found by {len(found)} of {len(ran)} specs")

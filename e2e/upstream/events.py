@@ -1,9 +1,9 @@
 """
-The Events that drakit writes during a run, and which of them are right.
+Checks the Events that drakit writes during a run.
 
-An Event is right if an entry of :data:`EXPECTED` gives the reason why it comes about: the spec that
-it belongs to, or what the cluster was at that time, because specs run side by side. Any other is a
-fault of drakit, or an entry that is missing here. Pure functions.
+An Event is correct if an entry in :data:`EXPECTED` explains it: by the spec that it belongs to, or
+by the state of the cluster at that time, because specs run concurrently. Any other Event is a bug
+in drakit, or needs an entry here. Pure functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from .report import Spec
 
 CONTROLLER = "drakit.dev/"
-"""Begins the reporting controller of every Event of ours."""
+"""The prefix of the reporting controller in all of our Events."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +33,17 @@ class Written:
     time: str
     controller: str
     spec: str = ""
-    """The name of the spec about whose objects it is; empty if that is not known."""
+    """The name of the spec whose object the Event is about. Empty if unknown."""
 
     @property
     def about(self) -> tuple[str, str, str]:
-        """Its object."""
+        """The object that the Event is about."""
         return self.kind, self.namespace, self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Events that are right in some specs."""
+    """Events that are correct in some specs."""
 
     spec: str
     """A regular expression for a part of the spec's name."""
@@ -61,8 +61,8 @@ class Expected:
     """A regular expression for the whole note of an earlier Event about the same object."""
 
     beside: str = ""
-    """A regular expression for a part of the name of a spec that ran at that time, or ended less
-    than :data:`LATE_SECONDS` before."""
+    """A regular expression for a part of the name of a spec that was running at that time, or had
+    ended less than :data:`LATE_SECONDS` before."""
 
     def covers(self, event: Written) -> bool:
         return (
@@ -73,7 +73,7 @@ class Expected:
         )
 
     def is_due(self, event: Written, events: Sequence[Written], specs: Sequence[Spec]) -> bool:
-        """Return whether the cluster was such that the Event is right."""
+        """Return whether the state of the cluster explains the Event."""
         earlier = not self.after or any(
             re.fullmatch(self.after, each.note) and each.about == event.about
             for each in events
@@ -91,7 +91,7 @@ class Expected:
 WAITING = ("Pod", "ResourceClaim")
 
 INJECTED = r"claim \S+: driver \S+:? its .*(injected error|the spec lets \S+ fail).*"
-"""The note about a call that a spec lets fail, whichever it is: nothing else has this error."""
+"""The note about a call that a spec lets fail, whatever the call. Nothing else has this error."""
 
 LATE_SECONDS = 60
 """A pod waits for a while before it is reported."""
@@ -246,7 +246,7 @@ EXPECTED = (
 
 
 def watched(text: str) -> Iterator[Mapping[str, Any]]:
-    """Return the Events of `kubectl get --watch --output-watch-events -o json`."""
+    """Yield the Events in the output of `kubectl get --watch --output-watch-events -o json`."""
     decoder, place = json.JSONDecoder(), 0
     while True:
         while place < len(text) and text[place].isspace():
@@ -262,8 +262,8 @@ def watched(text: str) -> Iterator[Mapping[str, Any]]:
 
 
 def written(events: Iterator[Mapping[str, Any]], specs: Sequence[Spec]) -> list[Written]:
-    """Return drakit's Events, each once, with the specs that they belong to; without those of specs
-    that ended before these began, because a watch begins with all Events that exist."""
+    """Return drakit's Events, each once, with the specs that they belong to. Excludes Events of
+    specs that ended before these began, because a watch starts with all existing Events."""
     found = {
         event["metadata"]["uid"]: _written(event, specs)
         for event in events
@@ -277,7 +277,7 @@ def written(events: Iterator[Mapping[str, Any]], specs: Sequence[Spec]) -> list[
 
 
 def _is_earlier(event: Written, begun: datetime | None) -> bool:
-    """Return whether an Event about an object of another run of specs is older than this one."""
+    """Return whether an Event about an object of another run of specs is older than this run."""
     of_spec = _spec_namespace(event.namespace, event.name)
     if not of_spec or event.spec or begun is None or not event.time:
         return False
@@ -285,8 +285,8 @@ def _is_earlier(event: Written, begun: datetime | None) -> bool:
 
 
 def _spec_namespace(namespace: str, name: str) -> str:
-    """Return the namespace of the spec that has an object; empty if no spec has it. Objects of a
-    spec that have no namespace are named after the spec's."""
+    """Return the namespace of the spec that has an object, or an empty string. Cluster-scoped
+    objects of a spec are named after the spec's namespace."""
     found = re.match(r"dra-(node-)?\d+", namespace or name)
     return found[0] if found else ""
 
@@ -307,7 +307,8 @@ def _written(event: Mapping[str, Any], specs: Sequence[Spec]) -> Written:
 
 
 def _owner(specs: Sequence[Spec], *, namespace: str, time: str) -> str:
-    """The spec of a namespace; of what has none, the only spec that ran at that time."""
+    """Return the spec of a namespace. For an object without a namespace, return the only spec that
+    was running at that time."""
     for spec in specs:
         if namespace in spec.namespaces:
             return spec.name
@@ -325,7 +326,7 @@ def _owner(specs: Sequence[Spec], *, namespace: str, time: str) -> str:
 def unexpected(
     events: Sequence[Written], specs: Sequence[Spec], expected: Sequence[Expected] = EXPECTED
 ) -> list[Written]:
-    """Return the Events that no entry covers; the specs are all of the run."""
+    """Return the Events that no entry covers. `specs` are all specs of the run."""
     return [
         event
         for event in events
@@ -334,5 +335,5 @@ def unexpected(
 
 
 def as_lines(events: Sequence[Written]) -> str:
-    """One JSON object a line."""
+    """Return one JSON object per line."""
     return "".join(f"{json.dumps(asdict(event))}\n" for event in events)

@@ -1,5 +1,5 @@
 """
-The images that the suite's pods use, under their public names: no registry is asked for them.
+The images that the suite's pods use, under their public names, so that no registry is needed.
 
 They are not the public images: the programs are built from the same sources or in `suite/`, and the
 shell is busybox. The module does not depend on clusters.
@@ -23,12 +23,12 @@ MANIFESTS_IMAGES = (
     "registry.k8s.io/e2e-test-images/sample-device-plugin:1.7",
     "registry.k8s.io/e2e-test-images/sample-device-plugin:1.8.0",
 )
-"""Images that only the suite's manifests name: of 1.36, and of 1.37."""
+"""Images that only the suite's manifests name, for 1.36 and 1.37."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What is in the images of one name."""
+    """The content of the images with one name."""
 
     program: str = ""
     """The path of its program in the image."""
@@ -49,7 +49,7 @@ KINDS = {
 
 
 def wanted_images(listed: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of each kind of image, out of the list that the suite prints."""
+    """Return the names of each kind of image, from the list that the suite prints."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for name in sorted({line.strip() for line in listed}):
         kind = name.rpartition("/")[2].partition(":")[0]
@@ -59,7 +59,7 @@ def wanted_images(listed: Iterable[str]) -> dict[str, list[str]]:
 
 
 def suite_images(programs: Programs, pause: Path) -> list[Path]:
-    """Return docker-archives of the images; made if they are not in the cache."""
+    """Return docker-archives of the images. Creates them if they are not in the cache."""
     listed = run([programs.suite, "-list-images"], what="listing images", timeout_seconds=60)
     wanted = wanted_images([*listed.splitlines(), *MANIFESTS_IMAGES])
     busybox = static_busybox()

@@ -1,5 +1,5 @@
 """
-What Ginkgo's JSON report tells about each spec.
+Reads the result of each spec from Ginkgo's JSON report.
 
 Does not depend on drakit.
 """
@@ -24,7 +24,7 @@ class Spec:
     """One spec of a run."""
 
     name: str
-    """Without the tags in brackets, whose order differs between releases."""
+    """The name without the tags in brackets, whose order differs between releases."""
 
     labels: frozenset[str]
     state: str
@@ -41,7 +41,8 @@ class Spec:
 
     @property
     def ran(self) -> bool:
-        """Whether it began: a filter can leave out specs. One that skips itself says why."""
+        """Whether the spec began. Filters can exclude specs. A spec that skips itself states the
+        reason."""
         return self.state != "skipped" or bool(self.failure)
 
     @property
@@ -52,7 +53,7 @@ class Spec:
 
 
 def specs(report: Iterable[Mapping[str, Any]]) -> list[Spec]:
-    """Return all specs of a report, those that did not run included, and failed hooks."""
+    """Return all specs of a report, including those that did not run, and failed hooks."""
     return [
         _spec(body)
         for suite in report
@@ -87,7 +88,7 @@ def _texts(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _time(text: str | None) -> datetime | None:
-    # Go's zero time is that of a spec that did not run.
+    # A spec that did not run has Go's zero time.
     if not text or text.startswith("0001-"):
         return None
     # Go writes nanoseconds, Python reads microseconds.

@@ -1,9 +1,10 @@
 """
 One run of the suite: cluster, drakit, specs, and the files with the result.
 
-A run has three parts. In the first one, the specs that need no driver run beside drakit. In the
-others, drakit is the driver of the specs: those of a cluster, and those of a node, which stop and
-start its kubelet. They run on the node and need systemd there, so only kind has this part.
+A run has three parts. In the first part, specs that need no driver run while drakit is installed.
+In the other parts, drakit is the driver of the specs: those of a cluster, and those of a node,
+which stop and start the node's kubelet. The latter run on the node and need systemd, so only kind
+supports that part.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from .report import DRIVER_LABEL, Spec, specs
 from .table import not_applicable
 
 QUIET_LEVELS = ("", "debug", "info")
-"""The levels of log lines that need nobody."""
+"""The levels of log lines that need no attention."""
 
 GATES = ("DRAResourcePoolStatus", "DRAWorkloadResourceClaims", "GenericWorkload")
-"""The gates of the suite's specs that are off by default, in all releases."""
+"""The gates of the suite's specs that are disabled by default in all releases."""
 
 MINOR_GATES = {
     "1.37": (
@@ -51,8 +52,8 @@ SCHEDULING_VERSIONS = {"1.36": "v1alpha2", "1.37": "v1beta1"}
 NODES = 2
 
 PROCESSES = 4
-"""Specs that run at the same time. They mostly wait, for example 30 s until the kubelet deletes the
-slices of a driver that has ended."""
+"""Number of specs that run at the same time. They mostly wait, for example 30 s until the kubelet
+deletes the slices of a driver that has ended."""
 
 SUITE_SECONDS = 3600
 WATCH_STOP_SECONDS = 10
@@ -64,7 +65,7 @@ NODE_FOLDER = "/opt/drakit-suite"
 """The folder of the specs that run on a node."""
 
 UNDER_TEST = Release(name="suite", namespace="drakit-suite")
-"""The release whose DaemonSet, which runs on no node, is the template of the drivers' pods."""
+"""The release whose DaemonSet, which runs on no node, is the template for the drivers' pods."""
 
 ON_NO_NODE = {"drakit.dev/suite": "none"}
 
@@ -80,7 +81,7 @@ UNDER_TEST_VALUES: Mapping[str, Any] = {
     },
     "nodeplugin": {
         "nodeSelector": ON_NO_NODE,
-        # A driver without a name: the admission policy cannot limit the names of drivers.
+        # A driver without a name, so the admission policy cannot limit the names of drivers.
         "drivers": [{"driver": "suite:Driver"}],
     },
 }
@@ -116,12 +117,12 @@ def parts_of(cluster: Cluster) -> list[Part]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run found."""
+    """The results of a run."""
 
     specs: Sequence[Spec]
     events: Sequence[Written]
     complaints: Sequence[str]
-    """Problems of the drivers' pods, restarts of the others, and warnings and errors of the
+    """Problems of the drivers' pods, restarts of the other pods, and warnings and errors in the
     operator's log."""
 
 
@@ -151,7 +152,7 @@ def prepared(cluster: Cluster, programs: Programs, *, kept: bool = False) -> Non
 
 
 def _check_version(cluster: Cluster, programs: Programs) -> None:
-    """Raise ClusterError unless the cluster has the suite's minor release."""
+    """Raise ClusterError unless the cluster runs the suite's minor release."""
     server = json.loads(cluster.kubectl("get", "--raw", "/version").stdout)["gitVersion"]
     if minor_of(server) != programs.minor:
         raise ClusterError(f"cluster {cluster.name} runs {server}, the suite is {programs.version}")
@@ -164,19 +165,19 @@ QUICK = (
     "supports external claim referenced by multiple containers of multiple pods",
     "kubelet.* (rolling|failed) update",
 )
-"""The specs of `make test`: each calls another part of drakit."""
+"""The specs in `make test`. Each uses another part of drakit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault of the node plugin, and how it must be found."""
+    """A fault of the node plugin, and the expected way to detect it."""
 
     name: str
-    """Of the program in `faults/`."""
+    """The name of the program in `faults/`."""
 
     spec: str
     failure: str
-    """A part of the failure's text."""
+    """A part of the failure's message."""
 
 
 FAULTS = (
@@ -199,7 +200,7 @@ FAULTS = (
 
 
 def fault_program(fault: str) -> Path:
-    """The program that runs the node plugin with a fault."""
+    """Return the program that runs the node plugin with a fault."""
     return Path(__file__).with_name("faults") / f"{fault}.py"
 
 
@@ -212,13 +213,13 @@ def run_part(
     focus: str = "",
     fault: str = "",
 ) -> Outcome:
-    """Run specs, and leave report.json, suite.log, the Events and logs of drakit in a folder."""
+    """Run specs, and write report.json, suite.log, and drakit's Events and logs to a folder."""
     folder = folder.resolve()  # the suite runs in it
     shutil.rmtree(folder, ignore_errors=True)
     (folder / PLUGINS).mkdir(parents=True)
     changes = folder / "all-events.json"
     with recorded(cluster, changes):
-        # Failed specs are in the report; only a suite that did not run is an error here.
+        # The report contains failed specs. Only a suite that did not run is an error here.
         if part.on_node:
             _run_on_node(cluster, programs, folder, _filters(part, focus))
         else:
@@ -237,7 +238,7 @@ def run_part(
 
 @contextmanager
 def recorded(cluster: Cluster, path: Path) -> Generator[None]:
-    """Write all changes of Events to a file, because namespaces take their Events with them; a
+    """Write all changes of Events to a file, because Events are deleted with their namespaces. A
     watch that ends early is an error."""
     argv = [
         *(cluster.program("kubectl"), "get", "events.v1.events.k8s.io", "--all-namespaces"),
@@ -295,14 +296,14 @@ def _run_here(
 def _run_on_node(
     cluster: Cluster, programs: Programs, folder: Path, filters: Mapping[str, str]
 ) -> None:
-    # The specs expect no slices but those of their driver.
+    # The specs expect no slices except those of their driver.
     install(cluster, values={"nodeplugin": {"nodeSelector": ON_NO_NODE}})
     node = cluster.nodes[0]
     there = cluster.node_path(node, NODE_FOLDER)
     shutil.rmtree(there, ignore_errors=True)
     (there / PLUGINS).mkdir(parents=True)
     shutil.copy(programs.node_suite, there)
-    # The address of the API server in the nodes' network.
+    # The API server's address in the nodes' network.
     admin = cluster.exec_on_node(CONTROL_PLANE, ["cat", "/etc/kubernetes/admin.conf"]).stdout
     (there / "kubeconfig").write_text(admin)
     argv = [
@@ -322,7 +323,7 @@ def _run_on_node(
 
 
 def restarted(cluster: Cluster) -> list[str]:
-    """A sentence for each pod of drakit that was restarted."""
+    """Return a sentence for each pod of drakit that restarted."""
     pods = cluster.get("pods", "-n", NAMESPACE)["items"]
     counts = {pod["metadata"]["name"]: restarts(pod) for pod in pods}
     return [f"pod {name} restarted {count} times" for name, count in counts.items() if count]

@@ -1,10 +1,10 @@
 """
-The page with the results of the specs, from the last runs, and the reasons of those that did not
+The page with the results of the specs in the last runs, and the reasons for those that did not
 pass.
 
-A run leaves Ginkgo's reports in `build/`. :func:`keep` stores the state of each spec beside this
-file, and :func:`page` makes the page from these files. A spec that did not pass needs an entry in
-:data:`NOTES` with the reason. The module does not depend on clusters.
+A run leaves Ginkgo's reports in `build/`. :func:`keep` stores the state of each spec next to this
+file, and :func:`page` generates the page from these files. A spec that did not pass needs an entry
+in :data:`NOTES` with the reason.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Note:
     verdict: Verdict
     reason: str
     minors: tuple[str, ...] = ()
-    """The releases that it is about; all if empty."""
+    """The releases that the note is about. If empty, all releases."""
 
     def covers(self, minor: str, name: str) -> bool:
         return (not self.minors or minor in self.minors) and bool(re.fullmatch(self.spec, name))
@@ -136,7 +136,7 @@ class Result:
 
     name: str
     part: str
-    """Of :data:`TITLES`."""
+    """A key of :data:`TITLES`."""
 
     verdict: Verdict
     reason: str = ""
@@ -147,7 +147,7 @@ Results = Mapping[str, Mapping[str, Result]]
 
 
 class TableError(Exception):
-    """The results and the notes do not fit together."""
+    """The results and the notes do not match."""
 
 
 def note_of(minor: str, name: str, notes: Sequence[Note] = NOTES) -> Note | None:
@@ -156,7 +156,7 @@ def note_of(minor: str, name: str, notes: Sequence[Note] = NOTES) -> Note | None
 
 
 def not_applicable() -> list[str]:
-    """Return regular expressions, for names with tags, of the specs that a run leaves out."""
+    """Return regular expressions, for names with tags, of the specs that a run omits."""
     return [
         note.spec.replace(" ", f"({TAG.pattern})* ")
         for note in NOTES
@@ -165,7 +165,7 @@ def not_applicable() -> list[str]:
 
 
 def keep(minor: str, parts: Mapping[str, Sequence[Spec]], folder: Path = RESULTS) -> Path:
-    """Store the states of a release's specs, by part; those of other parts stay."""
+    """Store the states of a release's specs, by part. Those of other parts are kept."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{minor}.json"
     states: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
@@ -181,7 +181,7 @@ def keep(minor: str, parts: Mapping[str, Sequence[Spec]], folder: Path = RESULTS
 
 
 def results(folder: Path = RESULTS, notes: Sequence[Note] = NOTES) -> Results:
-    """Return the results by release and name; raise TableError for one without a reason."""
+    """Return the results by release and name. Raises TableError for a result without a reason."""
     found: dict[str, dict[str, Result]] = {}
     used: set[Note] = set()
     for path in sorted(folder.glob("*.json")):
@@ -248,7 +248,7 @@ def _verdicts(found: Results, name: str) -> str:
 
 
 def counted(found: Iterable[Result], part: str) -> Counter[str]:
-    """Return the number of a part's results of each verdict."""
+    """Return the number of a part's results for each verdict."""
     return Counter(result.verdict for result in found if result.part == part)
 
 

@@ -1,8 +1,8 @@
 """
 `python -m e2e.cluster.kind up|down|run`: a private Docker engine, started and ended.
 
-`run` starts the engine, runs a command with CLUSTER=kind, and ends the engine, also if the command
-fails. Where Docker answers already, CLUSTER=auto chooses kind, and there is nothing to do.
+`run` starts the engine, runs a command with CLUSTER=kind, and stops the engine even if the command
+fails. If Docker already responds, CLUSTER=auto chooses kind, and these commands are not needed.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def down() -> int:
         print("no Docker engine of ours is there")
         return 0
     left = engine.stop()
-    # Its clusters went with it.
+    # The engine's clusters have ended with it.
     shutil.rmtree(cache_folder() / "kind", ignore_errors=True)
     for sentence in left:
         print(f"error: after the end, {sentence}", file=sys.stderr)

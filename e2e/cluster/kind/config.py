@@ -1,8 +1,7 @@
 """
 The input of kind: a cluster's configuration, and the files that its nodes mount.
 
-Pure functions of the options and of the engine's facts; how kind is called is
-:mod:`.provider`'s.
+Pure functions of the options and of the engine's properties. :mod:`.provider` calls kind.
 """
 
 import hashlib
@@ -16,15 +15,16 @@ import yaml
 from ..api import Options
 
 BOOT_ID = "/run/boot_id"
-"""A node's own boot id: the kernel's is the machine's, and outlives a node's container."""
+"""A separate boot ID for each node. The kernel's is that of the machine, and outlives a node's
+container."""
 
 DROP_IN = f"""\
 [Service]
 ExecStartPre=/bin/mkdir -p /etc/cdi /run/cdi
 ExecStartPre=/bin/sh -c '[ -s {BOOT_ID} ] || cat /proc/sys/kernel/random/uuid > {BOOT_ID}'
 """
-"""Part of containerd's unit: /run is empty after a start of the node's container, and containerd
-starts before any pod. A restart of containerd alone changes nothing."""
+"""Part of containerd's unit. When the node's container starts, /run is empty, and containerd starts
+before any pod. If only containerd restarts, nothing changes."""
 
 AUDIT_POLICY = "/etc/kubernetes/drakit-audit-policy.json"
 AUDIT_FOLDER = "/var/log/kubernetes/audit"
@@ -36,25 +36,26 @@ CONTAINERD_PATCH = """\
 [plugins."io.containerd.grpc.v1.cri"]
   enable_cdi = true
 """
-"""CDI is off in containerd 1.7; the section's name changed in 2.0, which ignores the old one."""
+"""CDI is disabled in containerd 1.7. The section's name changed in 2.0, which ignores the old
+one."""
 
 OOM_SCORE_PATCH = """\
 [plugins."io.containerd.cri.v1.runtime"]
   restrict_oom_score_adj = true
 """
-"""Without CAP_SYS_RESOURCE a sandbox cannot lower its score, and would not start."""
+"""Without CAP_SYS_RESOURCE, a sandbox cannot lower its score, and would not start."""
 
 FIRST_PORT, PORTS = 20000, 12000
-"""Below the ports that the kernel gives to clients."""
+"""Below the ports that the kernel assigns to clients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Inputs of the configuration beside the options."""
+    """Inputs of the configuration in addition to the options."""
 
     cgroup_v1: bool = False
     own_image: bool = False
-    """Whether the node image is ours: its version of Kubernetes is known."""
+    """Whether the node image was built here, so that its version of Kubernetes is known."""
     address: str | None = None
     """The address at which a private engine publishes ports."""
     udev: bool = False
@@ -67,8 +68,8 @@ def kind_config(
     """
     Return kind's configuration.
 
-    :param minor: the minor release of Kubernetes that the node image contains, such as 1.36.
-    :param folder: where :func:`write_files` wrote what nodes mount.
+    :param minor: the minor release of Kubernetes in the node image, such as 1.36. :param folder:
+    the folder that :func:`write_files` has filled.
     """
     gates, served = options.gates_for(minor), options.runtime_config_for(minor)
     workers = options.nodes if options.nodes > 1 else 0
@@ -92,7 +93,7 @@ def kind_config(
         ],
     }
     if facts.address is not None:
-        # kind looks for a free port in the network that it runs in, which is not the engine's.
+        # kind looks for a free port in its own network namespace, which is not the engine's.
         config["networking"] = {
             "apiServerAddress": facts.address,
             "apiServerPort": api_server_port(name),
@@ -117,12 +118,12 @@ def cut_rules(
     """
     Return the rules that drop packets between a node and the API server, each with its program.
 
-    kind's network has IPv6 beside IPv4, and the kubelet uses either.
+    kind's network has both IPv4 and IPv6, and the kubelet uses either.
 
     :param servers: the addresses of the API server's node.
-    :param own: those of the node.
-    :param address: one of the node's own, which its processes use, or a pod's; with none, the whole
-        node is cut off.
+    :param own: the addresses of the node.
+    :param address: the address of the node's processes, or of a pod. If None, the whole node is
+        cut off.
     """
     found: list[tuple[list[str], list[str]]] = []
     for server in servers:
@@ -130,13 +131,13 @@ def cut_rules(
         if address is None:
             ends = [["POSTROUTING", "-d", server], ["PREROUTING", "-s", server]]
         elif address in own:
-            # Packets of pods leave with the node's address, but get it after this table; answers
-            # to them are forwarded, and so are not input.
+            # Packets of pods leave with the node's address, but get it only after this table.
+            # Responses to them are forwarded, so they are not input.
             sources = [source for source in own if (":" in source) == (":" in server)]
             ends = [["POSTROUTING", "-s", source, "-d", server] for source in sources]
             ends.append(["INPUT", "-s", server])
         elif (":" in address) == (":" in server):
-            # Where both the service's address and the pod's translation are out of sight.
+            # Here, the translations of the service's address and the pod's address are not visible.
             ends = [["FORWARD", *pair] for pair in _both_ways(address, server)]
         else:
             continue
@@ -161,7 +162,7 @@ CUT_CHAINS = ("PREROUTING", "INPUT", "FORWARD", "POSTROUTING")
 def _mounts(folder: Path, facts: Facts) -> list[dict[str, Any]]:
     drop_in = "/etc/systemd/system/containerd.service.d/10-drakit.conf"
     return [
-        # All of it, so that nodes see devices that are made later.
+        # Mount all of it, so that nodes see devices that are created later.
         _mount(Path("/dev"), "/dev"),
         _mount(folder / "node.conf", drop_in, read_only=True),
         *([_mount(Path("/run/udev"), "/run/udev")] if facts.udev else []),
@@ -174,7 +175,7 @@ def _mount(source: Path, target: str, *, read_only: bool = False) -> dict[str, A
 
 
 def _kubelet(facts: Facts) -> dict[str, Any]:
-    """A patch of the kubelet's configuration, as a local cluster has it."""
+    """Return a patch of the kubelet's configuration, with the same values as in a local cluster."""
     patch: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -184,7 +185,7 @@ def _kubelet(facts: Facts) -> dict[str, Any]:
     if facts.cgroup_v1:
         patch["failCgroupV1"] = False
     if facts.own_image:
-        # Older versions refuse it: what a test kills runs again at once.
+        # Programs that a test kills must restart immediately. Older versions reject this field.
         patch["crashLoopBackOff"] = {"maxContainerRestartPeriod": "2s"}
     return patch
 
@@ -193,8 +194,9 @@ def _kubeadm_patches(*, gates: bool) -> list[dict[str, str]]:
     """
     Return patches of kubeadm's configuration: audit, and components without leader election.
 
-    There is one of each component: without the API server it would lose its lease and end, and
-    wait for the lease of its own predecessor. The patch for another version of kubeadm is ignored.
+    There is only one replica of each component. Without the API server, it would lose its lease and
+    exit, and then wait for the lease of its own predecessor. kubeadm ignores a patch for another
+    version.
     """
     flags = {"audit-policy-file": AUDIT_POLICY, "audit-log-path": AUDIT_LOG}
     volumes = [
@@ -217,7 +219,7 @@ def _kubeadm_patches(*, gates: bool) -> list[dict[str, str]]:
         "v1beta3": [
             *(_add(f"/apiServer/extraArgs/{name}", value) for name, value in flags.items()),
             _add("/controllerManager/extraArgs/leader-elect", "false"),
-            # kind gives the scheduler no arguments but the gates.
+            # kind passes no arguments to the scheduler except the gates.
             _add("/scheduler/extraArgs/leader-elect", "false")
             if gates
             else _add("/scheduler/extraArgs", {"leader-elect": "false"}),

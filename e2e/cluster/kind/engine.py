@@ -1,13 +1,13 @@
 """
-A private Docker engine for machines that have none: `make kind-up` and `make kind-down`.
+A private Docker engine for machines without one: `make kind-up` and `make kind-down`.
 
-dockerd and all its containers run in namespaces of their own for processes, mounts and network, so
-one signal ends them, and bridges, firewall rules and forwarding never affect this machine. A veth
-pair connects it: kind publishes API servers at :data:`ADDRESS`. :mod:`.host` compares and restores
-the shared state (sysctls, /dev, cgroups).
+dockerd and all its containers run in separate process, mount and network namespaces. So one signal
+ends them, and bridges, firewall rules and forwarding never affect this machine. A veth pair
+connects the namespaces: kind publishes API servers at :data:`ADDRESS`. :mod:`.host` compares and
+restores the shared state (sysctls, /dev, cgroups).
 
-An engine and a local cluster never run side by side. The module does not depend on clusters or kind
-itself.
+An engine and a local cluster never run at the same time. The module does not depend on clusters or
+kind.
 """
 
 import ipaddress
@@ -28,7 +28,8 @@ from ..local.records import Process, write_json
 from . import host
 
 ROOT = Path("/var/lib/drakit-kind")
-"""The engine's folder, one for the machine: a short path for its sockets, and on a disk."""
+"""The engine's folder, one per machine. The path must be short because of its sockets, and on a
+disk."""
 
 SOCKET = ROOT / "docker.sock"
 CGROUP = "drakit-kind"
@@ -47,8 +48,9 @@ UNITS = ("docker.service", "docker.socket", "containerd.service")
 START_SECONDS = 60
 END_SECONDS = 30
 
-# Process 1 of the engine's PID namespace; when it ends, so does every other process there. What
-# dockerd and containerd write outside of their roots goes into mounts that nobody else sees.
+# Process 1 of the engine's PID namespace. When it ends, all other processes in the namespace end.
+# Files that dockerd and containerd write outside of their roots go to mounts that only they can
+# see.
 INIT = """\
 set -e
 mount -t proc proc /proc
@@ -76,7 +78,7 @@ class Engine:
 
 
 def find() -> Engine | None:
-    """Return the engine that runs on this machine, if one does."""
+    """Return the engine that runs on this machine, or None."""
     try:
         raw = json.loads((ROOT / "engine.json").read_text())
     except (OSError, ValueError):
@@ -86,12 +88,13 @@ def find() -> Engine | None:
 
 
 def exists() -> bool:
-    """Return whether an engine was started here and not ended, even if it no longer runs."""
+    """Return whether an engine was started and not stopped, even if it no longer runs."""
     return (ROOT / "before.json").exists()
 
 
 def use() -> Engine | None:
-    """Let `docker` and `kind` find the engine, unless DOCKER_HOST names another; return it."""
+    """Configure `docker` and `kind` to use the engine, unless DOCKER_HOST names another one. Return
+    the engine."""
     engine = find()
     if engine is None or os.environ.get("DOCKER_HOST", engine.docker_host) != engine.docker_host:
         return None
@@ -100,7 +103,8 @@ def use() -> Engine | None:
 
 
 def start() -> Engine:
-    """Start the engine, and install Docker first where it is missing; one that runs is returned."""
+    """Start the engine, after installing Docker if it is missing. Returns a running engine
+    unchanged."""
     _check()
     with records.lock("kind-engine", timeout_seconds=120):
         if (engine := find()) is not None:
@@ -124,9 +128,9 @@ def start() -> Engine:
 
 def stop() -> list[str]:
     """
-    End the engine and all its containers, and restore this machine; nothing to end is no error.
+    Stop the engine and all its containers, and restore this machine. Does nothing if there is none.
 
-    :return: what still differs from before the start, a sentence each.
+    :return: a sentence for each remaining difference from the state before the start.
     """
     _check()
     with records.lock("kind-engine", timeout_seconds=120):
@@ -136,7 +140,7 @@ def stop() -> list[str]:
 
 
 def refuse_local_clusters() -> None:
-    """Raise if a local cluster runs: engine and local cluster share sysctls, /dev and cgroups."""
+    """Raise an error if a local cluster runs, because both share sysctls, /dev and cgroups."""
     for record in records.all_records():
         boxes = (record.names.folder / "boxes").glob("*.json")
         if any(Box(record.names.folder, path.stem, is_node=False).running for path in boxes):
@@ -147,7 +151,7 @@ def refuse_local_clusters() -> None:
 
 
 def install() -> None:
-    """Install Docker where it is missing, without starting its services."""
+    """Install Docker if it is missing, without starting its services."""
     if shutil.which("dockerd", path=system_path()) is not None:
         return
     print(f"installing {PACKAGE}", flush=True)
@@ -161,12 +165,12 @@ def install() -> None:
 
 
 def system_path() -> str:
-    """The PATH of root's programs."""
+    """Return the PATH for root's programs."""
     return "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 
 
 def lacks_sys_resource(status: str) -> bool:
-    """Whether a process may not raise limits, given the text of its /proc/PID/status."""
+    """Return whether a process may not raise limits, according to its /proc/PID/status."""
     (line,) = [line for line in status.splitlines() if line.startswith("CapEff:")]
     return not int(line.split()[1], 16) >> CAP_SYS_RESOURCE & 1
 
@@ -175,7 +179,7 @@ def dockerd(root: Path, *, capped: bool) -> list[str]:
     """
     Return dockerd's command line.
 
-    :param capped: whether containers run without CAP_SYS_RESOURCE, which root lacks here.
+    :param capped: whether containers run without CAP_SYS_RESOURCE, because root lacks it here.
     """
     argv = [
         "dockerd",
@@ -194,7 +198,7 @@ def dockerd(root: Path, *, capped: bool) -> list[str]:
 
 
 def obstacle() -> str | None:
-    """Return why this machine can have no private engine; None if nothing is known."""
+    """Return why this machine cannot run a private engine, or None if no reason is known."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "a private Docker engine needs Linux and root: install Docker instead"
     if not any(shutil.which(name, path=system_path()) for name in ("dockerd", "apt-get")):
@@ -232,10 +236,11 @@ def _start() -> Engine:
 def _spawn_init() -> Process:
     capped = lacks_sys_resource(Path("/proc/self/status").read_text())
     argv = ["unshare", "--mount", "--net", "--pid", "--propagation", "slave", "--", "sh", "-c"]
-    # The shell forks into the PID namespace, prints the child's id as this machine sees it, ends.
+    # The shell forks into the PID namespace, prints the child's ID in this machine's namespace, and
+    # ends.
     argv += ['setsid "$@" >&2 & echo $!', "sh", "sh", "-c", INIT, "sh"]
     argv += dockerd(ROOT, capped=capped)
-    # Nothing of the caller's environment, least of all its proxies: no registry is asked.
+    # Don't use the caller's environment, especially its proxies. No registry is needed.
     env = {"PATH": system_path(), "HOME": "/root", "ROOT": str(ROOT)}
     with (ROOT / "dockerd.log").open("ab") as log:
         done = subprocess.run(
@@ -251,20 +256,20 @@ def _spawn_init() -> Process:
 
 
 def _join(init: Process) -> None:
-    """Connect the engine's network namespace with this machine."""
+    """Connect the engine's network namespace to this machine."""
     pid = str(init.pid)
     inside = ["nsenter", "--target", pid, "--net", "--", "ip"]
     run(["ip", "link", "add", LINK, "type", "veth", "peer", "name", "eth0", "netns", pid])
     run(["ip", "addr", "add", f"{GATEWAY}/{SUBNET.prefixlen}", "dev", LINK])
     run(["ip", "link", "set", LINK, "up"])
     run([*inside, "link", "set", "eth0", "up"])
-    # dockerd asks for a default route when it chooses its own networks.
+    # dockerd needs a default route to choose its own networks.
     run([*inside, "addr", "add", f"{ADDRESS}/{SUBNET.prefixlen}", "dev", "eth0"])
     run([*inside, "route", "add", "default", "via", str(GATEWAY)])
 
 
 def _end() -> list[str]:
-    """End everything and restore; the record of the state before goes when nothing differs."""
+    """Stop everything and restore. If nothing differs, remove the record of the previous state."""
     if (engine := find()) is not None:
         engine.init.signal(signal.SIGKILL)
         if not engine.init.wait(END_SECONDS):
@@ -280,7 +285,7 @@ def _end() -> list[str]:
     host.restore(before)
     found: list[str] = []
     deadline = time.monotonic() + 10
-    # Links and cgroups go a moment after their last process.
+    # Links and cgroups disappear a moment after their last process.
     while (found := host.differences(before, host.snapshot())) and time.monotonic() < deadline:
         time.sleep(0.5)
     keep = {"before.json", "dockerd.log"} if found else set[str]()
@@ -291,7 +296,7 @@ def _end() -> list[str]:
 
 
 def _emptied(keep: set[str]) -> bool:
-    """Remove all but some files of the engine's folder; the mounts in it go a moment later."""
+    """Remove all except some files of the engine's folder. Its mounts disappear a moment later."""
     for path in ROOT.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -2,8 +2,8 @@
 The state of this machine that a container engine may change: read, compared and restored.
 
 :func:`snapshot` reads it before the engine starts and after it ended, :func:`differences` compares
-the two, :func:`restore` undoes what it can. The state of the local clusters of other clones is left
-out: they come and go meanwhile.
+the two, :func:`restore` undoes what it can. The state of other clones' local clusters is excluded,
+because they may start and stop in the meantime.
 """
 
 import contextlib
@@ -29,10 +29,11 @@ VOLATILE_SYSCTLS = re.compile(
     r"|net/netfilter/nf_conntrack_(count|buckets)|net/.*/(dk[0-9a-f]{8}\w*)/.*"
     r"|vm/(drop_caches|compact_memory|stat_refresh)"
 )
-"""Sysctls that the kernel changes by itself, and those of other clusters' links."""
+"""Sysctls that the kernel changes automatically, and those of other clusters' links."""
 
 UNVISITED_DEVICES = frozenset({"pts", "shm", "mqueue", "hugepages", "fd"})
-"""Folders of /dev whose content is not compared: terminals and shared memory come and go."""
+"""Folders of /dev whose content is not compared, because terminals and shared memory come and
+go."""
 
 OTHER_CLUSTERS = re.compile(r"\bdk[0-9a-f]{8}|/?drakit-[0-9a-f]{8}-|/var/lib/drakit-rig")
 """The variable that names a local cluster (:mod:`e2e.cluster.local.names`)."""
@@ -41,22 +42,23 @@ PROGRAMS = ("dockerd", "docker-proxy", "containerd", "containerd-shim", "runc", 
 """Prefixes of the names of an engine's processes."""
 
 PARTS = ("devices", "network", "firewall", "cgroups", "mounts", "folders", "processes")
-"""The parts of :class:`Host` whose things may come and go; sysctls only change."""
+"""The parts of :class:`Host` whose entries may appear and disappear. Sysctls only change."""
 
 _COUNTERS = re.compile(r" \[\d+:\d+\]")
 _EXPIRY = re.compile(r" expires \S+")
 
 FOLDERS = ("/lib/modules", "/opt/containerd", "/etc/docker", "/run/docker", "/var/lib/docker")
-"""Folders that an engine or kind makes where they are missing."""
+"""Folders that an engine or kind creates if they are missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """The compared state of the host: each part maps names to states."""
+    """The compared state of the host. Each part maps names to states."""
 
     sysctls: Mapping[str, str]
     devices: Mapping[str, str]
-    """Type and permissions of the entries of /dev; device nodes that came or went are not ours."""
+    """Type and permissions of the entries in /dev. Device nodes that appeared or disappeared are
+    ignored."""
     network: Mapping[str, str]
     """Links and routes."""
     firewall: Mapping[str, str]
@@ -87,11 +89,11 @@ def snapshot() -> Host:
 
 
 def differences(before: Host, after: Host) -> list[str]:
-    """Return what differs, a sentence each."""
+    """Return a sentence for each difference."""
     found = [
         f"sysctl {name} is {after.sysctls[name]!r}, was {value!r}"
         for name, value in before.sysctls.items()
-        # A sysctl that appears came with a kernel module; one that vanished, with a link.
+        # A sysctl that appears belongs to a kernel module; one that disappears belonged to a link.
         if after.sysctls.get(name, value) != value
     ]
     for part in PARTS:
@@ -116,7 +118,8 @@ def differences(before: Host, after: Host) -> list[str]:
 
 
 def restore(before: Host) -> None:
-    """Undo changes of sysctls, of entries in /dev, and folders; the rest dies with its engine."""
+    """Undo changes of sysctls, of entries in /dev, and of folders. The rest ends with the
+    engine."""
     after = snapshot()
     for name, value in before.sysctls.items():
         if after.sysctls.get(name, value) != value:
@@ -138,13 +141,13 @@ def restore(before: Host) -> None:
 
 
 def mount_points(mountinfo: str) -> list[str]:
-    """Return the mount points that no other cluster made, given the text of a mountinfo."""
+    """Return the mount points in the text of a mountinfo, except those of other clusters."""
     points = (line.split()[4].replace("\\040", " ") for line in mountinfo.splitlines())
     return [point for point in points if not OTHER_CLUSTERS.search(point)]
 
 
 def rules(saved: str) -> list[str]:
-    """Return policies and rules without their counters, given the output of iptables-save."""
+    """Return policies and rules in the output of iptables-save, without their counters."""
     table, found = "", list[str]()
     for line in saved.splitlines():
         if line.startswith("*"):
@@ -220,7 +223,7 @@ def _firewall() -> Iterator[str]:
 
 
 def _cgroups() -> Iterator[str]:
-    """The groups directly below each root: an engine's own are there."""
+    """Yield the cgroups directly below each root, which include those of an engine."""
     for root in cgroups.hierarchies():
         for path in root.iterdir():
             if path.is_dir() and not OTHER_CLUSTERS.search(path.name):
@@ -231,7 +234,7 @@ def _processes() -> Iterator[str]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended in the meantime
             name = (entry / "comm").read_text().strip()
             groups = (entry / "cgroup").read_text()
             command = (entry / "cmdline").read_bytes().decode(errors="replace")

@@ -1,9 +1,9 @@
 """
 The provider `kind`: Kubernetes in Docker, through pytest-kind's KindCluster.
 
-It uses the Docker engine that answers: the machine's, or the private one of :mod:`.engine`. What
-kind creates a cluster from is :mod:`.config`'s. `capabilities` names what it can do of what
-:mod:`e2e.cluster.local` can.
+It uses the available Docker engine: the machine's, or the private one of :mod:`.engine`.
+:mod:`.config` generates the input of kind. `capabilities` lists the supported capabilities, which
+are a subset of those of :mod:`e2e.cluster.local`.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 PARKED_MANIFEST = "/etc/kubernetes/kube-apiserver.yaml"
 
 COMM_LENGTH = 15
-"""The part of a program's name that the kernel keeps."""
+"""The length at which the kernel truncates a program's name."""
 
 CREATE_SECONDS = 180
 
@@ -62,7 +62,7 @@ BUILD = "build"
 
 
 class KindProvider(Cluster):
-    """A cluster of kind's, known by its name."""
+    """A kind cluster, identified by its name."""
 
     provider = "kind"
     capabilities = frozenset(Capability) - {
@@ -77,7 +77,7 @@ class KindProvider(Cluster):
         self._folder = binaries.cache_folder() / "kind" / name
         self._engine = engine.use()
 
-    # -- life
+    # -- life cycle
 
     def is_up(self) -> bool:
         return self.name in self._kind("get", "clusters").splitlines()
@@ -127,7 +127,7 @@ class KindProvider(Cluster):
 
     @property
     def nodes(self) -> list[str]:
-        """The workers; where there is none, the control plane's node takes pods."""
+        """The workers. If there are none, the control plane's node runs pods."""
         found = self._all_nodes()
         return [name for name in found if not _is_control_plane(name)] or found
 
@@ -173,12 +173,12 @@ class KindProvider(Cluster):
         return inside(Path(f"/proc/{pid}/root"), path)
 
     def kill(self, node: str, component: Component, signal_number: int = signal.SIGKILL) -> None:
-        # Only the container's own processes are seen from inside.
+        # Inside the container, only its own processes are visible.
         name = component.value[:COMM_LENGTH]
         self.exec_on_node(node, ["pkill", f"-{int(signal_number)}", "-x", name])
 
     def start_component(self, node: str, component: Component) -> None:
-        """Nothing to do: systemd and the kubelet start again what was killed."""
+        """Do nothing: systemd and the kubelet restart killed components."""
 
     def stop_kubelet(self, node: str) -> None:
         self.exec_on_node(node, ["systemctl", "stop", "kubelet"])
@@ -188,7 +188,7 @@ class KindProvider(Cluster):
         self._wait_kubelet(node)
 
     def stop_api_server(self) -> None:
-        # The kubelet ends what has no manifest any more.
+        # The kubelet stops pods whose manifest is gone.
         self.exec_on_node(CONTROL_PLANE, ["mv", MANIFEST, PARKED_MANIFEST])
         self.exec_on_node(CONTROL_PLANE, ["timeout", "90", "sh", "-c", _STOPPED], timeout=100)
 
@@ -236,7 +236,7 @@ class KindProvider(Cluster):
     def boot_id_file(self) -> str:
         return BOOT_ID
 
-    # -- parts
+    # -- internals
 
     def _create(self, options: Options) -> None:
         chosen = self._image()
@@ -266,7 +266,8 @@ class KindProvider(Cluster):
         print(f"kind created the cluster in {time.monotonic() - started:.1f} s", flush=True)
 
     def _image(self) -> str | None:
-        """Return the node image; None is kind's public one, which a private engine cannot pull."""
+        """Return the node image. None is kind's public image, which a private engine cannot
+        pull."""
         given = os.environ.get("KIND_NODE_IMAGE") or (BUILD if self._engine is not None else None)
         return image.ensure(DOCKER) if given == BUILD else given
 
@@ -280,7 +281,7 @@ class KindProvider(Cluster):
         return run([*DOCKER, "inspect", "--format", template, self._container(node)]).stdout.strip()
 
     def _addresses(self, node: str) -> list[str]:
-        """The node's addresses in kind's network: IPv4 and, where Docker gives one, IPv6."""
+        """Return the node's addresses in kind's network: IPv4 and, if Docker assigns one, IPv6."""
         template = "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{.GlobalIPv6Address}}{{end}}"
         return self._inspect(node, template).split()
 
@@ -300,7 +301,7 @@ class KindProvider(Cluster):
             self.exec_on_node(node, [*program, "-D", *rule], check=False)
 
     def _revive(self) -> None:
-        """Undo what a test that failed left killed, stopped, frozen or cut."""
+        """Undo the effects of a failed test: killed, stopped, frozen or cut-off components."""
         for node in self._all_nodes():
             run([*DOCKER, "start", node], timeout_seconds=120)
             for chain in CUT_CHAINS:
@@ -337,7 +338,7 @@ class KindProvider(Cluster):
         )
 
     def _wait_service_account(self) -> None:
-        # Before it exists, every pod of the namespace is refused.
+        # Until it exists, every pod of the namespace is rejected.
         argv = ("get", "serviceaccount", "default", "-n", "default")
         wait_until(
             "the controller manager made the default ServiceAccount",
@@ -366,7 +367,8 @@ class KindProvider(Cluster):
 
     def _cluster(self, chosen: str | None) -> Any:
         with warnings.catch_warnings(), contextlib.chdir(self._folder):
-            # It imports an old client, which warns; and it makes a folder where we stand.
+            # It imports an old client, which emits warnings, and it creates a folder in the working
+            # directory.
             warnings.simplefilter("ignore")
             from pytest_kind import KindCluster
 
@@ -379,7 +381,7 @@ class KindProvider(Cluster):
             )
 
 
-# An orderly end would wait half a minute for watches to close.
+# An orderly stop would wait half a minute for watches to close.
 _STOPPED = """
 for _ in 1 2 3 4 5 6; do pgrep -x kube-apiserver || exit 0; sleep 0.5; done
 pkill -KILL -x kube-apiserver
@@ -389,18 +391,18 @@ while pgrep -x kube-apiserver; do sleep 0.5; done
 
 def init_of(container: str, processes: Iterable[tuple[int, str, str]]) -> int | None:
     """
-    Return the id, as this machine sees it, of process 1 of a container.
+    Return the process ID, in this machine's namespace, of process 1 of a container.
 
-    The engine may run in a PID namespace of its own, so what it reports is another number.
+    The engine may run in a separate PID namespace, so it reports a different number.
 
-    :param processes: id, status and cgroups of every process, as /proc has them.
+    :param processes: ID, status and cgroups of every process, from /proc.
     """
     found: list[tuple[int, int]] = []
     for pid, status, groups in processes:
         if container not in groups:
             continue
         numbers = [line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")]
-        # The first processes of the node's own containers are deeper.
+        # The first processes of containers on the node are nested more deeply.
         if numbers and numbers[0][-1] == "1":
             found.append((len(numbers[0]), pid))
     return min(found)[1] if found else None
@@ -409,7 +411,7 @@ def init_of(container: str, processes: Iterable[tuple[int, str, str]]) -> int | 
 def _processes() -> Generator[tuple[int, str, str]]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it ended meanwhile
+            with contextlib.suppress(OSError):  # it has ended in the meantime
                 groups = (entry / "cgroup").read_text()
                 yield int(entry.name), (entry / "status").read_text(), groups
 
@@ -424,9 +426,9 @@ def _docker_info(template: str) -> str:
 
 def _program(name: str, *, own: bool) -> str:
     """
-    Return the path of kind, kubectl or helm: the PATH's, or ours.
+    Return the path of kind, kubectl or helm, from the PATH or from our build.
 
-    :param own: take ours in any case: a private engine is for our node image.
+    :param own: always use our build, because a private engine needs our node image.
     """
     found = None if own else shutil.which(name)
     if found is not None:

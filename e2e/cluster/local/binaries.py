@@ -1,11 +1,11 @@
 """
 The programs of a cluster, built from the Go modules in `binaries/` into a cache.
 
-A local cluster needs :data:`LOCAL`; a kind cluster's node image is made of those and :data:`KIND`.
-Each minor release of Kubernetes has its own go.mod and go.sum in the module `kubernetes`.
-The cache's key is what the programs are made of: the modules' files, the Go version, and the way
-they are built. The first build takes minutes, so it always reports its progress; two clones that
-need the same programs build them once.
+A local cluster needs :data:`LOCAL`; a kind cluster's node image contains those and :data:`KIND`.
+Each minor release of Kubernetes has a separate go.mod and go.sum in the module `kubernetes`. The
+cache key is a digest of the inputs: the modules' files, the Go version, and the build settings. The
+first build takes minutes, so it always reports its progress. Two clones that need the same programs
+build them only once.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ LOCAL = ("pause", "tools", "kubernetes")
 """The modules whose programs every cluster runs."""
 
 KIND = ("kind", "coredns")
-"""The modules that only a kind cluster needs: a change of them builds nothing else again."""
+"""The modules that only a kind cluster needs. A change of these does not rebuild others."""
 
 KUBELETS = {"1.33": "kubelet-1.33"}
-"""The modules of kubelets of releases that no cluster of the tests runs, by release."""
+"""The modules of kubelets whose releases no cluster of the tests runs, by release."""
 
 KUBERNETES_PROGRAMS = (
     "kube-apiserver",
@@ -48,19 +48,19 @@ KUBERNETES_PROGRAMS = (
     "kubectl",
     "kubeadm",
 )
-"""The names under which the one program of the module `kubernetes` acts."""
+"""The names under which the single program of the module `kubernetes` runs."""
 
 FORM = "1"
-"""Changes with the way programs are built or laid out, so that caches do not."""
+"""Increase it when the build or the layout of programs changes, because the cache depends on it."""
 
 ENVIRONMENT = {"CGO_ENABLED": "0"}
-"""No C compiler is needed, and a program runs in an image without libraries. What else a build has
-in its environment makes it faster, and no other program."""
+"""No C compiler is needed, and the programs run in images without libraries. Other variables only
+make builds faster, and do not change the programs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """One Go module, and how it is built."""
+    """A Go module, and its build settings."""
 
     folder: str
     title: str
@@ -76,24 +76,24 @@ class Module:
 
 
 def minors(module: Path = SOURCES / "kubernetes") -> list[str]:
-    """Return the minor releases of Kubernetes that a module has a go.mod of, oldest first."""
+    """Return the minor releases of Kubernetes for which a module has a go.mod, oldest first."""
     others = (path.stem.removeprefix("go-") for path in module.glob("go-*.mod"))
     return sorted([DEFAULT_MINOR, *others])
 
 
 def file_of(minor: str) -> str:
-    """Return the name of the go.mod of a minor release: `go.mod` of the default one, and otherwise
-    such as `go-1.36.mod`."""
+    """Return the name of the go.mod of a minor release: `go.mod` for the default release, and
+    otherwise a name such as `go-1.36.mod`."""
     return "go.mod" if minor == DEFAULT_MINOR else f"go-{minor}.mod"
 
 
 def minor_of(version: str) -> str:
-    """Return the minor release of a version: 1.36 of v1.36.3."""
+    """Return the minor release of a version: 1.36 for v1.36.3."""
     return ".".join(version.removeprefix("v").split(".")[:2])
 
 
 def module_file(minor: str, sources: Path = SOURCES) -> Path:
-    """Return the go.mod of a minor release of Kubernetes; ClusterError if there is none."""
+    """Return the go.mod of a minor release of Kubernetes. Raises ClusterError if there is none."""
     known = minors(sources / "kubernetes")
     if minor not in known:
         raise ClusterError(
@@ -122,7 +122,7 @@ def required_version(file: Path, path: str) -> str:
 
 
 def module_folder(file: Path, path: str) -> Path:
-    """Return the folder of a module that a go.mod of ours requires; it is downloaded first."""
+    """Return the folder of a module that one of our go.mod files requires. Downloads it first."""
     argv = ["go", "-C", str(file.parent), "mod", "download", "-json", f"-modfile={file.name}", path]
     return Path(json.loads(run(argv, timeout_seconds=600).stdout)["Dir"])
 
@@ -134,9 +134,9 @@ def cache_key(
     modules: Sequence[str] = LOCAL,
     minor: str = DEFAULT_MINOR,
 ) -> str:
-    """The key of the programs: a digest of all that they are made of."""
+    """Return the key of the programs: a digest of all their inputs."""
     digest = hashlib.sha256(f"{FORM} {go_version} {sorted(ENVIRONMENT.items())}".encode())
-    # A change of the files of one minor release does not rebuild another one.
+    # A change of one minor release's files does not rebuild other releases.
     unused = {
         path.with_suffix(suffix)
         for path in (
@@ -155,7 +155,7 @@ def cache_key(
 
 def programs_folder(modules: Sequence[str] = LOCAL, *, minor: str = DEFAULT_MINOR) -> Path:
     """
-    Return the folder that the modules' programs have, or would have if they were built.
+    Return the folder for the modules' programs, whether or not they are built.
 
     :param minor: the minor release of the module `kubernetes`.
     """
@@ -163,7 +163,7 @@ def programs_folder(modules: Sequence[str] = LOCAL, *, minor: str = DEFAULT_MINO
 
 
 def programs(modules: Sequence[str] = LOCAL, *, minor: str = DEFAULT_MINOR) -> Path:
-    """Return the folder of the modules' programs; build them first where they are missing."""
+    """Return the folder of the modules' programs. Builds missing ones first."""
     folder = programs_folder(modules, minor=minor)
     if folder.is_dir():
         return folder
@@ -175,7 +175,7 @@ def programs(modules: Sequence[str] = LOCAL, *, minor: str = DEFAULT_MINOR) -> P
 
 
 def _build_all(folder: Path, modules: Sequence[str], minor: str) -> None:
-    # The lock is ours, so what others left half done is nobody's.
+    # This process has the lock, so nothing uses the remains of other builds.
     for remains in folder.parent.glob(f"{folder.name}.building.*"):
         shutil.rmtree(remains)
     partial = folder.with_suffix(f".building.{os.getpid()}")
@@ -259,8 +259,8 @@ def _version_of(module: str) -> str:
 
 
 def _stamped(version: str) -> str:
-    """Return the linker's flags. Without the values, the servers call themselves v0.0.0, and
-    clients do not know what they can."""
+    """Return the linker's flags. Without these values, the servers report the version v0.0.0, and
+    clients cannot detect their features."""
     major, _, number = minor_of(version).partition(".")
     values = {"gitVersion": version, "gitMajor": major, "gitMinor": number}
     package = "k8s.io/component-base/version"
@@ -309,7 +309,7 @@ def _compile(
         for line in build.stderr:
             output = [*output[-30:], line]
             compiled += 1
-            # Packages of earlier builds are not named again, so this is a lower bound.
+            # Packages of earlier builds are not listed again, so this is a lower bound.
             report(
                 f"compiling, {compiled} of at most {total} packages ({100 * compiled // total} %)"
             )
@@ -355,7 +355,7 @@ class Progress:
 
 
 class Report:
-    """Called with a new text, it changes what the progress shows."""
+    """A function that changes the text of the progress."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -365,7 +365,8 @@ class Report:
 
 
 def go_version() -> str:
-    """Return the version of Go, such as go1.26.6; ClusterError if it is missing or too old."""
+    """Return the version of Go, such as go1.26.6. Raises ClusterError if it is missing or too
+    old."""
     if shutil.which("go") is None:
         raise ClusterError(
             f"Go is missing: install Go {_needed_go()} or newer, and put it on the PATH"

@@ -1,9 +1,9 @@
 """
-Boxes: a PID namespace each, with everything in it, that one signal to its init ends.
+Boxes: PID namespaces, each of which ends with one signal to its init.
 
-A program in a box is started so that it has no parent outside of it, and is known by the process id
-that this machine sees. Other modules decide which programs run, and the content of a node's file
-system (:mod:`.control_plane`, :mod:`.node`, :mod:`.init`).
+A program in a box has no parent outside of the box, and is identified by its process ID in this
+machine's namespace. Other modules decide which programs run, and define the content of a node's
+file system (:mod:`.control_plane`, :mod:`.node`, :mod:`.init`).
 """
 
 import json
@@ -21,13 +21,13 @@ from .records import Process, write_json
 
 NODE_NAMESPACES = ("--mount", "--net", "--uts")
 
-# The shell forks into the new namespace, prints the child's id as this machine sees it, and ends:
-# the child is left to the box's init.
+# The shell forks into the new namespace, prints the child's ID in this machine's namespace, and
+# ends. The box's init then adopts the child.
 LAUNCH = 'setsid "$@" >&2 & echo $!'
 
 
 class Box:
-    """One box of a cluster, running or not."""
+    """One box of a cluster, whether or not it is running."""
 
     def __init__(self, state: Path, name: str, *, is_node: bool) -> None:
         self.state, self.name = state, name
@@ -36,7 +36,7 @@ class Box:
 
     @property
     def init(self) -> Process | None:
-        """The box's init, alive or not; None if it never ran."""
+        """The box's init, alive or not. None if it never ran."""
         return _read(self.state / "boxes" / f"{self.name}.json")
 
     @property
@@ -45,13 +45,13 @@ class Box:
 
     @property
     def pid(self) -> int:
-        """The process whose namespaces are the box's."""
+        """The process whose namespaces belong to the box."""
         if (found := self.init) is None or not found.alive:
             raise ClusterError(f"{self.name} does not run")
         return found.pid
 
     def start(self, *, timeout_seconds: float = 15) -> None:
-        """Start the init; what the box is made of is complete when this returns."""
+        """Start the init. When this returns, the box is complete."""
         for name in ("boxes", "components", "logs"):
             (self.state / name).mkdir(exist_ok=True)
         propagation = ("--propagation", "slave") if self._is_node else ()
@@ -75,7 +75,8 @@ class Box:
         """
         End the init, and with it everything in the box.
 
-        SIGKILL at once: a cluster's content is disposable, and the kernel waits for each process.
+        Uses SIGKILL immediately, because a cluster's content is disposable, and the kernel waits
+        for each process.
         """
         found = self.init
         if found is not None:
@@ -90,11 +91,11 @@ class Box:
             component.unlink()
 
     def enter(self, *options: str) -> list[str]:
-        """The beginning of a command line that runs the rest in the box."""
+        """Return the start of a command line that runs the rest in the box."""
         return ["nsenter", "--target", str(self.pid), "--pid", *self._namespaces, *options, "--"]
 
     def spawn(self, name: str, argv: Sequence[str], *, env: Mapping[str, str]) -> Process:
-        """Start a program that stays; its output is appended to its log."""
+        """Start a long-running program. Its output is appended to its log."""
         with self.log(name).open("ab") as log:
             done = subprocess.run(
                 [*self.enter("--no-fork"), "sh", "-c", LAUNCH, "sh", *argv],
@@ -115,16 +116,16 @@ class Box:
         return process
 
     def component(self, name: str) -> Process | None:
-        """A program that was started in the box, alive or not."""
+        """Return a program that was started in the box, alive or not."""
         return _read(self._component(name))
 
     def wake(self, name: str) -> bool:
-        """Continue a program if it was frozen; return whether it runs."""
+        """Resume a frozen program. Return whether it runs."""
         process = self.component(name)
         return process is not None and process.signal(signal.SIGCONT)
 
     def stop(self, name: str, *, timeout_seconds: float) -> None:
-        """End a program: SIGTERM, and SIGKILL when the time is over."""
+        """Stop a program with SIGTERM, and after the timeout with SIGKILL."""
         process = self.component(name)
         if process is None:
             return
@@ -139,7 +140,7 @@ class Box:
         return self.state / "logs" / f"{self.name}-{name}.log"
 
     def tail(self, name: str, *, lines: int = 15) -> str:
-        """The end of a program's log."""
+        """Return the end of a program's log."""
         try:
             return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-lines:])
         except FileNotFoundError:
@@ -150,7 +151,7 @@ class Box:
 
 
 def end_all(boxes: Sequence[Box]) -> None:
-    """End several boxes: all get the signal before one is waited for."""
+    """End several boxes. Sends the signal to all of them before waiting for any."""
     for box in boxes:
         if (found := box.init) is not None:
             found.signal(signal.SIGKILL)
@@ -166,7 +167,7 @@ def _read(path: Path) -> Process | None:
 
 
 def _read_until(descriptor: int, end: bytes, timeout_seconds: float) -> bool:
-    """Read until the last bytes are `end`; return whether they came before the stream's end."""
+    """Read until the last bytes are `end`. Return False if the stream ends first."""
     received = b""
     while not received.endswith(end):
         readable, _, _ = select.select([descriptor], [], [], timeout_seconds)

@@ -1,7 +1,7 @@
 """
 A node's cgroup: the root of its pods' groups, in each hierarchy of cgroup v1 or in that of v2.
 
-The kubelet creates the groups below it (`cgroupRoot`); this module creates and removes only their
+The kubelet creates the groups below it (`cgroupRoot`); this module only creates and removes their
 root.
 """
 
@@ -13,18 +13,18 @@ MOUNT = Path("/sys/fs/cgroup")
 
 
 def hierarchies() -> list[Path]:
-    """The roots of all cgroup hierarchies of this machine."""
+    """Return the roots of all cgroup hierarchies of this machine."""
     if (MOUNT / "cgroup.controllers").exists():
         return [MOUNT]
     return [path for path in sorted(MOUNT.iterdir()) if path.is_dir() and not path.is_symlink()]
 
 
 def make(name: str) -> None:
-    """Make a group, usable for pods at once."""
+    """Create a group that pods can use immediately."""
     for root in hierarchies():
         group = root / name
         group.mkdir(exist_ok=True)
-        # A new v1 group of `cpuset` has neither processors nor memory, and takes no process.
+        # A new v1 group of `cpuset` has neither CPUs nor memory nodes, and accepts no processes.
         for file in ("cpuset.cpus", "cpuset.mems"):
             source, target = root / file, group / file
             if source.exists() and target.exists() and not target.read_text().strip():
@@ -32,12 +32,13 @@ def make(name: str) -> None:
 
 
 def found(prefix: str) -> list[Path]:
-    """The groups with this prefix."""
+    """Return the groups with this prefix."""
     return [group for root in hierarchies() for group in root.glob(f"{prefix}*")]
 
 
 def remove(name: str, *, timeout_seconds: float = 5) -> None:
-    """Remove a group and all below; its processes have ended, but the kernel may lag behind."""
+    """Remove a group and its subgroups. Its processes have ended, but the kernel may need a
+    moment."""
     deadline = time.monotonic() + timeout_seconds
     while True:
         left = [group for group in found(name) if group.name == name]
@@ -46,7 +47,7 @@ def remove(name: str, *, timeout_seconds: float = 5) -> None:
         if not any(group.exists() for group in left):
             return
         if time.monotonic() > deadline:
-            return  # the leftovers report what is left
+            return  # the leftovers check reports the rest
         time.sleep(0.05)
 
 

@@ -1,8 +1,7 @@
 """
-The configuration files of a local cluster's programs, as text: pure functions of its names.
+The configuration files of a local cluster's programs, as strings. Pure functions of its names.
 
-Each setting has a comment with its reason. Files in JSON are
-read as YAML by their programs.
+Each setting has a comment with its reason. The programs read the JSON files as YAML.
 """
 
 import json
@@ -14,12 +13,12 @@ from .names import Names
 
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 
-# A node's cluster DNS: none is run. Pods reach services by address.
+# The DNS configuration of a node. The cluster runs no DNS; pods reach services by address.
 RESOLV_CONF = "# the local cluster runs no DNS\n"
 
 
 def containerd(*, folder: Path, programs: Path, runc: str, sandbox_image: str) -> str:
-    """The configuration of containerd 1.7, which 2.x understands, too."""
+    """Return the configuration of containerd 1.7, which 2.x also supports."""
     return f"""\
 version = 2
 root = "{folder}/containerd"
@@ -57,7 +56,7 @@ def network(names: Names, node: int) -> str:
         "type": "bridge",
         "bridge": "cni0",
         "isGateway": True,
-        # Every address that a pod may reach knows the way back.
+        # Every address that a pod may reach has a route back to the pod.
         "ipMasq": False,
         "hairpinMode": True,
         "ipam": {
@@ -89,11 +88,11 @@ def kubelet(names: Names, node: int, *, folder: Path, gates: Mapping[str, bool])
         "tlsCertFile": f"{pki}/kubelet-{name}.crt",
         "tlsPrivateKeyFile": f"{pki}/kubelet-{name}.key",
         "resolvConf": f"{folder}/resolv.conf",
-        # There is no DNS server. An empty list causes an Event (MissingClusterDNS) for every pod;
-        # at this address, lookups in a pod fail immediately.
+        # There is no DNS server. An empty list would cause an Event (MissingClusterDNS) for every
+        # pod. At this address, lookups in a pod fail immediately.
         "clusterDNS": ["127.0.0.1"],
         "clusterDomain": "cluster.local",
-        # The default folder lies below /usr, which is the machine's.
+        # The default folder is below /usr, which belongs to the machine.
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         # Images cannot be pulled again: never collect them, however full the disk is.
         "imageGCHighThresholdPercent": 100,
@@ -103,8 +102,8 @@ def kubelet(names: Names, node: int, *, folder: Path, gates: Mapping[str, bool])
             "imagefs.available": "1%",
         },
         "localStorageCapacityIsolation": False,
-        # A program that a test kills is restarted at once, however often others have killed it
-        # before.
+        # A program that a test kills must restart immediately, however often other tests have
+        # killed it.
         "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
         "nodeStatusUpdateFrequency": "5s",
         "syncFrequency": "10s",
@@ -121,14 +120,15 @@ def kube_proxy(names: Names, node: int, *, folder: Path) -> str:
         "clusterCIDR": str(names.pod_subnet),
         "mode": "iptables",
         "hostnameOverride": names.node(node),
-        # The sysctls of connection tracking are not ours to write.
+        # The sysctls of connection tracking belong to the machine.
         "conntrack": {"maxPerCore": 0},
     }
     return json.dumps(config, indent=1)
 
 
 def audit_policy() -> str:
-    """All writes with their users, and every use of DRA's resources: tests count them."""
+    """Return a policy that records all writes with their users, and every use of DRA's resources,
+    because tests count them."""
     writes = ["create", "update", "patch", "delete", "deletecollection"]
     policy: dict[str, Any] = {
         "apiVersion": "audit.k8s.io/v1",
@@ -144,5 +144,5 @@ def audit_policy() -> str:
 
 
 def switches_flag(switches: Mapping[str, bool]) -> str:
-    """The value of `--feature-gates`, and of `--runtime-config`."""
+    """Return the value of `--feature-gates` or `--runtime-config`."""
     return ",".join(f"{name}={str(on).lower()}" for name, on in sorted(switches.items()))

@@ -1,8 +1,8 @@
 """
 The control plane of a local cluster: etcd, API server, controller manager, scheduler, in one box.
 
-It shares this machine's network: the API server listens for the administrator on the loopback
-address and for nodes and pods on the cluster's bridge.
+The control plane shares this machine's network: the API server listens for the administrator on the
+loopback address and for nodes and pods on the cluster's bridge.
 """
 
 import ipaddress
@@ -21,11 +21,12 @@ from .pki import Authority
 LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
 
 STOP_SECONDS = 3
-"""Time for an orderly end; the API server would wait up to a minute for watches to close."""
+"""Grace period for an orderly stop. The API server would wait up to a minute for watches to
+close."""
 
 
 class ControlPlane:
-    """The four programs, and the folder that they share."""
+    """The four programs, and their shared folder."""
 
     COMPONENTS = (
         Component.ETCD,
@@ -33,10 +34,10 @@ class ControlPlane:
         Component.CONTROLLER_MANAGER,
         Component.SCHEDULER,
     )
-    """In the order of their start."""
+    """The components in the order of their start."""
 
     KUBERNETES = COMPONENTS[1:]
-    """Those of a release of Kubernetes, in the order of its upgrade."""
+    """The components of a Kubernetes release, in the order of its upgrade."""
 
     def __init__(
         self,
@@ -71,13 +72,13 @@ class ControlPlane:
         self.box.stop(Component.API_SERVER, timeout_seconds=STOP_SECONDS)
 
     def start_component(self, component: Component) -> None:
-        """Start one component that does not run; the API server is ready when this returns."""
+        """Start a stopped component, and wait until the API server is ready."""
         self._spawn(component)
         if component is Component.API_SERVER:
             self.wait_ready()
 
     def wait_ready(self, *, timeout_seconds: float = 90) -> None:
-        """Wait until the API server reports that it is ready; its end is an error at once."""
+        """Wait until the API server is ready. If it ends, raise an error immediately."""
 
         def ready() -> bool:
             for component in (Component.ETCD, Component.API_SERVER):
@@ -89,7 +90,7 @@ class ControlPlane:
         wait_until("the API server is ready", ready, timeout_seconds=timeout_seconds)
 
     def compact(self) -> None:
-        """Have etcd forget all revisions before the current one."""
+        """Compact all revisions before the current one in etcd."""
         status = self._etcd_call("maintenance/status", {})
         revision = status["header"]["revision"]
         self._etcd_call("kv/compaction", {"revision": revision, "physical": True})
@@ -103,7 +104,7 @@ class ControlPlane:
             return json.load(response)
 
     def _wait_service_account(self) -> None:
-        # Before it exists, every pod of the namespace is refused.
+        # Until it exists, every pod of the namespace is rejected.
         wait_until(
             "the controller manager made the default ServiceAccount",
             lambda: self._kubectl("get", "serviceaccount", "default", "-n", "default"),
@@ -184,7 +185,7 @@ class ControlPlane:
             f"--kubelet-client-certificate={pki}/apiserver-kubelet.crt",
             f"--kubelet-client-key={pki}/apiserver-kubelet.key",
             f"--kubelet-certificate-authority={pki}/ca.crt",
-            # Node names are no DNS names here.
+            # Node names are not DNS names here.
             "--kubelet-preferred-address-types=InternalIP",
             f"--requestheader-client-ca-file={pki}/ca.crt",
             "--requestheader-allowed-names=front-proxy",
@@ -193,7 +194,8 @@ class ControlPlane:
             "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             f"--proxy-client-cert-file={pki}/front-proxy.crt",
             f"--proxy-client-key-file={pki}/front-proxy.key",
-            # The API server is no pod: services lead nowhere from here, endpoints do.
+            # The API server is not in a pod, so service addresses are not reachable from here, but
+            # endpoints are.
             "--enable-aggregator-routing=true",
             f"--audit-policy-file={self.names.folder}/audit-policy.json",
             f"--audit-log-path={self.audit_log}",
@@ -202,7 +204,7 @@ class ControlPlane:
         ]
 
     def _authorizers(self) -> str:
-        # The one of nodes watches v1 of DRA: without it the server would never be ready.
+        # The Node authorizer watches v1 of DRA. Without it, the server would never be ready.
         return "Node,RBAC" if self.runtime_config.get("resource.k8s.io/v1", True) else "RBAC"
 
     def _controller_manager(self) -> list[str]:

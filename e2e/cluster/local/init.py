@@ -1,9 +1,11 @@
 """
-The init of a box: process 1 of its PID namespace. Run as a program; imported for its path alone.
+The init of a box: process 1 of its PID namespace. It runs as a program; other modules import it
+only for its path.
 
-It records its process, sets up a node's file system if it is a node's, prints `ready`, and stays.
-When it ends, the kernel ends every process of the box, and with them go the box's mounts and links.
-It uses only the standard library, and nothing of this project, so it starts within milliseconds.
+It records its process, sets up the file system if the box is a node, prints `ready`, and keeps
+running. When it ends, the kernel ends every process of the box, and thereby the box's mounts and
+links. It uses only the standard library, and nothing of this project, so it starts within
+milliseconds.
 """
 
 import json
@@ -16,7 +18,7 @@ import uuid
 from pathlib import Path
 
 MARK = "drakit-rig-init"
-"""Stands in the command line: it identifies the process in the machine's process list."""
+"""Part of the command line that identifies the process in the machine's process list."""
 
 
 DISKS = "disks.json"
@@ -26,7 +28,8 @@ DISKS = "disks.json"
 def main() -> None:
     _, _, folder, box = sys.argv
     state = Path(folder)
-    # The /proc that we still see is the starter's, and so is the number: nobody else learns it.
+    # /proc is still that of the starting process, and so is this number. A process in the namespace
+    # cannot find it otherwise.
     pid = os.readlink("/proc/self")
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     record = state / "boxes" / f"{box}.json"
@@ -36,8 +39,8 @@ def main() -> None:
     node = state / box
     if (node / "is-node").exists():
         make_node(state, node, box)
-    # Orphans of the box become our children: nobody waits for them, so the kernel shall not keep
-    # them. Only now, for the programs above were waited for.
+    # Orphans in the box become children of this process. Let the kernel reap them, because this
+    # process does not wait for them. Set this only now, because the programs above were waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     os.write(1, b"ready\n")
     quiet = os.open(os.devnull, os.O_RDWR)
@@ -51,8 +54,8 @@ def make_node(state: Path, node: Path, name: str) -> None:
     """
     Mount the node's own files at the standard paths, over those that it shares with this machine.
 
-    Nothing is created outside of the state folder: a mount point that is removed in one mount
-    namespace vanishes, with the mount on it, in all others.
+    Creates nothing outside of the state folder: if a mount point is removed in one mount namespace,
+    it vanishes in all others, together with its mount.
     """
     socket.sethostname(name)
     mount("-t", "proc", "proc", "/proc")
@@ -67,7 +70,8 @@ def make_node(state: Path, node: Path, name: str) -> None:
     # Kubernetes' mount propagation between pods needs a shared root.
     mount("--make-rshared", "/")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-    # Pods of one node that talk through a service: their answers must pass the address translation.
+    # If pods of one node communicate through a service, their responses must pass the address
+    # translation.
     bridged = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
     if bridged.exists():
         bridged.write_text("1")
@@ -97,7 +101,7 @@ def make_run(node: Path) -> None:
         (run / name).mkdir()
     (run / "boot_id").write_text(f"{uuid.uuid4()}\n")
     if os.path.isdir("/run/udev"):
-        # The devices are this machine's, and so is what udev knows about them.
+        # The devices are this machine's devices, so udev's data about them is valid here.
         (run / "udev").mkdir()
         mount("--bind", "/run/udev", str(run / "udev"))
     mount("--move", str(run), "/run")
@@ -106,7 +110,7 @@ def make_run(node: Path) -> None:
 
 
 def mount(*arguments: str) -> None:
-    # -n: this machine's table of mounts, below /run, is not the node's to write.
+    # -n: don't change this machine's mount table, which is below /run.
     subprocess.run(["mount", "-n", *arguments], check=True, timeout=10)
 
 

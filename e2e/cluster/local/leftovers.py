@@ -1,8 +1,8 @@
 """
-The leftovers of a stopped cluster on this machine: verifies that there are none.
+Finds the leftovers of a stopped cluster on this machine.
 
-Everything of a cluster carries its id, in a path or in a name, so one read of each of the kernel's
-tables finds it. Reading is separate from parsing, which is pure.
+All parts of a cluster have its ID in a path or a name, so one read of each of the kernel's tables
+finds them. Reading is separate from parsing, which uses pure functions.
 """
 
 import json
@@ -34,7 +34,7 @@ def leftovers(cluster: str) -> list[str]:
 
 
 def mounts_below(mountinfo: Iterable[str], folder: Path) -> list[str]:
-    """Return the mount points in or below a folder, given the lines of a mountinfo."""
+    """Return the mount points in or below a folder, from the lines of a mountinfo."""
     points = (line.split()[4].replace("\\040", " ") for line in mountinfo)
     return [point for point in points if Path(point).is_relative_to(folder)]
 
@@ -44,7 +44,7 @@ def _naming(lines: Iterable[str], text: str) -> list[str]:
 
 
 def _processes(folder: Path, cluster: str) -> Iterator[tuple[int, str]]:
-    """Processes whose command line or cgroup names the cluster."""
+    """Yield the processes whose command line or cgroup names the cluster."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -52,6 +52,6 @@ def _processes(folder: Path, cluster: str) -> Iterator[tuple[int, str]]:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             groups = (entry / "cgroup").read_text()
         except OSError:
-            continue  # it ended while we looked
+            continue  # it ended in the meantime
         if str(folder) in command or f"/drakit-{cluster}-" in groups:
             yield int(entry.name), command.strip() or "(zombie)"

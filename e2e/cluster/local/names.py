@@ -1,10 +1,10 @@
 """
 Every name, number and path of a local cluster, derived from the cluster's name.
 
-Two clusters on one machine must share nothing: neither ports nor links, subnets, cgroups or
-folders. A hash of the name decides; where two hashes meet (ports and subnets are few), the next
-free place is taken, and the record of the cluster has it. Nothing here touches the machine:
-what is taken is handed in.
+Two clusters on one machine must not share ports, links, subnets, cgroups or folders. A hash of the
+name selects them. If two hashes collide (there are few ports and subnets), the next free one is
+used, and stored in the record of the cluster. This module does not access the machine; callers pass
+the ports and subnets in use.
 """
 
 import hashlib
@@ -15,13 +15,13 @@ from pathlib import Path
 
 ROOT = Path("/var/lib/drakit-rig")
 """Directory of all clusters. The path is short because a socket's path has 107 bytes. It is on a
-disk because containerd's snapshots work neither on a tmpfs nor on an overlay."""
+disk because containerd's snapshots do not work on a tmpfs or an overlay."""
 
 SERVICE_SUBNET = ipaddress.IPv4Network("10.96.0.0/16")
-"""The same in every cluster: it exists in the nodes' network namespaces only."""
+"""The same in every cluster, because it exists only in the nodes' network namespaces."""
 
 FIRST_PORT, PORT_PLACES, PORTS_PER_CLUSTER = 20000, 1500, 8
-"""From 20000 to 31999: below the ports that the kernel gives to clients."""
+"""From 20000 to 31999, below the ports that the kernel assigns to clients."""
 
 FIRST_SUBNET, SUBNET_PLACES = 128, 112
 """10.128.0.0/16 to 10.239.0.0/16."""
@@ -33,7 +33,7 @@ LINK_NAME_LIMIT = 15
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Ports of the control plane, all on this machine's own network."""
+    """Ports of the control plane, all in this machine's own network."""
 
     api_server: int
     etcd: int
@@ -44,7 +44,7 @@ class Ports:
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """The names of one cluster; nodes are counted from 1."""
+    """The names of one cluster. Nodes are numbered from 1."""
 
     cluster: str
     port_place: int
@@ -79,12 +79,13 @@ class Names:
 
     @property
     def pod_subnet(self) -> ipaddress.IPv4Network:
-        """The upper half: the pods of all nodes."""
+        """The upper half, for the pods of all nodes."""
         return list(self.subnet.subnets(prefixlen_diff=1))[1]
 
     @property
     def gateway(self) -> ipaddress.IPv4Address:
-        """This machine on the nodes' network, where nodes and pods reach the API server."""
+        """This machine's address on the nodes' network, at which nodes and pods reach the API
+        server."""
         return self.node_subnet[254]
 
     @property
@@ -112,12 +113,12 @@ class Names:
 
 
 def cluster_id(cluster: str) -> str:
-    """Eight hexadecimal digits for a cluster's name."""
+    """Return eight hexadecimal digits for a cluster's name."""
     return hashlib.sha256(cluster.encode()).hexdigest()[:8]
 
 
 def default_cluster(repository: Path) -> str:
-    """The name of a clone's cluster: clones at two places have two."""
+    """Return the name of a clone's cluster. Clones at different paths have different names."""
     return f"drakit-{cluster_id(str(repository.resolve()))[:6]}"
 
 
@@ -131,7 +132,7 @@ def choose(
     ports_free: Callable[[range], bool],
     subnet_free: Callable[[ipaddress.IPv4Network], bool],
 ) -> Names:
-    """Choose the places of a cluster: those of its hash, or the next free ones."""
+    """Choose the ports and subnet of a cluster: those of its hash, or the next free ones."""
     digest = int(cluster_id(cluster), 16)
 
     def ports_at(place: int) -> bool:

@@ -1,9 +1,9 @@
 """
-The network of a local cluster: a bridge of this machine, and a pair of links for each node.
+The network of a local cluster: a bridge on this machine, and a pair of links for each node.
 
-The machine's firewall is not touched, nor is it made to forward: the API server talks to pods along
-routes, and nodes talk to each other through the bridge. What a node's own rules and links are made
-of lies in its network namespace and dies with it.
+The machine's firewall and forwarding are not changed: the API server reaches pods through routes,
+and nodes reach each other through the bridge. A node's own rules and links are in its network
+namespace and end with it.
 """
 
 import ipaddress
@@ -16,14 +16,14 @@ from .boxes import Box
 from .names import Names
 
 CUT = "drakit-cut"
-"""The comment of the rules that cut something off."""
+"""The comment of the rules that cut off a node or an address."""
 
 
 def ports_free(ports: range) -> bool:
-    """Whether no process on this machine listens on any of the ports."""
+    """Return whether no process on this machine listens on any of the ports."""
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # As servers do: connections that are still being closed do not count.
+            # As servers do: ignore connections that are still being closed.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("0.0.0.0", port))
@@ -33,33 +33,34 @@ def ports_free(ports: range) -> bool:
 
 
 def used_subnets() -> list[ipaddress.IPv4Network]:
-    """The IPv4 subnets that this machine has routes to, the default route excepted."""
+    """Return the IPv4 subnets to which this machine has routes, except the default route."""
     routes = json.loads(_ip("-4", "-json", "route", "show", "table", "all") or "[]")
     destinations = (str(route.get("dst", "default")) for route in routes)
     return [ipaddress.IPv4Network(dst, strict=False) for dst in destinations if dst != "default"]
 
 
 def make_bridge(names: Names) -> None:
-    """Make the cluster's bridge, which is also where pods find the API server."""
+    """Create the cluster's bridge, which also has the API server's address for pods."""
     _ip("link", "add", names.bridge, "type", "bridge")
     _ip("addr", "add", f"{names.gateway}/{names.node_subnet.prefixlen}", "dev", names.bridge)
     _ip("link", "set", names.bridge, "up")
 
 
 def remove_bridge(names: Names) -> None:
-    """Remove the bridge, its links and the routes that lead there."""
+    """Remove the bridge, its links and its routes."""
     for link in [*links(names), names.bridge]:
         run(["ip", "link", "del", link], check=False)
 
 
 def links(names: Names) -> list[str]:
-    """The links of this machine that are the cluster's nodes'."""
+    """Return the links of the cluster's nodes on this machine."""
     found = json.loads(_ip("-json", "link", "show") or "[]")
     return [str(link["ifname"]) for link in found if link["ifname"].startswith(f"{names.bridge}n")]
 
 
 def join(names: Names, node: int, box: Box, *, others: Sequence[tuple[int, Box]]) -> None:
-    """Join a node to the bridge, and make the routes between it, this machine and the others."""
+    """Connect a node to the bridge, and create the routes between it, this machine and the other
+    nodes."""
     link = names.link(node)
     run(["ip", "link", "del", link], check=False)
     _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(box.pid))
@@ -83,8 +84,9 @@ def cut(names: Names, box: Box, *, address: str | None = None) -> None:
     Drop packets between the API server's machine and a node, or one address of the node: its own,
     which processes outside pods use, or a pod's.
 
-    In the table `mangle`, for kube-proxy does not write there. After routing, the service's address
-    has become the API server's already, and the pod's is still its own; before routing, both are.
+    Uses the table `mangle`, because kube-proxy does not write to it. After routing, the service's
+    address has already become the API server's, and the pod's is still its own. Before routing,
+    both are unchanged.
     """
     for rule in _cut_rules(names, address):
         if run([*box.enter(), *_IPTABLES, "-C", *rule], check=False).returncode != 0:
@@ -92,13 +94,13 @@ def cut(names: Names, box: Box, *, address: str | None = None) -> None:
 
 
 def heal(names: Names, box: Box, *, address: str | None = None) -> None:
-    """Undo a cut; nothing to undo is no error."""
+    """Undo a cut. Does nothing if there is none."""
     for rule in _cut_rules(names, address):
         run([*box.enter(), *_IPTABLES, "-D", *rule], check=False)
 
 
 def heal_all(box: Box) -> None:
-    """Undo every cut of a node: no other program has rules in these chains."""
+    """Undo every cut of a node. No other program has rules in these chains."""
     for chain in ("PREROUTING", "POSTROUTING"):
         run([*box.enter(), *_IPTABLES, "-F", chain])
 

@@ -1,9 +1,9 @@
 """
-One node of a local cluster: containerd, kubelet and kube-proxy in a box with a file system and a
-network of its own.
+One node of a local cluster: containerd, kubelet and kube-proxy in a box with a separate file system
+and network.
 
-What survives a reboot (images, the kubelet's folder, /etc/cdi) lies in the node's part of the
-cluster's folder; what does not lies in the box.
+Data that survives a reboot (images, the kubelet's folder, /etc/cdi) is in the node's part of the
+cluster's folder. Other data is in the box.
 """
 
 import json
@@ -28,10 +28,10 @@ KUBELET_STOP_SECONDS = 10
 
 
 class Node:
-    """A node by its number, counted from 1."""
+    """A node, identified by its number, from 1."""
 
     COMPONENTS = (Component.CONTAINERD, Component.KUBELET, Component.KUBE_PROXY)
-    """In the order of their start."""
+    """The components in the order of their start."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class Node:
 
     @property
     def _env(self) -> dict[str, str]:
-        # Nothing of the caller's environment, least of all its proxies.
+        # Don't use the caller's environment, especially its proxies.
         folders = [folder for folder in (self._runtime.containerd, self._programs) if folder]
         path = ":".join([*map(str, folders), "/usr/sbin:/usr/bin:/sbin:/bin"])
         return {"PATH": path, "HOME": "/root"}
 
     def boot(self, *, others: Sequence["Node"]) -> None:
-        """Make the box and its network, and start containerd."""
+        """Create the box and its network, and start containerd."""
         self._write_files()
         cgroups.make(self.names.cgroup(self.number))
         self.box.start()
@@ -69,12 +69,12 @@ class Node:
         self.start(Component.CONTAINERD)
 
     def start_kubernetes(self) -> None:
-        """Start kubelet and kube-proxy; the node joins the cluster soon after."""
+        """Start kubelet and kube-proxy. The node joins the cluster soon after."""
         for component in (Component.KUBELET, Component.KUBE_PROXY):
             self._spawn(component)
 
     def start(self, component: Component) -> None:
-        """Start one component that does not run, and wait until it answers where it can."""
+        """Start a stopped component, and wait until it responds, if it can be checked."""
         self._spawn(component)
         if component is Component.CONTAINERD:
             wait_until(
@@ -86,7 +86,7 @@ class Node:
             self.wait_kubelet()
 
     def end(self) -> None:
-        """End all of the node at once, as if its power was cut."""
+        """End everything on the node at once, as in a power failure."""
         self.box.end()
         cgroups.remove(self.names.cgroup(self.number))
 
@@ -108,8 +108,8 @@ class Node:
         ]
 
     def restart_kubernetes(self) -> None:
-        """Restart kubelet and kube-proxy with these programs and new configurations; containers go
-        on."""
+        """Restart kubelet and kube-proxy with these programs and new configurations. Containers
+        continue."""
         for component in (Component.KUBELET, Component.KUBE_PROXY):
             self.box.stop(component, timeout_seconds=KUBELET_STOP_SECONDS)
         self._write_files()
@@ -120,7 +120,8 @@ class Node:
         self.box.stop(Component.KUBELET, timeout_seconds=KUBELET_STOP_SECONDS)
 
     def wait_kubelet(self) -> None:
-        """Wait until the kubelet answers its health check; its end is an error at once."""
+        """Wait until the kubelet responds to its health check. If it ends, raise an error
+        immediately."""
 
         def healthy() -> bool:
             process = self.box.component(Component.KUBELET)
@@ -135,7 +136,8 @@ class Node:
         wait_until(f"the kubelet of {self.name} answers", healthy, timeout_seconds=60)
 
     def load_image(self, archive: Path) -> None:
-        """Import a docker-archive; through a pipe, for the node may not see the file's folder."""
+        """Import a docker-archive through a pipe, because the node may not see the file's
+        folder."""
         argv = [*self.box.enter(), "ctr", "--namespace", "k8s.io", "images", "import", "-"]
         with archive.open("rb") as stream:
             done = subprocess.run(
@@ -146,7 +148,7 @@ class Node:
             raise ClusterError(f"{archive} could not be imported on {self.name}: {output}")
 
     def add_disk(self, path: str, *, mib: int) -> None:
-        """Mount a new file system at a path of the node; :mod:`.init` mounts it after reboots."""
+        """Mount a new file system at a path of the node. After reboots, :mod:`.init` mounts it."""
         disks = init.disks(self.folder)
         image = str(self.folder / f"disk-{len(disks)}.img")
         run(["mkfs.ext4", "-q", "-m", "0", image, f"{mib}M"])
@@ -206,9 +208,10 @@ class Node:
 
 
 def inside(root: Path, path: str) -> Path:
-    """Resolve a path below a root as if it was the root: its absolute links stay below, too."""
+    """Resolve a path below a folder as if that folder was the root, so that absolute links remain
+    below it."""
     found, left = root, [part for part in reversed(path.split("/")) if part]
-    for _ in range(40):  # as many links as the kernel follows
+    for _ in range(40):  # the same number of links as the kernel follows
         while left:
             part = left.pop()
             if part == "..":

@@ -1,4 +1,4 @@
-"""The image of a pod's sandbox: our own program, for no registry is asked for one."""
+"""The image of a pod's sandbox. It contains our own program, so that no registry is needed."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ NAME = "localhost/drakit-pause:1"
 
 
 def archive(programs: Path) -> Path:
-    """Return the image's archive, beside the programs; write it where it is missing."""
+    """Return the image's archive, next to the programs. Creates it if it is missing."""
     path = programs / "pause.tar"
     if not path.exists():
         files = {"/pause": (programs / "pause", 0o755)}

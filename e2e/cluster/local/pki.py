@@ -1,7 +1,8 @@
 """
 Certificates and kubeconfigs of one local cluster, created at each start.
 
-One authority signs everything. Keys are elliptic: all of them together take milliseconds.
+One authority signs all certificates. The keys use elliptic curves, so creating all of them takes
+only milliseconds.
 """
 
 import base64
@@ -22,7 +23,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Authority:
-    """The cluster's certificate authority; its folder holds every key and certificate."""
+    """The cluster's certificate authority. Its folder contains every key and certificate."""
 
     def __init__(
         self, folder: Path, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
@@ -59,7 +60,7 @@ class Authority:
         dns: Sequence[str] = (),
         addresses: Sequence[Address] = (),
     ) -> None:
-        """Write FILE.crt and FILE.key, good for a client and for a server of those names."""
+        """Write FILE.crt and FILE.key, valid for a client and for a server with these names."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name(common_name, organization)
         builder = _builder(name, key.public_key(), issuer=self._certificate.subject)
@@ -71,7 +72,7 @@ class Authority:
         self._write(file, builder.sign(self._key, hashes.SHA256()), key)
 
     def kubeconfig(self, path: Path, *, server: str, file: str) -> None:
-        """Write a kubeconfig that needs no other file, for the client of FILE.crt."""
+        """Write a self-contained kubeconfig for the client of FILE.crt."""
         cluster = {"server": server, "certificate-authority-data": self._data("ca.crt")}
         user = {
             "client-certificate-data": self._data(f"{file}.crt"),
@@ -85,7 +86,7 @@ class Authority:
             "contexts": [{"name": "local", "context": {"cluster": "local", "user": file}}],
             "current-context": "local",
         }
-        _write_private(path, json.dumps(config).encode())  # YAML holds JSON
+        _write_private(path, json.dumps(config).encode())  # JSON is valid YAML
 
     def write_key_pair(self, file: str) -> None:
         """Write FILE.key and FILE.pub."""
@@ -121,7 +122,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        # Clocks that are set back a little, as on machines that were asleep, do no harm.
+        # Tolerate clocks that are slightly behind, as on machines that were suspended.
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + LIFETIME)
     )

@@ -1,9 +1,8 @@
 """
-The local cluster as a whole: its start, its end, its faults.
+The local cluster as a whole: start, stop and faults.
 
-It puts the parts together and decides their order; how a part is made is the part's own affair.
-All that changes a cluster happens under the cluster's lock, and the record is written before what
-it tells of exists.
+The provider combines the parts and decides their order. All changes of a cluster happen under the
+cluster's lock, and the record is written before the recorded parts exist.
 """
 
 import contextlib
@@ -44,7 +43,7 @@ LOCK_SECONDS = 300
 
 
 class LocalCluster(Cluster):
-    """A cluster of this machine, known by its name."""
+    """A cluster on this machine, identified by its name."""
 
     provider = "local"
     capabilities = frozenset(Capability)
@@ -55,7 +54,7 @@ class LocalCluster(Cluster):
         self._folders: dict[str, Path] = {}
         self._runtimes: dict[str, Runtime] = {}
 
-    # -- life
+    # -- life cycle
 
     def is_up(self) -> bool:
         record = records.find(self.name)
@@ -74,7 +73,7 @@ class LocalCluster(Cluster):
             )
         if options.nodes > MAX_NODES:
             raise ClusterError(f"a local cluster has {MAX_NODES} nodes at most")
-        self.prepare()  # before anybody waits for a lock
+        self.prepare()  # before another process waits for the lock
         with records.lock(self.name, timeout_seconds=LOCK_SECONDS):
             _remove_remains(except_for=self.name)
             record = records.find(self.name)
@@ -115,7 +114,7 @@ class LocalCluster(Cluster):
             if (record := records.find(self.name)) is not None:
                 _remove(record)
             else:
-                # A starter that was killed before it wrote its record.
+                # The starting process was killed before it wrote its record.
                 shutil.rmtree(ROOT / cluster_id(self.name), ignore_errors=True)
 
     def leftovers(self) -> list[str]:
@@ -230,7 +229,7 @@ class LocalCluster(Cluster):
 
     @contextlib.contextmanager
     def power_off(self, node: str) -> Generator[None]:
-        # The lock, because a cluster that misses a node would be removed as the remains of one.
+        # Take the lock, because a cluster without one of its nodes would be removed as a remnant.
         with records.lock(self.name, timeout_seconds=LOCK_SECONDS):
             stopped = self._node(node)
             stopped.end()
@@ -253,7 +252,7 @@ class LocalCluster(Cluster):
                 runtime_config=runtime_config_of_tests(minor),
                 kubelets={**before, **old.kubelets},
             )
-            # Before the record names them.
+            # Build them before the record names them.
             self._programs_of(minor)
             record.write()
             control_plane = self._control_plane(record)
@@ -277,11 +276,11 @@ class LocalCluster(Cluster):
     def boot_id_file(self) -> str:
         return "/run/boot_id"
 
-    # -- parts
+    # -- internals
 
     @property
     def _programs(self) -> Path:
-        """The programs of the release that runs; if none does, of the one that starts next."""
+        """The programs of the running release, or otherwise of the release that starts next."""
         return self._programs_of(self.minor)
 
     def _programs_of(self, minor: str) -> Path:
@@ -322,7 +321,7 @@ class LocalCluster(Cluster):
             programs=self._programs_of(whole),
             kubelet=binaries.programs((kubelet,)) if kubelet else None,
             server=self._control_plane(record).server,
-            # Another release may not know the gates of the cluster's.
+            # Another release may not have the gates of the cluster.
             gates=gates_of_tests(minor) if minor else record.gates,
             sandbox_image=pause.NAME,
             runtime=self._runtime(record.runtime),
@@ -339,7 +338,7 @@ class LocalCluster(Cluster):
             return self._control_plane(self._record).box
         return self._node(node).box
 
-    # -- order
+    # -- order of steps
 
     def _start_anew(self, options: Options) -> Record:
         record = self._claim(options)
@@ -351,7 +350,8 @@ class LocalCluster(Cluster):
         return record
 
     def _claim(self, options: Options) -> Record:
-        """Choose the cluster's places on this machine, and write them down before others look."""
+        """Reserve the cluster's ports and subnet on this machine, and record them before other
+        processes choose."""
         with records.lock("places", timeout_seconds=30):
             taken = [record.names for record in records.all_records()]
             ports = {names.port_place for names in taken}
@@ -381,7 +381,7 @@ class LocalCluster(Cluster):
         return record
 
     def _revive(self, record: Record) -> None:
-        """Undo what a test that failed left killed, stopped, frozen or cut."""
+        """Undo the effects of a failed test: killed, stopped, frozen or cut-off components."""
         control_plane, nodes = self._control_plane(record), self._nodes(record)
         for component in control_plane.COMPONENTS:
             if not control_plane.box.wake(component):
@@ -393,7 +393,7 @@ class LocalCluster(Cluster):
                     node.start(component)
 
     def _add_nodes(self, record: Record, options: Options) -> None:
-        """Start missing nodes, give all nodes the images, and report that the cluster is up."""
+        """Start missing nodes, load the images on all nodes, and record that the cluster is up."""
         with _removed_on_failure(record):
             started = time.monotonic()
             names = [record.names.node(n) for n in range(record.nodes + 1, options.nodes + 1)]
@@ -424,7 +424,8 @@ class LocalCluster(Cluster):
 
 
 def _intact(record: Record) -> bool:
-    """Whether a cluster is whole and somebody's: not left half made, broken, or by a dead owner."""
+    """Return whether a cluster is complete and owned, rather than half created, broken, or left by
+    a dead owner."""
     if record.phase != "up" or not (record.kept or record.owner.alive):
         return False
     boxes = [CONTROL_PLANE, *(record.names.node(n) for n in range(1, record.nodes + 1))]
@@ -432,11 +433,12 @@ def _intact(record: Record) -> bool:
 
 
 def _remove_remains(*, except_for: str) -> None:
-    """Remove the clusters of dead owners, whatever their names; those in work are not ours."""
+    """Remove the clusters of dead owners, whatever their names. Skips those that another process is
+    using."""
     for record in records.all_records():
         if record.names.cluster == except_for or _intact(record):
             continue
-        # Held by whoever starts, stops or reboots it right now.
+        # Another process that starts, stops or reboots the cluster holds the lock.
         with (
             contextlib.suppress(ClusterError),
             records.lock(record.names.cluster, timeout_seconds=0),
@@ -448,7 +450,7 @@ def _remove_remains(*, except_for: str) -> None:
 
 
 def _remove(record: Record) -> None:
-    """Remove everything of a cluster, whatever state it is in; can be done again."""
+    """Remove everything of a cluster, whatever its state. Can be repeated."""
     names = record.names
     replace(record, phase="stopping").write()
     found = [path.stem for path in (names.folder / "boxes").glob("*.json")]
@@ -458,7 +460,7 @@ def _remove(record: Record) -> None:
         cgroups.remove(group)
     _remove_folder(names.folder)
     with contextlib.suppress(OSError):
-        ROOT.rmdir()  # the last cluster takes the room with it
+        ROOT.rmdir()  # the last cluster also removes the directory
 
 
 def _remove_folder(folder: Path) -> None:
@@ -474,14 +476,15 @@ def _remove_folder(folder: Path) -> None:
                 path.unlink(missing_ok=True)
         return {path.name for path in folder.iterdir()} <= {records.RECORD}
 
-    # The mounts of a namespace go a moment after its last process.
+    # The mounts of a namespace disappear a moment after its last process.
     wait_until(f"{folder} can be removed", gone, timeout_seconds=20)
     shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
 def _removed_on_failure(record: Record) -> Generator[None]:
-    """Remove a cluster whose start fails; DRAKIT_LOGS names the folder that keeps its logs."""
+    """Remove a cluster whose start fails. DRAKIT_LOGS names the folder in which its logs are
+    kept."""
     try:
         yield
     except BaseException:

@@ -1,10 +1,10 @@
 """
 Records of local clusters, and the locks that prevent concurrent starts.
 
-A record lives in the cluster's folder from before anything else exists until everything else is
-gone: whoever finds a folder knows all that may be left. A process is known by its id and its start
-time, so that a reused id is never mistaken. Locks are abstract sockets: the kernel
-frees them however their holder ends, and they leave no file.
+A record is the first thing in the cluster's folder and the last to be removed, so it describes all
+possible leftovers. A process is identified by its ID and its start time, because IDs are reused.
+Locks are abstract sockets: the kernel releases them however their holder ends, and they leave no
+file.
 """
 
 import json
@@ -26,7 +26,7 @@ RECORD = "cluster.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """A process that existed once; `alive` returns whether it still does."""
+    """A process that existed at some time. `alive` returns whether it still exists."""
 
     pid: int
     started: int
@@ -38,7 +38,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """A zombie is dead: it only waits for its parent to look."""
+        """Return whether the process exists. A zombie is dead, and only waits for its parent."""
         try:
             state, started = _stat(self.pid)
         except (FileNotFoundError, ProcessLookupError):
@@ -46,9 +46,10 @@ class Process:
         return started == self.started and state not in "ZX"
 
     def signal(self, number: int) -> bool:
-        """Send a signal if it is still the same process; return whether it was."""
+        """Send a signal if it is still the same process. Return whether it was sent."""
         try:
-            # The descriptor pins the process: between look and signal the id cannot change hands.
+            # The descriptor refers to the process, so the ID cannot be reused between the check and
+            # the signal.
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return False
@@ -63,7 +64,7 @@ class Process:
         return True
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait for its end; return whether it came."""
+        """Wait for the end of the process. Return False on a timeout."""
         deadline = time.monotonic() + timeout_seconds
         while self.alive:
             if time.monotonic() > deadline:
@@ -73,7 +74,7 @@ class Process:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    # The second field is the program's name, which may hold spaces and brackets.
+    # The second field is the program's name, which may contain spaces and brackets.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return fields[0], int(fields[19])
 
@@ -91,7 +92,8 @@ class Record:
     runtime_config: Mapping[str, bool] = field(default_factory=dict[str, bool])
     version: str = ""
     kubelets: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The minor release of kubelet and kube-proxy by node, where it is not the control plane's."""
+    """The minor release of kubelet and kube-proxy by node, if it differs from the control
+    plane's."""
 
     runtime: str = ""
     """The value of RUNTIME at its start."""
@@ -102,7 +104,7 @@ class Record:
 
 
 def read(folder: Path) -> Record | None:
-    """Read the record in a folder; None if there is none."""
+    """Read the record in a folder. None if there is none."""
     try:
         raw = json.loads((folder / RECORD).read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -121,14 +123,14 @@ def find(cluster: str) -> Record | None:
 
 
 def all_records() -> list[Record]:
-    """Every cluster of this machine that left a record."""
+    """Return every cluster of this machine that has a record."""
     if not ROOT.is_dir():
         return []
     return [record for folder in ROOT.iterdir() if (record := read(folder)) is not None]
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file atomically."""
     partial = path.with_name(f".{path.name}.part")
     partial.write_text(json.dumps(content))
     partial.replace(path)
@@ -136,7 +138,7 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def lock(what: str, *, timeout_seconds: float) -> Generator[None]:
-    """Hold the lock of that name on this machine; wait for another holder, and log that."""
+    """Hold the lock with this name on this machine. Waits for another holder, and logs the wait."""
     deadline = time.monotonic() + timeout_seconds
     announced = False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as holder:

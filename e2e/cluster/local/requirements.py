@@ -17,13 +17,13 @@ PROGRAMS = {
     "unshare": "util-linux",
     "mount": "mount",
 }
-"""Program -> the Debian package that has it."""
+"""Program -> the Debian package that contains it."""
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 
 
 def check() -> None:
-    """Raise :class:`ClusterError` where something is missing, with what to install."""
+    """Raise :class:`ClusterError` if a requirement is missing, with the packages to install."""
     if platform.system() != "Linux":
         raise ClusterError("a local cluster needs Linux: install Docker and use CLUSTER=kind")
     if os.geteuid() != 0:

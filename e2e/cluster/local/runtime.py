@@ -1,8 +1,8 @@
 """
 The container runtime of a local cluster's nodes: containerd, and the OCI runtime that it calls.
 
-By default, that is containerd of the module `tools`, and runc of Debian. The environment variable
-RUNTIME selects others, separated by commas: ``RUNTIME=containerd-1.7,crun``.
+By default, these are containerd from the module `tools`, and runc from Debian. The environment
+variable RUNTIME selects others, separated by commas: ``RUNTIME=containerd-1.7,crun``.
 """
 
 import shutil
@@ -26,15 +26,15 @@ class Runtime:
     """The programs that run containers."""
 
     containerd: Path | None
-    """The folder of containerd, its shim and ctr, if it is not that of all programs."""
+    """The folder of containerd, its shim and ctr, if it differs from that of all programs."""
 
     oci: str
     """The path of the OCI runtime."""
 
 
 def names(text: str) -> Sequence[str]:
-    """Return the names in the value of RUNTIME; ClusterError if one is unknown, or two exclude each
-    other."""
+    """Return the names in the value of RUNTIME. Raises ClusterError if one is unknown, or two
+    exclude each other."""
     found = [name.strip() for name in text.split(",") if name.strip()]
     oci = (*OCI_MODULES, *OCI_PACKAGES)
     known = (*CONTAINERD_MODULES, *oci)
@@ -48,8 +48,7 @@ def names(text: str) -> Sequence[str]:
 
 
 def runtime(text: str) -> Runtime:
-    """Return the programs that RUNTIME names; those of modules are built first where they are
-    missing."""
+    """Return the programs that RUNTIME names. Builds missing modules first."""
     found = names(text)
     folders = {
         name: binaries.programs((name,))

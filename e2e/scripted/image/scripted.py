@@ -1,10 +1,10 @@
 """
 Drivers that follow a test's script: they wait, fail, hang, and record their calls.
 
-A driver reads `script.json` in its folder at each call, adds a line to `calls.jsonl` at the call's
-beginning and end, and keeps a file in `held/` for each device that a claim has: its side effect,
-which a crash leaves behind and an unprepare must remove. Script and lines are described in
-`e2e/scripted/control.py`, which writes the one and reads the other.
+A driver reads `script.json` in its folder at each call, adds a line to `calls.jsonl` at the start
+and end of the call, and keeps a file in `held/` for each device that a claim has. This file is its
+side effect, which remains after a crash and which an unprepare must remove.
+`e2e/scripted/control.py` writes the script, reads the lines, and describes both.
 
 Does not depend on Kubernetes.
 """
@@ -82,7 +82,8 @@ class Scripted(Driver[ScriptedConfig]):
 
     async def prepare(self, claim: ClaimReference, device: AllocatedDevice) -> PreparedDevice:
         with self._told("prepare", claim, device) as rule:
-            # The effect comes first, so that a call which is cut or fails leaves something to undo.
+            # Create the effect first, so that a call that is interrupted or fails leaves something
+            # to undo.
             self._mark(claim, device)
             await self._follow(rule)
         # Two shares of a device may be in one container.
@@ -123,7 +124,8 @@ class Scripted(Driver[ScriptedConfig]):
             listed.append(
                 Device(
                     name=SHARED,
-                    # An index that no test asks for: without one every such selector would fail.
+                    # An index that no test selects. Without the attribute, every selector on it
+                    # would fail.
                     attributes={"kind": SHARED, "index": -1},
                     capacity={"light": light},
                     health=self._health(stock, SHARED),
@@ -143,7 +145,7 @@ class Scripted(Driver[ScriptedConfig]):
     # ------------------------------------------------------------ effects
 
     def _mark(self, claim: ClaimReference, device: AllocatedDevice) -> None:
-        """Leave the effect, and record any other claim that has an exclusive device now."""
+        """Create the effect, and record any other claim that has an exclusive device now."""
         mark = self._mark_of(claim, device)
         if mark.parent.name == "exclusive":
             others = [
@@ -181,10 +183,10 @@ class Scripted(Driver[ScriptedConfig]):
             return default
 
     def _rule(self, operation: str, device: str) -> dict[str, Any]:
-        """The first rule that fits and is not used up."""
+        """Return the first rule that matches and is not used up."""
         for rule in self._rules():
             fits = rule["operation"] == operation and rule["device"] in (None, device)
-            # Counted in the file: a plugin that was killed goes on where it was.
+            # Count the uses in the file, so that a plugin that was killed continues where it was.
             if fits and (rule["times"] is None or self._uses(rule["id"]) < rule["times"]):
                 return rule
         return {}
@@ -229,7 +231,7 @@ class Scripted(Driver[ScriptedConfig]):
 
 
 class ScriptedTwo(Scripted):
-    """Horns: another driver of the same daemon, whose devices have no health."""
+    """Horns: another driver in the same daemon, whose devices do not report health."""
 
     name: ClassVar[str] = "scripted-two.test.drakit.dev"
     kind: ClassVar[str] = "horn"
@@ -237,7 +239,7 @@ class ScriptedTwo(Scripted):
 
 
 def _facts(device: AllocatedDevice) -> dict[str, Any]:
-    """An allocation, as JSON."""
+    """Return an allocation as JSON."""
     return {
         "device": device.name,
         "pool": device.pool,

@@ -1,4 +1,4 @@
-"""The node plugin answers an unprepare without a call of the driver."""
+"""The node plugin responds to an unprepare without calling the driver."""
 
 from drakit_nodeplugin.__main__ import main
 from drakit_nodeplugin.claims.unprepare import Unpreparing

@@ -1,4 +1,4 @@
-"""The first slice of a pool has the generation before that of the others."""
+"""The first slice of a pool has the previous generation."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A prepare answers with the devices of the first claim, whatever claim it is about."""
+"""A prepare returns the devices of the first claim, whatever the requested claim."""
 
 from typing import Any
 
