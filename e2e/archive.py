@@ -1,8 +1,8 @@
 """
 Container images without a container engine: one layer, as a docker-archive tar.
 
-`ctr images import`, `docker load` and `kind load image-archive` all read this form. The bytes
-depend on the arguments alone (no time, no user name), so an archive's digest shows whether an image
+`ctr images import`, `docker load` and `kind load image-archive` all read this format. The bytes
+depend only on the arguments (no time, no user name), so an archive's digest shows whether an image
 changed.
 """
 
@@ -19,14 +19,14 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 Content = bytes | Path
-"""A file's content, or the file of this machine that has it."""
+"""A file's content, or a local file with the content."""
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """The parts of an image beside its layer."""
+    """The properties of an image, except its layer."""
 
     names: Sequence[str]
     """Each is a repository:tag."""
@@ -35,11 +35,11 @@ class Image:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     user: str = ""
     architecture: str = ""
-    """In the words of image configurations; by default that of this machine."""
+    """The architecture, as in image configurations. By default, that of this machine."""
 
 
 def architecture() -> str:
-    """Return this machine's architecture in the words of image configurations."""
+    """Return this machine's architecture, as in image configurations."""
     return ARCHITECTURES.get(platform.machine(), platform.machine())
 
 
@@ -55,11 +55,11 @@ def write_image(
     user: str = "",
 ) -> None:
     """
-    Write the image `name` (repository:tag) of one layer to `path`, whole or not at all.
+    Write the image `name` (repository:tag) with one layer to `path`, atomically.
 
-    :param files: path in the container -> (content, permission bits); parents are made.
-    :param links: path in the container -> target of a symbolic link.
-    :param aliases: further names of the image.
+    :param files: path in the container -> (content, permission bits); parents are created. :param
+    links: path in the container -> target of a symbolic link. :param aliases: further names of the
+    image.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -75,7 +75,7 @@ def write_image(
 
 
 def write_images(path: Path, images: Sequence[Image], *, layer: Path) -> None:
-    """Write images that all have the same one layer, a tar, to `path`."""
+    """Write images that share one layer, a tar, to `path`."""
     with layer.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     _write_archive(path, images, layer=layer, digest=digest)
@@ -120,7 +120,7 @@ def _write_layer(
         for folder in _folders([*contents, *targets]):
             entry = tarfile.TarInfo(folder)
             entry.type = tarfile.DIRTYPE
-            # Everybody may write to /tmp, as everywhere.
+            # /tmp is writable for all users, as usual.
             entry.mode = 0o1777 if folder == "tmp" else 0o755
             layer.addfile(entry)
         for path, (content, mode) in sorted(contents.items()):
@@ -132,7 +132,7 @@ def _write_layer(
 
 
 def _folders(paths: Sequence[str]) -> Iterator[str]:
-    """Every parent of the paths, and /tmp; a parent before its children."""
+    """Yield every parent of the paths, and /tmp; parents before their children."""
     parents = {"tmp"}
     for path in paths:
         parents.update(str(parent) for parent in PurePosixPath(path).parents)
@@ -140,7 +140,7 @@ def _folders(paths: Sequence[str]) -> Iterator[str]:
 
 
 def add_file(archive: tarfile.TarFile, name: str, content: Content, *, mode: int) -> None:
-    """Add a file of root's, of the year 1970, to a tar."""
+    """Add a file to a tar, owned by root and dated 1970."""
     entry = tarfile.TarInfo(name)
     entry.mode = mode
     if isinstance(content, bytes):

@@ -25,8 +25,8 @@ IMAGE = "localhost/drakit-busybox:dev"
 POD = "rig"
 
 # It calls the API server through the service's address with its ServiceAccount's token, and prints
-# `reached` or `cut` each time. Without TLS, the server responds with an error, which is also treated as
-# reached.
+# `reached` or `cut` each time. Without TLS, the server responds with an error, which shows that it
+# was reached.
 SCRIPT = """
 echo "hello from $(hostname)"
 test -s /var/run/secrets/kubernetes.io/serviceaccount/token && echo "has a token"

@@ -1,7 +1,7 @@
 """
-Device plugins for tests, built from their Go modules, and one image that has them all.
+Device plugins for tests, built from their Go modules, and one image that contains them all.
 
-Kubernetes' sample device plugin is built unmodified; `e2e/deviceplugins/nodes` is our own, on
+Kubernetes' sample device plugin is built unmodified; `e2e/deviceplugins/nodes` is our own, based on
 Kubernetes' stub.
 """
 
@@ -16,25 +16,26 @@ from e2e.images.go import ENVIRONMENT, LINKED
 __all__ = ("IMAGE", "NODES", "SAMPLE", "device_plugin", "device_plugins_image")
 
 IMAGE = "localhost/drakit-device-plugins:dev"
-"""The name under which a cluster knows the image."""
+"""The name of the image in a cluster."""
 
 PUBLIC_NAME = "registry.example.com/sample-device-plugin:1.7"
 """The name of the sample's image in `examples/device-plugin`."""
 
 SAMPLE = "sample-device-plugin"
-"""The program of Kubernetes' sample: resource ``example.com/resource``, a mount a device."""
+"""The program of Kubernetes' sample: resource ``example.com/resource``, with one mount per
+device."""
 
 NODES = "nodes"
-"""Our program: its one argument is a file with resources, devices and their edits."""
+"""Our program. Its only argument is a file with resources, devices and their edits."""
 
 SOURCES = REPOSITORY / "e2e" / "deviceplugins"
 
 
 def device_plugin(name: str) -> Path:
     """
-    Return the path of a program; built if it is not in the cache.
+    Return the path of a program. Builds it if it is not in the cache.
 
-    :raises ImageError: Go is missing, or a module cannot be had.
+    :raises ImageError: Go is missing, or a module is not available.
     """
     version = run(
         ["go", "-C", SOURCES, "env", "GOVERSION"], what="asking Go's version", timeout_seconds=60
@@ -50,7 +51,7 @@ def _build(folder: Path) -> None:
             *("tool", f"./{NODES}"),
         ],
         what="building the device plugins",
-        # From an empty module cache, with Kubernetes' sources to be fetched.
+        # With an empty module cache, Kubernetes' sources must be downloaded.
         timeout_seconds=1800,
         cwd=SOURCES,
         env=ENVIRONMENT,
@@ -58,7 +59,7 @@ def _build(folder: Path) -> None:
 
 
 def device_plugins_image() -> Path:
-    """Return the image's archive; built if it is not in the cache."""
+    """Return the image's archive. Builds it if it is not in the cache."""
     programs = {name: device_plugin(name) for name in (SAMPLE, NODES)}
 
     def make(folder: Path) -> None:

@@ -29,10 +29,10 @@ DEFAULT_MINOR = "1.37"
 """The newest stable minor release of Kubernetes, which clusters run by default."""
 
 CEL_DEFAULT = "1.36"
-"""The minor release that the helper's `go.mod` is for; another one has its `go-MINOR.mod`."""
+"""The minor release of the helper's `go.mod`. Other releases have a `go-MINOR.mod`."""
 
 CEL_MINORS = ("1.34", "1.35", "1.36", "1.37", "1.38")
-"""The minor releases of Kubernetes that the explainer's helper is built for, the newest last."""
+"""The minor releases of Kubernetes for which the explainer's helper is built, newest last."""
 
 LINKED = "-ldflags=-s -w"
 ENVIRONMENT = {
@@ -40,23 +40,23 @@ ENVIRONMENT = {
     "GOFLAGS": "-mod=readonly -buildvcs=false -trimpath -gcflags=all=-dwarf=false",
     "GOGC": "400",
 }
-"""All programs in Go are built with these: with other flags, Go compiles all packages once more. A
-build without the data for debuggers and with less garbage collection takes 18 to 30 % less of the
-processor's time, depending on the packages. The Makefile has the same."""
+"""The environment for building all Go programs, because with other flags, Go compiles all packages
+again. A build without debug data and with less garbage collection takes 18 to 30 % less CPU time,
+depending on the packages. The Makefile has the same settings."""
 
 SCHEDULER_MINORS = ("1.35", "1.36", "1.37")
-"""The minor releases of Kubernetes whose scheduler is built, for tests only."""
+"""The minor releases of Kubernetes whose scheduler is built, only for tests."""
 
 KEPT = 64
-"""Programs in the cache: thirteen, and five for each platform of a release."""
+"""Number of programs in the cache: thirteen, and five for each platform of a release."""
 
 BUILD_SECONDS = 3600
 """The first build of a minor release compiles up to 440 packages, a scheduler about 1,100."""
 
 
 def cel_programs(minors: Sequence[str] = CEL_MINORS, *, platform: str = "") -> Path:
-    """Return a folder with the explainer's helper for each of these minor releases, named as the
-    explainer looks for them; see `cel_program`."""
+    """Return a folder with the explainer's helper for each of these minor releases, with the names
+    that the explainer expects (see `cel_program`)."""
     programs = [cel_program(minor, platform=platform) for minor in minors]
 
     def link(folder: Path) -> None:
@@ -69,24 +69,24 @@ def cel_programs(minors: Sequence[str] = CEL_MINORS, *, platform: str = "") -> P
 
 def cel_program(minor: str = DEFAULT_MINOR, *, platform: str = "") -> Path:
     """
-    Return the explainer's helper for a minor release; built if it is not in the cache.
+    Return the explainer's helper for a minor release. Builds it if it is not in the cache.
 
-    :param platform: such as linux/arm64; by default that of this machine.
-    :raises ImageError: Go is missing, or the sources are wrong.
+    :param platform: such as linux/arm64; by default that of this machine. :raises ImageError: Go is
+    missing, or the sources are invalid.
     """
     name = f"drakit-cel-{minor}"
     return go_program(CEL_SOURCES, name=name, flags=cel_flags(minor), platform=platform)
 
 
 def cel_flags(minor: str) -> tuple[str, ...]:
-    """Return the flags of Go that select a minor release of the helper."""
+    """Return Go's flags for a minor release of the helper."""
     if minor == CEL_DEFAULT:
         return ()
     return (f"-modfile=go-{minor}.mod", f"-tags=kubernetes{minor}")
 
 
 def scheduler_program(minor: str) -> Path:
-    """Return the scheduler of a minor release as a program that answers questions."""
+    """Return the scheduler of a minor release as a program that evaluates requests."""
     module = "go.mod" if minor == SCHEDULER_MINORS[-1] else f"go-{minor}.mod"
     return go_program(
         REPOSITORY / "tests" / "oracle" / "scheduler",
@@ -109,11 +109,11 @@ def go_program(
     platform: str = "",
 ) -> Path:
     """
-    Return the program of a module in this repository; built if it is not in the cache.
+    Return the program of a module in this repository. Builds it if it is not in the cache.
 
-    :param imported: other modules in this repository that it imports.
-    :param platform: such as linux/arm64; by default that of this machine.
-    :raises ImageError: Go is missing, or the sources are wrong.
+    :param imported: other modules in this repository that it imports. :param platform: such as
+    linux/arm64; by default that of this machine. :raises ImageError: Go is missing, or the sources
+    are invalid.
     """
     native = run(
         ["go", "env", "GOHOSTOS", "GOHOSTARCH"], what="asking Go's platform", timeout_seconds=60
@@ -128,7 +128,7 @@ def go_program(
 
 
 def _key(name: str, *modules: Path) -> str:
-    """A name for what is built from the sources of modules."""
+    """Return a name for the result of building modules."""
     version = run(
         ["go", "-C", modules[0], "env", "GOVERSION"], what="asking Go's version", timeout_seconds=60
     )

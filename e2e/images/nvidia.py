@@ -1,9 +1,9 @@
 """
 NVIDIA's device plugin as NVIDIA publishes it: its program, its manifest, and an image of both.
 
-The Go module is the source: its checksum is pinned here, those of what it needs are in its own
-go.sum, and it is built where Go has put it, so that nothing of it is changed. The program loads
-NVIDIA's library at run time and thus needs glibc: the image stands on the base of ours.
+The source is the Go module. Its checksum is pinned here, and those of its dependencies are in its
+own go.sum. It is built in Go's module cache, so that nothing is changed. The program loads NVIDIA's
+library at run time and thus needs glibc, so the image uses the base of our images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ("IMAGE", "PROGRAM", "nvidia_device_plugin", "nvidia_image", "nvidia_m
 
 VERSION = "v0.14.5"
 IMAGE = f"localhost/drakit-nvidia-device-plugin:{VERSION}"
-"""The name under which a cluster knows the image."""
+"""The name of the image in a cluster."""
 
 PROGRAM = "nvidia-device-plugin"
 MANIFEST = "nvidia-device-plugin.yml"
@@ -39,20 +39,20 @@ ENTRYPOINT ["{PROGRAM}"]
 
 def nvidia_device_plugin() -> Path:
     """
-    Return the path of the program; built if it is not in the cache.
+    Return the path of the program. Builds it if it is not in the cache.
 
-    :raises ImageError: Go or a C compiler is missing, or a module cannot be had or is another one.
+    :raises ImageError: Go or a C compiler is missing, or a module is not available or differs.
     """
     return _built() / PROGRAM
 
 
 def nvidia_manifest() -> str:
-    """The DaemonSet that NVIDIA publishes with the program, as YAML."""
+    """Return the DaemonSet that NVIDIA publishes with the program, as YAML."""
     return (_built() / MANIFEST).read_text()
 
 
 def nvidia_image() -> Path:
-    """Return the image's archive; built if it is not in the cache."""
+    """Return the image's archive. Builds it if it is not in the cache."""
     program, base = nvidia_device_plugin(), base_archive()
 
     def make(made: Path) -> None:
@@ -87,14 +87,15 @@ def _build(folder: Path) -> None:
             *("-o", folder / PROGRAM, f"./cmd/{PROGRAM}"),
         ],
         what="building NVIDIA's device plugin",
-        # From an empty module cache.
+        # Time with an empty module cache.
         timeout_seconds=1800,
         env={
             "CGO_ENABLED": "1",
-            # The module has the list of a vendor folder without the folder. With `readonly` a
+            # The module contains the list of a vendor folder but not the folder. With `readonly`, a
             # module that is not in go.sum is an error.
             "GOFLAGS": "-mod=readonly -buildvcs=false",
-            # The library's symbols are found once it is loaded: so its Makefile allows it.
+            # The library's symbols are resolved when it is loaded. The plugin's Makefile also
+            # allows this.
             "CGO_LDFLAGS_ALLOW": "-Wl,--unresolved-symbols=ignore-in-object-files",
         },
     )
@@ -102,8 +103,8 @@ def _build(folder: Path) -> None:
 
 
 def _downloaded() -> Path:
-    """The folder of the module's content, which is what is pinned."""
-    # In a folder of its own: the module is no dependency of any of ours.
+    """Return the folder of the module's content, whose checksum is pinned."""
+    # Download it in a separate folder, because none of our modules depends on it.
     with tempfile.TemporaryDirectory(prefix="drakit-nvidia-") as nowhere:
         module = json.loads(
             run(

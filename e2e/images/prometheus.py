@@ -1,9 +1,9 @@
 """
 Prometheus and its `promtool`, unmodified, built from their Go module, and an image of Prometheus.
 
-The service discovery of platforms other than Kubernetes is left out, because it takes most of the
-build's time. Debian's package cannot be used: it does not include that of Kubernetes. Does not
-depend on what is scraped.
+The service discovery of platforms other than Kubernetes is omitted, because it takes most of the
+build's time. Debian's package cannot be used, because it does not include service discovery for
+Kubernetes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from e2e.images.go import ENVIRONMENT, LINKED
 __all__ = ("BUILD_SECONDS", "IMAGE", "prometheus_image", "prometheus_program")
 
 IMAGE = "localhost/drakit-prometheus:dev"
-"""The name under which a cluster knows the image."""
+"""The name of the image in a cluster."""
 
 BUILD_SECONDS = 3600
-"""From an empty module cache, with all sources to be fetched, on a machine that does other work."""
+"""Time with an empty module cache, on a busy machine."""
 
 SOURCES = REPOSITORY / "e2e" / "prometheus"
 
 
 def prometheus_program(name: str) -> Path:
     """
-    Return the path of `prometheus` or `promtool`; built if it is not in the cache.
+    Return the path of `prometheus` or `promtool`. Builds it if it is not in the cache.
 
-    :raises ImageError: Go is missing, or a module cannot be had.
+    :raises ImageError: Go is missing, or a module is not available.
     """
     version = run(
         ["go", "-C", SOURCES, "env", "GOVERSION"], what="asking Go's version", timeout_seconds=60
@@ -52,7 +52,7 @@ def _build(folder: Path) -> None:
 
 
 def prometheus_image() -> Path:
-    """Return the image's archive; built if it is not in the cache."""
+    """Return the image's archive. Builds it if it is not in the cache."""
     program = prometheus_program("prometheus")
 
     def make(folder: Path) -> None:

@@ -1,14 +1,14 @@
 """
 The programs of the suite, built from the Go module in `suite/` into the cache.
 
-The suite is built as it is, and with drakit in the place of Kubernetes' test driver: the specs of
-the cluster, and those of a node. The latter two consist of copies of the packages with the specs,
-which Go's option `-overlay` adds to the module. They differ from the originals in :data:`EDITS`,
-and have `suite/driver` in the place of the test driver. The specs of a node, whose package has
-tests of many other features, have `suite/node` for what they need of it.
+The suite is built unmodified, and twice with drakit instead of Kubernetes' test driver: for the
+specs of the cluster, and for those of a node. These two contain copies of the packages with the
+specs, which Go's option `-overlay` adds to the module. The copies differ from the originals by
+:data:`EDITS`, and use `suite/driver` instead of the test driver. The package with the specs of a
+node also tests many other features, so `suite/node` replaces the parts that these specs need.
 
-A minor release of Kubernetes has its own go.mod and go.sum there. The module does not depend on
-clusters.
+Each minor release of Kubernetes has a separate go.mod and go.sum there. The module does not depend
+on clusters.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from e2e.images.go import ENVIRONMENT, LINKED
 
 SUITE = Path(__file__).with_name("suite")
 BUILD_SECONDS = 3600
-"""The first build compiles about 1500 packages."""
+"""The first build compiles about 1,500 packages."""
 
 
 STUBS = REPOSITORY / "proto" / "go" / "v1"
-"""The contract of backends in Go; the build sees it as a package of the suite."""
+"""The contract of backends in Go. In the build, it is a package of the suite."""
 
 UPSTREAM = "k8s.io/kubernetes/test/e2e/dra"
 COPY = "drakit.dev/e2e/upstream/dra"
 NODE_SPECS = Path("test", "e2e_node", "dra_test.go")
 COPIED = ("*.go", "utils/*.go", "test-driver/app/options.go", "test-driver/gomega/*.go")
-"""The files with the specs, and with what they need of the test driver."""
+"""The files with the specs, and the parts of the test driver that they need."""
 
 EDITS = (
     ("kubeletplugin.GRPCInterceptor(", "app.WithInterceptor("),
@@ -41,7 +41,7 @@ EDITS = (
         "kubeletplugin.PluginListener(d.listen(",
         "app.WithCluster(tCtx.Client()),\n\t\t\tapp.WithBackendListener(d.listen(",
     ),
-    # The node plugin has its own socket for the registration.
+    # The node plugin creates its own socket for the registration.
     ("kubeletplugin.RegistrarListener(d.listen(tCtx, &pod, &listenerPort)),", ""),
 )
 """The changes where the specs start the driver: the node plugin cannot read these options."""
@@ -62,7 +62,7 @@ class Programs:
     """Such as v1.36.3."""
 
     folder: Path
-    """Has the suite, and the programs of its pods."""
+    """Contains the suite, and the programs of its pods."""
 
     @property
     def minor(self) -> str:
@@ -76,22 +76,22 @@ class Programs:
 
     @property
     def suite(self) -> Path:
-        """With Kubernetes' test driver."""
+        """The suite with Kubernetes' test driver."""
         return self.folder / "dra.test"
 
     @property
     def drakit_suite(self) -> Path:
-        """With drakit in its place."""
+        """The suite with drakit instead of the test driver."""
         return self.folder / "drakit.test"
 
     @property
     def node_suite(self) -> Path:
-        """The specs of a node, which run on it, with drakit in the place of the test driver."""
+        """The specs of a node, which run on it, with drakit instead of the test driver."""
         return self.folder / "node.test"
 
 
 def module_file(minor: str, folder: Path = SUITE) -> Path:
-    """Return the go.mod of a minor release; raise ImageError if there is none."""
+    """Return the go.mod of a minor release. Raises ImageError if there is none."""
     known = binaries.minors(folder)
     if minor not in known:
         raise ImageError(
@@ -101,7 +101,7 @@ def module_file(minor: str, folder: Path = SUITE) -> Path:
 
 
 def minors(folder: Path = SUITE) -> list[str]:
-    """The minor releases whose suite can be built."""
+    """Return the minor releases whose suite can be built."""
     return binaries.minors(folder)
 
 
@@ -111,7 +111,7 @@ def required_version(module: Path) -> str:
 
 
 def programs(minor: str) -> Programs:
-    """Return the programs; they are built if they are not in the cache."""
+    """Return the programs. Builds them if they are not in the cache."""
     module = module_file(minor)
     compiler = run(["go", "-C", SUITE, "env", "GOVERSION"], what="asking Go", timeout_seconds=60)
     sources = [
@@ -139,7 +139,7 @@ def programs(minor: str) -> Programs:
 
 
 def _overlay(module: Path, folder: Path) -> dict[str, str]:
-    """Write the copied packages to a folder; return which files they become in the module."""
+    """Write the copied packages to a folder. Return the files that they become in the module."""
     kubernetes = binaries.module_folder(module, "k8s.io/kubernetes")
     upstream = kubernetes / "test" / "e2e" / "dra"
     added = {SUITE / "backendv1" / stub.name: stub for stub in STUBS.glob("*.go")}
@@ -148,7 +148,7 @@ def _overlay(module: Path, folder: Path) -> dict[str, str]:
     for path in (path for pattern in COPIED for path in upstream.glob(pattern)):
         name = Path("dra", path.relative_to(upstream))
         added[SUITE / name] = _copy(path, folder / name)
-    # A package that others import has no files *_test.go.
+    # A package that others import must not have *_test.go files.
     added[SUITE / "e2e_node" / "dra.go"] = _copy(
         kubernetes / NODE_SPECS, folder / "node" / "dra.go"
     )
@@ -158,7 +158,7 @@ def _overlay(module: Path, folder: Path) -> dict[str, str]:
 
 
 def _copy(path: Path, copy: Path) -> Path:
-    """Copy a file with specs, so that it imports the copied packages; return the copy."""
+    """Copy a file with specs, so that it imports the copied packages. Return the copy."""
     copy.parent.mkdir(parents=True, exist_ok=True)
     text = path.read_text()
     for package in ("utils", "test-driver/app", "test-driver/gomega"):
@@ -168,7 +168,7 @@ def _copy(path: Path, copy: Path) -> Path:
 
 
 def edited_text(text: str, *, name: str) -> str:
-    """Return a file of Kubernetes with :data:`EDITS`; each must have exactly one place."""
+    """Return a file of Kubernetes with :data:`EDITS`, each of which must match exactly once."""
     for old, new in (*EDITS, METADATA_EDIT) if METADATA_EDIT[0] in text else EDITS:
         if (places := text.count(old)) != 1:
             raise ImageError(

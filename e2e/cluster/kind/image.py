@@ -24,13 +24,13 @@ NODE_FILES = Path(__file__).parent / "node"
 NAME = "drakit-kind-node"
 
 CHANGES = (
-    # systemd reads it to find out that it runs in a container.
+    # systemd reads it to detect that it runs in a container.
     "ENV container=docker",
     'ENTRYPOINT ["/usr/local/bin/entrypoint", "/sbin/init"]',
 )
-"""The settings of kind's base image, without STOPSIGNAL: Docker's import refuses it."""
+"""The settings of kind's base image, except STOPSIGNAL, which Docker's import rejects."""
 
-# usrmerge, the default instead of usr-is-merged, brings all of perl: 50 MB.
+# The default, usrmerge instead of usr-is-merged, would install all of perl: 50 MB.
 COMMON_RECIPE = ("--hook-dir=/usr/share/mmdebstrap/hooks/maybe-merged-usr", *SMALL)
 NODE_RECIPE = (
     "--variant=minbase",
@@ -46,9 +46,10 @@ INNER_RECIPE = (
 
 def build() -> Path:
     """
-    Return the file system of a node, a tar for `docker import`; build it if the cache lacks it.
+    Return the file system of a node, a tar for `docker import`. Builds it if it is not in the
+    cache.
 
-    :raises ClusterError: the build failed; the text is a sentence for the caller of make.
+    :raises ClusterError: the build failed; the message is a sentence for the user of make.
     """
     try:
         programs = _programs()
@@ -60,7 +61,8 @@ def build() -> Path:
 
 def ensure(docker: Sequence[str]) -> str:
     """
-    Return the name of the node image in an engine; build and import it if the engine lacks it.
+    Return the name of the node image in an engine. Builds and imports it if the engine does not
+    have it.
 
     :param docker: the start of a command line that calls the engine.
     """
@@ -85,10 +87,10 @@ def _programs() -> image_tree.Programs:
 
 
 def _key(programs: image_tree.Programs) -> str:
-    """Return the key of the image: a digest of everything that it is built from."""
+    """Return the key of the image: a digest of all its inputs."""
     sources = [Path(module.__file__ or "") for module in (image_store, image_tree, archive)]
     return digest(
-        # The cache names these folders by their content.
+        # The cache names these folders after their content.
         *(programs.local.name, programs.kind.name),
         *(image_tree.SUITE, *NODE_RECIPE, *INNER_RECIPE, *CHANGES),
         *(Path(__file__), *sources, *sorted(NODE_FILES.iterdir())),
@@ -130,7 +132,8 @@ def _make(folder: Path, programs: image_tree.Programs) -> None:
 
 
 def _root(what: str, recipe: Sequence[str], progress: binaries.Progress) -> Path:
-    """Return a Debian file system, which has a cache of its own: the rest changes more often."""
+    """Return a Debian file system, which is cached separately, because the rest changes more
+    often."""
 
     def make(folder: Path) -> None:
         with progress.step(f"installing Debian {image_tree.SUITE} ({what})"):
@@ -144,7 +147,7 @@ def _root(what: str, recipe: Sequence[str], progress: binaries.Progress) -> Path
 def _write_images(
     folder: Path, programs: image_tree.Programs, *, root: Path, kind_files: Path
 ) -> Path:
-    """Write the images that a node starts with as one docker-archive."""
+    """Write the images with which a node starts as one docker-archive."""
     version = binaries.kubernetes_version()
     argv = [str(programs.local / "kubeadm"), "config", "images", "list"]
     required = run([*argv, "--kubernetes-version", version]).stdout.split()

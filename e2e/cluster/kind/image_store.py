@@ -1,8 +1,8 @@
 """
 containerd's image store of a node, filled before any node starts.
 
-A temporary containerd unpacks the images into it. It has a mount namespace of its own and dies with
-the process that started it, so an interrupted build leaves no process and no mount.
+A temporary containerd unpacks the images into it. It has a separate mount namespace and ends with
+the process that started it, so an interrupted build leaves neither processes nor mounts.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ KEPT = (
     "io.containerd.metadata.v1.bolt",
     "io.containerd.snapshotter.v1.overlayfs",
 )
-"""The folders below containerd's root that hold images."""
+"""The folders below containerd's root that contain images."""
 
 CONFIG = """\
 version = 3
@@ -41,23 +41,24 @@ STOP_SECONDS = 10
 def unpack(archive: Path, root: Path, *, programs: Path) -> None:
     """Import the images of a docker-archive for Kubernetes; `root` becomes containerd's root."""
     with _containerd(root, programs=programs) as ctr:
-        # The kubelet's garbage collection spares pinned images: nothing could pull them again.
-        # The layers are not stored beside what was unpacked of them; kind configures the same.
+        # The kubelet's garbage collection keeps pinned images, because they could not be pulled
+        # again. The layers are not stored in addition to their unpacked content, as in kind's
+        # configuration.
         options = ("--local", "--discard-unpacked-layers", "--snapshotter", "overlayfs")
         label = ("--label", "io.cri-containerd.pinned=pinned")
         run(
             [*ctr, "images", "import", *options, *label, str(archive)],
             timeout_seconds=IMPORT_SECONDS,
         )
-        # The layers go at containerd's next garbage collection: the end of a lease starts one.
+        # containerd's next garbage collection deletes the layers. Deleting a lease triggers one.
         run([*ctr, "leases", "create", "--id", "collect"])
         run([*ctr, "leases", "delete", "--sync", "collect"])
 
 
 @contextlib.contextmanager
 def _containerd(root: Path, *, programs: Path) -> Generator[list[str]]:
-    """Run containerd; yield the start of a command line that calls it."""
-    # Not below the cache: the path of a socket has 107 characters at most.
+    """Run containerd. Yield the start of a command line that calls it."""
+    # Don't use the cache, because the path of a socket has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="drakit-containerd-") as folder:
         state = Path(folder)
         config, log = state / "config.toml", state / "log"

@@ -2,8 +2,8 @@
 The content of kind's node image and of the images in it, as tars.
 
 The node is a Debian with systemd, kind's own files, and our programs. kind builds its base image
-from a registry with a Dockerfile; :data:`DROPPED`, :data:`ENABLED` and :data:`MASKED` do to Debian
-what that Dockerfile does. This module only reads files that exist: :mod:`.image` provides them.
+from a registry with a Dockerfile; :data:`DROPPED`, :data:`ENABLED` and :data:`MASKED` make the same
+changes to Debian. This module only reads files that exist: :mod:`.image` provides them.
 """
 
 import fnmatch
@@ -20,43 +20,47 @@ from ..api import ClusterError
 from ..local.binaries import KUBERNETES_PROGRAMS
 
 SUITE = "bookworm"
-"""The Debian release of both file systems: later ones have a systemd that refuses cgroup v1."""
+"""The Debian release of both file systems. Later ones have a systemd that does not support cgroup
+v1."""
 
 NODE_PACKAGES = (
     *("systemd", "mount", "util-linux", "kmod", "procps", "hostname", "libseccomp2", "runc"),
     *("conntrack", "iptables", "nftables", "iproute2", "ethtool", "socat", "iputils-ping"),
     *("bash", "ca-certificates", "curl", "jq", "pigz", "e2fsprogs"),
 )
-"""The packages of kind's base image without network storage; runc too comes from Debian."""
+"""The packages of kind's base image, except network storage. runc also comes from Debian."""
 
 INNER_PACKAGES = ("iptables", "nftables", "conntrack", "iproute2", "kmod")
-"""Programs that kube-proxy and the pod network run. The other programs in the images are static."""
+"""Programs that kube-proxy and the pod network run. Other programs in the images are static."""
 
 CNI_IMAGE = "localhost/kind-cni:1"
-"""The image of the pod network in `node/default-cni.yaml`. kind's own is in no Go module."""
+"""The image of the pod network in `node/default-cni.yaml`. kind's own image is not in a Go
+module."""
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 UNITS = "usr/lib/systemd/system"
 DROPPED = (
-    # Files of the machine that unpacked Debian.
+    # Files of the machine on which Debian was unpacked.
     *("dev/*", "etc/hostname", "etc/resolv.conf"),
     # Services that a container does not need; kind's Dockerfile removes the same ones.
     *("etc/systemd/system/*.wants/*", f"{UNITS}/multi-user.target.wants/*"),
     *(f"{UNITS}/local-fs.target.wants/*", f"{UNITS}/basic.target.wants/*"),
     f"{UNITS}/sysinit.target.wants/systemd-tmpfiles-setup.service",
     *(f"{UNITS}/sockets.target.wants/*{word}*" for word in ("udev", "initctl")),
-    # Settings of the whole kernel (fs.protected_*, kernel.pid_max). kind's own are the container's.
+    # Settings of the whole kernel (fs.protected_*, kernel.pid_max). kind's own settings affect only
+    # the container.
     "usr/lib/sysctl.d/*",
 )
-"""Paths in Debian's file system that the node leaves out."""
+"""Paths in Debian's file system that the node omits."""
 
 ENABLED = ("kubelet.service", "containerd.service", "undo-mount-hacks.service")
 
 MASKED = (
-    # Registers binary formats in the machine's kernel.
+    # It would register binary formats in the machine's kernel.
     "systemd-binfmt.service",
-    # A node may have the machine's /dev, where these create files and change owners and modes.
+    # A node may have the machine's /dev, in which these would create files and change owners and
+    # modes.
     *("dev-hugepages.mount", "dev-mqueue.mount", "systemd-journald-dev-log.socket"),
     "systemd-tmpfiles-setup-dev.service",
 )
@@ -92,7 +96,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Copy:
-    """A folder with everything in it; owners and modes stay."""
+    """A folder with all its content. Owners and modes are kept."""
 
     source: Path
 
@@ -106,10 +110,10 @@ Tree = Mapping[str, Entry]
 
 def inner_images(required: Iterable[str], *, sandbox: str) -> list[Image]:
     """
-    Return the images that a node has before it starts. They differ in entry point and user only.
+    Return the images that a node has before it starts. They differ only in entry point and user.
 
-    :param required: the names that `kubeadm config images list` prints.
-    :param sandbox: the name of the sandbox's image in containerd's configuration.
+    :param required: the names that `kubeadm config images list` prints. :param sandbox: the name of
+    the sandbox's image in containerd's configuration.
     """
     names: dict[str, set[str]] = {"pause": {sandbox}, "coredns": set(), "others": {CNI_IMAGE}}
     for name in required:
@@ -129,7 +133,7 @@ def inner_images(required: Iterable[str], *, sandbox: str) -> list[Image]:
 
 
 def inner_tree(programs: Programs, *, node_files: Path) -> dict[str, Entry]:
-    """Return what the inner images add to Debian."""
+    """Return the files that the inner images add to Debian."""
     local = ("kubernetes", "etcd", "pause")
     tree: dict[str, Entry] = {
         "coredns": File(programs.kind / "coredns", 0o755),
@@ -144,11 +148,10 @@ def node_tree(
     programs: Programs, *, kind_files: Path, node_files: Path, version: str, runtime_spec: str
 ) -> dict[str, Entry]:
     """
-    Return what a node adds to Debian, except for the images.
+    Return the files that a node adds to Debian, except the images.
 
-    :param kind_files: the folder `images/base/files` of kind's module.
-    :param version: the version of Kubernetes, such as v1.36.3.
-    :param runtime_spec: the output of `ctr oci spec`.
+    :param kind_files: the folder `images/base/files` of kind's module. :param version: the version
+    of Kubernetes, such as v1.36.3. :param runtime_spec: the output of `ctr oci spec`.
     """
     units = "etc/systemd/system"
     config = kind_files / "etc/containerd/config.toml"
@@ -157,7 +160,7 @@ def node_tree(
         "etc/containerd/config.toml": File(containerd_config(config.read_text()).encode()),
         "etc/containerd/cri-base.json": File(base_spec(runtime_spec).encode()),
         "etc/kubernetes/manifests": Folder(),
-        # Without it, each node's journal repeats the kernel's messages.
+        # Without this setting, each node's journal would repeat the kernel's messages.
         "etc/systemd/journald.conf.d/10-kind.conf": File(b"[Journal]\nReadKMsg=no\n"),
         "kind/version": File(version.encode()),
         "usr/sbin/init": Link("/usr/lib/systemd/systemd"),
@@ -185,8 +188,8 @@ def _kind_tree(folder: Path) -> dict[str, Entry]:
 
 
 def containerd_config(text: str) -> str:
-    """Change kind's configuration of containerd for a root user without CAP_SYS_RESOURCE."""
-    # Otherwise every sandbox fails to start: runc cannot lower its OOM score.
+    """Adapt kind's configuration of containerd to a root user without CAP_SYS_RESOURCE."""
+    # Otherwise, every sandbox fails to start, because runc cannot lower its OOM score.
     changed = text.replace("restrict_oom_score_adj = false", "restrict_oom_score_adj = true")
     if changed == text:
         raise ClusterError("kind's containerd configuration does not set restrict_oom_score_adj")
@@ -202,7 +205,7 @@ def sandbox_image(config: str) -> str:
 
 
 def base_spec(text: str) -> str:
-    """Change containerd's default runtime spec as kind's Dockerfile does: no limits, one hook."""
+    """Change containerd's default runtime spec like kind's Dockerfile: no limits, one hook."""
     spec: dict[str, Any] = json.loads(text)
     spec["process"].pop("rlimits", None)
     hooks = spec.setdefault("hooks", {}).setdefault("createContainer", [])
@@ -214,8 +217,8 @@ def write_tree(path: Path, tree: Tree, *, root: Path, dropped: Sequence[str] = (
     """
     Write a file system as a tar: `root`, another tar, with changes.
 
-    :param tree: what is added. An entry replaces the one of the same path in `root`.
-    :param dropped: patterns of the paths in `root` that are left out.
+    :param tree: the additions. An entry replaces the entry with the same path in `root`. :param
+    dropped: patterns of the paths in `root` that are omitted.
     """
     folders: set[str] = set()
     with tarfile.open(root) as old, tarfile.open(path, "w") as new:
