@@ -1,6 +1,6 @@
 """
-How a command answers people: a table with columns as wide as their content, or an error, which is a
-sentence and an exit code.
+The output of a command: a table with columns as wide as their content, or an error, which has a
+message and an exit code.
 
 Does not depend on the commands, or on the content.
 """
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from drakit.text import escaped, escaped_streams
+from drakit_daemon.command_line import INVALID, print_error
 
 # ---------------------------------------------------------------- errors
 
@@ -23,26 +24,24 @@ class CommandError(Exception):
 
 
 class UsageError(CommandError):
-    """Wrong usage: invalid arguments or settings."""
+    """The arguments or settings are invalid."""
 
-    exit_code = 2
+    exit_code = INVALID
 
 
 @escaped_streams()
-def run(command: Callable[[], int], *, extra: str, prefix: str = "") -> int:
-    """Run a command that needs an extra of drakit; return the exit code. Errors begin with
-    `prefix`."""
+def run(command: Callable[[], int], *, extra: str) -> int:
+    """Run a command that needs an extra of drakit; return the exit code."""
     try:
         code = command()
         sys.stdout.flush()
         return code
     except CommandError as error:
-        print(f"{prefix}{error}", file=sys.stderr)
+        print_error(error)
         return error.exit_code
     except ImportError as error:
-        text = f"this command needs the extra {extra}: pip install '{extra}' ({error})"
-        print(f"{prefix}{text}", file=sys.stderr)
-        return UsageError.exit_code
+        print_error(f"this command needs the extra {extra}: pip install '{extra}' ({error})")
+        return INVALID
     except BrokenPipeError:
         # The reader closed the pipe (``| head``). Avoid a second error when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -57,7 +56,7 @@ _GAP = "  "
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a table, one line per row."""
+    """Return a table with one line per row."""
     lines = [[visible(cell) or "-" for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -67,5 +66,5 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def visible(text: str) -> str:
-    """Write a text on one line, with control characters escaped."""
+    """Return a string as one line, with control characters escaped."""
     return escaped(" ".join(text.split()))

@@ -1,13 +1,14 @@
 """
-``drakit conformance``: checks a driver against the contract's rules, and prints violations.
+``drakit conformance``: tests a driver against the rules of the contract, and prints violations.
 
-It must not know the rules, or how they are checked: that is :mod:`drakit.testing.conformance`.
+Does not depend on the rules, or on how they are tested: that is :mod:`drakit.testing.conformance`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import textwrap
 import xml.etree.ElementTree as ElementTree
@@ -19,22 +20,23 @@ from drakit.settings import SettingsError, read_file
 from drakit.testing.conformance.facts import TargetError
 from drakit.testing.conformance.rules import Rule, rules
 from drakit.testing.conformance.runner import Outcome, Report, RuleResult, run
-from drakit.testing.conformance.targets import parse_target
+from drakit.testing.conformance.targets import PythonTarget, parse_target
 from drakit_cli.answers import UsageError
+from drakit_driver.runtime.loading import driver_class
 
 WIDTH = 96
-"""Columns of explanations."""
+"""The columns of explanations, unless the terminal is narrower."""
 
 _ELEMENTS = {Outcome.FAILED: "failure", Outcome.BROKEN: "error", Outcome.SKIPPED: "skipped"}
 
 
 def conformance(options: argparse.Namespace) -> int:
-    """Run the rules; 1 if the driver violates one, or could not be tested."""
+    """Test the rules. Return 1 if the driver violates one, or cannot be tested."""
     if options.list:
         _list(rules())
         return 0
     if options.target is None:
-        raise UsageError("name the driver: drakit conformance TARGET")
+        raise UsageError("no driver is given: run 'drakit conformance TARGET'")
     chosen = _chosen(options.rule)
     try:
         target = parse_target(
@@ -44,7 +46,9 @@ def conformance(options: argparse.Namespace) -> int:
             setup=options.setup,
             unplug=options.unplug,
         )
-    except TargetError as error:
+        if isinstance(target, PythonTarget):
+            driver_class(target.reference, where="TARGET")
+    except (TargetError, SettingsError) as error:
         raise UsageError(str(error)) from error
     report = asyncio.run(run(target, only=chosen, on_result=print_result))
     if options.junit is not None:
@@ -63,7 +67,7 @@ def _chosen(ids: Sequence[str] | None) -> Sequence[Rule] | None:
     known = {rule.id: rule for rule in rules()}
     if unknown := [each for each in ids if each not in known]:
         raise UsageError(
-            f"there is no rule {unknown[0]}: drakit conformance --list prints all of them"
+            f"rule {unknown[0]} does not exist: run 'drakit conformance --list' for all rules"
         )
     return [known[each] for each in dict.fromkeys(ids)]
 
@@ -124,12 +128,12 @@ def _print_summary(report: Report) -> None:
 
 def _indented(text: str) -> str:
     lines = text.splitlines() or [""]
-    # What has lines of its own is a traceback, or what a program has printed.
+    # Do not wrap a traceback, or the output of a program.
     if len(lines) > 1:
         return textwrap.indent(text, " " * 9)
     return textwrap.fill(
         text,
-        width=WIDTH,
+        width=min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH,
         initial_indent=" " * 9,
         subsequent_indent=" " * 11,
         break_long_words=False,
@@ -141,7 +145,7 @@ def _indented(text: str) -> str:
 
 
 def _junit_xml(report: Report, *, target: str) -> str:
-    """Give a test suite with a test case per rule."""
+    """Return a test suite with a test case for each rule."""
     suite = ElementTree.Element(
         "testsuite",
         name=f"drakit conformance {_printable(target)}",

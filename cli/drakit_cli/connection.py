@@ -70,9 +70,10 @@ async def open_session(options: argparse.Namespace) -> Session:
     """Return a session; nothing is sent yet."""
     seconds = options.request_timeout
     request_seconds = REQUEST_SECONDS if seconds is None else seconds or _NO_TIMEOUT_SECONDS
+    kubeconfig = await asyncio.to_thread(find_kubeconfig, options.kubeconfig, os.environ)
     try:
         return await connect(
-            find_kubeconfig(options.kubeconfig, os.environ),
+            kubeconfig,
             context=options.context,
             overrides=_overrides(options),
             user_agent=options.user_agent,
@@ -99,11 +100,14 @@ def _overrides(options: argparse.Namespace) -> Overrides:
 
 
 def find_kubeconfig(given: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """Prefer the user's kubeconfig to the service account of a pod, as kubectl does."""
+    """
+    Return the user's kubeconfig, or the given one. None if the user has none.
+
+    The kubeconfig takes precedence over the service account of a pod, as with kubectl.
+    """
     if given is not None:
         return given
-    if listed := environ.get("KUBECONFIG"):
-        return Path(listed)
-    default = Path(environ.get("HOME", "/root"), ".kube", "config")
-    # Not its own `is_file`, which raises an error if the directory may not be read.
-    return default if os.path.isfile(default) else None
+    default = os.path.join(environ.get("HOME", "/root"), ".kube", "config")
+    paths = environ.get("KUBECONFIG") or default
+    # Path.is_file raises an error if the user is not allowed to read the directory.
+    return Path(paths) if any(map(os.path.isfile, paths.split(os.pathsep))) else None

@@ -1,26 +1,22 @@
 """
 ``drakit``: its commands and exit codes.
 
-0: done, no problems found. 1: problems were found, or the command failed. 2: wrong usage or invalid
-settings. Results go to standard output, error messages to standard error.
+Results go to standard output, error messages to standard error.
 
-It must not know what the commands do: each one is imported when it runs.
+Does not depend on the commands: the module of a command is imported when the command runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import cast
 
 from drakit_cli.answers import run
 from drakit_cli.options import add_connection, add_option
-
-# argparse has no public name for it.
-_Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
+from drakit_daemon.command_line import Commands, Parser, ProgramParser
 
 DEFAULT_CONFIG = Path("/etc/drakit/nodeplugin.yaml")
 """The path at which the chart mounts the node plugin's configuration."""
@@ -30,7 +26,7 @@ _EXTRAS = {"conformance": "drakit[testing]"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code."""
-    options = _parser().parse_args(arguments)
+    options = parser().read(arguments)
     module, _, function = cast("str", options.command).rpartition(".")
 
     def command() -> int:
@@ -40,43 +36,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(command, extra=_EXTRAS.get(module, "drakit[nodeplugin]"))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> ProgramParser:
+    """Return the parser of all commands."""
+    parser = ProgramParser(
         prog="drakit",
         description="Inspects drakit on this node, and helps you write drivers.",
         epilog="Exit codes: 0 success, 1 problems found, 2 invalid arguments or settings.",
     )
-    commands = _group(parser)
-    node = _group(commands.add_parser("node", help="inspect the node plugin's data on this node"))
+    commands = parser.add_commands()
+    node = commands.add_parser(
+        "node", help="inspect the node plugin's data on this node"
+    ).add_commands()
     _add_checkpoint(node)
     _add_host_devices(node)
     _add_report(node)
-    _add_lint(_group(commands.add_parser("cdi", help="check CDI files")))
+    _add_lint(commands.add_parser("cdi", help="check CDI files").add_commands())
     _add_new(commands)
     _add_package(commands)
     _add_conformance(commands)
     _add_schema(commands)
-    _add_setup(_group(commands.add_parser("setup", help="install drakit's custom resources")))
+    _add_setup(
+        commands.add_parser("setup", help="install and remove drakit's objects").add_commands()
+    )
     version = commands.add_parser(
         "version",
         help="print the versions of drakit, Python and SQLite",
         description="Prints the versions of drakit, Python and SQLite.",
+        examples=(
+            "drakit version",
+            "drakit --version",
+        ),
     )
     version.set_defaults(command="report.versions")
     return parser
 
 
-def _group(parser: argparse.ArgumentParser) -> _Group:
-    return parser.add_subparsers(required=True, metavar="COMMAND")
-
-
-def _add_lint(group: _Group) -> None:
+def _add_lint(group: Commands) -> None:
     lint = group.add_parser(
         "lint",
         help="find problems in CDI files",
         description="Finds parts of CDI files that runtimes reject, or that two runtimes interpret "
         "differently. Checks all directories as one set, as a runtime does, so that it finds "
         "conflicts between them.",
+        examples=(
+            "drakit cdi lint",
+            "drakit cdi lint /etc/cdi /var/run/cdi",
+        ),
     )
     lint.add_argument(
         "paths",
@@ -90,13 +95,17 @@ def _add_lint(group: _Group) -> None:
     lint.set_defaults(command="cdi.lint")
 
 
-def _add_new(group: _Group) -> None:
+def _add_new(group: Commands) -> None:
     new = group.add_parser(
         "new",
         help="create a project for a new driver",
         description="Creates a project for a new driver: source, tests, Dockerfile, chart values, "
         "and a workflow that tests it. The generated driver works without changes. Never "
         "overwrites existing files.",
+        examples=(
+            "drakit new rack-lamps",
+            "drakit new rack-lamps --language go --directory ~/src/rack-lamps",
+        ),
     )
     new.add_argument("name", metavar="NAME", help="name of the project, such as rack-lamps")
     add_option(
@@ -139,7 +148,7 @@ def _add_new(group: _Group) -> None:
     new.set_defaults(command="new.new")
 
 
-def _add_package(group: _Group) -> None:
+def _add_package(group: Commands) -> None:
     package = group.add_parser(
         "package",
         help="collect the packages of a driver for its image",
@@ -147,6 +156,10 @@ def _add_package(group: _Group) -> None:
         "the Dockerfile of `drakit new` copies. Selects wheels for the Python and the processor of "
         "the node plugin's image. Leaves out the packages that the image contains, and fails if a "
         "dependency needs other versions of them. Needs pip and a package index.",
+        examples=(
+            "drakit package",
+            "drakit package --architecture arm64",
+        ),
     )
     package.add_argument(
         "folder",
@@ -164,13 +177,17 @@ def _add_package(group: _Group) -> None:
     package.set_defaults(command="package.package")
 
 
-def _add_schema(group: _Group) -> None:
+def _add_schema(group: Commands) -> None:
     schema = group.add_parser(
         "schema",
         help="print the schemas of a driver's parameters",
         description="Prints a DeviceDriver manifest with the JSON schemas of a driver's opaque "
         "parameters, by apiVersion. With the manifest in the cluster, and the chart's value "
         "operator.admission.enabled, the API server rejects parameters that do not fit.",
+        examples=(
+            "drakit schema lamps:Lamps",
+            "drakit schema lamps:Lamps | kubectl apply -f -",
+        ),
     )
     schema.add_argument(
         "driver",
@@ -186,13 +203,17 @@ def _add_schema(group: _Group) -> None:
     schema.set_defaults(command="schema.schema")
 
 
-def _add_setup(group: _Group) -> None:
+def _add_setup(group: Commands) -> None:
     crds = group.add_parser(
         "crds",
         help="install or upgrade the CustomResourceDefinitions",
         description="Installs or upgrades drakit's CustomResourceDefinitions by server-side apply. "
         "Does not change definitions that another release owns. Fails, and changes nothing, if "
         "objects are stored in a version that a definition no longer has.",
+        examples=(
+            "drakit setup crds --release drakit-system/drakit",
+            "drakit setup crds --release drakit-system/drakit --context staging",
+        ),
     )
     crds.set_defaults(command="setup.crds")
     migrate = group.add_parser(
@@ -200,6 +221,10 @@ def _add_setup(group: _Group) -> None:
         help="rewrite the objects of drakit's kinds in the current version",
         description="Rewrites all objects of drakit's kinds, so that the API server stores them in "
         "the current version, and updates the storedVersions of the CustomResourceDefinitions.",
+        examples=(
+            "drakit setup migrate",
+            "drakit setup migrate --context staging",
+        ),
     )
     migrate.set_defaults(command="setup.migrate")
     policies = group.add_parser(
@@ -208,6 +233,10 @@ def _add_setup(group: _Group) -> None:
         description="Applies the HostDevicePolicies in the file for a release of the chart, and "
         "deletes policies of this release that are not in the file. Does not change other "
         "policies.",
+        examples=(
+            "drakit setup policies --file policies.yaml --release drakit-system/drakit",
+            "drakit setup policies --file policies.yaml --release default/drakit --context staging",
+        ),
     )
     add_option(
         policies, "--file FILE", "YAML file that maps names of policies to specs", required=True
@@ -218,6 +247,10 @@ def _add_setup(group: _Group) -> None:
         help="check the claimed device of this container",
         description="Checks that the container runtime has given this container the device of its "
         "claim. The chart runs it in the pod of `helm test`.",
+        examples=(
+            "drakit setup test",
+            "drakit setup test --variable SIMULATED_DEVICE",
+        ),
     )
     add_option(
         test,
@@ -234,9 +267,16 @@ def _add_setup(group: _Group) -> None:
         "the HostDevicePolicies of the release, stops its node plugins, waits for every node, and "
         "deletes their ResourceSlices and NodeDeviceReports. Names nodes that do not answer, and "
         "devices that stay in maintenance.",
+        examples=(
+            "drakit setup remove --daemonset drakit-nodeplugin --release drakit-system/drakit",
+            "drakit setup remove --daemonset drakit-nodeplugin --release drakit-system/drakit "
+            "--driver gpu.example.com",
+        ),
     )
     add_option(remove, "--daemonset NAME", "DaemonSet of the node plugins", required=True)
-    add_option(remove, "--driver NAME", "driver of the release; can be repeated", action="append")
+    add_option(
+        remove, "--driver NAME", "driver of the release; you can repeat the option", action="append"
+    )
     add_option(
         remove,
         "--unnamed-drivers",
@@ -254,13 +294,17 @@ def _add_setup(group: _Group) -> None:
         add_connection(command, user_agent="drakit-setup")
 
 
-def _add_conformance(group: _Group) -> None:
+def _add_conformance(group: Commands) -> None:
     conformance = group.add_parser(
         "conformance",
         help="test a driver against the driver contract",
         description="Runs a driver on a simulated node, and tests it against each rule of the "
         "driver contract. Prints each violated rule, and the kubelet behavior that is the reason "
         "for the rule.",
+        examples=(
+            "drakit conformance lamps:Lamps",
+            "drakit conformance 'backend:./lamps {directory}' --config lamps.yaml",
+        ),
     )
     conformance.add_argument(
         "target",
@@ -291,19 +335,25 @@ def _add_conformance(group: _Group) -> None:
         "command that removes at least one device while the driver is running; at least one "
         "device must remain; $DRAKIT_ROOT is the node's directory",
     )
-    add_option(conformance, "--rule ID", "test only this rule; can be repeated", action="append")
+    add_option(
+        conformance, "--rule ID", "test only this rule; you can repeat the option", action="append"
+    )
     add_option(conformance, "--list", "print the rules, with their reasons")
     add_option(conformance, "--junit FILE", "also write the results to a file, as JUnit XML")
     conformance.set_defaults(command="conformance.conformance")
 
 
-def _add_checkpoint(group: _Group) -> None:
-    checkpoint = _group(group.add_parser("checkpoint", help="inspect the prepared claims"))
+def _add_checkpoint(group: Commands) -> None:
+    checkpoint = group.add_parser("checkpoint", help="inspect the prepared claims").add_commands()
     show = checkpoint.add_parser(
         "show",
         help="print the entries of the checkpoints",
         description="Prints the entries of the checkpoints. Writes nothing. You can run it "
         "while the node plugin is running.",
+        examples=(
+            "drakit node checkpoint show",
+            "drakit node checkpoint show --driver hostdev.drakit.dev --json",
+        ),
     )
     show.set_defaults(command="checkpoint.show")
     verify = checkpoint.add_parser(
@@ -311,13 +361,22 @@ def _add_checkpoint(group: _Group) -> None:
         help="check the checkpoints and the CDI files",
         description="Checks the checkpoints, and compares the CDI files with their entries. Writes "
         "nothing. Exits with 1 if a check fails.",
+        examples=(
+            "drakit node checkpoint verify",
+            "drakit node checkpoint verify --driver hostdev.drakit.dev",
+        ),
     )
     verify.set_defaults(command="checkpoint.verify")
-    forget = _group(group.add_parser("claim", help="release the devices of a claim")).add_parser(
+    claim = group.add_parser("claim", help="release the devices of a claim").add_commands()
+    forget = claim.add_parser(
         "forget",
         help="release a claim's devices without calling the driver",
         description="Removes the entry and the CDI file of a claim. Does not call the driver, so "
         "the driver's side effects remain. You can run it while the node plugin is running.",
+        examples=(
+            "drakit node claim forget 0f3a9c52-6d0e-4f5b-9d0f-6f8d1c2b7a10",
+            "drakit node claim forget 0f3a9c52-6d0e-4f5b-9d0f-6f8d1c2b7a10 --force",
+        ),
     )
     forget.add_argument("uid", metavar="UID", help="UID of the ResourceClaim")
     add_option(forget, "--force", "also release devices that a container uses or might use")
@@ -329,13 +388,17 @@ def _add_checkpoint(group: _Group) -> None:
         _add_place(command)
 
 
-def _add_host_devices(group: _Group) -> None:
+def _add_host_devices(group: Commands) -> None:
     devices = group.add_parser(
         "devices",
         help="list the device nodes that policies can publish",
         description="Lists the device nodes on this node. For each one, prints the policy that "
         "matches it, or the reason why hostdev does not publish it. Uses the policies in the "
         "configuration file, and this node's copy of the cluster's policies. Writes nothing.",
+        examples=(
+            "drakit node devices",
+            "drakit node devices /dev/ttyUSB0 --policy",
+        ),
     )
     devices.add_argument(
         "paths",
@@ -357,7 +420,7 @@ def _add_host_devices(group: _Group) -> None:
     _add_place(devices)
 
 
-def _add_report(group: _Group) -> None:
+def _add_report(group: Commands) -> None:
     report = group.add_parser(
         "report",
         help="collect the data for a bug report",
@@ -365,6 +428,10 @@ def _add_report(group: _Group) -> None:
         "policies, devices, claims, sockets, CDI files, and mounts. Leaves out opaque parameters, "
         "environment variables, and the configuration of vendors' drivers. Writes only the output "
         "file.",
+        examples=(
+            "drakit node report",
+            "drakit node report --output report.tar.gz",
+        ),
     )
     add_option(
         report,
@@ -375,11 +442,11 @@ def _add_report(group: _Group) -> None:
     _add_place(report)
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
+def _add_json(parser: Parser) -> None:
     add_option(parser, "--json", "print JSON instead of text")
 
 
-def _add_place(parser: argparse.ArgumentParser) -> None:
+def _add_place(parser: Parser) -> None:
     place = parser.add_argument_group("paths on the node")
     add_option(
         place, "--config FILE", f"configuration file of the node plugin (default: {DEFAULT_CONFIG})"

@@ -1,6 +1,6 @@
 """
-The ``drakit-driver`` command: reads flags and the environment, and serves a driver's class to the
-node plugin, or to the kubelet as a device plugin.
+``drakit-driver``: reads arguments and the environment, and serves a driver's class to the node
+plugin, or to the kubelet as a device plugin.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drakit.text import escaped_streams
+from drakit_daemon.command_line import DAEMON_EXIT_CODES, ProgramParser, add_logging, refuse
 
 if TYPE_CHECKING:
     from drakit_driver.plugin_devices import DevicePluginOptions
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 @escaped_streams()
 def main() -> None:
-    """Serve a driver. If the setup is invalid, print one sentence per problem and exit with 2."""
-    # grpc reads this variable at import. The process never forks, and grpc's fork handlers cost
-    # threads and time.
+    """Serve a driver. Print one sentence for each problem in the arguments or settings."""
+    # gRPC reads this variable when it is imported. The daemon never forks, and gRPC's fork handlers
+    # cost threads and time.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-    arguments = parser().parse_args()
+    arguments = parser().read()
 
     from drakit.settings import SettingsError, read_file
     from drakit_daemon import event_loop, logs
@@ -35,7 +36,7 @@ def main() -> None:
 
     node_name = arguments.node_name or os.environ.get("NODE_NAME")
     if not node_name:
-        sys.exit("the node's name is unknown: set NODE_NAME or --node-name")
+        refuse(["the name of this node is unknown: set --node-name or $NODE_NAME"])
     try:
         file: Path | None = arguments.config
         logs.configure(level=arguments.log_level, form=arguments.log_format)
@@ -63,10 +64,9 @@ def main() -> None:
 
         event_loop.run(serve(make, probe_port=arguments.probe_port))
     except SettingsError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(2)
+        refuse([error])
     except Exception:
-        logging.getLogger(__name__).critical("driver's server failed", exc_info=True)
+        logging.getLogger(__name__).critical("the server of the driver failed", exc_info=True)
         limit_exit(1)
         sys.exit(1)
     limit_exit(0)
@@ -109,13 +109,18 @@ def _user(text: str) -> int:
     return user
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the command line parser."""
-    made = argparse.ArgumentParser(
+def parser() -> ProgramParser:
+    """Return the parser of the command line."""
+    made = ProgramParser(
         prog="drakit-driver",
         description="Serves a Python driver from its own process: to the node plugin as a backend "
         "(--directory or --socket), or to the kubelet as a device plugin (--device-plugin), for "
         "nodes without DRA.",
+        epilog=DAEMON_EXIT_CODES,
+        examples=(
+            "drakit-driver --driver lamps:Lamps --directory /run/drakit --probe-port 8081",
+            "drakit-driver --driver lamps:Lamps --device-plugin --resource lamps.example.com/lamp",
+        ),
     )
     made.add_argument(
         "--driver",
@@ -142,8 +147,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="UID",
-        help="user that can connect to the socket, besides root and the driver's own user "
-        "(repeatable)",
+        help="user that can connect to the socket, besides root and the driver's own user; "
+        "you can repeat the option",
     )
     made.add_argument(
         "--resource",
@@ -151,8 +156,8 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME[:ATTRIBUTE=VALUE]",
         help="with --device-plugin: resource that pods request, such as lamps.example.com/lamp; "
-        "with an attribute, only the devices that have the value (repeatable; the first that "
-        "matches a device counts)",
+        "with an attribute, only the devices that have the value; you can repeat the option, and "
+        "a device belongs to the first resource that matches it",
     )
     made.add_argument(
         "--shares",
@@ -184,19 +189,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--config", type=Path, metavar="FILE", help="configuration of the driver (YAML)"
     )
-    made.add_argument("--node-name", metavar="NAME", help="name of the Node (default: $NODE_NAME)")
-    made.add_argument(
-        "--log-level",
-        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
-        default="INFO",
-        help="lowest level of messages (default: INFO)",
-    )
-    made.add_argument(
-        "--log-format",
-        choices=("json", "text"),
-        default="json",
-        help="json for one JSON object per line (default), or text",
-    )
+    made.add_argument("--node-name", metavar="NAME", help="name of this node (default: $NODE_NAME)")
+    add_logging(made, level="INFO", form="json")
     return made
 
 

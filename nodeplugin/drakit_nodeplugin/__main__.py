@@ -1,26 +1,24 @@
-"""The ``drakit-nodeplugin`` command: reads flags and the environment, and runs the daemon."""
+"""The ``drakit-nodeplugin`` command: reads arguments and the environment, and runs the daemon."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 
 from drakit.text import escaped_streams
+from drakit_daemon.command_line import DAEMON_EXIT_CODES, ProgramParser, add_logging, refuse
 
 
 @escaped_streams()
 def main() -> None:
-    """Run the node plugin. If the setup is invalid, print one sentence per problem and exit with
-    2."""
-    # grpc reads this variable at import. The daemon never forks, and grpc's fork handlers cost
-    # threads and time.
+    """Run the node plugin. Print one sentence for each problem in the arguments or settings."""
+    # gRPC reads this variable when it is imported. The daemon never forks, and gRPC's fork handlers
+    # cost threads and time.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
-    arguments = _parser().parse_args()
+    arguments = parser().read()
 
     from drakit_daemon import event_loop, logs
     from drakit_daemon.tasks import limit_exit
@@ -30,14 +28,17 @@ def main() -> None:
 
     node_name = arguments.node_name or os.environ.get("NODE_NAME")
     if not node_name:
-        sys.exit("the node's name is unknown: set NODE_NAME or --node-name")
+        refuse(["the name of this node is unknown: set --node-name or $NODE_NAME"])
     try:
         config = load_config(
             arguments.config,
             kubeletRoot=arguments.kubelet_root,
             cdiDirectory=arguments.cdi_dir,
         )
-        logs.configure(level=config.logging.level, form=config.logging.format)
+        logs.configure(
+            level=arguments.log_level or config.logging.level,
+            form=arguments.log_format or config.logging.format,
+        )
         launch = Launch(
             config_file=arguments.config,
             node_name=node_name,
@@ -48,25 +49,27 @@ def main() -> None:
         event_loop.run(serve(config, launch))
         limit_exit(0)
     except ConfigError as error:
-        sys.exit(_refuse([error]))
+        refuse([error])
     except ExceptionGroup as group:
         refused, failed = group.split(ConfigError)
         if failed is None and refused is not None:
-            sys.exit(_refuse(refused.exceptions))
-        logging.getLogger(__name__).critical("node plugin failed", exc_info=group)
+            refuse(refused.exceptions)
+        logging.getLogger(__name__).critical("the node plugin failed", exc_info=group)
         limit_exit(1)
         sys.exit(1)
 
 
-def _refuse(errors: Sequence[Exception]) -> int:
-    for error in errors:
-        sys.stderr.write(f"{error}\n")
-    return 2
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="drakit-nodeplugin", description="Runs the drivers of this node for the kubelet."
+def parser() -> ProgramParser:
+    """Return the parser of the command line."""
+    parser = ProgramParser(
+        prog="drakit-nodeplugin",
+        description="Runs the drivers of this node for the kubelet. The chart starts it in a "
+        "DaemonSet.",
+        epilog=DAEMON_EXIT_CODES,
+        examples=(
+            "drakit-nodeplugin --config /etc/drakit/nodeplugin.yaml",
+            "drakit-nodeplugin --config nodeplugin.yaml --kubeconfig kubeconfig --node-name node-1",
+        ),
     )
     parser.add_argument(
         "--config", type=Path, required=True, metavar="FILE", help="configuration file (YAML)"
@@ -92,8 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--node-name",
         metavar="NAME",
-        help="name of the Node (default: $NODE_NAME)",
+        help="name of this node (default: $NODE_NAME)",
     )
+    add_logging(parser)
     return parser
 
 

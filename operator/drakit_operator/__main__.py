@@ -1,14 +1,11 @@
 """
-``drakit-operator``: arguments, settings, logging, signals; then the app.
-
-Exit code 0 after SIGTERM or SIGINT, 1 if a part failed, 2 if the settings are invalid.
+``drakit-operator``: reads arguments and settings, configures the log, and runs the app.
 
 Does not depend on the work of the app.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -16,10 +13,11 @@ from pathlib import Path
 
 from drakit.text import escaped_streams
 from drakit_daemon import event_loop, logs
+from drakit_daemon.command_line import DAEMON_EXIT_CODES, ProgramParser, add_logging, refuse
 from drakit_daemon.kube import ConfigError as ConnectionConfigError
 from drakit_explain.cel import NoEvaluatorError, installed_selectors
 from drakit_operator.app import App
-from drakit_operator.config import Config, ConfigError, Logging, read_config
+from drakit_operator.config import Config, ConfigError, read_config
 
 logger = logging.getLogger("drakit_operator")
 
@@ -27,18 +25,22 @@ logger = logging.getLogger("drakit_operator")
 @escaped_streams()
 def main(arguments: list[str] | None = None) -> None:
     """Run the operator until it receives a signal to stop."""
-    options = _parser().parse_args(arguments)
+    options = parser().read(arguments)
     try:
         config = read_config(options.config)
     except ConfigError as error:
-        sys.exit(_refuse(str(error)))
-    _configure_logging(config.logging)
+        refuse([error])
+    logs.configure(
+        level=options.log_level or config.logging.level,
+        form=options.log_format or config.logging.format,
+    )
+    _limit_kopf_logs()
     try:
         event_loop.run(_run(config, options.kubeconfig))
     except (ConnectionConfigError, NoEvaluatorError) as error:
-        sys.exit(_refuse(str(error)))
+        refuse([error])
     except Exception:
-        logger.exception("a component failed; the operator exits")
+        logger.critical("the operator failed", exc_info=True)
         sys.exit(1)
 
 
@@ -59,11 +61,17 @@ async def _run(config: Config, kubeconfig: Path | None) -> None:
         selectors.close()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> ProgramParser:
+    """Return the parser of the command line."""
+    parser = ProgramParser(
         prog="drakit-operator",
-        description="Explains in Events why pods wait for devices, and reconciles "
-        "HostDevicePolicies.",
+        description="Explains in Events why pods wait for devices, and reconciles drakit's custom "
+        "resources. The chart starts it in a Deployment.",
+        epilog=DAEMON_EXIT_CODES,
+        examples=(
+            "drakit-operator --config /etc/drakit/operator.yaml",
+            "drakit-operator --config operator.yaml --kubeconfig ~/.kube/config --log-format text",
+        ),
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="configuration file (YAML; default: none)"
@@ -74,11 +82,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="kubeconfig file (default: the pod's service account, or the user's kubeconfig)",
     )
+    add_logging(parser)
     return parser
 
 
-def _configure_logging(settings: Logging) -> None:
-    logs.configure(level=settings.level, form=settings.format)
+def _limit_kopf_logs() -> None:
     # Kopf logs each handled event at INFO.
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf.objects").addFilter(_name_object)
@@ -97,11 +105,6 @@ def _name_object(record: logging.LogRecord) -> bool:
     if (of := facts.pop("k8s_ref", None)) is not None:
         facts["object"] = f"{of.get('kind')} {of.get('name')}"
     return True
-
-
-def _refuse(text: str) -> int:
-    print(f"drakit-operator: {text}", file=sys.stderr)  # noqa: T201 - before logging is set up
-    return 2
 
 
 if __name__ == "__main__":

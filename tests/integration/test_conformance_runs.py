@@ -156,15 +156,21 @@ def test_the_command_line_prints_what_is_not_kept_and_why(tmp_path, capfd, few_r
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        pytest.param([], "name the driver", id="no-target"),
+        pytest.param([], "no driver is given", id="no-target"),
+        pytest.param(["no-such"], "driver 'no-such' is not installed", id="no-driver"),
+        pytest.param(["no_such:X"], "No module named 'no_such'", id="no-module"),
+        pytest.param(["json:JSONDecoder"], "is not a class derived from drakit.Driver", id="class"),
         pytest.param(["a b"], "a b is not a target", id="no-form"),
-        pytest.param([SHELF, "--rule", "x"], "there is no rule x: drakit", id="no-rule"),
+        pytest.param([SHELF, "--rule", "x"], "rule x does not exist", id="no-rule"),
         pytest.param([SHELF, "--config", "/no/file"], "/no/file: cannot be read", id="no-file"),
     ],
 )
 def test_wrong_use_is_reported(arguments, told, capfd):
     assert main(["conformance", *arguments]) == 2
-    assert told in capfd.readouterr().err
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert told in printed.err
+    assert len(printed.err.splitlines()) == 1
 
 
 def test_the_list_has_all_rules_with_their_reasons(capfd):

@@ -1,23 +1,24 @@
 """
 The page of commands, from the argument parsers of the programs.
 
-The usual help text of a parser differs between versions of Python, so this module writes its own.
+The help of a parser differs between versions of Python, so this module writes its own.
 
-It must not know what a command does.
+Does not depend on what a command does.
 """
 
 from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from drakit_cli.kubectl.arguments import parser as kubectl
-from drakit_cli.main import _parser as drakit
+from drakit_cli.main import parser as drakit
+from drakit_daemon.command_line import DAEMON_EXIT_CODES, Parser, PrintVersion
 from drakit_driver import device_plugin
 from drakit_driver.__main__ import parser as driver
-from drakit_nodeplugin.__main__ import _parser as nodeplugin
-from drakit_operator.__main__ import _parser as operator
+from drakit_nodeplugin.__main__ import parser as nodeplugin
+from drakit_operator.__main__ import parser as operator
 from tools.reference import markdown
 
 
@@ -25,16 +26,49 @@ def page() -> str:
     """Return the page."""
     return markdown.document(
         "Commands",
-        description="The commands and options of kubectl drakit, drakit, drakit-driver, and of the two daemons.",
+        description="The commands, options and exit codes of kubectl drakit, drakit, and of the three daemons.",
         source="the argument parsers of the programs",
         body=[
-            "The plugin `kubectl drakit`, the command `drakit`, the program that runs a Python driver in its own container, and the\n"
-            "two daemons that the chart runs. Every command has the option `--help`.",
-            *_programs([make() for make in (kubectl, drakit, driver)]),
-            *_device_plugin(),
-            *_programs([make() for make in (nodeplugin, operator)]),
+            "drakit has two command lines, `kubectl drakit` and `drakit`, and three [daemons](#daemons).",
+            "All five programs have the option `--version`. They print a help with examples for `--help`, and for `help` with or\n"
+            "without a command. Error messages go to standard error, and begin with `error:`. On a terminal, messages wrap at its\n"
+            "width.",
+            *_programs([make() for make in (kubectl, drakit)]),
+            *_daemons([make() for make in (driver, nodeplugin, operator)]),
         ],
     )
+
+
+def _daemons(parsers: Sequence[argparse.ArgumentParser]) -> Iterator[str]:
+    """Describe the daemons, and the options that several of them have."""
+    driver, *of_chart = parsers
+    yield "## Daemons"
+    yield markdown.paragraph(
+        f"`{driver.prog}` runs a Python driver in its own container. The chart runs "
+        f"{' and '.join(f'`{each.prog}`' for each in of_chart)}. A daemon that is started without "
+        f"arguments prints its help, and exits with 2. {DAEMON_EXIT_CODES} Several daemons have:"
+    )
+    programs: dict[str, list[str]] = {}
+    for parser in parsers:
+        for each in parser._actions:
+            if _is_documented(each):
+                programs.setdefault(_form(each), []).append(f"`{parser.prog}`")
+    yield markdown.table(
+        ("Option", "Daemons"),
+        [
+            (markdown.code(option), ", ".join(names))
+            for option, names in programs.items()
+            if len(names) > 1
+        ],
+    )
+    yield from _program(driver)
+    yield from _device_plugin()
+    for each in of_chart:
+        yield from _program(each)
+
+
+def _is_documented(action: argparse.Action) -> bool:
+    return not isinstance(action, (argparse._HelpAction, PrintVersion))
 
 
 def _device_plugin() -> Iterator[str]:
@@ -62,11 +96,10 @@ def _programs(parsers: Iterable[argparse.ArgumentParser]) -> Iterator[str]:
     described: set[str | None] = set()
     for parser in parsers:
         yield from _program(parser)
-        shared = {
-            group.title: group
-            for command, _ in _commands(parser)
-            for group in _shared_groups(command)
-        }
+        shared: dict[str | None, argparse._ArgumentGroup] = {}
+        for command, _ in _commands(parser):
+            for group in _shared_groups(command):
+                shared.setdefault(group.title, group)  # the first command has all formats
         for title, group in shared.items():
             if title not in described:  # else the page has it for another program
                 described.add(title)
@@ -76,11 +109,13 @@ def _programs(parsers: Iterable[argparse.ArgumentParser]) -> Iterator[str]:
 
 def _program(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield f"## {parser.prog}"
-    yield from _text(parser)
     commands = list(_commands(parser))
     if not commands:
+        # The section about daemons has the exit codes.
+        yield markdown.paragraph(parser.description or "")
         yield from _usage(parser)
         return
+    yield from _text(parser)
     yield markdown.table(
         ("Command", "Purpose"),
         [
@@ -111,7 +146,7 @@ def _text(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _usage(parser: argparse.ArgumentParser) -> Iterator[str]:
-    actions = [each for each in parser._actions if not isinstance(each, argparse._HelpAction)]
+    actions = [each for each in parser._actions if _is_documented(each)]
     operands = [each for each in actions if not each.option_strings]
     options = [each for each in actions if each.option_strings]
     words = [parser.prog, *(_form(each) for each in options if each.required)]
@@ -121,7 +156,15 @@ def _usage(parser: argparse.ArgumentParser) -> Iterator[str]:
     words += [_operand(each) for each in operands]
     shared = [each for group in groups for each in group._group_actions]
     own = [each for each in (*operands, *options) if each not in shared]
-    yield _code([" ".join(words), *([""] if own else []), *_arguments(own)])
+    examples = [f"  {each}" for each in parser.examples] if isinstance(parser, Parser) else []
+    yield _code(
+        [
+            " ".join(words),
+            *([""] if own else []),
+            *_arguments(own),
+            *(["", "Examples:", *examples] if examples else []),
+        ]
+    )
 
 
 def _shared_groups(parser: argparse.ArgumentParser) -> list[argparse._ArgumentGroup]:

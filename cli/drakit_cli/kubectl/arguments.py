@@ -1,28 +1,28 @@
 """
 The commands of ``kubectl drakit`` and their options.
 
-It must not know what the commands compute.
+Does not depend on what the commands compute.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from drakit_cli.options import add_connection, add_option, duration
-
-_Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
+from drakit_daemon.command_line import Commands, Parser, ProgramParser
 
 _FORMATS = ("wide", "json", "yaml")
+_FORMATS_WITH_NAME = (*_FORMATS, "name")
 SHELLS = ("bash", "fish", "zsh")
 
 COMPLETE = "__complete"
-"""The command of the completion scripts, which is not shown."""
+"""The hidden command that the completion scripts run."""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> ProgramParser:
     """Return the parser of all commands."""
-    root = argparse.ArgumentParser(
+    root = ProgramParser(
         prog="kubectl drakit",
         description="Explains pods that wait for devices, and shows the devices in the cluster. "
         "Takes devices out of service. Uses your kubeconfig and your permissions. Only cordon, "
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
         "arguments or kubeconfig, 3 the API server is unavailable or denies all requests, 4 drakit "
         "cannot decide, 5 the object does not exist.",
     )
-    commands = root.add_subparsers(required=True, metavar="COMMAND")
+    commands = root.add_commands()
     _add_explain(commands)
     _add_listings(commands)
     _add_maintenance(commands)
@@ -41,13 +41,17 @@ def parser() -> argparse.ArgumentParser:
         help="print a shell completion script",
         description="Prints a shell completion script for the program `kubectl-drakit`. You do not "
         "need it for `kubectl drakit`: kubectl's own completion already supports the plugin.",
+        examples=(
+            "kubectl drakit completion bash",
+            "kubectl drakit completion zsh",
+        ),
     )
     completion.add_argument("shell", choices=SHELLS, help="the shell")
     completion.set_defaults(command="completion")
     return root
 
 
-def _add_explain(commands: _Group) -> None:
+def _add_explain(commands: Commands) -> None:
     explain = commands.add_parser(
         "explain",
         help="explain why a pod or another object waits, or has a problem",
@@ -57,6 +61,10 @@ def _add_explain(commands: _Group) -> None:
         "Without an object, the command explains all pods of the namespace that wait. For a "
         "claim, template or class, it assumes a pod without a node selector, affinity or resource "
         "requests.",
+        examples=(
+            "kubectl drakit explain train-0",
+            "kubectl drakit explain -A",
+        ),
     )
     explain.add_argument(
         "target",
@@ -91,7 +99,7 @@ def _add_explain(commands: _Group) -> None:
     _add_shared(explain)
 
 
-def _add_listings(commands: _Group) -> None:
+def _add_listings(commands: Commands) -> None:
     devices = commands.add_parser(
         "devices",
         help="show the pools of devices, and the free devices",
@@ -99,6 +107,10 @@ def _add_listings(commands: _Group) -> None:
         "each pool, and the claims to which devices are allocated. Each device is counted once. "
         "For one device, shows its attributes, its capacity, its taints with who added them, and "
         "the claims and pods that use it.",
+        examples=(
+            "kubectl drakit devices",
+            "kubectl drakit devices gpu.example.com/node-1/gpu-0",
+        ),
     )
     drivers = commands.add_parser(
         "drivers",
@@ -106,6 +118,10 @@ def _add_listings(commands: _Group) -> None:
         description="Shows each driver of the cluster, whether it is made with drakit or not: the "
         "nodes on which its plugin must run, is registered and publishes, its pools and devices, "
         "and its problems with the commands that help.",
+        examples=(
+            "kubectl drakit drivers",
+            "kubectl drakit drivers gpu.example.com --fail-on problem",
+        ),
     )
     drivers.add_argument("name", nargs="?", metavar="NAME", help="only the driver of this name")
     drivers.add_argument(
@@ -115,6 +131,10 @@ def _add_listings(commands: _Group) -> None:
         "claims",
         help="show claims with their devices and pods",
         description="Shows claims with their state, node, devices, and pods.",
+        examples=(
+            "kubectl drakit claims -A",
+            "kubectl drakit claims --device gpu.example.com/node-1/gpu-0",
+        ),
     )
     doctor = commands.add_parser(
         "doctor",
@@ -122,6 +142,10 @@ def _add_listings(commands: _Group) -> None:
         description="Checks API versions and feature gates, pools, nodes, classes, your "
         "permissions, and drakit's releases with their values and permissions. Each finding "
         "has a remedy.",
+        examples=(
+            "kubectl drakit doctor",
+            "kubectl drakit doctor --fail-on note -o json",
+        ),
     )
     devices.add_argument(
         "--fail-on",
@@ -164,6 +188,10 @@ def _add_listings(commands: _Group) -> None:
         description="Prints the manifest of a ResourceQuota that limits the devices of a "
         "DeviceClass in a namespace, whether pods request them with claims or as extended "
         "resources. Creates nothing: pass the manifest to kubectl apply.",
+        examples=(
+            "kubectl drakit quota gpu.example.com --devices 4 -n team-a",
+            "kubectl drakit quota gpu.example.com --devices 4 -n team-a | kubectl apply -f -",
+        ),
     )
     quota.add_argument("device_class", metavar="CLASS", help="the name of the DeviceClass")
     add_option(
@@ -178,7 +206,7 @@ def _add_listings(commands: _Group) -> None:
         *(("quota", quota), ("doctor", doctor)),
     ):
         each.set_defaults(command=name)
-        _add_shared(each)
+        _add_shared(each, formats=_FORMATS if name in ("quota", "doctor") else _FORMATS_WITH_NAME)
 
 
 def _number(text: str) -> int:
@@ -187,7 +215,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _add_maintenance(commands: _Group) -> None:
+def _add_maintenance(commands: Commands) -> None:
     kept = "The command creates a DeviceMaintenance, on which drakit's operator acts."
     for name, text, more in (
         ("cordon", "keep new pods away from devices", "Pods that use the devices keep them."),
@@ -198,7 +226,13 @@ def _add_maintenance(commands: _Group) -> None:
         ),
     ):
         each = commands.add_parser(
-            name, help=text, description=f"Takes devices out of service. {more} {kept}"
+            name,
+            help=text,
+            description=f"Takes devices out of service. {more} {kept}",
+            examples=(
+                f"kubectl drakit {name} gpu.example.com/node-1/gpu-0 --dry-run",
+                f"kubectl drakit {name} --node node-1 --driver gpu.example.com --wait",
+            ),
         )
         each.add_argument(
             "device",
@@ -233,6 +267,10 @@ def _add_maintenance(commands: _Group) -> None:
         "uncordon",
         help="bring devices back into service",
         description="Deletes a DeviceMaintenance, so that its devices are back in service.",
+        examples=(
+            "kubectl drakit uncordon cordon-gpu-0",
+            "kubectl drakit uncordon node-1/gpu-0",
+        ),
     )
     uncordon.add_argument(
         "name", metavar="NAME", help="the DeviceMaintenance, or its only device as for cordon"
@@ -241,24 +279,32 @@ def _add_maintenance(commands: _Group) -> None:
     _add_shared(uncordon)
 
 
-def _add_version(commands: _Group) -> None:
+def _add_version(commands: Commands) -> None:
     version = commands.add_parser(
         "version",
         help="show the versions of the plugin, the cluster and drakit's releases",
         description="Shows the versions of the plugin, of its allocators, of the cluster, and of "
         "drakit's releases. Warns if the plugin and a release are more than one minor version "
         "apart.",
+        examples=(
+            "kubectl drakit version",
+            "kubectl drakit version --client",
+        ),
     )
     add_option(version, "--client", "show only what is on this machine")
     version.set_defaults(command="version")
-    _add_shared(version)
+    _add_shared(version, formats=_FORMATS)
 
 
-def _add_shared(parser: argparse.ArgumentParser) -> None:
-    """Add the options of all commands that ask the API server."""
+def _add_shared(parser: Parser, *, formats: Sequence[str] = _FORMATS_WITH_NAME) -> None:
+    """Add the options of all commands that send requests to the API server."""
     group = parser.add_argument_group("namespace and output")
     add_option(group, "-n --namespace NAME", "namespace (default: the namespace of the context)")
     group.add_argument(
-        "-o", "--output", choices=_FORMATS, default="", help="output format; wide adds columns"
+        *("-o", "--output"),
+        choices=formats,
+        default="",
+        help="output format; wide adds columns, and name prints only names (not for quota, doctor "
+        "and version)",
     )
     add_connection(parser, user_agent="kubectl-drakit")

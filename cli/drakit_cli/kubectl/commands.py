@@ -27,6 +27,7 @@ from drakit_cli.kubectl.permissions import find_denied, find_lacking
 from drakit_cli.kubectl.pods import list_pods
 from drakit_cli.kubectl.questions import OF_EXPLAIN
 from drakit_cli.kubectl.releases import Releases, find_releases
+from drakit_cli.kubectl.targets import qualified_name
 from drakit_cli.kubectl.versions import all_versions, own_versions
 from drakit_daemon.kube import ApiError, NotFoundError, Session, resource_path
 from drakit_explain import cel
@@ -101,7 +102,9 @@ def _devices(options: argparse.Namespace, output: Output) -> int:
     rows, are_devices = devices.selected(found, options.name)
     if options.name and not rows:
         raise MissingError(f'no driver, pool or device has the name "{options.name}"')
-    if device is not None:
+    if output.names_only:
+        output.names("/".join((*row.identity, each.name)) for row in rows for each in row.devices)
+    elif device is not None:
         output.write("Device", device)
     elif output.for_programs:
         output.data("DeviceList", devices.body(rows, found))
@@ -127,7 +130,10 @@ def _drivers(options: argparse.Namespace, output: Output) -> int:
     drivers = find_drivers(fetch(options, ask), options.name)
     if options.name and not drivers.rows:
         raise MissingError(f'no driver has the name "{options.name}"')
-    output.write("DriverList", drivers)
+    if output.names_only:
+        output.names(row.name for row in drivers.rows)
+    else:
+        output.write("DriverList", drivers)
     return 1 if options.fail_on and drivers.fails else 0
 
 
@@ -153,6 +159,9 @@ def _claims(options: argparse.Namespace, output: Output) -> int:
         for gap in found.gaps
         if not (gap.kind == CLAIMS.plural and gap.where == "other namespaces" and only)
     ]
+    if output.names_only:
+        output.names(qualified_name(ClaimFacts.kind, row["name"]) for row in rows)
+        return code
     if output.for_programs:
         output.data("ClaimList", {"claims": rows, "notEvaluated": gaps})
         return code

@@ -30,6 +30,7 @@ from drakit_cli.kubectl.targets import (
     TEMPLATE,
     Target,
     parse_target,
+    qualified_name,
 )
 from drakit_daemon.kube import Session
 
@@ -76,6 +77,11 @@ def run(options: argparse.Namespace, output: Output) -> int:
 
 
 def _print(answer: Explanation, output: Output) -> None:
+    if output.names_only:
+        body = answer.body()
+        explained = [each["object"] for each in body.get("items", [body])]
+        output.names(qualified_name(each["kind"], each["name"]) for each in explained)
+        return
     output.write("ExplainReportList" if isinstance(answer, Reports) else "ExplainReport", answer)
 
 

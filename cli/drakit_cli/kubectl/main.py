@@ -1,11 +1,7 @@
 """
 ``kubectl drakit``: its commands and exit codes.
 
-0: nothing is wrong. 1: a pod is blocked, or a problem was found. 2: wrong usage, or an unusable
-kubeconfig. 3: the API server does not answer, or denies all requests. 4: drakit cannot decide. 5:
-the object does not exist.
-
-It must not know what the commands compute: the modules of commands are imported when they run.
+Does not depend on what the commands compute: their modules are imported when a command runs.
 """
 
 from __future__ import annotations
@@ -24,14 +20,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from drakit_cli.kubectl import completion
 
         return completion.main(words[1:])
-    options = parser().parse_args(arguments)
+    options = parser().read(words)
 
     def command() -> int:
         from drakit_cli.kubectl import commands
 
         return commands.run(options)
 
-    return run(command, extra="drakit[kubectl]", prefix="error: ")
+    return run(command, extra="drakit[kubectl]")
 
 
 if __name__ == "__main__":

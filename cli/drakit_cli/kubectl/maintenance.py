@@ -306,11 +306,16 @@ def run(options: argparse.Namespace, output: Output) -> int:
         wanted = project_maintenance(body)
         if options.dry_run:
             shown = await preview(session, wanted, namespace)
-            output.write("MaintenancePreview", shown)
+            if output.names_only:
+                output.names("/".join(each) for each in shown.devices)
+            else:
+                output.write("MaintenancePreview", shown)
             return shown.exit_code
         devices, _ = await _select(session, wanted, namespace, (CLASSES, SLICES))
         await _create(session, name, body)
-        output.line(f"devicemaintenance/{name} created: {plural(len(devices), 'device')}")
+        if output.names_only:
+            output.names([_qualified(name)])
+        output.progress(f"devicemaintenance/{name} created: {plural(len(devices), 'device')}")
         if not options.wait:
             return 0
         condition = "Drained" if wanted.mode == DRAIN else "Tainted"
@@ -351,8 +356,7 @@ async def _follow(
         )
         said = text(found or accepted, "message")
         if said and said != shown:
-            output.line(said)
-            output.flush()
+            output.progress(said)
             shown = said
         is_current = found.get("observedGeneration") == child(body, "metadata").get("generation")
         if text(found, "status") == "True" and is_current:
@@ -362,11 +366,15 @@ async def _follow(
         if clock() >= end:
             for each in children(body, "status", "blockers"):
                 where = f"{text(each, 'namespace')}/{text(each, 'name')}"
-                output.line(f"{where}: {text(each, 'message')}")
+                output.progress(f"{where}: {text(each, 'message')}")
             if not conditions:
-                output.line("the operator has not acted: set maintenance.enabled in the chart")
+                output.progress("the operator has not acted: set maintenance.enabled in the chart")
             return 1
         await asyncio.sleep(min(POLL_SECONDS, max(0.0, end - clock())))
+
+
+def _qualified(name: str) -> str:
+    return f"{MaintenanceFacts.kind.lower()}.{crds.GROUP}/{name}"
 
 
 def uncordon(options: argparse.Namespace, output: Output) -> int:
@@ -393,7 +401,11 @@ def uncordon(options: argparse.Namespace, output: Output) -> int:
         for each in found:
             with suppress(NotFoundError):
                 await session.delete(f"{PATH}/{each.name}", uid=each.uid)
-            output.line(f"devicemaintenance/{each.name} deleted: its devices are back in service")
+            if output.names_only:
+                output.names([_qualified(each.name)])
+            output.progress(
+                f"devicemaintenance/{each.name} deleted: its devices are back in service"
+            )
         return 0
 
     return _fetch(options, ask)

@@ -1,10 +1,10 @@
 """
-Writes answers: tables and sentences for people, JSON and YAML for programs.
+Writes the results of commands: tables and sentences for people, JSON and YAML for programs.
 
-Colour only on a terminal, and not with ``NO_COLOR``. Text of the cluster is printed without control
-characters.
+Uses color only on a terminal, and not with ``NO_COLOR``. Escapes control characters in strings from
+the cluster.
 
-It must not know clusters, or what an answer means.
+Does not depend on clusters, or on the meaning of a result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TextIO
@@ -21,16 +20,13 @@ from typing import Any, Protocol, TextIO
 import yaml
 
 from drakit_cli.answers import table, visible
+from drakit_daemon.command_line import wrapped
 from drakit_explain.wording import cut
 
 API_VERSION = "drakit.dev/cli/v1"
 """The version of answers for programs: fields may be added, and nothing else changes."""
 
 _COLOURS = {"good": "32", "bad": "31", "unsure": "33", "head": "1"}
-
-
-MIN_WIDTH = 20
-"""Columns of a terminal that is too narrow to wrap lines."""
 
 MAX_NAMES = 3
 """Names in one sentence, or in one cell of a table."""
@@ -61,6 +57,10 @@ class Output:
         return self.format in ("json", "yaml")
 
     @property
+    def names_only(self) -> bool:
+        return self.format == "name"
+
+    @property
     def wide(self) -> bool:
         return self.format == "wide"
 
@@ -82,21 +82,21 @@ class Output:
         else:
             self._print(yaml.safe_dump(dict(body), sort_keys=False, allow_unicode=False).rstrip())
 
+    def names(self, names: Iterable[str]) -> None:
+        """Print names, one per line."""
+        for name in names:
+            self._print(visible(name))
+
+    def progress(self, text: str) -> None:
+        """Print a line about the progress of a command at once, unless only names are printed."""
+        if not self.names_only:
+            self.line(text)
+            self.flush()
+
     def line(self, text: str = "", *, colour: str = "", indent: int = 0) -> None:
         """Print one line of text."""
-        prefix, width = " " * indent, self._width()
-        shown = f"{prefix}{visible(text)}"
-        if width > MIN_WIDTH and len(shown) > width:
-            hanging = f"{prefix}  "
-            shown = textwrap.fill(
-                visible(text),
-                width,
-                initial_indent=prefix,
-                subsequent_indent=hanging,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
         stream = self.stream or sys.stdout
+        shown = wrapped(visible(text), stream, indent=indent)
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         if colour and stream.isatty() and not plain:
             unescaped = getattr(stream, "unescaped", stream)  # the text itself is escaped

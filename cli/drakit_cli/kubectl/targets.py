@@ -77,6 +77,12 @@ class Target:
     name: str
 
 
+def qualified_name(kind: str, name: str) -> str:
+    """Return the name of an object as ``kubectl get -o name`` prints it."""
+    group = next((each.group for each in KINDS if each.kind == kind), "")
+    return f"{kind.lower()}{group and f'.{group}'}/{name}"
+
+
 def find_kind(word: str) -> ObjectKind | None:
     """Return the kind of a word such as ``po``, ``Pods`` or ``jobs.batch``; None if unknown."""
     name, _, group = word.lower().partition(".")

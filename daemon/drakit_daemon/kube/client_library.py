@@ -44,6 +44,14 @@ _LOAD_TIMEOUT_SECONDS = 30.0
 """The time limit for loading credentials. An exec plugin may request a token from a cloud; if the
 plugin hangs, the daemon must not hang."""
 
+_SERVER_ONLY: dict[str, Any] = {
+    "clusters": [{"name": "", "cluster": {}}],
+    "users": [{"name": "", "user": {}}],
+    "contexts": [{"name": "", "context": {"cluster": "", "user": ""}}],
+    "current-context": "",
+}
+"""The kubeconfig of a user who has none, and gives the URL of the server."""
+
 _import_lock = threading.Lock()
 """Two event loops in two threads may connect at the same time."""
 
@@ -178,21 +186,25 @@ async def load_kubeconfig(
     Use a kubeconfig's current context, or the given one.
 
     ``path`` may be a list, as in ``$KUBECONFIG``: the first file that sets a value takes
-    precedence.
+    precedence. It is
+    empty if the overrides have the server, and there is no kubeconfig.
     """
     library = await asyncio.to_thread(_library)
     kube_config = await asyncio.to_thread(library.import_config, "kube_config")
     configuration = _configuration(library)
 
     async def load() -> Any:
-        merged = kube_config.KubeConfigMerger(path)
-        _use_first_context(merged)
-        loader = kube_config.KubeConfigLoader(
-            config_dict=merged.config,
-            config_base_path=None,
-            active_context=context,
-            config_persister=merged.save_changes,
-        )
+        if path:
+            merged = kube_config.KubeConfigMerger(path)
+            _use_first_context(merged)
+            loader = kube_config.KubeConfigLoader(
+                config_dict=merged.config,
+                config_base_path=None,
+                active_context=context,
+                config_persister=merged.save_changes,
+            )
+        else:
+            loader = kube_config.KubeConfigLoader(config_dict=_SERVER_ONLY)
         _override(loader, overrides or Overrides())
         await loader.load_and_set(configuration)
         return loader

@@ -136,7 +136,8 @@ async def find_cluster(
             return await asyncio.to_thread(_read_token, account.token)
 
         return access, Credentials(read)
-    paths = await asyncio.to_thread(_locate, kubeconfig, environ)
+    optional = context is None and overrides is not None and bool(overrides.server)
+    paths = await asyncio.to_thread(_locate, kubeconfig, environ, optional=optional)
     access = await load_kubeconfig(paths, context=context, overrides=overrides)
 
     async def renew(refused: bool) -> str | None:
@@ -152,16 +153,19 @@ def _read_token(path: Path) -> str:
     return f"Bearer {token}"
 
 
-def _locate(kubeconfig: Path | None, environ: Mapping[str, str]) -> str:
+def _locate(kubeconfig: Path | None, environ: Mapping[str, str], *, optional: bool) -> str:
+    """Return the paths of the kubeconfig. If it is optional, return "" if the user has none."""
     if kubeconfig is not None:
         paths = str(kubeconfig)
     else:
         default = Path(environ.get("HOME", "/root"), ".kube", "config")
         paths = environ.get("KUBECONFIG") or str(default)
     if not any(Path(path).is_file() for path in paths.split(os.pathsep)):
+        if optional and kubeconfig is None:
+            return ""
         raise ConfigError(
             f"no API server is configured: kubeconfig {paths} does not exist, and this is not a "
-            "pod with a service account; set --kubeconfig or KUBECONFIG"
+            "pod with a service account; set --kubeconfig or $KUBECONFIG"
         )
     return paths
 

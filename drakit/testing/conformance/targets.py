@@ -301,8 +301,8 @@ def parse_target(
         key, setting = _REQUIRED[form]
         if not config or key not in config:
             raise TargetError(
-                f"{text}: give its entry of {setting} as the configuration: {key}, and the edits "
-                "that it can make"
+                f"{text}: the configuration has no {key}: set the configuration (--config FILE) to "
+                f"the entry of this driver in the chart's value {setting}"
             )
         match form:
             case "backend":

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drakit_cli.main import _parser
+from drakit_cli.main import parser
 from tests.unit.chart.reading import the
 
 KVM: dict[str, Any] = {"hostdev": {"policies": {"kvm": {"enabled": True}}}}
@@ -90,7 +90,7 @@ def test_the_pod_is_confined_and_runs_a_command_that_exists(render):
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     program, *words = container["command"]
     assert program.endswith("/drakit")
-    assert _parser().parse_args([*words, *container["args"]]).variable == "SIMULATED_DEVICE"
+    assert parser().parse_args([*words, *container["args"]]).variable == "SIMULATED_DEVICE"
 
 
 def test_a_test_that_succeeds_leaves_nothing(render):

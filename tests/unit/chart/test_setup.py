@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from drakit_cli.main import _parser
+from drakit_cli.main import parser
 from drakit_cli.setup import read_definitions
 from tests.unit.chart.conftest import CHART
 from tests.unit.chart.reading import the
@@ -158,7 +158,7 @@ def test_the_hooks_use_options_that_the_command_has(render, name):
     )
     program, *arguments = command(job)
     assert program.endswith("/drakit")
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     assert options.release == "drakit-system/drakit"
 
 

@@ -39,7 +39,7 @@ def complete(site, capsys, tmp_path):
     [
         pytest.param(["d"], ["devices", "drivers", "doctor", "drain", ":4"], id="a-command"),
         pytest.param(["absent", ""], [":4"], id="no-command"),
-        pytest.param(["devices", "-o", ""], ["wide", "json", "yaml", ":4"], id="a-format"),
+        pytest.param(["devices", "-o", ""], ["wide", "json", "yaml", "name", ":4"], id="a-format"),
         pytest.param(["devices", "--na"], ["--namespace", ":4"], id="an-option"),
         pytest.param(["doctor", "--kubeconfig", "a"], [":0"], id="a-file"),
         pytest.param(["completion", "b"], ["bash", ":4"], id="a-shell"),

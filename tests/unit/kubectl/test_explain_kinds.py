@@ -396,6 +396,9 @@ async def test_every_pod_that_waits_has_a_line(two, run):
     names = [each["object"]["namespace"] + "/" + each["object"]["name"] for each in body["items"]]
     assert names == ["elsewhere/far", "lab/first", "lab/second"]
     assert body["items"][0]["reasons"][0]["code"] == "ResourceClaimMissing"
+    assert await run("explain", "-o", "name") == (1, "pod/first\npod/second\n", "")
+    name = "deviceclass.resource.k8s.io/gpu\n"
+    assert (await run("explain", "class/gpu", "-o", "name"))[1] == name
 
 
 async def test_no_pod_waits(two, run):

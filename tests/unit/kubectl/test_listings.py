@@ -31,6 +31,21 @@ async def test_devices_are_counted_by_pool(site, run):
     assert row.split() == wanted
 
 
+async def test_names_are_lines(site, run):
+    for node in ("n1", "n2"):
+        site.node(node)
+        site.slice(f"s-{node}", "a", "b", node=node)
+    site.claim("mine", device="a", pod="user")
+    site.claim("other")
+    devices = [f"gpu.example.com/{node}/{name}\n" for node in ("n1", "n2") for name in "ab"]
+    assert await run("devices", "-o", "name") == (0, "".join(devices), "")
+    assert await run("devices", "n1/a", "-o", "name") == (0, devices[0], "")
+    claims = [f"resourceclaim.resource.k8s.io/{name}\n" for name in ("mine", "other")]
+    assert await run("claims", "-o", "name") == (0, "".join(claims), "")
+    assert await run("claims", "--device", "a", "-o", "name") == (0, claims[0], "")
+    assert await run("drivers", "-o", "name") == (0, "gpu.example.com\n", "")
+
+
 def taint(key: str) -> dict:
     return {"key": key, "effect": "NoSchedule"}
 

@@ -91,6 +91,24 @@ async def test_the_cluster_of_a_context_can_be_replaced(site, kubeconfig, capsys
     assert await asyncio.to_thread(main, ["claims", *given, "--cluster", "absent"]) == 2
 
 
+@pytest.mark.parametrize("environ", [{}, {"KUBECONFIG": "/absent"}])
+async def test_a_server_needs_no_kubeconfig(site, tmp_path, monkeypatch, capsys, environ):
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    for name, value in {"HOME": str(tmp_path), **environ}.items():
+        monkeypatch.setenv(name, value)
+    site.token = "right"
+    for name in ("mine", "other"):
+        site.claim(name)
+    given = ["claims", "-n", "lab", "-s", site.url]
+    assert await asyncio.to_thread(main, [*given, "--token", "right"]) == 0
+    assert "mine" in capsys.readouterr().out
+    assert await asyncio.to_thread(main, given) == 3, "nobody is logged in"
+    missing = [*given, "--kubeconfig", "/absent"]
+    assert await asyncio.to_thread(main, missing) == 2, "it was meant to exist"
+    assert await asyncio.to_thread(main, [*given, "--context", "other"]) == 2
+    assert "no API server is configured" in capsys.readouterr().err
+
+
 async def test_a_user_can_be_impersonated(site, kubeconfig, capsys):
     given = [*kubeconfig({}), "--context", "live"]
     options = ["--as", "alice", "--as-group", "dev", "--as-uid", "7"]
@@ -142,8 +160,10 @@ def test_the_users_kubeconfig_comes_before_a_service_account(tmp_path):
     file.parent.mkdir()
     file.write_text("{}")
     assert find_kubeconfig(None, home) == file
-    assert str(find_kubeconfig(None, {"KUBECONFIG": "a:b"})) == "a:b"
-    assert find_kubeconfig(tmp_path, {"KUBECONFIG": "a:b"}) == tmp_path
+    listed = {"KUBECONFIG": f"/absent:{file}"}
+    assert str(find_kubeconfig(None, listed)) == listed["KUBECONFIG"]
+    assert find_kubeconfig(tmp_path, listed) == tmp_path
+    assert find_kubeconfig(None, {"KUBECONFIG": "/absent:/too", **home}) is None, "as with kubectl"
     assert find_kubeconfig(None, {"HOME": "/" + "x" * 300}) is None, "a home that cannot be read"
 
 
@@ -169,12 +189,15 @@ def test_an_answer_is_not_written_as_text_when_the_loop_ends(tmp_path):
     assert (type(answer), written) == (Answer, [])
 
 
-@pytest.mark.parametrize("arguments", [[], ["absent"], ["completion"], ["devices", "-o", "xml"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["absent"], ["completion"], ["devices", "-o", "xml"], ["doctor", "-o", "name"]],
+)
 def test_wrong_arguments(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "usage: kubectl drakit" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,15 @@ async def test_a_maintenance_is_created(lab, run, words, name, spec):
     assert spec_of(lab, name) == spec
 
 
+async def test_programs_get_the_name_of_a_maintenance(lab, run):
+    name = "devicemaintenance.drakit.dev/cordon-n1\n"
+    assert await run("cordon", "n1-a", "--name=cordon-n1", "-o", "name") == (0, name, "")
+    assert await run("uncordon", "cordon-n1", "-o", "name") == (0, name, "")
+    devices = "gpu.example.com/n1/n1-a\ngpu.example.com/n1/n1-b\n"
+    code, out, _ = await run("cordon", "--node=n1", "--dry-run", "-o", "name")
+    assert (code, out) == (0, devices)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from drakit_cli.kubectl import output
 from drakit_cli.kubectl.output import Output
 
 
@@ -46,7 +43,7 @@ def test_colour_only_on_a_terminal(monkeypatch, tty, environ, coloured):
 @pytest.fixture
 def narrow(monkeypatch):
     """Make a terminal of 30 columns."""
-    monkeypatch.setattr(output.shutil, "get_terminal_size", lambda: os.terminal_size((30, 24)))
+    monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("NO_COLOR", "1")
 
 

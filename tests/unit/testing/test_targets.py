@@ -89,10 +89,10 @@ def test_what_is_no_target_is_refused_with_a_sentence(text, sentence):
 @pytest.mark.parametrize(
     ("text", "config", "sentence"),
     [
-        pytest.param("backend:serve", None, "entry of backends.allowed", id="backend"),
-        pytest.param("backend:serve", {"env": ["A"]}, "driver, and the edits", id="no-driver"),
-        pytest.param("unix:/tmp/a.sock", None, "entry of backends.allowed", id="running-backend"),
-        pytest.param("device-plugin:a", None, "entry of devicePlugins.plugins", id="device-plugin"),
+        pytest.param("backend:serve", None, "value backends.allowed$", id="backend"),
+        pytest.param("backend:serve", {"env": ["A"]}, "has no driver: ", id="no-driver"),
+        pytest.param("unix:/tmp/a.sock", None, "value backends.allowed$", id="running-backend"),
+        pytest.param("device-plugin:a", None, "has no resources: ", id="device-plugin"),
     ],
 )
 def test_a_program_needs_its_entry(text, config, sentence):
