@@ -557,7 +557,7 @@ async def _by_claim(
     for item, result in zip(claims, results, strict=True):
         if isinstance(result, asyncio.CancelledError):
             # A cancellation of the whole batch would have ended the gather itself.
-            result = RuntimeError("it was canceled, but not by its caller")
+            result = RuntimeError("the driver canceled its own call, which is a bug in the driver")
         if isinstance(result, BaseException) and not isinstance(result, Exception):
             raise result
         by_claim[item.claim.uid] = result

@@ -102,7 +102,9 @@ def test_a_permission_is_taken_away_and_given_back(server, tmp_path, account):
     with operator(server, tmp_path, kubeconfig=account.kubeconfig, resyncPeriod=1):
         wait_explained(server, "permitted")
         account.allow(except_for="resourceclaims")
-        wait_for("the kind to be refused", lambda: "may not list and watch" in log.read_text())
+        wait_for(
+            "the kind to be refused", lambda: "is not allowed to list and watch" in log.read_text()
+        )
         account.allow()
         wait_explained(server, "permitted-again")
 

@@ -1,7 +1,7 @@
 """
-``drakit cdi lint``: finds problems of CDI files.
+``drakit cdi lint``: prints the problems of CDI files.
 
-It must not know the rules: they are :mod:`drakit_formats.cdi.lint`'s.
+Does not depend on the rules, which are in :mod:`drakit_formats.cdi.lint`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """
 ``drakit node checkpoint show`` and ``verify``, and ``drakit node claim forget``.
 
-A claim is forgotten manually if nothing else releases its devices: its driver never returns, or
-fails to unprepare it. The driver is not called, and the command reports what was not done.
+An administrator forgets a claim if nothing else releases its devices: the driver never returns, or
+fails to unprepare the claim. The command does not call the driver, and reports the side effects
+that remain.
 
-It must not know how a checkpoint is stored: :mod:`.place` reads it.
+Does not depend on how a checkpoint is stored: :mod:`.place` reads it.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from drakit_nodeplugin.state.records import StoredDevice, StoredEndpoint
 
 SETTLE_SECONDS = 2.5
-"""Until CDI files are checked again: a running node plugin restores them within 2 s, and writes the
-file of a new claim a moment after its row."""
+"""The pause before the command checks CDI files again. A running node plugin restores them within 2
+s, and writes the file of a new claim shortly after its row."""
 
 _HEAD = ("CLAIM", "UID", "STATE", "DEVICES", "BOOT", "CDI FILE")
 _ENDPOINTS_HEAD = ("ENDPOINT", "STATE", "SINCE", "POOLS")
@@ -182,7 +183,7 @@ def _entry_as_json(entry: Entry) -> dict[str, Any]:
 # ---------------------------------------------------------------- forget
 
 _STATES = {"preparing": "being prepared", "prepared": "prepared", "unpreparing": "being unprepared"}
-"""The states of a claim, as they are printed after "was"."""
+"""The state of a claim, as printed after "was"."""
 
 
 def forget(options: argparse.Namespace) -> int:
@@ -193,7 +194,7 @@ def forget(options: argparse.Namespace) -> int:
     known = [(c, entry) for c in found for entry in c.entries if entry.claim.uid == uid]
     if len(known) > 1:
         names = ", ".join(checkpoint.driver for checkpoint, _ in known)
-        raise UsageError(f"claim {uid} has devices of several drivers ({names}): give --driver")
+        raise UsageError(f"claim {uid} has devices of several drivers ({names}): set --driver")
     if known:
         return _forget(place, *known[0], force=options.force)
     orphans = [path for c in found for path in c.orphans if path == spec_path(place, c.driver, uid)]
@@ -243,13 +244,13 @@ def _refuse_used(place: NodePluginConfig, checkpoint: Checkpoint, entry: Entry) 
         unknown = podresources.incomplete(listed)
     if listed is not None and kubelet_claims(driver, listed.devices, pods=listed.pods).holds(claim):
         raise CommandError(
-            f"claim {claim} ({claim.uid}) is prepared, and the kubelet lists a container that uses "
-            "it; delete its pod to unprepare it; nothing was changed; --force forgets it anyway"
+            f"claim {claim} ({claim.uid}) was not forgotten: the kubelet lists a container that "
+            "uses it; delete the pod of the container to unprepare the claim, or set --force"
         )
     if unknown is not None:
         raise CommandError(
-            f"claim {claim} ({claim.uid}) is prepared, and drakit cannot determine whether a "
-            f"container uses it: {unknown}; nothing was changed; --force forgets it anyway"
+            f"claim {claim} ({claim.uid}) was not forgotten: drakit cannot determine whether a "
+            f"container uses it: {unknown}; delete the pods that use the claim, or set --force"
         )
 
 

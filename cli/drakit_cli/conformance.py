@@ -91,7 +91,7 @@ def _list(known: Sequence[Rule]) -> None:
 
 
 def print_result(result: RuleResult) -> None:
-    """Print how one rule ended."""
+    """Print the result of a rule."""
     print(f"{result.outcome.upper():7}  {result.rule.id}  ({result.seconds:.1f} s)")
     match result.outcome:
         case Outcome.PASSED:
@@ -104,7 +104,8 @@ def print_result(result: RuleResult) -> None:
             print(_indented(f"reason: {result.rule.why}"))
             _print_log(result)
         case Outcome.BROKEN:
-            # A driver that does not start is reported once: for the first rule.
+            # The log of a driver that does not start is the same for all rules: print it for the
+            # first one.
             if result.log or not result.unusable:
                 print(_indented(result.text))
                 _print_log(result)

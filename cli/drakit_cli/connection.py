@@ -1,7 +1,7 @@
 """
-The session of a command: connected by its options (:mod:`.options`) and the kubeconfig.
+The session of a command, from its options (:mod:`.options`) and the kubeconfig.
 
-It must not know what is asked.
+Does not depend on the requests of the command.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Answer = TypeVar("Answer")
 
 CONNECT_SECONDS = 10.0
 REQUEST_SECONDS = 30.0
-"""A user may be far from the cluster."""
+"""Longer than for a daemon: a user may be far from the cluster."""
 
 _NO_TIMEOUT_SECONDS = 24 * 3600.0
-"""The time limit of a request whose time limit is 0, which means none."""
+"""The time limit for a request whose option is 0, which means no limit."""
 
 
 def fetch(options: argparse.Namespace, ask: Callable[[Session, str], Awaitable[Answer]]) -> Answer:
     """
-    Connect as the user, and ask in the user's namespace.
+    Connect as the user, and call `ask` with the session and the user's namespace.
 
     :raises UsageError: the kubeconfig is unusable.
     """
 
-    # Not the result of the task: when the task ends, Python 3.11 writes it as text to replace the
-    # signal handler that refers to it. An answer can refer to all facts of a cluster.
+    # Don't return the result from the task: when the task ends, Python 3.11 formats it as a string,
+    # to replace the signal handler that refers to it. A result can refer to all facts of a cluster.
     answers: list[Answer] = []
 
     async def fetch() -> None:
@@ -50,9 +50,10 @@ def fetch_checked(
     options: argparse.Namespace, ask: Callable[[Session], Awaitable[Answer]]
 ) -> Answer:
     """
-    Connect as the user, and ask; an answer of the API server is the error of the command.
+    Connect as the user, and call `ask`. An error response of the API server becomes the error of
+    the command.
 
-    :raises CommandError: the API server refuses, or does not answer.
+    :raises CommandError: the API server refuses a request, or does not respond.
     :raises UsageError: the kubeconfig is unusable.
     """
     try:
@@ -62,12 +63,13 @@ def fetch_checked(
 
 
 def namespace_of(options: argparse.Namespace, session: Session) -> str:
-    """Return the namespace of the option, if the command has it, else that of the kubeconfig."""
+    """Return the namespace from the option if the command has it, otherwise the namespace of the
+    kubeconfig."""
     return getattr(options, "namespace", None) or session.namespace or "default"
 
 
 async def open_session(options: argparse.Namespace) -> Session:
-    """Return a session; nothing is sent yet."""
+    """Return a session that has not sent a request yet."""
     seconds = options.request_timeout
     request_seconds = REQUEST_SECONDS if seconds is None else seconds or _NO_TIMEOUT_SECONDS
     kubeconfig = await asyncio.to_thread(find_kubeconfig, options.kubeconfig, os.environ)
@@ -101,7 +103,7 @@ def _overrides(options: argparse.Namespace) -> Overrides:
 
 def find_kubeconfig(given: Path | None, environ: Mapping[str, str]) -> Path | None:
     """
-    Return the user's kubeconfig, or the given one. None if the user has none.
+    Return the given kubeconfig, or the one of the user. None if neither exists.
 
     The kubeconfig takes precedence over the service account of a pod, as with kubectl.
     """

@@ -1,8 +1,8 @@
 """
-hostdev on this node, for commands: its configuration, the policies that the daemon keeps here, and
-``drakit node devices``, the device nodes of this node and what hostdev makes of them.
+hostdev on this node, for commands: its configuration, the policies that the daemon stores here, and
+``drakit node devices``, which lists the device nodes and how hostdev treats them.
 
-It must not know how devices are found: hostdev's own scan finds them.
+Does not depend on how devices are found: hostdev scans them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class HostdevOnNode:
 
     config: HostDevicesConfig
     policies: Sequence[HostPolicy]
-    """All valid policies; policies of the configuration file replace those of the cluster."""
+    """All valid policies. Policies in the configuration file replace policies of the cluster with
+    the same name."""
 
     problems: Sequence[str]
-    """Why the policies are incomplete."""
+    """The reason why the policies are incomplete."""
 
 
 def read_hostdev(place: NodePluginConfig) -> HostdevOnNode:
@@ -97,7 +98,8 @@ def parse_labels(text: str | None) -> Mapping[str, str] | None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes all texts that begin with a digit: parsers disagree on which of them are numbers."""
+    """Quotes all strings that begin with a digit, because parsers disagree on which of them are
+    numbers."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -111,7 +113,7 @@ _Dumper.add_representer(str, _text)
 
 
 def policies_text(policies: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write specs of policies, by their names."""
+    """Return YAML with the specs of policies, by name."""
     manifests = [
         {
             "apiVersion": crds.API_VERSION,
@@ -177,7 +179,7 @@ def candidates(
 
 
 def as_json(candidate: Candidate) -> dict[str, Any]:
-    """Return a device for programs."""
+    """Return a device as JSON."""
     host = candidate.host
     return {
         "path": host.path,
@@ -233,7 +235,7 @@ def _description(candidate: Candidate) -> str:
 
 
 def _policies(found: Sequence[Candidate]) -> str:
-    """Write a policy for each device; nodes of one unit have one."""
+    """Return YAML with a policy for each device. Device nodes of one unit share a policy."""
     parts: dict[str, str] = {}
     for each in found:
         if each.suggestion is None:

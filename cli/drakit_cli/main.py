@@ -265,12 +265,11 @@ def _add_setup(group: Commands) -> None:
         "nothing, while claims of its drivers are prepared, and names the pods that use them. The "
         "annotation drakit.dev/force-uninstall=true on the DaemonSet overrides this. Then deletes "
         "the HostDevicePolicies of the release, stops its node plugins, waits for every node, and "
-        "deletes their ResourceSlices and NodeDeviceReports. Names nodes that do not answer, and "
+        "deletes their ResourceSlices and NodeDeviceReports. Names nodes that do not respond, and "
         "devices that stay in maintenance.",
         examples=(
             "drakit setup remove --daemonset drakit-nodeplugin --release drakit-system/drakit",
-            "drakit setup remove --daemonset drakit-nodeplugin --release drakit-system/drakit "
-            "--driver gpu.example.com",
+            "drakit setup remove --daemonset gpus --release default/gpus --driver gpu.example.com",
         ),
     )
     add_option(remove, "--daemonset NAME", "DaemonSet of the node plugins", required=True)

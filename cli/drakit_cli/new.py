@@ -1,11 +1,11 @@
 """
-``drakit new``: the project of a driver, which works as it is written.
+``drakit new``: creates the project of a driver, which works without changes.
 
-``templates/`` has the content of the files. A project has a form, which decides its files, words in
-them, and the next steps. This module derives the names in a project from the project's name, and
-writes the files: all or none, and never over another file.
+``templates/`` contains the files. The form of a project decides its files, words in them, and the
+next steps. This module derives the names in a project from the project's name, and writes the
+files: all or none, and never over an existing file.
 
-It must not know the driver contract: the project's own tests check it.
+Does not depend on the driver contract, which the tests of the project check.
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ from drakit_cli.answers import CommandError, UsageError
 from drakit_formats.resource.limits import is_dns_label, is_dns_subdomain
 
 MAX_NAME = 40
-"""Characters of a project's name: the chart makes longer names of it, which have 63 at most."""
+"""The maximum length of a project's name. The chart derives longer names from it, which have a
+limit of 63."""
 
 MAX_ENTRY = 20
-"""Characters of the name of an entry in ``backends.allowed``."""
+"""The maximum length of the name of an entry in ``backends.allowed``."""
 
 MAX_DRIVER = 63
-"""Characters of a driver's name (API: ``ResourceSliceSpec.driver``)."""
+"""The maximum length of a driver's name (API: ``ResourceSliceSpec.driver``)."""
 
 WIDTH = 88
-"""Columns of what is printed."""
+"""The columns of the output."""
 
 PROJECT_VERSION = "0.1.0"
 
 TEMPLATES = Path(__file__).parent / "templates"
-"""The templates of files, by their paths in a project: for any project, and for some forms."""
+"""The templates of files, by the paths of the files in a project. Some are for all projects, some
+for some forms."""
 
 _TAKEN = frozenset(
     {"drakit", "hostdev", "simulated"}
@@ -57,10 +59,11 @@ _NOT_PACKAGES = frozenset(
     {"drakit_drivers", "drakit_nodeplugin", "drakit_operator", "drakit_proto"}
     | {"google", "grpc", "pydantic", "pytest", "ruff", "tests", "yaml"}
 )
-"""Packages that a driver or its tests import, and that the project's package would hide."""
+"""Packages that a driver or its tests import. A project's package with such a name would hide
+them."""
 
 _NOT_TEXTS = frozenset({"false", "n", "no", "null", "off", "on", "true", "y", "yes"})
-"""Words that YAML does not read as text."""
+"""Words that YAML does not parse as strings."""
 
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
@@ -69,13 +72,13 @@ _IMAGE = re.compile(
 
 
 class _Template(string.Template):
-    # `$` is a sign of Dockerfiles, shells and workflows, `@` one of workflows.
+    # `$` has a meaning in Dockerfiles, shells and workflows, and `@` in workflows.
     delimiter = "@@"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Project:
-    """The names in a project; templates can use the fields."""
+    """The names in a project. Templates use these fields."""
 
     name: str
     """The name of the project, its entry point, its release and its namespace: ``rack-lamps``."""
@@ -102,7 +105,8 @@ class Project:
     """The name of the node plugin's DaemonSet, as the chart derives it from the release's."""
 
     entry: str
-    """The name of its entry in ``backends.allowed``, if it runs as its own process."""
+    """The name of the driver's entry in ``backends.allowed``, if the driver runs in its own
+    process."""
 
     version: str
     base: str
@@ -111,7 +115,7 @@ class Project:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """What differs between projects: the language, and where the driver runs."""
+    """The differences between projects: the language, and where the driver runs."""
 
     folders: tuple[str, ...]
     """The folders of ``templates`` with the files of a project."""
@@ -123,16 +127,16 @@ class Form:
     """The path of the tests that check the parameters in pod.yaml."""
 
     commands: tuple[str, ...]
-    """The first commands in the project's folder. They test the project."""
+    """The first commands in the project's folder, which test the project."""
 
     note: str
-    """What the command prints at the end, before the values that a backend needs."""
+    """The text that the command prints last, before the values that a backend needs."""
 
     values: str = "values.yaml, deviceclass.yaml, pod.yaml"
-    """Further files with the mark REPLACE, besides the tests."""
+    """Further files with the mark REPLACE, apart from the tests."""
 
     component: str = ""
-    """What follows the project's name in the name of its image."""
+    """The suffix that follows the project's name in the name of its image."""
 
     read_config: str = ""
     """The statements of tests/test_driver.py that check the config in the chart's values."""
@@ -205,7 +209,7 @@ _QUESTION = """\
 Where does the driver run?
   1  In drakit's node plugin. You operate no other program, but the driver has no privileges: it can
      read files of the host, and cannot open device nodes. (--plugin)
-  2  In a container of its own, with the privileges that you choose. It can also be a device plugin,
+  2  In its own container, with the privileges that you choose. It can also be a device plugin,
      for nodes without DRA. (--container)
 Answer 1 or 2 [1]: """
 
@@ -215,12 +219,13 @@ This driver runs in the node plugin and needs no entry in backends.allowed. If y
 write a backend in another language instead, it needs this entry in drakit's values:"""
 
 _CONTAINER_NOTE = """\
-This driver runs in a container of its own. Add this entry to drakit's values, so that
+This driver runs in its own container. Add this entry to drakit's values, so that
 the node plugin accepts it (drakit-values.yaml has it, too):"""
 
 
 def _backend_entry(project: Project) -> str:
-    """Return the values that a backend needs if its edits are those of the project's driver."""
+    """Return the values that a backend needs if it returns the same edits as the project's
+    driver."""
     return (
         f"backends:\n"
         f"  enabled: true\n"
@@ -249,7 +254,7 @@ PLUGIN = Form(
     ),
     note=_PLUGIN_NOTE,
 )
-"""A driver in Python that runs in the node plugin."""
+"""A Python driver that runs in the node plugin."""
 
 GO = Form(
     folders=("any", "process", "go"),
@@ -265,7 +270,7 @@ GO = Form(
     note=_CONTAINER_NOTE,
     values="conformance.sh, the files in chart, drakit-values.yaml, deviceclass.yaml, pod.yaml",
 )
-"""A driver in Go that runs as its own process, on the module of a clone of drakit."""
+"""A Go driver that runs in its own process, and uses the module in a clone of drakit."""
 
 CONTAINER = replace(
     PLUGIN,
@@ -277,7 +282,7 @@ CONTAINER = replace(
     note=_CONTAINER_NOTE,
     values="the files in chart, drakit-values.yaml, deviceclass.yaml, both pods",
 )
-"""A driver in Python in a container of its own, with a chart of its own."""
+"""A Python driver that runs in its own container, with its own chart."""
 
 FORMS: tuple[Form, ...] = (PLUGIN, CONTAINER, GO)
 
@@ -305,10 +310,10 @@ def project_of(name: str, *, driver: str | None, image: str | None, drakit: str)
         driver=driver,
         image=image,
         package=name.replace("-", "_"),
-        # With its suffix it differs from all names that the module imports.
+        # The suffix makes it differ from all names that the module imports.
         class_name=f"{camel}Driver",
         prefix=name.replace("-", "_").upper(),
-        # A driver's name contains a dot, so that it is no directory of the host's own.
+        # A driver's name contains a dot, so it cannot be a directory that the host already has.
         directory=f"/var/lib/{driver}",
         plugin=f"{name if 'drakit' in name else f'{name}-drakit'}-nodeplugin",
         entry=name[:MAX_ENTRY].rstrip("-"),
@@ -340,7 +345,7 @@ def _name_problem(name: str) -> str | None:
 
 
 def _driver_problem(driver: str) -> str | None:
-    # It is the vendor in CDI names, too, and those begin with a letter.
+    # The name is also the vendor in CDI names, which begin with a letter.
     if not is_dns_subdomain(driver, max_length=MAX_DRIVER) or not driver[0].isalpha():
         return (
             f"must be a DNS name of at most {MAX_DRIVER} lower-case letters, digits, dashes and "
@@ -377,9 +382,9 @@ _MODULE = Path("proto") / "go"
 
 def go_words(checkout: Path | None) -> Mapping[str, str]:
     """
-    Return what a project in Go takes from a clone of drakit: paths, versions and checksums.
+    Return the paths, versions and checksums that a Go project needs from a clone of drakit.
 
-    :param checkout: the clone; by default the one that this command was installed from.
+    :param checkout: the clone. The default is the clone from which this command was installed.
     """
     if checkout is None:
         checkout = next(filter(_has_module, _clones()), None)
@@ -400,7 +405,7 @@ def go_words(checkout: Path | None) -> Mapping[str, str]:
     is_plain = re.fullmatch(r"[\w./+~-]+", path, re.A)
     return {
         "checkout": shlex.quote(str(checkout)),
-        # go.mod takes a path in quotes if it has other characters than most paths.
+        # In go.mod, a path with unusual characters must be quoted.
         "module": path if is_plain else json.dumps(path, ensure_ascii=False),
         "go": go,
         "requirements": "\n".join(f"\t{each} // indirect" for each in sorted(required)),
@@ -413,7 +418,8 @@ def _has_module(checkout: Path) -> bool:
 
 
 def _clones() -> Iterator[Path]:
-    """Yield where a clone may be: around this file, and the folder that pip installed."""
+    """Yield the folders that may be a clone: the parents of this file, and the folder from which
+    pip installed the package."""
     yield Path(__file__).resolve().parents[2]
     with suppress(PackageNotFoundError, ValueError):
         origin: object = json.loads(distribution("drakit").read_text("direct_url.json") or "{}")
@@ -448,7 +454,8 @@ def render(
 
 
 def _write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Create a folder and write files into it; all or none, and none over another file."""
+    """Create a folder and write files into it. Write all files or none, and never overwrite a
+    file."""
     if in_the_way := _in_the_way(folder, list(texts)):
         raise CommandError(
             f"{folder} has {', '.join(in_the_way)} already, and existing files are not "
@@ -475,7 +482,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _in_the_way(folder: Path, names: list[str]) -> list[str]:
-    """Return the existing files, and files in place of folders."""
+    """Return the files that exist already, including files where the project needs folders."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise CommandError(f"{folder} is not a directory; name another one with --directory")
     found: set[str] = set()

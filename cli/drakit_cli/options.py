@@ -1,7 +1,7 @@
 """
-The options for a connection, in all commands that need a cluster: those of kubectl.
+The options for a connection, which are those of kubectl, for all commands that need a cluster.
 
-Does not depend on sessions: their libraries may be missing when arguments are read.
+Does not depend on sessions: their libraries may be missing when arguments are parsed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any, TypeAlias
 
-# argparse has no public name for a parser or a group of its options.
+# argparse does not export the type of a parser or of a group of its options.
 _Place: TypeAlias = "argparse._ActionsContainer"  # pyright: ignore[reportPrivateUsage]
 
 
@@ -19,8 +19,8 @@ def add_option(place: _Place, words: str, text: str, **more: Any) -> None:
     """
     Add an option.
 
-    :param words: its names, and the word for its value, as in ``-o --output FILE``. Without such a
-        word it is a flag. A FILE or DIR is a path.
+    :param words: the names of the option, and the word for its value, as in ``-o --output FILE``.
+        Without such a word, the option is a flag. The value of a FILE, DIR or PATH is a path.
     """
     names = [each for each in words.split() if each.startswith("-")]
     kind: dict[str, Any] = {"action": "store_true"}
@@ -72,13 +72,13 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 
 def duration(text: str) -> float:
     """
-    Return the seconds of a duration as kubectl reads it, such as 1m30s; a plain number is seconds.
+    Return the seconds of a duration in kubectl's format, such as 1m30s. A plain number is seconds.
 
-    :raises argparse.ArgumentTypeError: it is no duration.
+    :raises argparse.ArgumentTypeError: the string is not a duration.
     """
     if text.isdecimal():
         return float(text)
     parts = _PART.findall(text)
     if not parts or "".join(map("".join, parts)) != text:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration such as 30s or 5m")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 30s or 5m")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)

@@ -1,9 +1,9 @@
 """
-The files of the node plugin on this node: its directories, the drivers that have files there, and
-each entry of a checkpoint with its boot and its CDI file.
+The files of the node plugin on this node: its directories, the drivers that have files, and each
+entry of a checkpoint with its boot and its CDI file.
 
-Settings come from the plugin's own configuration file; the command line takes precedence. It writes
-nothing. It must not know how the entries are shown.
+Settings come from the configuration file of the node plugin. Arguments take precedence. Writes
+nothing. Does not depend on how the entries are printed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def find_place(options: argparse.Namespace) -> NodePluginConfig:
     given = {key: value for key, value in given.items() if value is not None}
     file: Path = options.config or options.default_config
     if options.config is None and not file.exists():
-        # Outside of the container: drivers need not be configured to be looked at.
+        # Outside of the container, the node plugin's configuration may be missing.
         return NodePluginConfig.model_construct(**given)
     try:
         return load_config(file, **given)
@@ -46,7 +46,7 @@ def find_place(options: argparse.Namespace) -> NodePluginConfig:
 
 
 def drivers(place: NodePluginConfig, only: str | None) -> list[str]:
-    """Return the drivers that have a checkpoint; only the requested one, if there is one."""
+    """Return the drivers that have a checkpoint, or the requested driver."""
     if only is not None:
         if "/" in only or only in ("", ".", ".."):
             raise UsageError(f"{only!r} is not a valid driver name")
@@ -71,13 +71,13 @@ CdiState = Literal["ok", "missing", "differs", "present", "-"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One row, and what belongs to it."""
+    """A row of a checkpoint, with the state of its boot and its CDI file."""
 
     claim: StoredClaim
     boot: BootState
     cdi: CdiState
-    """``missing`` and ``differs`` appear only where a file must exist: for a claim that was
-    prepared in this boot. Elsewhere a file is ``present``, or there is none (``-``)."""
+    """``missing`` and ``differs`` are used only if the file must exist, because the claim was
+    prepared in this boot. Otherwise the file is ``present``, or does not exist (``-``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +89,7 @@ class Checkpoint:
     inspection: Inspection
     entries: tuple[Entry, ...]
     orphans: tuple[Path, ...]
-    """CDI files of claims that the checkpoint does not know."""
+    """CDI files of claims that are not in the checkpoint."""
 
 
 def read_checkpoints(place: NodePluginConfig, only: str | None) -> Iterator[Checkpoint]:
@@ -118,7 +118,7 @@ def read_checkpoint(place: NodePluginConfig, driver: str) -> Checkpoint:
     if not path.exists():
         raise InspectionError(f"driver {driver} has no checkpoint: {path} does not exist")
     directory = SpecDirectory(place.cdi_directory)
-    # Files first: the row of each one was there when it was written.
+    # List the files before the rows: a file is written after its row.
     prefix = f"{driver}-claim_"
     files = {name[len(prefix) : -len(".json")] for name in directory.names(prefix)}
     inspection = inspect(path)

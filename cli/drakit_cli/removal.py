@@ -1,14 +1,15 @@
 """
 ``drakit setup remove``: prepares the uninstallation of a release, in a hook before Helm deletes it.
 
-1. It refuses while pods use devices of the release's drivers: only a running node plugin can
-   unprepare their claims. An annotation of the DaemonSet overrides this.
+1. The command fails while pods use devices of the release's drivers, because only a running node
+plugin can unprepare their claims. An annotation of the DaemonSet overrides this.
 2. It deletes the release's policies.
-3. It stops the node plugins, waits for every node, and deletes what they published. A node that
-   does not answer is named, and does not prevent the uninstallation.
+3. It stops the node plugins, waits for every node, and deletes what they published. The command
+prints the names of nodes that do not respond, and continues.
 
-Only the nodes of the release's node plugins count: another release can run the same driver on other
-nodes. Does not depend on the files of a node, which remain for a later installation.
+Only nodes with a node plugin of the release are affected, because another release can run the same
+driver on other nodes. Does not depend on the files of a node, which remain for a later
+installation.
 """
 
 from __future__ import annotations
@@ -31,28 +32,30 @@ from drakit_formats.resource.objects import GROUP, VERSIONS, Object, child, chil
 Kept = TypeVar("Kept")
 
 FORCE_ANNOTATION = "drakit.dev/force-uninstall"
-"""With the value "true" on the DaemonSet, a release is uninstalled although claims are prepared."""
+"""If the DaemonSet has this annotation with the value "true", the release is uninstalled even if
+claims are prepared."""
 
 RELEASED_SECONDS = 45.0
-"""Longest wait until the reports list no prepared claims, when no pod uses a claim any more. Node
-plugins write a changed report within 10 s."""
+"""The longest wait until the reports list no prepared claims after the last pod has stopped using a
+claim. Node plugins write a changed report within 10 s."""
 
 STOP_SECONDS = 30.0
-"""Time beyond the grace period in which a node plugin's pod is gone if its kubelet is running."""
+"""The time, beyond the grace period, within which the pod of a node plugin ends if its kubelet is
+running."""
 
 MAX_STOP_SECONDS = 150.0
-"""Longest wait for node plugins: the Job has 300 s."""
+"""The longest wait for node plugins. The Job has 300 s."""
 
 POLL_SECONDS = 2.0
-"""Time between two lists of all pods or reports, of which a large cluster has thousands."""
+"""The pause between two lists of all pods or reports. A large cluster has thousands of them."""
 
 MAX_LISTED = 50
-"""Pods or nodes that are listed. The others are counted."""
+"""The maximum number of pods or nodes in a message. The others are counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Removal:
-    """The parts of a release that are removed."""
+    """The objects of a release that the command removes."""
 
     owner: Owner
     daemonset: str
@@ -69,7 +72,7 @@ class NodePlugin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """The part of a NodeDeviceReport that matters here."""
+    """The fields of a NodeDeviceReport that the command reads."""
 
     name: str
     node: str
@@ -79,7 +82,7 @@ class Report:
 
 
 def remove(options: argparse.Namespace) -> int:
-    """Prepare the uninstallation of a release; return 1 if it is refused."""
+    """Prepare the uninstallation of a release. Return 1 if it must not proceed."""
     removal = Removal(
         owner=Owner.parse(options.release),
         daemonset=options.daemonset,
@@ -94,7 +97,7 @@ def remove(options: argparse.Namespace) -> int:
 
 
 async def remove_release(session: Session, removal: Removal) -> int:
-    """Prepare the uninstallation of a release; return 1 if it is refused. Raises ApiError."""
+    """Prepare the uninstallation of a release. Return 1 if it must not proceed. Raises ApiError."""
     path = resource_path(
         "apps/v1", "daemonsets", namespace=removal.owner.namespace, name=removal.daemonset
     )
@@ -119,7 +122,7 @@ async def remove_release(session: Session, removal: Removal) -> int:
 
 
 async def _problems(session: Session, removal: Removal, daemonset: Object) -> Sequence[str]:
-    """Return a sentence on each pod that uses a device, and on each node with prepared claims."""
+    """Return a message for each pod that uses a device, and for each node with prepared claims."""
     plugins = await _node_plugins(session, removal, daemonset)
     if used := await _uses(session, removal, {each.node for each in plugins}):
         return used
@@ -145,7 +148,8 @@ async def _uses(session: Session, removal: Removal, nodes: Collection[str]) -> l
 async def _list_resources(
     session: Session, plural: str, keep: Callable[[Object], Kept]
 ) -> tuple[str, Sequence[Kept]]:
-    """Return the newest API version that the cluster serves, and the kept parts of all objects."""
+    """Return the newest API version that the cluster serves, and the fields of all objects that the
+    command reads."""
     for version in VERSIONS:
         with suppress(NotFoundError):
             api_version = f"{GROUP}/{version}"
@@ -226,7 +230,8 @@ def _print_first(lines: Sequence[str]) -> None:
 async def _stop_node_plugins(
     session: Session, removal: Removal, daemonset: Object, *, path: str
 ) -> None:
-    """Stop all node plugins while their permissions exist, and delete what they published."""
+    """Stop all node plugins while they still have their permissions, and delete what they
+    published."""
     nodes = {each.node for each in await _node_plugins(session, removal, daemonset)}
     with suppress(NotFoundError):
         await session.delete(path, uid=daemonset["metadata"]["uid"])
@@ -254,7 +259,7 @@ async def _stop_node_plugins(
     print(f"node plugins: stopped on {_count(gone)}")
     if silent:
         print(
-            f"These nodes did not answer within {seconds:g} s, and keep files and ResourceSlices:"
+            f"These nodes did not respond within {seconds:g} s, and keep files and ResourceSlices:"
         )
         _print_first([f"node {node}" for node in sorted(silent)])
 
@@ -295,8 +300,8 @@ async def _until(condition: Callable[[], Awaitable[bool]], *, seconds: float) ->
 
 
 async def name_maintenances(session: Session) -> None:
-    """Print the DeviceMaintenances whose devices stay out of service without the release."""
-    with suppress(ApiError):  # it does not keep a release from being uninstalled
+    """Print the DeviceMaintenances whose devices stay out of service after the release is gone."""
+    with suppress(ApiError):  # An error must not prevent the uninstallation.
         listed = await session.list(resource_path(API_VERSION, MAINTENANCES))
         for body in listed.items:
             if child(body, "status").get("phase") != "Ended":

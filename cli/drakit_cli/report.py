@@ -1,12 +1,13 @@
 """
-What a bug report needs: ``drakit version``, and ``drakit node report`` with this node's data, as
+The data for a bug report: ``drakit version``, and ``drakit node report`` with this node's data, as
 text or as an archive.
 
-A part that cannot be read costs itself only. Each part is bounded. The report has no opaque
-parameters, no values of environment variables, no content of CDI files (which have variables), and
-only the names of the settings of vendors' drivers, which may contain secrets.
+A part that cannot be read does not affect the others. Each part has a size limit. The report
+contains neither opaque parameters, values of environment variables, nor the content of CDI files,
+which have variables. It contains only the names of the settings of vendors' drivers, because
+the settings may contain secrets.
 
-It must not know how the parts are found, as far as another command shows them.
+Does not depend on how other commands collect the parts that they also print.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ MAX_PART_BYTES = 512 * 1024
 """The size limit of each part; longer parts are truncated."""
 
 _MAX_FILES = 512
-"""Names of files of a directory."""
+"""The maximum number of file names in a directory."""
 
 _MAX_MOUNTINFO_BYTES = 4 * 1024 * 1024
 
 _API_SECONDS = 10.0
-"""For the NodeDeviceReports: a report must not wait for an API server that is down."""
+"""The time limit for the NodeDeviceReports: a report must not wait for an API server that is
+down."""
 
 _REDACTED = "(left out)"
 
@@ -90,7 +92,7 @@ def _collected(place: NodePluginConfig, problems: list[str]) -> Iterator[tuple[s
     for name, read in parts.items():
         try:
             yield name, _bounded(read())
-        # One broken part must not cost the others: what is broken is the reason for the report.
+        # A broken part must not prevent the others: it is the reason for the report.
         except Exception as error:
             problems.append(f"{name}: {type(error).__name__}: {error}")
 
@@ -128,7 +130,7 @@ def _configuration(place: NodePluginConfig) -> str:
     body = place.model_dump(mode="json", by_alias=True, warnings=False)
     for entry in body.get("drivers", ()):
         if entry["driver"] == "hostdev":
-            # The policies are a part of their own.
+            # The policies have their own part.
             entry["config"].pop("policies", None)
         else:
             entry["config"] = dict.fromkeys(entry["config"], _REDACTED)
@@ -229,8 +231,8 @@ def _udev(place: NodePluginConfig) -> str:
 
 
 def _mounts(place: NodePluginConfig) -> str:
-    """Return the block devices in use. Of a pod's volume, only the number has no name of a tenant:
-    a logical volume and a subPath have one."""
+    """Return the block devices in use. For a pod's volume, return only the number: the names of
+    logical volumes and subPaths can contain names of tenants."""
     from drakit_drivers.hostdev.block_usage import parse_mountinfo
 
     config = read_hostdev(place).config

@@ -1,8 +1,8 @@
 """
 ``drakit schema``: prints the schemas of a driver's parameters, as a DeviceDriver.
 
-The class of a driver in Python is imported, and not started. A running backend announces its
-schemas. Does not depend on a cluster.
+The command imports the class of a driver in Python, and does not start the driver. A running
+backend reports its schemas. Does not depend on a cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 INFO_SECONDS = 5.0
-"""The time that the node plugin gives a backend for GetInfo."""
+"""The node plugin's timeout for GetInfo."""
 
 
 def schema(options: argparse.Namespace) -> int:
@@ -46,7 +46,8 @@ def schema(options: argparse.Namespace) -> int:
 
 
 def _announced(path: str) -> tuple[str, dict[str, Any]]:
-    """Return the name of the driver of a running backend, and the schemas that it announces."""
+    """Return the name of the driver of a running backend, and the schemas that the backend
+    reports."""
     import grpc
 
     from drakit_proto.backend.v1 import backend_pb2 as pb
@@ -58,7 +59,9 @@ def _announced(path: str) -> tuple[str, dict[str, Any]]:
             info = stub.GetInfo(pb.GetInfoRequest(), timeout=INFO_SECONDS)
     except grpc.RpcError as error:
         reason = cast("grpc.Call", error).details()
-        raise CommandError(f"the backend at {path} does not answer GetInfo: {reason}") from error
+        raise CommandError(
+            f"the backend at {path} does not respond to GetInfo: {reason}"
+        ) from error
     if not info.parameter_schemas:
         raise CommandError(
             f"driver {info.driver_name} announces no schemas: set parameter_schemas in its "
@@ -97,7 +100,7 @@ def _of_class(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes an empty key as any other."""
+    """Writes an empty key as other keys."""
 
     def check_simple_key(self) -> bool:
         return isinstance(self.event, yaml.ScalarEvent) or super().check_simple_key()

@@ -1,13 +1,13 @@
 """
 ``drakit setup``: installs and upgrades drakit's CustomResourceDefinitions, rewrites stored objects
-in the current version, applies the policies of a release, and checks the device of a `helm test`.
+in the current version, applies the policies of a release, and checks the device in a `helm test`.
 
-The chart runs it in hooks, because Helm never upgrades the definitions of a chart, and `helm
---wait` would wait until each policy of a release matches a device. Each object carries the release
-that owns it. What another release or a person owns is never changed.
+The chart runs it in hooks, because Helm never upgrades the definitions of a chart, and because
+`helm --wait` would wait until each policy of a release matches a device. Each object records
+the release that owns it. The command does not change objects that another release or a person owns.
+:mod:`.removal` prepares an uninstallation.
 
-What it does before an uninstallation is in :mod:`.removal`. Does not depend on the content of a
-definition or a policy: the API server checks both.
+Does not depend on the content of a definition or a policy, because the API server validates both.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _NAME_LABEL = "drakit.dev/release-name"
 _NAMESPACE_LABEL = "drakit.dev/release-namespace"
 
 SERVED_SECONDS = 30.0
-"""Longest wait until the API server serves a new kind; it takes about a second."""
+"""The longest wait until the API server serves a new kind, which usually takes about a second."""
 
 STORAGE_SECONDS = 10.0
-"""Time from the change of a definition until all API servers store its objects in the new version;
-each follows the definitions by a watch."""
+"""The time until all API servers store the objects of a changed definition in the new version. Each
+server watches the definitions."""
 
 POLL_SECONDS = 0.5
 
 PAGE_SIZE = 500
-"""Objects in a page of a list."""
+"""The number of objects in a page of a list."""
 
 MAX_CONFLICTS = 5
-"""Conflicting writes to one object before the command fails."""
+"""The number of conflicting writes to one object after which the command fails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +105,8 @@ def migrate(options: argparse.Namespace) -> int:
 
 
 def policies(options: argparse.Namespace) -> int:
-    """Make the HostDevicePolicies of a release those of a file; return the exit code."""
+    """Apply the HostDevicePolicies in a file for a release, and delete its others. Return the exit
+    code."""
     owner = Owner.parse(options.release)
     wanted = _read(options.file)
     return fetch_checked(options, lambda session: apply_policies(session, owner, wanted))
@@ -142,11 +143,12 @@ async def apply_crds(
     session: Session, owner: Owner, definitions: Iterable[Mapping[str, Any]]
 ) -> int:
     """
-    Apply definitions, but none that another release owns; return the exit code.
+    Apply definitions that no other release owns. Return the exit code.
 
-    If objects are stored in a version that a definition does not have any more, nothing is changed,
-    and CommandError says how to save them: the API server would read them in another version, and
-    drop fields that this version does not have, such as the node selector of a policy.
+    If objects are stored in a version that a new definition does not have, the command changes
+    nothing, and CommandError explains how to save the objects. The API server would read them in
+    another version, and drop fields that this version does not have, such as the node selector of a
+    policy.
     """
     wanted: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
     refusals: list[str] = []
@@ -197,7 +199,8 @@ def _lost_versions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 async def _refusals(session: Session, old: Mapping[str, Any], lost: Sequence[str]) -> list[str]:
-    """Return why a definition cannot be replaced; nothing if it has no objects."""
+    """Return the reason why a definition cannot be replaced. Return nothing if no objects are
+    stored in removed versions."""
     group, plural = old["spec"]["group"], old["spec"]["names"]["plural"]
     name, storage = old["metadata"]["name"], _storage_version(old)
     if not await _exist(session, f"{group}/{storage}", plural):
@@ -235,9 +238,9 @@ async def _drop_versions(
     Remove versions without objects from a definition's stored versions.
 
     The API server allows this only while the definition has another storage version. Therefore, the
-    old versions stay for a moment, unserved. They have neither schema nor selectable fields then:
-    the API server refuses two versions of which only one of these is the same. An object that was
-    created in the meantime restores the old definition.
+    old versions stay for a moment, unserved, without schema and selectable fields: the API server
+    rejects two versions that have only one of them in common. If an object is created in the
+    meantime, restore the old definition.
     """
     spec = old["spec"]
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
@@ -245,7 +248,7 @@ async def _drop_versions(
         {"name": each, "served": False, "storage": False, "schema": schema} for each in lost
     ]
     both = {**new["spec"], "versions": [*new["spec"]["versions"], *unserved]}
-    # Without the checksum, by which the chart knows that a definition is complete.
+    # Remove the checksum, by which the chart knows that a definition is complete.
     metadata = {key: value for key, value in new["metadata"].items() if key != "annotations"}
     between = {**new, "metadata": metadata, "spec": both}
     await session.apply(path, between, field_manager=FIELD_MANAGER)
@@ -254,12 +257,14 @@ async def _drop_versions(
     if await _retry(lambda: _exist(session, f"{group}/{storage}", plural)):
         restored = {**between, "spec": {key: spec[key] for key in new["spec"]}}
         await session.apply(path, restored, field_manager=FIELD_MANAGER)
-        raise CommandError(f"{new['metadata']['name']}: objects were created meanwhile; try again")
+        raise CommandError(
+            f"{new['metadata']['name']}: objects were created in the meantime; try again"
+        )
     await session.patch(f"{path}/status", {"status": {"storedVersions": [storage]}})
 
 
 def read_definitions() -> Iterator[dict[str, Any]]:
-    """Read drakit's definitions, which the package or the repository contains."""
+    """Read drakit's definitions from the package or the repository."""
     packaged = resources.files("drakit_cli") / "crds"
     folder = packaged if packaged.is_dir() else Path(__file__).parents[2] / "charts/drakit/crds"
     for file in sorted(folder.iterdir(), key=lambda each: each.name):
@@ -270,9 +275,9 @@ def read_definitions() -> Iterator[dict[str, Any]]:
 async def migrate_objects(session: Session, definitions: Iterable[str]) -> int:
     """
     Rewrite all objects of definitions, so that they are stored in the current version, and remove
-    the other versions from the definitions' stored versions; return the exit code.
+    the other versions from the definitions' stored versions. Return the exit code.
 
-    A rewritten object does not change. To run it again is safe.
+    The content of a rewritten object does not change. You can run the command again.
     """
     for name in definitions:
         if await _find(session, name) is None:
@@ -293,7 +298,7 @@ async def _migrate(session: Session, name: str) -> None:
         path = resource_path(*place, name=each)
         with suppress(NotFoundError):  # it was deleted
             await _unless_changed(lambda path=path: _rewrite(session, path))
-    # A definition that has changed meanwhile may store objects in a third version.
+    # If a definition has changed in the meantime, its objects may be stored in a third version.
     version = definition["metadata"]["resourceVersion"]
     await session.patch(
         resource_path(*CRDS, name=name, subresource="status"),
@@ -307,7 +312,8 @@ async def _rewrite(session: Session, path: str) -> None:
 
 
 async def _unless_changed(work: Callable[[], Awaitable[None]]) -> None:
-    """Do work that reads an object and writes it; again if another client changes the object."""
+    """Run a function that reads and writes an object. Run it again if another client changed the
+    object."""
     for _ in range(MAX_CONFLICTS):
         with suppress(ConflictError):
             return await work()
@@ -335,11 +341,8 @@ def _established(body: Mapping[str, Any]) -> bool:
 
 
 async def apply_policies(session: Session, owner: Owner, wanted: Mapping[str, Any]) -> int:
-    """
-    Apply the policies of a release, and delete its others; return 1 if one is refused.
-
-    A refused policy does not affect the others.
-    """
+    """Apply the policies of a release, and delete its others. Return 1 if one is rejected. A
+    rejected policy does not affect the others."""
     try:
         listed = await _list(session, wait=bool(wanted))
     except NotFoundError:
@@ -364,7 +367,7 @@ async def apply_policies(session: Session, owner: Owner, wanted: Mapping[str, An
 
 
 async def _list(session: Session, *, wait: bool) -> dict[str, dict[str, Any]]:
-    """List all policies by name; their kind may have been installed a moment ago."""
+    """List all policies by name. Their kind may have been installed a moment ago."""
     found = await _retry(
         lambda: session.list(resource_path(*POLICIES)), seconds=SERVED_SECONDS if wait else 0
     )
@@ -374,7 +377,7 @@ async def _list(session: Session, *, wait: bool) -> dict[str, dict[str, Any]]:
 async def _retry(
     ask: Callable[[], Awaitable[ResultT]], *, seconds: float = SERVED_SECONDS
 ) -> ResultT:
-    """Ask for objects whose kind may not be served yet."""
+    """Request objects whose kind may not be served yet."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         try:

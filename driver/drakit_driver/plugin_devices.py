@@ -114,7 +114,7 @@ def check_supported(driver: str, traits: DriverTraits, options: DevicePluginOpti
     if traits.policies is not None:
         raise SettingsError(
             f"{name} it has policies, which only the node plugin reads from the API server; "
-            f"configure it by its configuration alone, or use DRA"
+            f"set everything in the driver's configuration (--config), or use DRA"
         )
     if traits.network_devices:
         raise SettingsError(
@@ -215,7 +215,7 @@ def plugin_devices(
         try:
             key, resource, shares = _placed(device, options)
             if key in keys:
-                raise _UnlistedError("is listed twice; the first one counts")
+                raise _UnlistedError("is listed twice; the first entry is used")
             if count + shares > MAX_DEVICES:
                 raise _UnlistedError(
                     f"exceeds the limit of {MAX_DEVICES:,} devices and shares; set --shares"

@@ -454,7 +454,8 @@ class DriverServer:
             self._server.add_insecure_port(f"unix:{self._socket.hidden}")
         except RuntimeError as error:
             raise SettingsError(
-                f"socket {self._socket.path} cannot be created; is its directory writable?"
+                f"socket {self._socket.path} cannot be created; check that its directory is "
+                "writable"
             ) from error
         await self._server.start()
         self._socket.publish()  # only a few system calls; a thread would use more memory

@@ -109,8 +109,8 @@ def _protected(claim: ClaimFacts, world: World, *, all_pods: bool) -> Iterator[F
             yield Finding(
                 code=Code.CLAIM_IN_USE,
                 what=f"it is reserved for pod {consumer.name}, which no longer exists; "
-                f"{_CONTROLLER} removes this entry of status.reservedFor, so check that it is "
-                f"running",
+                f"{_CONTROLLER} removes this entry of status.reservedFor, so check that this "
+                f"controller is running",
             )
         else:
             users.append(f"{consumer.resource.removesuffix('s')} {consumer.name}")
@@ -125,7 +125,7 @@ def _protected(claim: ClaimFacts, world: World, *, all_pods: bool) -> Iterator[F
         yield Finding(
             code=Code.CLAIM_IN_USE,
             what=f"it {state}, though no pod uses it; {_CONTROLLER} corrects this, so check that "
-            f"it is running",
+            f"this controller is running",
         )
 
 

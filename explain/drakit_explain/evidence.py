@@ -65,7 +65,10 @@ class Events:
         if event is not None:
             return str(event)
         if self.hidden:
-            return "its Events have the cause: ask an administrator, because you may not list them"
+            return (
+                "its Events have the cause: ask an administrator, because you are not allowed to "
+                "list them"
+            )
         return advice
 
 
@@ -169,7 +172,7 @@ _KNOWN = (
     ),
     _Known(
         pattern=re.compile(rf"{_DEV} (?:.*: )?(?:permission denied|operation not permitted)"),
-        cause="the container may not open device node {path} on node {node}",
+        cause="the container is not allowed to open device node {path} on node {node}",
         remedy="if the pod has hostUsers: false, its users do not own the device node; with "
         "SELinux, allow containers to use devices (setsebool -P container_use_devices on) or set "
         "seLinuxOptions; otherwise check the security context of the container",

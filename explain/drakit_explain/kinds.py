@@ -106,7 +106,7 @@ CLAIMS = Kind(
     project=project_claim,
     namespaced=True,
     required=True,
-    effect="devices that such claims hold count as free",
+    effect="devices of such claims are counted as free",
     unknown={"spec": UNREAD_CLAIM},
 )
 TEMPLATES = Kind(
@@ -161,7 +161,7 @@ REPORTS = Kind(
     type=ReportFacts,
     project=lambda body, _: project_report(body),
     versions=(crds.VERSION,),
-    effect="the words of drivers, and drivers that are not registered, are unknown",
+    effect="problems that drivers report, and drivers that are not registered, are unknown",
 )
 POLICIES = Kind(
     group=crds.GROUP,

@@ -118,8 +118,8 @@ def select(maintenance: MaintenanceFacts, world: World) -> tuple[DeviceID, ...]:
     if len(found) > MAX_DEVICES:
         raise RefusedError(
             "TooManyDevices",
-            f"{len(found)} devices have {wanted}, and a DeviceMaintenance can have {MAX_DEVICES}: "
-            "name a pool, node or device, too",
+            f"{len(found)} devices have {wanted}, and a DeviceMaintenance can have at most "
+            f"{MAX_DEVICES}: also name a pool, a node or a device",
         )
     return tuple(sorted(found))
 

@@ -645,8 +645,8 @@ def _unjudged(judged: Judged, counted: Sequence[str]) -> list[str]:
         return [undecided[0], *counted]
     if judged.unjudged:
         first, number = judged.unjudged[0], len(judged.unjudged)
-        nodes = f"node {first} was" if number == 1 else f"node {first} and {number - 1} more were"
-        return [f"there are too many nodes, so {nodes} not asked about", *counted]
+        nodes = f"node {first}" if number == 1 else f"node {first} and {number - 1} more"
+        return [f"there are too many nodes, so drakit did not check {nodes}", *counted]
     return []
 
 

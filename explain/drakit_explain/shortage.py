@@ -181,7 +181,7 @@ def _given_up(names: Sequence[str], judged: Judged, trial: Trial) -> Finding:
     error = trial.error(names[0], judged.answers[names[0]])
     where = f"node {names[0]}{_and_more(len(names))}"
     if judged.chance:
-        where += ", unless it looks elsewhere first: the pod may start by chance"
+        where += ", unless it tries another node first, so the pod might still start"
     fits = f"the pod would fit on node {judged.fits_on}, but " if judged.fits_on else ""
     if error.device is not None:
         return _of_selector(error.text, error.device, f"{fits}{_GIVES_UP} {where}", trial)
@@ -365,7 +365,7 @@ def counted_shortage(
     """Return what the numbers of devices say where the allocator has no answer."""
     try:
         return [
-            f"as far as drakit counts devices, {found.what}"
+            f"according to drakit's own counts, {found.what}"
             for each in trial.wanted
             for request in each.requests
             for found in _short(trial, each, request, reports[each.origin], reader)

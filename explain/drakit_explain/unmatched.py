@@ -139,8 +139,8 @@ def _why_uncounted(of: SliceFacts, world: World) -> str:
         )
     if len(current) != of.pool_slices:
         return (
-            f"of a pool with {len(current)} of {of.pool_slices} slices; the pool counts when the "
-            f"driver has published all of them"
+            f"of a pool with {len(current)} of {of.pool_slices} slices; the scheduler uses the "
+            f"pool when the driver has published all of them"
         )
     return ""
 

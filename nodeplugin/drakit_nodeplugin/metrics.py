@@ -60,7 +60,7 @@ _GAUGES = {
     "driver_registered": "1 if the kubelet has accepted the driver's registration",
     "driver_running": "1 if the driver is running",
     "driver_blocked": "1 if the event loop of the driver is blocked",
-    "driver_slow_calls": "Calls that the driver has not answered for 5 s",
+    "driver_slow_calls": "Calls to which the driver has not responded for 5 s",
     "slices_failing": "1 if the last attempt to publish ResourceSlices failed",
     "slice_fields_dropped": "1 if the API server drops fields that devices use",
 }
@@ -128,7 +128,7 @@ class Metrics:
         self.claims = self._gauge("drakit_claims", "Claims in the checkpoint", ("state",))
         self.devices = self._gauge(
             "drakit_devices",
-            "Devices by state; a device counts in one state only. DeviceTaintRules do not count",
+            "Devices by state. Each device is counted in one state. DeviceTaintRules are ignored",
             ("pool", "state"),
         )
         self.pod_devices = self._gauge(

@@ -44,8 +44,8 @@ class AllocatorQuestions:
         self._turns = Turns(clock=clock)
         self._problems = ProblemLog(
             logger,
-            "Kubernetes' allocator does not answer, so some reasons are not reported",
-            recovered="Kubernetes' allocator answers again",
+            "Kubernetes' allocator does not respond, so some reasons are not reported",
+            recovered="Kubernetes' allocator responds again",
         )
 
     async def ask(

@@ -266,7 +266,7 @@ class App:
         """Return the reasons why this replica could not be the leader."""
         limit_seconds = SILENT_LIMIT_SECONDS + self._config.election.retry_period
         if self._leadership.silent_seconds() > limit_seconds:
-            return ["the API server does not answer"]
+            return ["the API server does not respond"]
         if self.admission is not None and not self.admission.port:
             return ["the admission webhook is not served"]
         return self._with_hang(self._health.readiness_problem)

@@ -89,7 +89,7 @@ _SETTLING = ("Settling", f"a problem is reported when it has lasted for {LASTING
 _NO_EVIDENCE = (
     "NoEvidence",
     "the nodes of the plugin are unknown, because the ResourceSlices of the driver are for several "
-    "nodes, or the operator may not list its NodeDeviceReports",
+    "nodes, or the operator is not allowed to list its NodeDeviceReports",
 )
 
 
@@ -256,8 +256,8 @@ class DriverController:
             remain = f"; to remove {plural(len(held), 'DeviceTaintRule')}, delete this object"
             return condition(
                 "Disabled",
-                "the operator may not taint devices: set operator.driverTaints.enabled in the "
-                f"chart{remain if held else ''}",
+                "the operator is not allowed to taint devices: set operator.driverTaints.enabled "
+                f"in the chart{remain if held else ''}",
             )
         if TaintRuleFacts in self._world.hidden:
             return condition("Refused", NOT_LISTED)
@@ -299,7 +299,7 @@ class DriverController:
             return condition("Refused", f"a DeviceTaintRule cannot be written: {error.message}")
         if not wanted:
             return condition("NotTainted", "the operator taints no devices", 0)
-        more = f"; {omitted} more are not tainted, because {MAX_TAINTED} are the most"
+        more = f"; {omitted} more are not tainted, because the limit is {MAX_TAINTED} per driver"
         return condition(
             "PluginUnavailable",
             f"taints on {plural(len(wanted), 'device')} keep new pods away until the plugin is "

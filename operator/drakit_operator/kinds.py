@@ -88,16 +88,18 @@ async def find(client: Session, kind: Kind) -> Served | Absence:
             version = next(iter(known), None)
             version = await version_of(client, kind.group, kind.plural, known)
     if version is None:
-        wanted = ", ".join(kind.versions)
+        wanted = " or ".join(kind.versions)
         return Absence(
-            reason=f"the API server serves it in none of the versions {wanted}", forbidden=False
+            reason=f"the API server does not serve {kind.plural} in version {wanted}",
+            forbidden=False,
         )
     allowed = await asyncio.gather(*(_may(client, verb, kind) for verb in VERBS))
     denied = [verb for verb, may in zip(VERBS, allowed, strict=True) if not may]
     if denied:
         verbs = " and ".join(denied)
         return Absence(
-            reason=f"the operator may not {verbs} it; allow these verbs in all namespaces",
+            reason=f"the operator is not allowed to {verbs} {kind.plural}: allow these verbs in "
+            "all namespaces",
             forbidden=True,
         )
     return Served(kind=kind, version=version)

@@ -67,9 +67,9 @@ class Metrics:
         )
         self.devices = gauge(
             "drakit_operator_devices",
-            "Devices of all drivers by state; a device counts in one state only. DeviceTaintRules "
-            "count. Only the leader reports them, for the 100 drivers with the most devices; "
-            "`(others)` is the sum of the others",
+            "Devices of all drivers by state. Each device is counted in one state. Taints of "
+            "DeviceTaintRules are included. Only the leader reports them, for the 100 drivers with "
+            "the most devices; `(others)` is the sum of the others",
             ["driver", "state"],
         )
         self.class_devices = gauge(

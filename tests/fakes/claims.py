@@ -85,7 +85,7 @@ class FakeClaims:
     async def fetch(self, reference: ClaimReference, *, timeout_seconds: float) -> Claim:
         await asyncio.sleep(0)
         if not self.answers:
-            raise NoAnswerError(claim=str(reference), cause="it does not respond")
+            raise NoAnswerError(claim=str(reference), cause="the API server does not respond")
         if reference.name not in self.bodies:
             raise ClaimGoneError(claim=str(reference))
         return parse_claim(self.bodies[reference.name])

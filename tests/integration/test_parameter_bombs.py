@@ -67,7 +67,7 @@ async def test_claims_with_as_many_parameters_as_the_api_server_takes_fail_alone
         answers = await kubelet.prepare(dra, *map(reference, ["uid-a", *bombs]))
         peak = status_mib(process.pid, "VmHWM")
     assert answers.pop("uid-a").error == ""
-    assert {"raise opaqueParameters" in answer.error for answer in answers.values()} == {True}
+    assert {"nodeplugin.opaqueParameters" in answer.error for answer in answers.values()} == {True}
     assert peak < 120
 
 

@@ -161,7 +161,7 @@ def _kind(explanation: Explanation, judged: Judged | None) -> Kind:
         case Verdict.FITS:
             return Kind.FITS
         case Verdict.BLOCKED if judged is not None and judged.chance:
-            return Kind.UNDECIDED  # "the pod may start by chance"
+            return Kind.UNDECIDED  # "the pod might still start"
         case Verdict.BLOCKED:
             return Kind.FATAL if judged is not None and judged.fatal else Kind.NO_FIT
         case _:

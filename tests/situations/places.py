@@ -308,7 +308,8 @@ def all_alternatives_fail(s: Scene) -> Iterator[None]:
     Code.NO_DEVICE_PUBLISHED,
     words=(
         "1 device that matches is in ResourceSlice",
-        "of a pool with 1 of 2 slices; the pool counts when the driver has published all of them",
+        "of a pool with 1 of 2 slices; the scheduler uses the pool when the driver has published "
+        "all of them",
     ),
 )
 def pool_incomplete(s: Scene) -> Iterator[None]:

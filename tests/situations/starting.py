@@ -51,11 +51,15 @@ MESSAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "device_node_may_not_be_opened": (
         f"{RUNC}unable to start container process: open /dev/fuse: permission denied",
-        ("may not open device node /dev/fuse", "hostUsers: false", "container_use_devices on"),
+        (
+            "is not allowed to open device node /dev/fuse",
+            "hostUsers: false",
+            "container_use_devices on",
+        ),
     ),
     "device_node_may_not_be_made": (
         f'{RUNC}creating device nodes: mknod "/dev/x": operation not permitted',
-        ("may not open device node /dev/x", "SELinux"),
+        ("is not allowed to open device node /dev/x", "SELinux"),
     ),
     "device_node_is_another": (
         'CDI device ("/dev/a", "/dev/b"), host type mismatch (c, b)',

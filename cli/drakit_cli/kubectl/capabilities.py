@@ -1,11 +1,9 @@
 """
-What the API server and this machine can do: the version and the feature gates of the API server, as
-it reports them, and selectors, evaluated by the evaluator that is installed here.
+The capabilities of the API server and of this machine: the server's version and feature gates, and
+the evaluation of CEL selectors by the evaluator that is installed here.
 
-The gates are in its metrics, which only administrators may read. Those of other components are read
-in :mod:`.components`.
-
-It must not know what needs a gate or a selector.
+The gates are in the server's metrics, which only administrators can read. :mod:`.components` reads
+the gates of other components. Does not depend on which command needs a gate or a selector.
 """
 
 from __future__ import annotations
@@ -34,7 +32,8 @@ from drakit_explain.verdicts import Verdict
 
 
 async def with_capabilities(session: Session, found: Gathered) -> Gathered:
-    """Add the version and the feature gates of the API server; what it does not answer is a gap."""
+    """Add the version and the feature gates of the API server. A request that fails becomes a
+    gap."""
     effect = "the command cannot check whether drakit's releases support it"
     found = await with_release(session, found, effect)
     effect = "those that its Kubernetes version enables by default are assumed"
@@ -42,7 +41,8 @@ async def with_capabilities(session: Session, found: Gathered) -> Gathered:
 
 
 async def _with_gates(session: Session, found: Gathered, effect: str) -> Gathered:
-    """Add the feature gates of the API server; `effect` is what follows without them."""
+    """Add the feature gates of the API server. `effect` describes the consequence if they are
+    unknown."""
     try:
         enabled = await read_all_gates(session)
         return replace(found, gates=gates_of(enabled), enabled=enabled)
@@ -63,7 +63,8 @@ async def with_gates(session: Session, found: Gathered, expressions: Collection[
     """
     Add the feature gates of the API server, if selectors depend on them.
 
-    Few do, and the metrics with the gates can be many MiB. Gates that may not be read are a gap.
+    Few selectors do, and the metrics with the gates can have many MiB. Gates that the user is not
+    allowed to read become a gap.
     """
     groups = (group for each in found.world.slices() for group in each.devices.groups)
     has_lists = (group.kind.unusual for group in groups)
@@ -74,7 +75,7 @@ async def with_gates(session: Session, found: Gathered, expressions: Collection[
 
 
 def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
-    """Evaluate selectors for all devices; without an evaluator, the answer has a gap."""
+    """Evaluate selectors for all devices. Without an evaluator, the result has a gap."""
     wanted = list(dict.fromkeys(expressions))
     if not wanted:
         return
@@ -86,12 +87,13 @@ def evaluate_selectors(found: Gathered, expressions: Iterable[str]) -> None:
         return
     selectors.use(found.gates)
     index = found.world.selectors
-    slices = list(found.world.slices())  # also those that do not count: an answer names them
+    # Include slices that the scheduler ignores, because a result can name them.
+    slices = list(found.world.slices())
     try:
         for expression in wanted:
             try:
                 bring_up_to_date(index, selectors, [expression], slices)
-            except QuestionError as error:  # others may be evaluated
+            except QuestionError as error:  # Continue, because other selectors may be evaluated.
                 _not_evaluated(found, str(error))
     except HelperError as error:
         _not_evaluated(found, str(error))
@@ -104,9 +106,9 @@ async def open_allocator(
     session: Session, found: Gathered, *, needed: bool = True
 ) -> AsyncGenerator[Callable[[Question], Verdict]]:
     """
-    Yield a function that asks Kubernetes' allocator of the cluster's release.
+    Yield a function that sends questions to Kubernetes' allocator of the cluster's release.
 
-    :param needed: a claim waits, so that its feature gates are read.
+    :param needed: whether a claim waits, so that the allocator needs its feature gates.
     """
     allocator = Allocator()
     if needed and await asyncio.to_thread(find_release, f"1.{found.world.minor}"):

@@ -1,8 +1,8 @@
 """
-A finding of the doctor, and the checks of the API, pools, nodes, classes, and the permissions of
+The findings of the doctor, and the checks of the API, pools, nodes, classes, and the permissions of
 the user.
 
-It must not know sessions, or releases.
+Does not depend on sessions, or on releases.
 """
 
 from __future__ import annotations
@@ -53,26 +53,27 @@ _HELPER_FIX = (
 )
 
 VIEWER_LACKS = frozenset({"configmaps", "subjectaccessreviews"})
-"""What the doctor uses and the chart's ClusterRole for viewers leaves out, beside the paths of the
-API server; a test compares them."""
+"""The resources that the doctor reads, apart from paths of the API server, and that the chart's
+ClusterRole for viewers does not include. A test compares them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Something that is wrong, or that might be, and its remedy."""
+    """A problem, or a state that might be one, with its remedy."""
 
     object: str
     """The kind and the name of the object."""
 
     what: str
     fix: str
-    """A command, or a value of the chart."""
+    """The remedy: a command, or a value of the chart."""
 
     problem: bool = True
-    """Pods cannot use devices, or a release does not work; otherwise the state may be intended."""
+    """Whether pods cannot use devices, or a release does not work. Otherwise, the state may be
+    intended."""
 
     is_bug: bool = False
-    """It is a known bug of Kubernetes or a runtime."""
+    """Whether it is a known bug of Kubernetes or a runtime."""
 
     @property
     def severity(self) -> str:
@@ -80,12 +81,12 @@ class Finding:
 
 
 def note(*, object: str, what: str, fix: str, is_bug: bool = False) -> Finding:
-    """Return a finding that is no problem."""
+    """Return a finding that is not a problem."""
     return Finding(object=object, what=what, fix=fix, problem=False, is_bug=is_bug)
 
 
 def check_cluster(found: Gathered, rows: Iterable[PoolRow]) -> list[Finding]:
-    """Check what the lists show."""
+    """Check the listed objects."""
     pools = list(rows)
     return [
         *_api(found),
@@ -122,7 +123,7 @@ def _evaluator() -> Iterator[Finding]:
 
 
 def _reports(found: Gathered) -> Iterator[Finding]:
-    """Find what node plugins report about their drivers."""
+    """Return the problems that node plugins report about their drivers."""
     for report in sorted(found.world.of(ReportFacts).values(), key=lambda each: each.name):
         subject = f"NodeDeviceReport {report.name}"
         driver, node = f"driver {report.driver}", f"node {report.node}"
@@ -200,7 +201,7 @@ def _pools(rows: Iterable[PoolRow], found: Gathered) -> Iterator[Finding]:
 
 
 def _stopped_fix(row: PoolRow, found: Gathered, log: str) -> str:
-    """Return the remedy for a stopped driver, with the reason that its node's report has."""
+    """Return the remedy for a stopped driver, with the reason in the report of its node."""
     fix = f"{log} on node {row.node}"
     reasons = (
         each.stopped
@@ -212,13 +213,14 @@ def _stopped_fix(row: PoolRow, found: Gathered, log: str) -> str:
 
 
 def _with_words(pool: PoolID, name: str, found: Gathered) -> str:
-    """Return the name of an unhealthy device with the words of its driver."""
+    """Return the name of an unhealthy device, with the message of its driver."""
     words = words_of(DeviceID(*pool, name), found.world)
     return f"{name} ({words})" if words else name
 
 
 def _twins(rows: Iterable[PoolRow]) -> Iterator[Finding]:
-    """Find devices that two nodes publish by one name: an allocation of one takes both."""
+    """Find devices that two nodes publish with the same name. An allocation of one of them takes
+    both."""
     seen: dict[PoolID, list[PoolRow]] = {}
     for row in rows:
         seen.setdefault(row.identity, []).append(row)
@@ -259,7 +261,7 @@ def _missing_classes(found: Gathered) -> Iterator[Finding]:
     claims = (
         each
         for each in world.of(ClaimFacts).values()
-        # A claim of a template has the requests of the template.
+        # The claims of a template have its requests, so don't check them.
         if not each.allocated and each.owner_pod is None
     )
     for of in (*claims, *world.of(TemplateFacts).values()):
@@ -267,7 +269,7 @@ def _missing_classes(found: Gathered) -> Iterator[Finding]:
         for what, fix in dict.fromkeys(
             (each.sentence, each.advice) for each in missing_classes(of, world)
         ):
-            # A template may be a leftover: `explain` has the pods that wait for its claims.
+            # A template may be unused. `explain` shows the pods that wait for its claims.
             yield Finding(
                 object=subject, what=what, fix=fix, problem=not isinstance(of, TemplateFacts)
             )
@@ -337,7 +339,8 @@ def _classes(found: Gathered) -> Iterator[Finding]:
 
 
 def _around_policies(found: Gathered) -> Iterator[Finding]:
-    """Find classes with which all namespaces can claim devices that a policy has for some."""
+    """Find classes that let all namespaces claim devices that a policy allows for some namespaces
+    only."""
     world, policies = found.world, found.world.of(PolicyFacts).values()
     restricted = {each.name: each.class_name for each in policies if each.restricted}
     if not restricted or found.lacks(CLASSES, SLICES):
@@ -345,7 +348,7 @@ def _around_policies(found: Gathered) -> Iterator[Finding]:
     slices = [
         (each, devices_of_policies(each)) for each in world.slices() if each.driver == HOSTDEV
     ]
-    # The operator keeps the classes of policies as they must be.
+    # The operator maintains the classes of policies.
     owners = {each.uid for each in policies}
     names = {each.name for each in world.of(ClassFacts).values() if each.owner not in owners}
     for name in sorted(names):
@@ -357,7 +360,7 @@ def _around_policies(found: Gathered) -> Iterator[Finding]:
                 matches = world.selected(request, of).matches
                 counts.update({each: (matches & mask).bit_count() for each, mask in masks.items()})
         except NotEvaluatedError:
-            continue  # the check of the class reports it
+            continue  # The check of the class reports the error.
         for policy, its_class in sorted(restricted.items()):
             if counts[policy] and its_class != name:
                 yield note(
@@ -391,7 +394,7 @@ def _admin_access(found: Gathered) -> Iterator[Finding]:
 
 
 def check_kubernetes(found: Gathered) -> Iterator[Finding]:
-    """Name the known bugs of the cluster's release that its objects can meet."""
+    """Report the known bugs of the cluster's release that its objects can trigger."""
     for bug in known_bugs(found.kubernetes, found.world):
         yield note(object=bug.object, what=bug.what, fix=bug.fix, is_bug=True)
     nodes: dict[str, list[FoundBug]] = {}
@@ -405,14 +408,15 @@ def check_kubernetes(found: Gathered) -> Iterator[Finding]:
 
 def check_gaps(gaps: Sequence[Gap], viewer: str) -> Iterator[Finding]:
     """
-    Report what could not be checked, each with the permission that is missing.
+    Report the checks that were not possible, with the missing permission for each.
 
-    :param viewer: the ClusterRole of the chart for viewers; empty without one.
+    :param viewer: the ClusterRole of the chart for viewers, or an empty string.
     """
     forbidden = {gap.kind for gap in gaps if gap.forbidden and not gap.kind.startswith("/")}
     of_viewer = forbidden - VIEWER_LACKS
     if len(of_viewer) == 1:
-        # It also reads the pods, events and quotas of all namespaces: a role for one kind is less.
+        # The viewer's role also allows reading pods, Events and quotas in all namespaces. A role
+        # for one kind allows less.
         viewer = ""
     for gap in gaps:
         subject, fix = f"{gap.kind} {gap.where}".rstrip(), "run the command again"

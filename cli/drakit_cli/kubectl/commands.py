@@ -1,7 +1,7 @@
 """
-The commands: connect, gather, compute, print; return the exit code.
+The commands: each connects, gathers facts, computes a result, prints it, and returns the exit code.
 
-It must not know how an answer is computed.
+Does not depend on how a result is computed.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _CLAIM = ("NAMESPACE", "NAME", "STATE", "NODE", "DEVICES", "PODS", "CLASSES")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command that was parsed."""
+    """Run the parsed command."""
     logging.getLogger("drakit_daemon").setLevel(logging.ERROR)
     if options.command == "completion":
         from drakit_cli.kubectl.completion import script
 
         print(script(options.shell))
         return 0
-    if not cel.is_installed():  # the other dependencies may have come with another extra
+    if not cel.is_installed():  # Another extra may have installed the other dependencies.
         raise ImportError("no evaluator of CEL selectors is installed")
     with _without_collector():
         return _COMMANDS[options.command](options, Output(format=options.output))
@@ -101,7 +101,7 @@ def _devices(options: argparse.Namespace, output: Output) -> int:
         raise UnreachableError(next(gap.what for gap in found.gaps if gap.kind == SLICES.plural))
     rows, are_devices = devices.selected(found, options.name)
     if options.name and not rows:
-        raise MissingError(f'no driver, pool or device has the name "{options.name}"')
+        raise MissingError(f'no driver, pool or device is named "{options.name}"')
     if output.names_only:
         output.names("/".join((*row.identity, each.name)) for row in rows for each in row.devices)
     elif device is not None:
@@ -138,7 +138,7 @@ def _drivers(options: argparse.Namespace, output: Output) -> int:
 
 
 def _claims(options: argparse.Namespace, output: Output) -> int:
-    # Anybody can use a device.
+    # A pod of any namespace can use a device.
     everywhere = options.all_namespaces or options.device is not None
 
     async def ask(session: Session, namespace: str) -> tuple[str, Gathered]:
@@ -193,7 +193,7 @@ def _claim_row(claim: ClaimFacts) -> dict[str, Any]:
         "namespace": claim.namespace,
         "name": claim.name,
         "state": state,
-        # Empty if several can use it, or if it is not allocated.
+        # The node is empty if several nodes can use the claim, or if the claim is not allocated.
         "node": node_of_claim(claim) or "",
         "devices": ["/".join(each) for each in allocated],
         "pods": sorted(claim.reserved_for),
@@ -206,7 +206,7 @@ def _claim_row(claim: ClaimFacts) -> dict[str, Any]:
 
 
 def _claim_cells(row: Mapping[str, Any]) -> list[str]:
-    """Return the columns of a claim, with its shares beside their devices."""
+    """Return the columns of a claim. Each share is next to its device."""
     shares = {
         device: ", ".join(f"{name} {amount}" for name, amount in share.items())
         for device, share in row["consumed"].items()
@@ -276,7 +276,8 @@ def _version(options: argparse.Namespace, output: Output) -> int:
     problem: CommandError | None = None
     try:
         found = found if options.client else all_versions(found, *fetch(options, ask))
-    except CommandError as error:  # the own versions help to find the cause
+    # Print the versions on this machine, because they help to find the cause.
+    except CommandError as error:
         problem = error
     output.write("Version", found)
     if problem is not None:

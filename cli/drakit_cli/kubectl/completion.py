@@ -1,12 +1,12 @@
 """
 Completes the words of ``kubectl drakit``: commands, options, kinds, and names in the cluster.
 
-kubectl's own completion asks the program ``kubectl_complete-drakit`` for the words of a plugin. The
-scripts for ``kubectl-drakit`` as a program of its own ask ``kubectl-drakit __complete``. Both print
-one word a line and then a directive, as programs with cobra do. An error completes nothing, and
-prints nothing: the user is typing.
+kubectl's own completion runs the program ``kubectl_complete-drakit`` to complete a plugin. The
+scripts for ``kubectl-drakit`` as a separate program run ``kubectl-drakit __complete``. Both print
+one word per line and then a directive, as programs with cobra do. After an error they print no
+words, because the user is typing.
 
-It must not know what the commands do.
+Does not depend on what the commands do.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from drakit_cli.kubectl.arguments import COMPLETE, parser
 from drakit_cli.kubectl.targets import KINDS, POD, ObjectKind, find_kind
 
 SECONDS = 2.0
-"""The longest wait for names in the cluster."""
+"""The time limit for names in the cluster."""
 
 MAX_NAMES = 200
-"""Names that are offered: more are of no use, and cost time."""
+"""The maximum number of names. More names do not help, and take time."""
 
 FILES, NO_SPACE, WORDS = ":0", ":6", ":4"
 """The directives (cobra's ShellCompDirective): complete file names; add no space after a word, and
@@ -40,7 +40,7 @@ _OF_KUBECONFIG = {"context": "contexts", "cluster": "clusters", "user": "users"}
 
 @escaped_streams()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what the last word can become, and a directive."""
+    """Print the completions of the last word, and a directive."""
     words = list(sys.argv[1:] if arguments is None else arguments) or [""]
     *before, last = words
     with contextlib.redirect_stderr(io.StringIO()):
@@ -109,7 +109,7 @@ def _targets(given: argparse.Namespace, last: str) -> tuple[Iterable[str], str]:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace | None:
-    """Return the options of a command that may be incomplete."""
+    """Parse the options of a command that may be incomplete."""
     try:
         return parser().parse_known_args(words)[0]
     except SystemExit:
@@ -123,7 +123,7 @@ _NAMESPACE = ObjectKind("Namespace", namespaced=False)
 
 
 def _names(given: argparse.Namespace, kind: ObjectKind) -> list[str]:
-    """List names in the cluster; none if that fails, or takes too long."""
+    """List names in the cluster. Return none if that fails, or takes too long."""
     from drakit_cli.connection import namespace_of, open_session
     from drakit_daemon.kube import resource_path
 
@@ -137,7 +137,7 @@ def _names(given: argparse.Namespace, kind: ObjectKind) -> list[str]:
 
     try:
         return asyncio.run(read())
-    except Exception:  # whatever it is, it must not disturb the user
+    except Exception:  # No error may disturb the user.
         return []
 
 

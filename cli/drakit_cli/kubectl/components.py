@@ -1,12 +1,11 @@
 """
-The feature gates of the components beside the API server: kubelets, schedulers and controller
-managers.
+The feature gates of kubelets, schedulers and controller managers.
 
-A kubelet names its gates in its metrics, which the API server passes on to those who may get
-`nodes/proxy`. The metrics of the others are behind authentication of their own, so their gates are
-those of the flags of their pods, if they are pods; else they are not checked.
+A kubelet exports its gates as metrics, which the API server proxies for users with `get` on
+`nodes/proxy`. The metrics of the other components have their own authentication. If these
+components are pods, their gates are read from the pods' flags. Otherwise, they are not checked.
 
-It must not know what a finding is.
+Does not depend on findings.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ CONTROLLERS = "kube-controller-manager"
 KUBELET = "kubelet"
 
 MAX_KUBELETS = 50
-"""Kubelets that are asked: those of a cluster normally have the same flags."""
+"""The number of kubelets that are checked. The kubelets of a cluster normally have the same
+flags."""
 
 _AT_ONCE = 8
 
@@ -36,10 +36,10 @@ class Gate:
     """A feature gate that concerns devices (`docs/reference/feature-gates.md`)."""
 
     since: int | None
-    """The minor version of Kubernetes 1 that enables it by default; None if none does."""
+    """The minor version of Kubernetes 1 that enables the gate by default, or None."""
 
     components: Sequence[str] = (SCHEDULER, CONTROLLERS)
-    """The components that need it, beside the API server."""
+    """The components that need the gate, apart from the API server."""
 
 
 GATES: Mapping[str, Gate] = {
@@ -65,18 +65,18 @@ GATES: Mapping[str, Gate] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Component:
-    """A process of Kubernetes, and its gates as far as they are known."""
+    """A process of Kubernetes, and those of its gates that are known."""
 
     kind: str
     name: str
-    """The node of a kubelet; else the pod."""
+    """The node of a kubelet, or the pod of another component."""
 
     gates: Mapping[str, bool] = field(default_factory=dict[str, bool])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Components:
-    """The components that could be asked, and sentences about the others."""
+    """The components whose gates were read, and messages about the others."""
 
     checked: tuple[Component, ...] = ()
     unchecked: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ def is_default(gate: str, minor: int | None) -> bool | None:
 
 
 async def find_components(session: Session, nodes: Collection[str]) -> Components:
-    """Ask the kubelets of nodes, and read the flags of the control plane's pods."""
+    """Read the gates of nodes' kubelets, and the flags of the control plane's pods."""
     (kubelets, silent), (pods, hidden) = await asyncio.gather(
         _kubelets(session, sorted(nodes)), _control_plane(session)
     )
@@ -162,7 +162,7 @@ async def _control_plane(session: Session) -> tuple[list[Component], list[str]]:
 
 
 def _component(body: Object) -> Component | None:
-    """Read the gates of a pod's flags, and the defaults of its image's version."""
+    """Return the gates from a pod's flags, and the defaults of its image's version."""
     kind = text(body, "metadata", "labels", "component")
     if kind not in (SCHEDULER, CONTROLLERS):
         return None

@@ -1,5 +1,6 @@
 """
-``kubectl drakit devices NAME`` for one device: what it is, who tainted it, and who uses it.
+``kubectl drakit devices NAME`` for one device: its attributes and state, who added its taints, and
+who uses it.
 
 Does not depend on sessions.
 """
@@ -30,20 +31,20 @@ from drakit_formats.resource.objects import Object, child, children, text
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """A device with all that is known of it."""
+    """A device with everything that is known about it."""
 
     pool: PoolRow
     row: DeviceRow
     slice: str
-    """The name of its ResourceSlice; empty if none publishes it."""
+    """The name of the ResourceSlice that publishes the device, or an empty string."""
 
     attributes: Mapping[str, str]
     capacity: Mapping[str, str]
     taints: tuple[Mapping[str, str], ...]
-    """Each with its key, value, effect, time and who added it."""
+    """The taints, each with its key, value, effect, time and author."""
 
     words: str
-    """The words of its driver, if it is unhealthy."""
+    """The message of the driver, if the device is unhealthy."""
 
     found: Gathered
 
@@ -72,7 +73,7 @@ class Device:
 
     def show(self, output: Output) -> None:
         """Print it."""
-        output.line(f"Device {'/'.join(self.identity)}", colour="head")
+        output.line(f"Device {'/'.join(self.identity)}", color="head")
         for key, value in (
             ("node", self.pool.node),
             ("state", words_of_state(self.row)),
@@ -102,7 +103,7 @@ def users(device: DeviceID, found: Gathered) -> list[ClaimFacts]:
 
 
 def slice_of(pool: PoolRow, row: DeviceRow, found: Gathered) -> str:
-    """Return the name of the ResourceSlice that publishes a device; empty if none does."""
+    """Return the name of the ResourceSlice that publishes a device, or an empty string."""
     for each in newest(found.world.slices_of_pool(pool.identity)):
         here = not pool.named or each.place is None or each.place.node in ("", pool.node)
         if here and row.name in each.devices.names:
@@ -112,9 +113,9 @@ def slice_of(pool: PoolRow, row: DeviceRow, found: Gathered) -> str:
 
 def describe(pool: PoolRow, row: DeviceRow, published: Object | None, found: Gathered) -> Device:
     """
-    Return all that is known of a device.
+    Return everything that is known about a device.
 
-    :param published: its ResourceSlice as the API server has it; None if it cannot be read.
+    :param published: the ResourceSlice from the API server. None if it cannot be read.
     """
     identity = DeviceID(*pool.identity, row.name)
     entries = children(published or {}, "spec", "devices")
@@ -139,7 +140,7 @@ def describe(pool: PoolRow, row: DeviceRow, published: Object | None, found: Gat
 
 
 def _value_of(attribute: Object) -> str:
-    """Write an attribute's value: the API has one field for each type."""
+    """Return an attribute's value. The API has a field for each type."""
     values = [each for each in attribute.values() if each is not None]
     value = values[0] if values else ""
     return json.dumps(value) if isinstance(value, bool | list) else str(value)

@@ -1,15 +1,13 @@
 """
-``kubectl drakit devices``: each pool with its devices and what is wrong with it, and with ``-o
-wide`` each device.
+``kubectl drakit devices``: each pool with its devices and problems, and with ``-o wide`` each
+device.
 
-A device is in exactly one state (:mod:`drakit_explain.counts`). The numbers of a pool add up, and
-are those of the node plugin's metric ``drakit_devices``, but for DeviceTaintRules, which a node
-does not know.
+A device has exactly one state (:mod:`drakit_explain.counts`). The numbers of a pool add up to the
+number of its devices. They equal the node plugin's metric ``drakit_devices``, except for
+DeviceTaintRules, which a node does not read.
 
-A pool is gathered per node, as the scheduler does: slices that name a node make one pool with the
-others of this node. All other slices of a pool make one.
-
-Does not depend on sessions.
+Pools are gathered per node, as in the scheduler: slices that name a node form a pool with the other
+slices of this node. All other slices of a pool form one pool. Does not depend on sessions.
 """
 
 from __future__ import annotations
@@ -38,11 +36,11 @@ _PLACES = ("all", "selected", "by device", "unknown")
 
 
 class Left(NamedTuple):
-    """The rest of a capacity."""
+    """The remaining amount of a capacity."""
 
     name: str
     amount: int
-    """In billionths, as `total`."""
+    """In billionths, like `total`."""
 
     total: int
 
@@ -61,25 +59,25 @@ class DeviceRow:
     name: str
     claims: tuple[ClaimFacts, ...]
     taints: tuple[str, ...] = ()
-    """The keys of all taints, those of DeviceTaintRules included."""
+    """The keys of all taints, including those of DeviceTaintRules."""
 
     state: str
-    """One of `STATES`."""
+    """The state, which is one of `STATES`."""
 
     detail: str = ""
-    """What the state does not say."""
+    """Details that the state does not show."""
 
     left: tuple[Left, ...] = ()
-    """The rest of each capacity of a shared device."""
+    """The remaining amount of each capacity of a shared device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolRow:
-    """A pool as one node sees it, or as all of its nodes do."""
+    """A pool as seen by one node, or by all of its nodes."""
 
     identity: PoolID
     node: str
-    """The node that its slices name, or "all", "selected", "by device" or "unknown"."""
+    """The node that the pool's slices name, or "all", "selected", "by device" or "unknown"."""
 
     generation: int = 0
     slices: int = 0
@@ -87,17 +85,17 @@ class PoolRow:
     """The number of slices of a complete pool."""
 
     problem: str = ""
-    """Why no device can be allocated from it."""
+    """The reason why no device can be allocated from the pool."""
 
     vanished: bool = False
-    """The node that its slices name does not exist."""
+    """Whether the node that the slices name does not exist."""
 
     devices: tuple[DeviceRow, ...]
-    """Those that are published or held."""
+    """Devices that are published or held."""
 
     @property
     def named(self) -> bool:
-        """Whether its slices name one node."""
+        """Whether the pool's slices name one node."""
         return self.node not in _PLACES
 
     @property
@@ -131,7 +129,7 @@ def pool_rows(found: Gathered) -> list[PoolRow]:
     """Return the pools of a cluster, by driver, pool and node."""
     groups: dict[tuple[PoolID, str], list[SliceFacts]] = {}
     for each in found.world.slices():
-        if each.driver:  # else it could not be read
+        if each.driver:  # otherwise, the slice could not be read
             groups.setdefault((each.of_pool, _where(each, found.world)), []).append(each)
     views = None if found.lacks_all(NODES) else found.world.views()
     states, hardware = _states(found.world), Hardware(found.world)
@@ -139,7 +137,7 @@ def pool_rows(found: Gathered) -> list[PoolRow]:
         _row(identity, node, slices, views, states, hardware, found.world)
         for (identity, node), slices in sorted(groups.items())
     ]
-    # A slice that is not seen may have the devices that claims hold.
+    # A slice that the user cannot see may contain the devices that claims hold.
     return rows if found.lacks(SLICES) else _with_gone(rows, found.world)
 
 
@@ -165,7 +163,8 @@ def _with_gone(rows: Sequence[PoolRow], world: World) -> list[PoolRow]:
             identity=device.of_pool, node=node, problem="not published", devices=()
         )
         row = DeviceRow(name=device.device, claims=tuple(claims), state="gone")
-        old = where.get((old.identity, old.node), old)  # with those before this one
+        # Include the devices that were added before.
+        old = where.get((old.identity, old.node), old)
         where[old.identity, old.node] = replace(old, devices=(*old.devices, row))
     return [row for _, row in sorted(where.items())]
 
@@ -195,7 +194,7 @@ def _row(
     elif len(current) != expected:
         problem = f"incomplete: {len(current)} of {expected} slices"
     elif not any(each.devices for each in current) and any(each.devices for each in slices):
-        problem = f"empty: slices of generations before {generation} do not count"
+        problem = f"empty: the scheduler ignores slices of generations before {generation}"
     elif views is not None and not named and not any(_has_node(each, world) for each in current):
         problem = f"{UNREACHABLE}: its node selector matches no node"
     ready = state if state is not None and state.state is PoolState.READY else None
@@ -223,7 +222,7 @@ def _device(
     name: DeviceID, device: DeviceFacts, state: str, problem: str, world: World
 ) -> DeviceRow:
     holder = world.holder(name)
-    # A share can be older than a policy that allows none.
+    # A share can be older than a policy that does not allow shares.
     claims = (*((holder,) if holder is not None else ()), *sorted(world.sharers(name), key=named))
     detail = ""
     if state == "allocated" and holder is None:
@@ -249,7 +248,7 @@ def _left(name: DeviceID, device: DeviceFacts, world: World) -> tuple[Left, ...]
 
 
 def _where(each: SliceFacts, world: World) -> str:
-    """Return the node of a slice's pool, or what other nodes it is for."""
+    """Return the node of a slice's pool, or a word for the other nodes that it is for."""
     places = [one.place for one in world.slices_of_pool(each.of_pool)]
     if all(place is not None and place.node for place in places) and each.place is not None:
         return each.place.node
@@ -259,7 +258,8 @@ def _where(each: SliceFacts, world: World) -> str:
 
 
 def _states(world: World) -> dict[tuple[PoolID, str], NodePool]:
-    """Return what the scheduler finds: by pool and node, and by pool where any node finds it."""
+    """Return the pools that the scheduler finds: by pool and node, and by pool if any node finds
+    it."""
     states: dict[tuple[PoolID, str], NodePool] = {}
     for name, view in world.views().items():
         for pool in world.pools_of_node(view):
@@ -281,10 +281,10 @@ _DEVICE = ("DRIVER", "POOL", "NODE", "DEVICE", "STATE", "TAINTS", "ALLOCATED TO"
 
 def selected(found: Gathered, name: str | None) -> tuple[list[PoolRow], bool]:
     """
-    Return the pools that have a name, or the devices that have it, and whether it is of devices.
+    Return the pools with a name, or the devices with it, and whether the rows are for devices.
 
     :param name: a driver, a pool, ``driver/pool``, a device, ``pool/device``, or
-        ``driver/pool/device``; None for all pools.
+        ``driver/pool/device``. None for all pools.
     """
     known = pool_rows(found)
     words = [(row.identity.driver, row.identity.pool, "/".join(row.identity)) for row in known]
@@ -300,12 +300,12 @@ def selected(found: Gathered, name: str | None) -> tuple[list[PoolRow], bool]:
 
 
 def is_named(name: str, pool: PoolID, device: str) -> bool:
-    """Return whether a name is that of a device, with or without its pool and driver."""
+    """Return whether a name is the name of a device, with or without its pool and driver."""
     return name in (device, f"{pool.pool}/{device}", f"{pool.driver}/{pool.pool}/{device}")
 
 
 def body(rows: Iterable[PoolRow], found: Gathered) -> dict[str, Any]:
-    """Return the pools for programs."""
+    """Return the pools as JSON."""
     return {
         "pools": [pool_body(each) for each in rows],
         "notEvaluated": [str(gap) for gap in found.gaps],
@@ -358,12 +358,12 @@ def words_of_state(device: DeviceRow) -> str:
 
 
 def pods_cell(users: Iterable[str]) -> str:
-    """Return the users of a claim, pods by their names."""
+    """Return the users of a claim. Pods are shown by their names."""
     return ", ".join(each.removeprefix("pod ") for each in users)
 
 
 def share_of(claim: ClaimFacts, device: DeviceID) -> dict[str, str]:
-    """Return what a claim takes of each capacity of a shared device."""
+    """Return the amount of each capacity of a shared device that a claim consumes."""
     return {
         name: quantity_text(amount)
         for name, amount in (consumed_of(device, claim.shares) or {}).items()
@@ -376,7 +376,7 @@ def named(claim: ClaimFacts) -> str:
 
 
 def pool_body(pool: PoolRow) -> dict[str, Any]:
-    """Return a pool for programs."""
+    """Return a pool as JSON."""
     return {
         "driver": pool.identity.driver,
         "pool": pool.identity.pool,
@@ -391,7 +391,7 @@ def pool_body(pool: PoolRow) -> dict[str, Any]:
 
 
 def device_body(device: DeviceRow) -> dict[str, Any]:
-    """Return a device for programs."""
+    """Return a device as JSON."""
     return {
         "name": device.name,
         "state": device.state,

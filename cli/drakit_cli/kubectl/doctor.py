@@ -1,11 +1,12 @@
 """
 ``kubectl drakit doctor``: findings about a cluster, each with a remedy.
 
-A *problem* keeps pods from devices, or a release from its work. A *note* may be intended. Only
-problems make the exit code 1. Only what the API shows is checked. It does not show which drivers a
-kubelet has registered, except by the readiness and the reports of drakit's node plugin.
+A *problem* prevents pods from getting devices, or a release from working. A *note* may be intended.
+Only problems make the exit code 1.
 
-Does not depend on sessions.
+The doctor checks only what the API shows. The API does not show which drivers a kubelet has
+registered, except in the readiness and the reports of drakit's node plugin. Does not depend on
+sessions.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _OF_WORKLOAD = ("namespace", "release", "kind", "name", "component", "version", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examined:
-    """Everything that the doctor looks at."""
+    """All input of the doctor."""
 
     found: Gathered
     releases: Releases
@@ -48,7 +49,7 @@ class Examined:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriverRow:
-    """A driver, by what it publishes."""
+    """A driver, as its slices show it."""
 
     name: str
     nodes: int
@@ -65,12 +66,12 @@ class NodeRow:
     pools: int = 0
     devices: int = 0
     registered: str
-    """Whether the kubelet has registered it: "yes", "no" or "unknown"."""
+    """Whether the kubelet has registered the driver: "yes", "no" or "unknown"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """The answer of the doctor."""
+    """The result of the doctor."""
 
     examined: Examined
     drivers: tuple[DriverRow, ...]
@@ -167,24 +168,24 @@ class Diagnosis:
             output.line(f"Feature gates not checked: {each}")
 
     def _show_findings(self, output: Output) -> None:
-        for problem, colour in ((True, "bad"), (False, "unsure")):
+        for problem, color in ((True, "bad"), (False, "unsure")):
             for each in self.findings:
                 if each.problem is problem:
                     output.line()
-                    output.line(f"{each.severity}: {each.what}", colour=colour)
+                    output.line(f"{each.severity}: {each.what}", color=color)
                     if output.wide:
                         output.line(f"object: {each.object}", indent=2)
                     output.line(f"fix: {each.fix}", indent=2)
         if not self.wrong and not any(each.is_bug for each in self.findings):
             output.line()
-            output.line("No problems found.", colour="good")
+            output.line("No problems found.", color="good")
 
 
 def diagnose(examined: Examined) -> Diagnosis:
-    """Check everything that is known."""
+    """Run all checks."""
     found, releases = examined.found, examined.releases
     rows = pool_rows(found)
-    # A release that does not run is the cause of what its pools lack.
+    # If a release does not run, that is the reason why its pools are missing.
     findings = check_releases(releases, found, rows, examined.denied)
     findings += check_cluster(found, rows)
     findings += check_components(examined.components, found)
@@ -200,7 +201,7 @@ def diagnose(examined: Examined) -> Diagnosis:
 
 
 def _lacking(lacking: Sequence[Lacking], viewer: str) -> Iterator[Finding]:
-    """Report what the user may not read, of what the other commands need."""
+    """Report the permissions that the user lacks, and that the other commands need."""
     if lacking:
         names = [f"{each.permission} ({each.command})" for each in lacking]
         yield note(
@@ -234,7 +235,7 @@ def _nodes(rows: Iterable[PoolRow], releases: Releases, found: Gathered) -> Iter
         for pod in release.pods:
             for driver in release.values.claimed:
                 key = (pod.node, driver)
-                # A driver of device plugins is registered when the first of them is.
+                # The driver for device plugins is registered when the first device plugin is.
                 if driver in release.values.drivers or key in published:
                     ready[key] = ready.get(key, False) or pod.ready
     words = {True: "yes", False: "no", None: "unknown"}

@@ -1,8 +1,8 @@
 """
-``kubectl drakit drivers``: each driver with its nodes, pools, devices and problems, computed from
-what the user may list. It does not need the operator; with it, a problem has a time.
+``kubectl drakit drivers``: each driver with its nodes, pools, devices and problems.
 
-Does not depend on sessions.
+The command computes them from the objects that the user is allowed to list. It does not need the
+operator, which only adds the times of problems. Does not depend on sessions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _HEAD = (
 )
 
 SHOWN = 3
-"""Problems of a driver in a list of all drivers; a driver that is named has all of them."""
+"""The number of problems of a driver in the list of all drivers. For a named driver, all are
+shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +36,7 @@ class Drivers:
 
     rows: tuple[DriverState, ...]
     devices: Mapping[str, Counter[str]]
-    """The numbers of devices by state, of the drivers with the most devices."""
+    """The number of devices by state, for the drivers with the most devices."""
 
     found: Gathered
     all_problems: bool = False
@@ -70,7 +71,7 @@ class Drivers:
         return self.found.world.of(DriverFacts).get(Name("", row.name))
 
     def _since(self, row: DriverState) -> str:
-        """Return since when the operator reports a problem."""
+        """Return the time since when the operator reports a problem."""
         facts = self._facts(row)
         conditions = children(facts.status, "conditions") if facts is not None else ()
         for each in conditions if row.problems else ():
@@ -118,7 +119,7 @@ def _state(row: DriverState) -> str:
 
 
 def find_drivers(found: Gathered, name: str | None) -> Drivers:
-    """Return the drivers, or the one of a name; none if there is no such driver."""
+    """Return all drivers, or the driver with the name."""
     rows: dict[str, DriverState] = {}
     for _ in driver_rows(found.world, rows):
         pass

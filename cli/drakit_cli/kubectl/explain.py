@@ -1,9 +1,8 @@
 """
-The answer about a pod or a claim: the explanation of :mod:`drakit_explain`, narrowed to the objects
-that the user may read.
+The result for a pod or a claim: the explanation of :mod:`drakit_explain`, limited to the objects
+that the user is allowed to read.
 
-A reason that a missing permission could have caused is dropped. Then the answer is "undecided".
-
+Reasons that a missing permission could have caused are dropped. Then the result is "undecided".
 Does not depend on sessions.
 """
 
@@ -45,19 +44,19 @@ from drakit_explain.wording import cut
 from drakit_explain.world import Selection, World
 
 Ask = Callable[[Question], AllocatorVerdict]
-"""Asks Kubernetes' allocator."""
+"""Sends a question to Kubernetes' allocator."""
 
 FINE = (Verdict.FITS, Verdict.STARTING, Verdict.NOT_PENDING)
-"""The verdicts of pods that may have no problem."""
+"""The verdicts for pods that may have no problem."""
 
 UNDECIDED_CODE = 4
-"""The exit code if the answer is undecided."""
+"""The exit code if the result is undecided."""
 
 _COUNTS = (
     *("REQUEST", "CLASS", "WANTS", "PUBLISHED", "MATCHING"),
     *("FREE", "ALLOCATED", "TAINTED", "ELSEWHERE", "TOO SMALL"),
 )
-COLOURS = {
+COLORS = {
     Verdict.BLOCKED: "bad",
     Verdict.BROKEN: "bad",
     Verdict.DELETING: "bad",
@@ -66,7 +65,7 @@ COLOURS = {
     Verdict.STARTING: "good",
     Verdict.NOT_PENDING: "good",
 }
-"""The colour of an answer's sentences."""
+"""The color of a result's sentences."""
 
 _NODE_RULES = {
     NodeProblem.SELECTOR: "node selector or affinity excludes them",
@@ -87,18 +86,18 @@ class Report:
     verdict: Verdict
     sentences: tuple[str, ...]
     gated: bool = False
-    """Scheduling gates hold the pod."""
+    """Whether scheduling gates hold the pod."""
 
     remedy: str = ""
-    """Changes of which each is proven to be enough."""
+    """Changes each of which is sufficient, as the allocator has confirmed."""
 
     codes: tuple[str, ...] = ()
     causes: tuple[Cause | None, ...] = ()
-    """What each reason has in common with those of other pods."""
+    """The cause of each reason, by which other pods' reasons are grouped."""
 
     claims: tuple[ClaimReport, ...] = ()
     nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
-    """Nodes that cannot be used, by reason."""
+    """The nodes that the pod cannot use, by reason."""
 
     fits_on: str = ""
     scheduler: str = ""
@@ -111,13 +110,13 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """The first sentence, without the name of the pod where it begins with that."""
+        """The first sentence. If it begins with the name of the pod, the name is removed."""
         first = self.sentences[0] if self.sentences else ""
         return first.removeprefix(f"pod {self.namespace}/{self.name} ").removeprefix("waits: ")
 
     @property
     def reasons(self) -> str:
-        """The codes of the reasons, each once."""
+        """The codes of the reasons, without duplicates."""
         return ", ".join(dict.fromkeys(self.codes))
 
     @property
@@ -129,7 +128,7 @@ class Report:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is waited for any more."""
+        """Whether nothing is pending any more."""
         return not self.exit_code and self.verdict is not Verdict.STARTING and not self.gated
 
     def body(self) -> dict[str, Any]:
@@ -153,11 +152,12 @@ class Report:
     def show(self, output: Output) -> None:
         """Print it."""
         for sentence in self.lines:
-            sentence = sentence.removesuffix(".")  # of a message that is quoted
-            output.line(f"{sentence[0].upper()}{sentence[1:]}.", colour=COLOURS[self.verdict])
+            # The last sentence may be a quoted message with a full stop.
+            sentence = sentence.removesuffix(".")
+            output.line(f"{sentence[0].upper()}{sentence[1:]}.", color=COLORS[self.verdict])
         for claim in self.claims:
             output.line()
-            output.line(f"{claim.origin[0].upper()}{claim.origin[1:]}:", colour="head")
+            output.line(f"{claim.origin[0].upper()}{claim.origin[1:]}:", color="head")
             if claim.allocated or not claim.requests:
                 output.line("allocated" if claim.allocated else "not allocated", indent=2)
                 continue
@@ -193,7 +193,7 @@ class Reports:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is waited for any more."""
+        """Whether nothing is pending any more."""
         return all(each.is_done for each in self.reports)
 
     def body(self) -> dict[str, Any]:
@@ -210,11 +210,11 @@ class Reports:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting(Reports):
-    """The explanations of pods that wait, and what is not known about them."""
+    """The explanations of pods that wait, and the facts that are unknown."""
 
     gaps: tuple[str, ...] = ()
     where: str
-    """The namespace that was asked for; empty for all."""
+    """The namespace of the request, or an empty string for all namespaces."""
 
     def show(self, output: Output) -> None:
         """Print a line for each pod."""
@@ -232,7 +232,7 @@ class Waiting(Reports):
 
 
 def worst_code(reports: Iterable[Report]) -> int:
-    """Return 1 if an answer is a problem, else 4 if one is undecided, else 0."""
+    """Return 1 if a result is a problem. Otherwise, return 4 if one is undecided, or 0."""
     codes = {each.exit_code for each in reports}
     return 1 if 1 in codes else UNDECIDED_CODE if UNDECIDED_CODE in codes else 0
 
@@ -245,7 +245,8 @@ def selectors_of(pods: Iterable[PodFacts], found: Gathered) -> list[str]:
 
 
 def nodes_that_matter(pods: Iterable[PodFacts], found: Gathered) -> set[str]:
-    """Return the nodes with a device that a request of pods selects, or may end the search."""
+    """Return the nodes with a device that a request of the pods selects, or that can end the
+    search."""
     waiting = [one for pod in pods if (one := searching(pod, found.world)) is not None]
     if not waiting:
         return set()
@@ -275,7 +276,7 @@ def _nodes_of_claims(pods: Iterable[PodFacts], world: World) -> set[str]:
 
 
 def _may_select(selection: Selection, of: SliceFacts) -> bool:
-    """Return whether a request selects a device of a slice, or ends the search there."""
+    """Return whether a request selects a device in a slice, or ends the search at one."""
     try:
         selected = selection.of(of)
     except NotEvaluatedError:
@@ -287,10 +288,10 @@ def explain_pods(
     pods: Sequence[SeenPod], found: Gathered, *, ask: Ask, brief: bool = False
 ) -> list[Report]:
     """
-    Explain pods: why each waits, why it does not start on its node, or why it does not go away.
+    Explain why each pod waits, does not start on its node, or still exists after its deletion.
 
-    :param brief: without remedies, which take longer than the rest, and without the nodes
-        that each pod cannot use.
+    :param brief: omit remedies, which take longer than the rest, and the nodes that each pod cannot
+        use.
     """
     evaluate_selectors(found, selectors_of((each.facts for each in pods), found))
     explainer = Explainer(found.world, name_all_holders=True)
@@ -306,7 +307,8 @@ def explain_pods(
 
 
 def explain_claim(claim: ClaimFacts, found: Gathered, *, ask: Ask) -> Report:
-    """Explain a claim: its state, or what a pod without other rules would find."""
+    """Explain a claim: its state, or whether it could be allocated for a pod without other
+    rules."""
     subject = f"claim {claim.namespace}/{claim.name}"
     pod = user_of(claim)
     if claim.deleting or claim.allocated:
@@ -325,7 +327,7 @@ def explain_claim(claim: ClaimFacts, found: Gathered, *, ask: Ask) -> Report:
 
 
 def user_of(of: ClaimFacts | TemplateFacts) -> PodFacts:
-    """Return a pod that has a claim, or one of a template, and no other rules."""
+    """Return a pod with a claim, or with a claim from a template, and without other rules."""
     by_name = of.name if isinstance(of, ClaimFacts) else None
     template = None if by_name else of.name
     claim = PodClaim(name=of.name, claim=by_name, template=template)
@@ -343,7 +345,7 @@ def _placed_claim(claim: ClaimFacts, found: Gathered) -> Explanation:
 
 
 _USERS = 8
-"""Users of a claim that are named; it can have 256."""
+"""The maximum number of a claim's users in a sentence. A claim can have 256."""
 
 
 def _claim_state(claim: ClaimFacts, subject: str, found: Gathered) -> tuple[str, ...]:
@@ -371,11 +373,13 @@ def wanted(request: Request) -> str:
 
 
 MAX_HOLDERS = 100
-"""Holders of devices that are named for a request: in a large cluster, all claims hold some."""
+"""The maximum number of holders in a list for a request. In a large cluster, every claim may hold a
+device."""
 
 
 def holders(found: Availability) -> tuple[list[str], int]:
-    """Name claims that hold devices, hardware or shares of a request, and count all of them."""
+    """Return the names of claims that hold devices, hardware or shares of a request, and the number
+    of all of them."""
     claims = claims_holding(found)
     named = [
         f"claim {each.namespace}/{each.name} ({', '.join(each.users) or 'no pod'})"
@@ -391,7 +395,7 @@ def claims_holding(found: Availability) -> list[ClaimFacts]:
 
 
 def _state(pod: PodFacts, subject: str, found: Gathered) -> list[str]:
-    """Describe a pod that is scheduled, or not to be scheduled."""
+    """Describe a pod that is scheduled, or that the scheduler ignores."""
     if pod.deleting:
         return [f"{subject} is being deleted"]
     if pod.gated:
@@ -425,7 +429,7 @@ def make_report(
     if verdict is Verdict.UNDECIDED:
         reasons = []
     if found.lacks(CLAIMS, CLASSES, NODES, SLICES, RULES):
-        # A fact that is not seen may prevent each remedy.
+        # Any remedy might fail because of a fact that the user cannot see.
         explanation = replace(explanation, find_remedy=no_remedy)
     remedy = explanation.remedy if reasons else ""
     if kind != "Pod":
@@ -449,7 +453,7 @@ def make_report(
         remedy=remedy,
         codes=tuple(each.code.value for each in reasons),
         causes=tuple(each.cause for each in reasons),
-        # Without slices, all counts are zero and mean nothing.
+        # Without slices, all counts are zero, and have no meaning.
         claims=() if found.lacks_all(SLICES) else explanation.claims,
         nodes=_grouped(explanation.nodes),
         fits_on=explanation.fits_on,
@@ -467,7 +471,7 @@ def _of_autoscaler(pod: PodFacts, found: Gathered) -> Iterator[str]:
 def _narrowed(
     explanation: Explanation, reasons: Sequence[Reason], found: Gathered, pod: PodFacts
 ) -> Verdict:
-    """Return the verdict, or "undecided" where it depends on what the user may not see."""
+    """Return the verdict, or "undecided" if it depends on facts that the user cannot see."""
     verdict = explanation.verdict
     if explanation.reasons and not reasons:
         return Verdict.NOT_PENDING if verdict is Verdict.DELETING else Verdict.UNDECIDED
@@ -483,13 +487,14 @@ def _narrowed(
 
 
 def _may_not_be_reached(explanation: Explanation, found: Gathered, pod: PodFacts) -> bool:
-    """Return whether only a node with unknown rules or room keeps a pod from a node that fits."""
+    """Return whether only a node with unknown rules or free resources keeps the pod from a node
+    that fits."""
     known = is_given_up(pod) or Code.SEARCH_FAILED in {each.code for each in explanation.reasons}
     return bool(explanation.fits_on) and not known and found.lacks(NODES, PODS)
 
 
 def _decided_by_others(pod: PodFacts) -> list[str]:
-    """Return what decides about a pod besides the rules that drakit knows."""
+    """Return the rules for a pod that drakit does not know."""
     found: list[str] = []
     if pod.scheduler:
         found.append(
@@ -561,7 +566,7 @@ def _fits(pod: PodFacts, kind: str, subject: str, explanation: Explanation, foun
 
 
 def _bugs(pod: PodFacts, found: Gathered, matches: Callable[[Bug], bool]) -> Iterator[str]:
-    """Return the known bugs of the release that claims of a pod, or any slices, can meet."""
+    """Return the known bugs of the release that a pod's claims, or any slice, can trigger."""
     own = {("ResourceClaim", each.claim or each.generated) for each in pod.claims}
     own |= {("ResourceClaimTemplate", each.template) for each in pod.claims}
     named = {f"{kind} {pod.namespace}/{name}" for kind, name in own}
@@ -571,7 +576,8 @@ def _bugs(pod: PodFacts, found: Gathered, matches: Callable[[Bug], bool]) -> Ite
 
 
 def _off(pod: PodFacts, counts: str, explanation: Explanation) -> str:
-    """Return that the scheduler does not allocate devices for an extended resource of a class."""
+    """Return a message if the scheduler does not allocate devices for an extended resource of a
+    class."""
     of_classes = {each.origin for each in explanation.claims}
     for resource in {each.resource for each in pod.extended}:
         if f"Insufficient {resource}" in counts and f'extended resource "{resource}"' in of_classes:
@@ -583,11 +589,11 @@ def _off(pod: PodFacts, counts: str, explanation: Explanation) -> str:
 
 
 _NOT_ALLOCATED = "cannot allocate all claims"
-"""What the scheduler's DRA plugin reports about a node."""
+"""The message of the scheduler's DRA plugin about a node."""
 
 
 def _then(pod: PodFacts, counts: str, found: Gathered, *, starts: bool) -> str:
-    """Return what keeps a pod pending whose devices are available on a node."""
+    """Return the reason why a pod is pending although devices are available on a node."""
     unchecked = not_checked(pod, found.world)
     if pod.nominated:
         return (
@@ -619,7 +625,7 @@ def _then(pod: PodFacts, counts: str, found: Gathered, *, starts: bool) -> str:
 
 
 def _counts_of_scheduler(message: str) -> str:
-    """Return the nodes that the scheduler counts by reason, without what else it would do."""
+    """Return the part of the scheduler's message that counts nodes by reason."""
     counts = message.partition(" nodes are available: ")[2]
     return counts.partition(". ")[0].rstrip(".")
 
@@ -634,7 +640,7 @@ def _grouped(nodes: Mapping[str, Unusable | None]) -> dict[str, tuple[str, ...]]
 
 
 def counts(report: RequestReport) -> dict[str, int]:
-    """Return the counts of a request by the words of the table."""
+    """Return the counts of a request, by the columns of the table."""
     found, analysis = report.found, report.analysis
     return {
         "published": analysis.published,
@@ -678,7 +684,7 @@ def _request_body(report: RequestReport) -> dict[str, Any]:
 
 
 def notes(report: RequestReport, *, wide: bool) -> Sequence[str]:
-    """Return the lines below the table of a request."""
+    """Return the lines below a request's table."""
     found, analysis = report.found, report.analysis
     texts = [
         f"{owner} rejects {number} of {analysis.published}: {expression}"
@@ -694,7 +700,7 @@ def notes(report: RequestReport, *, wide: bool) -> Sequence[str]:
 
 
 def _cut(texts: Sequence[str], *, wide: bool, number: int = 0) -> list[str]:
-    """Cut a list, of which there may be more than `texts` has."""
+    """Shorten a list. It may have more entries than `texts`."""
     most = len(texts) if wide else 3
     rest = max(len(texts), number) - most
     more = "" if wide else " (-o wide)"

@@ -1,7 +1,8 @@
 """
-``kubectl drakit explain``: what the arguments ask, once, or again until it changes or ends.
+``kubectl drakit explain``: explains what the arguments name, once, or repeatedly until the result
+changes or nothing is pending.
 
-It must not know how an answer is found.
+Does not depend on how a result is found.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ from drakit_daemon.kube import Session
 MIN_PAUSE_SECONDS = 2.0
 MAX_PAUSE_SECONDS = 30.0
 _REST = 4
-"""A question is asked again after this many times the time that it took, within these bounds: all
-users together must not keep the API server busy."""
+"""The pause before the next question, as a multiple of the time that the last one took, within
+these limits. Many users together must not overload the API server."""
 
 
 class Explanation(Answer, Protocol):
-    """An answer of which the command decides whether to ask again."""
+    """A result for which the command decides whether to repeat the question."""
 
     @property
     def exit_code(self) -> int: ...
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is waited for any more."""
+        """Whether nothing is pending any more."""
         ...
 
 
@@ -57,7 +58,7 @@ Ask = Callable[[Session, str], Awaitable[Explanation]]
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    """Explain what the arguments name; return the exit code."""
+    """Explain what the arguments name. Return the exit code."""
     ask = _question(options)
     if options.timeout is not None and not options.wait:
         raise UsageError("--timeout needs --wait")
@@ -86,7 +87,7 @@ def _print(answer: Explanation, output: Output) -> None:
 
 
 async def _watch(ask: Callable[[], Awaitable[Explanation]], output: Output) -> NoReturn:
-    """Print an answer when it is another one, without end."""
+    """Print the result whenever it changes, without end."""
     last: Explanation | None = None
     shown: Mapping[str, Any] | None = None
     while True:
@@ -103,8 +104,8 @@ async def _watch(ask: Callable[[], Awaitable[Explanation]], output: Output) -> N
 async def _wait(
     ask: Callable[[], Awaitable[Explanation]], seconds: float | None
 ) -> tuple[Explanation, int]:
-    """Return the first answer with nothing to wait for, or the last one in this time, and the exit
-    code."""
+    """Return the first result with nothing pending, or the last result before the timeout, with its
+    exit code."""
     clock = asyncio.get_running_loop().time
     end = float("inf") if seconds is None else clock() + seconds
     last: Explanation | None = None
@@ -123,9 +124,9 @@ async def _timed(
     ask: Callable[[], Awaitable[Explanation]], last: Explanation | None
 ) -> tuple[Explanation | None, float]:
     """
-    Return an answer, and how long to pause after it.
+    Return a result, and the pause after it.
 
-    After a first answer, a server that does not answer for a while gives None.
+    If the server does not respond after a first result, return None as the result.
     """
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -137,7 +138,8 @@ async def _timed(
         print(f"error: {error}", file=sys.stderr)
         return None, MAX_PAUSE_SECONDS
     finally:
-        gc.collect()  # a command has no collector, and this one may have no end
+        # Commands run without the garbage collector, and this command may run for long.
+        gc.collect()
     return answer, min(max((clock() - began) * _REST, MIN_PAUSE_SECONDS), MAX_PAUSE_SECONDS)
 
 
@@ -148,7 +150,7 @@ def _question(options: argparse.Namespace) -> Ask:
     target = parse_target(options.target)
     given = [target is not None, options.all_namespaces, options.filename is not None]
     if sum(given) > 1:
-        raise UsageError("an object, -A and -f exclude each other")
+        raise UsageError("an object, -A and -f were combined: use only one of them")
     if options.filename is not None:
         return partial(questions.ask_manifest, content=_content(options.filename))
     if target is None:
@@ -165,7 +167,7 @@ _ABOUT: Mapping[str, Callable[[Session, str, Target], Awaitable[Explanation]]] =
     NODE.kind: questions.ask_node,
     SLICE.kind: questions.ask_slice,
 }
-"""What is asked about a kind; other kinds are workloads."""
+"""The functions that explain a kind. All other kinds are workloads."""
 
 
 def _content(name: str) -> str:

@@ -1,10 +1,9 @@
 """
 The facts of a cluster, listed with the permissions of the user.
 
-A kind that may not be listed narrows the answer: it becomes a :class:`Gap`, which names what is not
-checked. So does an object that cannot be read.
-
-It must not know what is computed from the facts.
+If the user is not allowed to list a kind, the result is limited: a :class:`Gap` names what is not
+checked. The same applies to an object that cannot be read. Does not depend on what is computed from
+the facts.
 """
 
 from __future__ import annotations
@@ -35,31 +34,31 @@ from drakit_explain.world import Fact, World
 from drakit_formats.resource.objects import GROUP, RULE_VERSIONS, VERSIONS, Object, child
 
 PAGE_SIZE = 2_000
-"""Objects in a page of a list: with 500, as kubectl has it, the API server needs more than twice as
-long for 100,000 claims."""
+"""The number of objects in a page of a list. With kubectl's 500, the API server takes more than
+twice as long for 100,000 claims."""
 
 MAX_PAGE_BYTES = 16 << 20
-"""Bytes of a page: a command keeps few pages at once, and ends soon. A page of full slices is
-larger, and is asked for again with fewer objects."""
+"""The size limit of a page: a command keeps few pages at the same time, and ends soon. A page of
+full slices is larger, and is requested again with fewer objects."""
 
 
 Item = TypeVar("Item")
 
 
 PREFIXES = ("DRA", "DynamicResourceAllocation", "ResourceHealthStatus")
-"""Names, or their beginnings, of the feature gates that concern devices."""
+"""The names, or the prefixes of names, of the feature gates that concern devices."""
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 
 
 def minor_of(version: str) -> tuple[int, int] | None:
-    """Return the major and minor number of a version; None if it is unknown."""
+    """Return the major and minor number of a version, or None."""
     found = _VERSION.match(version)
     return (int(found[1]), int(found[2])) if found else None
 
 
 class UnreachableError(CommandError):
-    """The API server does not answer, or allows the user nothing that the command needs."""
+    """The API server does not respond, or denies everything that the command needs."""
 
     exit_code = 3
 
@@ -72,16 +71,16 @@ class MissingError(CommandError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gap:
-    """A kind that could not be read, and the effect on the answer."""
+    """A kind that could not be read, and the effect on the result."""
 
     kind: str
-    """The plural of the kind."""
+    """The plural name of the kind."""
 
     group: str = ""
-    """The API group of a kind that may not be listed."""
+    """The API group of the kind, if the user is not allowed to list the kind."""
 
     where: str = ""
-    """The namespace, or "other namespaces"; empty means everywhere."""
+    """The namespace, or "other namespaces". An empty string means all namespaces."""
 
     what: str
     effect: str
@@ -102,10 +101,10 @@ def gap_of(
     where: str = "",
 ) -> Gap:
     """
-    Return what an error of the API server leaves unknown.
+    Return the gap that an error of the API server leaves.
 
-    :param denied: what the user has no permission to do, if that is the error.
-    :param failed: the beginning of the sentence about any other error.
+    :param denied: the action that the user is not allowed to do, for an error about permissions.
+    :param failed: the beginning of the message for any other error.
     """
     forbidden = isinstance(error, ForbiddenError)
     what = f"no permission to {denied}" if forbidden else f"{failed}: {error}"
@@ -113,7 +112,7 @@ def gap_of(
 
 
 def unread(what: str, path: str, error: Exception, effect: str) -> Gap:
-    """Return that something that the API server reports about itself is unknown."""
+    """Return a gap for data that the API server reports about itself."""
     what = f"{what} of the API server"
     denied, failed = f"read {what} ({path})", f"{what} cannot be read"
     return gap_of(error, path, denied=denied, failed=failed, effect=effect)
@@ -121,44 +120,45 @@ def unread(what: str, path: str, error: Exception, effect: str) -> Gap:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gathered:
-    """The facts that the user may see, and what is missing."""
+    """The facts that the user can see, and the gaps."""
 
     world: World = field(default_factory=World)
     version: str = VERSIONS[0]
     served: tuple[str, ...] = ()
     kubernetes: str = ""
-    """The version of the API server, such as ``v1.36.3``; empty if unknown."""
+    """The version of the API server, such as ``v1.36.3``, or an empty string."""
 
     gaps: list[Gap] = field(default_factory=list[Gap])
     gates: FeatureGates = field(default_factory=FeatureGates)
-    """Those of the API server, where they matter and may be read."""
+    """The feature gates of the API server, if they matter and the user is allowed to read them."""
 
     enabled: Mapping[str, bool] | None = None
-    """All feature gates of the API server, if they have been read."""
+    """All feature gates of the API server, if they were read."""
 
     events: Events = NO_EVENTS
     """Events about pods and claims."""
 
     absent: set[str] = field(default_factory=set[str])
-    """The kinds of drakit that the cluster does not serve, by plural."""
+    """The kinds of drakit that the cluster does not serve, by plural name."""
 
     @property
     def minor(self) -> tuple[int, int] | None:
-        """The major and minor number of the API server's version; None if unknown."""
+        """The major and minor number of the API server's version, or None."""
         return minor_of(self.kubernetes)
 
     @property
     def gates_of_devices(self) -> dict[str, bool]:
-        """The feature gates that concern devices; empty if they may not be read."""
+        """The feature gates that concern devices. Empty if the user is not allowed to read them."""
         enabled = self.enabled or {}
         return {name: enabled[name] for name in sorted(enabled) if name.startswith(PREFIXES)}
 
     def lacks(self, *kinds: Kind) -> bool:
-        """Return whether something of one of these kinds is unknown."""
+        """Return whether facts of one of these kinds are unknown."""
         return any(gap.kind == kind.plural for gap in self.gaps for kind in kinds)
 
     def lacks_all(self, kind: Kind) -> bool:
-        """Return whether no object of a kind is known, because none may be listed."""
+        """Return whether all objects of a kind are unknown, because the user is not allowed to list
+        any."""
         return any(gap.kind == kind.plural and not gap.where for gap in self.gaps)
 
 
@@ -183,11 +183,11 @@ async def gather(
     local: Collection[Kind] = (),
 ) -> Gathered:
     """
-    List kinds in all namespaces; what may not be listed there, in one namespace or by name.
+    List kinds in all namespaces. If that is denied, list a kind in one namespace, or read objects
+    by name.
 
-    :param names: of objects in the namespace, which are read one by one if the kind may not be
-        listed.
-    :param local: kinds of which only objects of the namespace matter.
+    :param names: names of objects in the namespace, which are read one by one if listing is denied.
+    :param local: kinds of which only the objects in the namespace matter.
     """
     try:
         served = await served_versions(session, GROUP)
@@ -206,7 +206,7 @@ async def gather(
     chosen = list(kinds)
     named = names or {}
     await asyncio.gather(*(reader.read(kind, tuple(named.get(kind, ()))) for kind in chosen))
-    # In one order: a watched answer must not change with the order of responses.
+    # Use a fixed order: a watched result must not depend on the order of responses.
     order = {kind.plural: number for number, kind in enumerate(chosen)}
     reader.found.gaps.sort(key=lambda gap: (order.get(gap.kind, 0), gap.where))
     needed = [kind for kind in chosen if kind is not RULES and not kind.is_ours]
@@ -217,9 +217,9 @@ async def gather(
 
 async def with_release(session: Session, found: Gathered, effect: str = "") -> Gathered:
     """
-    Add the release of Kubernetes; if it is unknown, the rules of the newest one apply.
+    Add the release of Kubernetes. If it is unknown, the rules of the newest release apply.
 
-    :param effect: what is not checked then, if the answer must say so.
+    :param effect: the checks that are then missing, if the result must mention them.
     """
     try:
         version = str((await session.get("/version")).get("gitVersion") or "")
@@ -259,8 +259,12 @@ class _Reader:
             self._fail(kind, error)
 
     async def _is_unknown(self, kind: Kind) -> bool:
-        """Return whether the cluster does not have a kind of drakit. The API server denies a list
-        before it looks for the kind, and nobody can allow what does not exist."""
+        """
+        Return whether the cluster does not have a kind of drakit.
+
+        The API server checks permissions before it looks for the kind. Nobody can grant a
+        permission on a kind that does not exist.
+        """
         if not kind.is_ours:
             return False
         try:
@@ -269,7 +273,8 @@ class _Reader:
             return False
 
     async def _narrower(self, kind: Kind, names: tuple[str, ...], error: ApiError) -> None:
-        """Read what the user may read of a kind that may not be listed everywhere."""
+        """Read as much as the user is allowed to read of a kind that cannot be listed in all
+        namespaces."""
         if kind.namespaced and kind not in self._local:
             try:
                 await self._list(kind, self._namespace)
@@ -294,7 +299,7 @@ class _Reader:
             self._fail(kind, error)
 
     async def _get(self, kind: Kind, name: str) -> bool:
-        """Read one object; return whether it is known now whether it exists."""
+        """Read one object. Return whether it is now known if the object exists."""
         namespace = self._namespace if kind.namespaced else None
         path = resource_path(self._api(kind), kind.plural, namespace=namespace, name=name)
         try:
@@ -315,7 +320,7 @@ class _Reader:
         self._keep(self._unread(kind, skipped.metadata) for skipped in listing.skipped)
 
     async def _rules(self) -> None:
-        """List DeviceTaintRules, in the first served version that has them."""
+        """List DeviceTaintRules in the first served version that has them."""
         known = [each for each in RULE_VERSIONS if each in self.found.served]
         try:
             version = await version_of(self._session, GROUP, RULES.plural, known)
@@ -349,7 +354,7 @@ class _Reader:
         return fact
 
     def _unread(self, kind: Kind, metadata: Object) -> Fact | None:
-        """Return the fact that an object exists; its content allows no conclusion."""
+        """Return a fact that only states that an object exists."""
         name = str(metadata.get("name"))
         self.found.gaps.append(
             Gap(
@@ -389,7 +394,7 @@ class _Reader:
 
 
 def sentence_of(error: ApiError) -> str:
-    """Return what an API server's error means for a user."""
+    """Return the meaning of an API server's error for a user."""
     if isinstance(error, ForbiddenError):
         return error.message
     return str(error)

@@ -2,9 +2,9 @@
 ``kubectl drakit cordon``, ``drain`` and ``uncordon``: preview, create, follow and delete a
 DeviceMaintenance.
 
-The preview asks :mod:`drakit_explain.maintenance` what the operator will ask, and the allocator
-where the pods that are evicted fit afterwards: with the taints, without the claims of these pods,
-and one pod after the other.
+The preview uses :mod:`drakit_explain.maintenance`, as the operator does. It also asks the allocator
+where the evicted pods fit afterwards: with the taints, without the claims of these pods, and one
+pod after the other.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ _NAME = re.compile(r"[^a-z0-9]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preview:
-    """What a maintenance would do."""
+    """The effects of a maintenance."""
 
     mode: str
     devices: Sequence[DeviceID]
     unsupported: Sequence[DeviceID]
-    """Devices that nothing can taint."""
+    """Devices that cannot be tainted."""
 
     blockers: Sequence[Mapping[str, Any]]
-    """What holds them, as in the status, with ``budgets``, ``afterwards``, and whether it is
-    ``blocked``: then it does not go away by itself."""
+    """The claims and pods that hold the devices, as in the status, with ``budgets``, ``afterwards``
+    and ``blocked``. A blocked one does not end by itself."""
 
     gaps: Sequence[Gap]
 
@@ -98,7 +98,7 @@ class Preview:
 
     def show(self, output: Output) -> None:
         """Print it."""
-        output.line("These devices would be tainted:", colour="head")
+        output.line("These devices would be tainted:", color="head")
         for each in self.devices:
             output.line("/".join(each), indent=2)
         if self.unsupported:
@@ -106,7 +106,7 @@ class Preview:
         verb = "would be evicted" if self.mode == DRAIN else "keep them until they end"
         output.line()
         if self.blockers:
-            output.line(f"These pods use them, and {verb}:", colour="head")
+            output.line(f"These pods use them, and {verb}:", color="head")
             rows = [
                 (
                     f"{each['kind']} {each['namespace']}/{each['name']}",
@@ -125,7 +125,7 @@ class Preview:
 async def _select(
     session: Session, wanted: MaintenanceFacts, namespace: str, kinds: Sequence[Kind]
 ) -> tuple[Sequence[DeviceID], Gathered]:
-    """Return the devices that a maintenance would have, and the facts of some kinds."""
+    """Return the devices that a maintenance would select, and the facts of some kinds."""
     found = await gather(session, kinds, namespace=namespace)
     name = wanted.selection.device_class
     for kind in (SLICES, CLASSES) if name else (SLICES,):
@@ -145,7 +145,7 @@ async def _select(
 
 
 async def preview(session: Session, wanted: MaintenanceFacts, namespace: str) -> Preview:
-    """Return what a maintenance would do now."""
+    """Return the effects that a maintenance would have now."""
     kinds = (TEMPLATES, *OF_EXPLAIN, NAMESPACES, QUOTAS)
     devices, found = await _select(session, wanted, namespace, kinds)
     using = uses(wanted, devices, found.world)
@@ -198,13 +198,14 @@ async def _read_pods(
         pods[pod.uid] = see_pod(body)
         of_pod = _budgets(body, budgets[where])
         entry["budgets"] = list(of_pod)
-        # The API server evicts no pod that has several budgets.
+        # The API server does not evict a pod that has several budgets.
         entry["blocked"] = not all(of_pod.values()) or len(of_pod) > 1
     return list(pods.values())
 
 
 def _budgets(pod: Object, budgets: Sequence[Object]) -> dict[str, bool]:
-    """Return what the budgets of a pod say, and whether each allows its eviction now."""
+    """Return a description of each budget of a pod, and whether the budget allows the pod's
+    eviction now."""
     labels: Mapping[str, str] = child(pod, "metadata", "labels")
     found: dict[str, bool] = {}
     for each in budgets:
@@ -219,7 +220,7 @@ def _budgets(pod: Object, budgets: Sequence[Object]) -> dict[str, bool]:
 async def _afterwards(
     session: Session, pods: Sequence[SeenPod], found: Gathered
 ) -> Mapping[str, str]:
-    """Return what becomes of pods after their eviction, by UID."""
+    """Return the fate of pods after their eviction, by UID."""
     found = await with_room(session, found, [each.facts for each in pods])
     world, evicted = found.world, {each.facts.uid for each in pods}
     for pod in pods:
@@ -236,7 +237,7 @@ async def _afterwards(
 
 
 def _placed(pod: SeenPod, found: Gathered, ask: Ask) -> str:
-    """Return whether an equal pod fits, which then takes its devices from the next one."""
+    """Return whether an equal pod would fit. If it fits, it takes its devices from the next pod."""
     if not pod.owner_uid:
         return "no controller creates it again"
     again = replace(
@@ -252,7 +253,7 @@ def _placed(pod: SeenPod, found: Gathered, ask: Ask) -> str:
     if report.verdict is Verdict.BLOCKED:
         return f"a new one waits: {report.summary}"
     if report.verdict is Verdict.FITS and report.fits_on:
-        place(again, 1, found.world, ask, alone=True)
+        place(again, 1, found.world, ask, single=True)
         return f"a new one fits on node {report.fits_on}"
     return report.summary
 
@@ -261,7 +262,7 @@ def _placed(pod: SeenPod, found: Gathered, ask: Ask) -> str:
 
 
 def wanted_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the maintenance that arguments name; raises UsageError."""
+    """Return the maintenance that the arguments describe. Raises UsageError."""
     *before, device = (options.device or "").split("/")
     driver, pool = (before[0], "/".join(before[1:])) if len(before) > 1 else ("", *before, "")[:2]
     names = {
@@ -296,7 +297,7 @@ def _fetch(options: argparse.Namespace, ask: Callable[[Session, str], Awaitable[
 
 
 def run(options: argparse.Namespace, output: Output) -> int:
-    """Run ``cordon`` or ``drain``; return the exit code."""
+    """Run ``cordon`` or ``drain``. Return the exit code."""
     body = wanted_of(options)
     name = body["metadata"]["name"]
     if options.timeout is not None and not options.wait:
@@ -342,7 +343,7 @@ async def _create(session: Session, name: str, body: Mapping[str, Any]) -> None:
 async def _follow(
     session: Session, path: str, condition: str, seconds: float | None, output: Output
 ) -> int:
-    """Print what changes until a condition is true; return the exit code."""
+    """Print changes until a condition is true. Return the exit code."""
     clock, shown = asyncio.get_running_loop().time, ""
     end = float("inf") if seconds is None else clock() + seconds
     while True:
@@ -378,7 +379,7 @@ def _qualified(name: str) -> str:
 
 
 def uncordon(options: argparse.Namespace, output: Output) -> int:
-    """Run ``uncordon``; return the exit code."""
+    """Run ``uncordon``. Return the exit code."""
 
     async def ask(session: Session, _: str) -> int:
         try:
@@ -391,8 +392,11 @@ def uncordon(options: argparse.Namespace, output: Output) -> int:
             if any(is_named(options.name, one.of_pool, one.device) for one in each.devices)
         ]
         if not found:
-            raise MissingError(f"no DeviceMaintenance is {options.name}, or has such a device")
-        for each in found:  # before any of them is deleted
+            raise MissingError(
+                f"no DeviceMaintenance is named {options.name}, or has a device of this name: list "
+                "them with 'kubectl get devicemaintenances'"
+            )
+        for each in found:  # Check all of them before deleting any.
             if len(each.devices) > 1 and each.name != options.name:
                 raise CommandError(
                     f"DeviceMaintenance {each.name} has {len(each.devices)} devices: end it for "

@@ -1,10 +1,9 @@
 """
 The objects of a manifest, and the pods and claims that controllers would create for them.
 
-Each object is created with a dry run, so that defaults, misspelled fields, quotas and admission are
-those of the API server. If it cannot be asked, the defaults that decide about devices are added
-here. Kinds without influence on devices are ignored.
-
+Each object is created in a dry run, so that the API server applies defaults and admission, and
+reports misspelled fields and exceeded quotas. If the API server is not available for this, this
+module adds the defaults that matter for devices. Kinds without influence on devices are ignored.
 Does not depend on what is explained about a pod.
 """
 
@@ -54,10 +53,11 @@ _EXPLAINED = (POD, *_WORKLOADS, CLAIM, TEMPLATE)
 _KINDS = {(each.group, each.kind): each for each in (POD, *_WORKLOADS, CLAIM, TEMPLATE, CLASS)}
 
 _LOOKED_UP = ("Namespace", "ServiceAccount", "PriorityClass", "RuntimeClass")
-"""The kinds without which the API server does not accept a pod that names one."""
+"""The API server rejects a pod that names a missing object of these kinds."""
 
 MAX_NAME = 58
-"""Characters of a workload's name in those of its pods; controllers shorten it, too."""
+"""The number of characters of a workload's name that its pods' names contain. Controllers shorten
+it, too."""
 
 _FIELD_MANAGER = "kubectl-drakit"
 
@@ -74,10 +74,10 @@ class Document:
     name: str
     body: dict[str, Any]
     old: Object | None = None
-    """The object of this name that the cluster has."""
+    """The object of this name in the cluster."""
 
     refusal: str = ""
-    """Why the API server does not accept the object."""
+    """The reason why the API server rejects the object."""
 
     @property
     def title(self) -> str:
@@ -104,10 +104,10 @@ class PlannedPod:
 
     facts: PodFacts
     pods: int = 1
-    """The equal pods that the workload wants at the same time; of a DaemonSet, one."""
+    """The number of equal pods that the workload runs at the same time. For a DaemonSet, 1."""
 
     refusal: str = ""
-    """Why the API server does not accept a claim of the pod, as a clause."""
+    """The reason why the API server rejects a claim of the pod, as a clause."""
 
     @property
     def kind(self) -> str:
@@ -124,18 +124,18 @@ class Manifest:
         default_factory=list["ClaimFacts | TemplateFacts | ClassFacts"]
     )
     templates: dict[str, Object] = field(default_factory=dict[str, Object])
-    """The specs of ResourceClaimTemplates in ``resource.k8s.io/v1``, by the path of each."""
+    """The specs of ResourceClaimTemplates in ``resource.k8s.io/v1``, by path."""
 
     refused: list[Document] = field(default_factory=list[Document])
     unchecked: list[str] = field(default_factory=list[str])
-    """The kinds that the API server did not check, and why."""
+    """The kinds that the API server did not check, and the reasons."""
 
 
 # ---------------------------------------------------------------- documents
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads a date as a string, as Kubernetes does."""
+    """Parses a date as a string, as Kubernetes does."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -146,18 +146,17 @@ _Loader.yaml_implicit_resolvers = {
 
 def read_documents(content: str, namespace: str) -> tuple[list[Document], set[str]]:
     """
-    Read the YAML or JSON documents of a manifest.
+    Parse the YAML or JSON documents of a manifest. Return the relevant objects, and the names of
+    other objects that the API server looks up for a pod.
 
-    Return those that matter, and the names of others that the API server looks up for a pod.
-
-    :param namespace: that of objects that name none.
-    :raises UsageError: it is malformed, or has no pod.
+    :param namespace: the namespace of objects that do not name one.
+    :raises UsageError: the manifest is malformed, or has no pod.
     """
     try:
-        # As JSON, an object has only the types that an API server knows.
+        # JSON has only the types that an API server accepts.
         bodies = json.loads(json.dumps(list(yaml.load_all(content, _Loader)), allow_nan=False))
     except (yaml.YAMLError, OverflowError, *UNREADABLE) as error:
-        raise UsageError(f"the manifest is no YAML: {error}") from None
+        raise UsageError(f"the manifest is not YAML: {error}") from None
     names: set[str] = set()
     found = list(_documents(bodies, namespace, names))
     if not any(each.kind in _EXPLAINED for each in found):
@@ -171,7 +170,7 @@ def _documents(bodies: Any, namespace: str, names: set[str]) -> Iterator[Documen
         if body is None:
             continue
         if not isinstance(body, dict):
-            raise UsageError("a document of the manifest is no object")
+            raise UsageError("a document of the manifest is not an object")
         of = cast("dict[str, Any]", body)
         kind, version = text(of, "kind"), text(of, "apiVersion")
         if kind.endswith("List"):
@@ -188,7 +187,7 @@ def _documents(bodies: Any, namespace: str, names: set[str]) -> Iterator[Documen
 def _document(kind: ObjectKind, version: str, body: dict[str, Any], namespace: str) -> Document:
     of: Any = body.get("metadata") or {}
     if not isinstance(of, dict):
-        raise UsageError(f"a {kind.kind} of the manifest is malformed: metadata is no object")
+        raise UsageError(f"a {kind.kind} of the manifest is malformed: metadata is not an object")
     of = cast("dict[str, Any]", of)
     name = of.get("name") or f"{of.get('generateName') or ''}xxxxx"
     inside = of.get("namespace") or namespace
@@ -212,9 +211,9 @@ async def complete(
     session: Session, documents: Sequence[Document], names: Collection[str]
 ) -> Manifest:
     """
-    Return the objects as the API server completes them, with the pods of workloads.
+    Return the objects with the API server's defaults, and the pods of workloads.
 
-    :param names: of objects that the API server may miss, although the manifest has them.
+    :param names: the names of objects that the manifest contains, and the cluster may not.
     :raises UsageError: an object that the API server did not check is malformed.
     """
     of = _Completion(session, names)
@@ -234,7 +233,7 @@ class _Completion:
     def __init__(self, session: Session, names: Collection[str]) -> None:
         self.manifest = Manifest()
         self.users: list[PlannedPod] = []
-        """A pod for each claim and template, without other rules."""
+        """Return a pod without other rules for each claim and template."""
 
         self._session = session
         self._names = names
@@ -290,7 +289,7 @@ class _Completion:
                 try:
                     spec = child(await self._session.get(path), "spec")
                 except (ApiError, ValueError):
-                    continue  # the explanation of the pod says that it is missing
+                    continue  # The explanation of the pod reports the missing template.
             claim = {
                 "apiVersion": CLAIM.api,
                 "kind": CLAIM.kind,
@@ -305,8 +304,11 @@ class _Completion:
                 )
 
     async def _check(self, document: Document) -> Document:
-        """Return an object as the API server would store it. An existing one is changed: it may be
-        the one that fills a quota."""
+        """
+        Return an object as the API server would store it.
+
+        An existing object is updated, because it may be the one that uses up a quota.
+        """
         try:
             with suppress(NotFoundError, ForbiddenError):
                 document = replace(document, old=await self._session.get(document.path))
@@ -339,7 +341,7 @@ class _Completion:
         elif error.is_refusal and not (
             "does not support dry run" in why
             or isinstance(error, AlreadyExistsError)
-            # It needs another object of the manifest, which is missing in the cluster.
+            # The object needs another object of the manifest, which the cluster does not have.
             or any(f'"{each}" not found' in why for each in self._names)
             or any(f"name {each} was found" in why for each in self._names)
         ):
@@ -408,8 +410,8 @@ def _with_mode(request: Object) -> Object:
 
 
 def _check_types(fact: Any) -> None:
-    """Raise TypeError if an object that the API server did not check has a number or a list where
-    a string belongs."""
+    """Raise TypeError if an object that the API server did not check has a number or a list instead
+    of a string."""
     hash(fact)
     for each in fields(fact):
         value = getattr(fact, each.name)
@@ -438,7 +440,7 @@ def _read_resource(of: Document, manifest: Manifest) -> None:
 
 
 def _pod_of(of: Document, template: Object) -> Document:
-    """Return the pod that the controller of a workload creates."""
+    """Return the pod that the controller of a workload would create."""
     spec = {**child(template, "spec")}
     if of.kind is STATEFUL_SET:
         names = [
@@ -458,7 +460,7 @@ def _pod_of(of: Document, template: Object) -> Document:
 
 
 def _with_controllers(pod: Document, kind: ObjectKind) -> Object:
-    """Return a new pod with the defaults that decide about its node."""
+    """Return a new pod with the defaults that matter for its node."""
     spec = child(pod.body, "spec")
     added = _TOLERATED + (_TOLERATED_BY_DAEMONS if kind is DAEMON_SET else ())
     completed = {

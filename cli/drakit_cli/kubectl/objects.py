@@ -1,10 +1,9 @@
 """
-What is wrong with a template, class, node or slice.
+The problems of a template, class, node or slice.
 
 Templates and classes are explained as for a pod that has such a claim, and no other rules. Nodes
-and slices have the problems of their pools, and nodes those that the node plugin reports.
-
-Does not depend on sessions.
+and slices have the problems of their pools. A node also has the problems that its node plugin
+reports. Does not depend on sessions.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from drakit_explain.templates import class_problems, template_problems
 # ---------------------------------------------------------------- templates and classes
 
 _OF_CLASS, _REQUEST = "a-device", "device"
-"""The template with one device of a class and its request, which exist only here."""
+"""The template with one device of a class, and its request. They do not exist in the cluster."""
 
 
 def explain_template(template: TemplateFacts, found: Gathered, *, ask: Ask) -> Report:
-    """Explain whether claims of a template can be allocated: ever, and now."""
+    """Explain whether claims of a template can be allocated at all, and now."""
     subject = f"claims of {TEMPLATE.kind} {template.namespace}/{template.name}"
     return _explain_source(template, found, subject, template, ask)
 
@@ -52,9 +51,9 @@ def explain_class(
     device_class: ClassFacts, found: Gathered, *, template: TemplateFacts, ask: Ask
 ) -> Report:
     """
-    Explain whether one device of a class can be allocated: ever, and now.
+    Explain whether one device of a class can be allocated at all, and now.
 
-    :param template: of :func:`template_of`, which the world has.
+    :param template: the template from :func:`template_of`, which the world contains.
     """
     subject = f"one device of {CLASS.kind} {device_class.name}"
     report = _explain_source(template, found, subject, device_class, ask)
@@ -67,7 +66,7 @@ def explain_class(
 
 
 def _of_class(sentence: str) -> str:
-    """Return a sentence without the names that exist only here."""
+    """Return a sentence without the names that do not exist in the cluster."""
     both = f'request "{_REQUEST}" of claim template "{_OF_CLASS}"'
     for matching in (f" that matches {both}", f" that match {both}"):
         sentence = sentence.replace(matching, "")
@@ -94,7 +93,7 @@ def _explain_source(
         problems = answered(explainer.verdicts, find, ask)
     else:
         problems = class_problems(of, found.world)
-    if problems:  # they last, whoever has devices
+    if problems:  # These problems remain, even if all devices are free.
         explanation = replace(
             explanation,
             verdict=Verdict.BLOCKED,
@@ -211,7 +210,8 @@ def _of_report(report: ReportFacts, node: NodeFacts) -> Iterator[Reason]:
 
 
 def _notes(report: ReportFacts) -> Iterator[str]:
-    """Return what a driver does not publish on a node, and why."""
+    """Return the devices and policies that a driver does not publish on a node, with the
+    reasons."""
     driver = f"driver {report.driver}"
     if report.refused:
         yield f"{driver} refuses its policies: {report.refused}"

@@ -24,21 +24,21 @@ from drakit_daemon.command_line import wrapped
 from drakit_explain.wording import cut
 
 API_VERSION = "drakit.dev/cli/v1"
-"""The version of answers for programs: fields may be added, and nothing else changes."""
+"""The version of the output for programs. Later versions of drakit only add fields to it."""
 
-_COLOURS = {"good": "32", "bad": "31", "unsure": "33", "head": "1"}
+_COLORS = {"good": "32", "bad": "31", "unsure": "33", "head": "1"}
 
 MAX_NAMES = 3
-"""Names in one sentence, or in one cell of a table."""
+"""The maximum number of names in one sentence, or in one cell of a table."""
 
 
 def shortened(names: Collection[str], *, most: int = MAX_NAMES) -> str:
-    """List a few names, and count the others."""
+    """Return a few names, and the number of the others."""
     return cut(list(names), most)
 
 
 class Answer(Protocol):
-    """An answer, for programs and for people."""
+    """A result, for programs and for people."""
 
     def body(self) -> Mapping[str, Any]: ...
 
@@ -65,18 +65,18 @@ class Output:
         return self.format == "wide"
 
     def write(self, kind: str, answer: Answer) -> None:
-        """Print an answer in the format of the output; `kind` is for programs."""
+        """Print a result in the format of the output. Programs need its `kind`."""
         if self.for_programs:
             self.data(kind, answer.body())
         else:
             answer.show(self)
 
     def data(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Print an answer for programs, with the version and the kind of its form."""
+        """Print a result for programs, with the version and the kind of its format."""
         self.manifest({"apiVersion": API_VERSION, "kind": kind, **body})
 
     def manifest(self, body: Mapping[str, Any]) -> None:
-        """Print an object of the API as JSON, or as YAML."""
+        """Print an API object as JSON or YAML."""
         if self.format == "json":
             self._print(json.dumps(body, indent=2, ensure_ascii=True))
         else:
@@ -93,14 +93,14 @@ class Output:
             self.line(text)
             self.flush()
 
-    def line(self, text: str = "", *, colour: str = "", indent: int = 0) -> None:
+    def line(self, text: str = "", *, color: str = "", indent: int = 0) -> None:
         """Print one line of text."""
         stream = self.stream or sys.stdout
         shown = wrapped(visible(text), stream, indent=indent)
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        if colour and stream.isatty() and not plain:
-            unescaped = getattr(stream, "unescaped", stream)  # the text itself is escaped
-            print(f"\x1b[{_COLOURS[colour]}m{shown}\x1b[0m", file=unescaped)
+        if color and stream.isatty() and not plain:
+            unescaped = getattr(stream, "unescaped", stream)  # The string is already escaped.
+            print(f"\x1b[{_COLORS[color]}m{shown}\x1b[0m", file=unescaped)
         else:
             self._print(shown)
 
@@ -109,7 +109,7 @@ class Output:
         found = list(texts)
         if found:
             self.line()
-            self.line(f"{head}:", colour="head")
+            self.line(f"{head}:", color="head")
             for text in found:
                 self.line(text, indent=2)
 
@@ -133,11 +133,11 @@ class Output:
             self._print(shown)
 
     def flush(self) -> None:
-        """Write what the stream holds back."""
+        """Flush the stream."""
         (self.stream or sys.stdout).flush()
 
     def _width(self) -> int:
-        """Return the columns of the terminal; 0 if the stream is none."""
+        """Return the columns of the terminal, or 0 for other streams."""
         stream = self.stream or sys.stdout
         return shutil.get_terminal_size().columns if stream.isatty() else 0
 

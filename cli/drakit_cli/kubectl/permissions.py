@@ -1,10 +1,9 @@
 """
-The permissions that are missing: of the service accounts of drakit's releases, and of the user.
+The missing permissions of the service accounts of drakit's releases, and of the user.
 
-The API server decides: one review for each permission. A review stores nothing. Only administrators
-may create one about a service account; every user may create one about himself.
-
-It must not know what a finding is.
+The API server decides, with one review for each permission. A review stores nothing. Only
+administrators can create a review for a service account. Every user can create one for themselves.
+Does not depend on findings.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ class Permission:
     name: str = ""
     path: str = ""
     essential: bool = True
-    """Without it a release does not work; otherwise it does less."""
+    """Whether a release does not work without it. Otherwise, the release has fewer functions."""
 
     @property
     def of(self) -> str:
-        """The resource, as kubectl names it, or the path."""
+        """The resource in kubectl's notation, or the path."""
         return self.path or (f"{self.resource}.{self.group}" if self.group else self.resource)
 
     def __str__(self) -> str:
         return f"{self.verb} {self.of}"
 
     def attributes(self) -> dict[str, Any]:
-        """Write it as a review has it."""
+        """Return the attributes of a review."""
         if self.path:
             return {"nonResourceAttributes": {"path": self.path, "verb": self.verb}}
         resource, _, part = self.resource.partition("/")
@@ -59,7 +58,7 @@ class Permission:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Denied:
-    """The permissions of the chart's roles that a workload does not have."""
+    """The permissions of the chart's roles that a workload lacks."""
 
     release: Release
     workload: Workload
@@ -68,19 +67,19 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the chart's roles allow in all namespaces."""
+    """A rule of the chart's roles for all namespaces."""
 
     of: str
     """The resource with its group, or a path."""
 
     words: str
-    """The verbs; those without which the component does not work end with an exclamation mark."""
+    """The verbs. A verb that the component cannot work without ends with an exclamation mark."""
 
     only: Literal["", "hostdev", "claimStatus", "maintenance", "taints"] = ""
-    """The part of a release without which it has no such rule."""
+    """The part of a release that has the rule."""
 
     each_driver: bool = False
-    """Whether it is allowed for the names of the release's drivers only."""
+    """Whether the rule applies only to the names of the release's drivers."""
 
     def permissions(self, names: Iterable[str] = ("",)) -> Iterator[Permission]:
         """Return one permission for each verb and name."""
@@ -139,11 +138,11 @@ RULES: Mapping[str, Sequence[Rule]] = {
         Rule("nodedevicereports/status.drakit.dev", "patch"),
     ),
 }
-"""What the chart's roles allow each component; a test compares them."""
+"""The rules of the chart's roles for each component. A test compares them."""
 
 
 async def find_denied(session: Session, releases: Releases) -> tuple[list[Denied], list[Gap]]:
-    """Return what the workloads of releases may not do, and what could not be asked."""
+    """Return the permissions that the workloads of releases lack, and the gaps."""
     pairs = [(release, each) for release in releases.releases for each in release.workloads]
     try:
         found = await asyncio.gather(*(_denied(session, *pair) for pair in pairs))
@@ -221,7 +220,7 @@ COMMANDS: Sequence[tuple[str, str, Sequence[str], str]] = (
     ("", "namespaces", ("get",), "explain: whether a namespace allows admin access"),
     ("", "events", ("list",), "explain: the errors that a kubelet reports"),
 )
-"""What commands read that the doctor does not: group, resource, verbs, and for what."""
+"""The resources that commands read and the doctor does not: group, resource, verbs, and purpose."""
 
 
 class Lacking(NamedTuple):
@@ -232,7 +231,7 @@ class Lacking(NamedTuple):
 
 
 async def find_lacking(session: Session, namespace: str) -> tuple[list[Lacking], list[Gap]]:
-    """Return what the user may not read in a namespace, of what the commands need there."""
+    """Return the permissions in a namespace that the user lacks and the commands need."""
     needed = {
         Permission(verb=verb, group=group, resource=resource, namespace=namespace): command
         for group, resource, verbs, command in COMMANDS
@@ -256,11 +255,11 @@ VIEWER_LABELS = dict([PART_OF]) | {"app.kubernetes.io/component": "viewer"}
 
 
 def find_viewer(releases: Releases, gaps: Iterable[Gap]) -> str:
-    """Return the name of the ClusterRole for viewers, as a command has it; empty without one."""
+    """Return the name of the ClusterRole for viewers, as used in a command, or an empty string."""
     for each in releases.releases:
-        if operator := each.workload(OPERATOR):  # the releases with an operator have the role
+        if operator := each.workload(OPERATOR):  # Releases with an operator have the role.
             return f"{operator.name.removesuffix('-operator')}-viewer"
-    # The cluster has drakit's kinds, and a release that the user cannot list may have the role.
+    # The cluster has drakit's kinds. A release that the user cannot list may have the role.
     if {REPORTS.plural, "deployments"} <= {gap.kind for gap in gaps if gap.forbidden}:
         labels = ",".join(f"{key}={value}" for key, value in VIEWER_LABELS.items())
         first = "'{.items[0].metadata.name}'"
@@ -269,7 +268,7 @@ def find_viewer(releases: Releases, gaps: Iterable[Gap]) -> str:
 
 
 def commands_that_grant(lacking: Iterable[Lacking], viewer: str) -> str:
-    """Return the command that lets a user read what he lacks, in one namespace."""
+    """Return the command that grants a user the missing permissions in one namespace."""
     all_of = list(lacking)
     namespace = all_of[0].permission.namespace
     if viewer:

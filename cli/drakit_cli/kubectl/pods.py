@@ -1,8 +1,8 @@
 """
-Pods as a user sees them: one, those of a namespace or of a workload, what they request of their
+Pods: one pod, the pods of a namespace or a workload, the resources that they request on their
 nodes, and the Events about claims that cannot be prepared.
 
-It must not know what is explained about a pod.
+Does not depend on what is explained about a pod.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from drakit_explain.projection import project_pod
 from drakit_formats.resource.objects import Object, child, children, text
 
 SETTLE_SECONDS = 5.0
-"""A pod that has not changed for this long is settled: kubelet and controllers had time."""
+"""A pod that has not changed for this long is settled: the kubelet and controllers have had time to
+act."""
 
 DELETION_SECONDS = 30.0
 """The same for a pod whose grace period has ended."""
@@ -43,18 +44,18 @@ DELETION_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeenPod:
-    """A pod, and what its facts do not have."""
+    """A pod with data that its facts do not have."""
 
     facts: PodFacts
     settled: bool = False
-    """Nothing about it has changed for a while."""
+    """Whether the pod has not changed for a while."""
 
     owner_uid: str = ""
-    """The UID of its controller."""
+    """The UID of the pod's controller."""
 
     owner_name: str = ""
     template_hash: str = ""
-    """The label by which a Deployment tells its ReplicaSets apart."""
+    """The label that distinguishes the ReplicaSets of a Deployment."""
 
 
 def see_pod(body: Object) -> SeenPod:
@@ -75,8 +76,8 @@ async def read_object(session: Session, kind: ObjectKind, namespace: str, name: 
     """
     Read one object.
 
-    :raises MissingError: it does not exist.
-    :raises UnreachableError: it may not be read.
+    :raises MissingError: the object does not exist.
+    :raises UnreachableError: the user is not allowed to read it.
     """
     where = namespace if kind.namespaced else None
     try:
@@ -92,7 +93,7 @@ async def read_pod(session: Session, kind: ObjectKind, namespace: str, name: str
     """
     Read one pod.
 
-    :raises CommandError: it cannot be read.
+    :raises CommandError: the pod cannot be read.
     """
     body = await read_object(session, kind, namespace, name)
     try:
@@ -105,9 +106,9 @@ async def list_pods(
     session: Session, namespace: str | None, params: Mapping[str, str]
 ) -> list[SeenPod]:
     """
-    List pods of a namespace, or of all; those that cannot be read are left out.
+    List the pods of a namespace, or of all namespaces. Pods that cannot be read are omitted.
 
-    :raises UnreachableError: they may not be listed.
+    :raises UnreachableError: the user is not allowed to list them.
     """
 
     def keep(body: Object) -> SeenPod | None:
@@ -140,7 +141,7 @@ def _is_settled(body: Object, now: datetime) -> bool:
 
 
 async def with_loads(session: Session, found: Gathered, nodes: Collection[str]) -> Gathered:
-    """Add what the pods on some nodes request."""
+    """Add the requests of the pods on some nodes."""
     if not nodes:
         return found
     ended = "status.phase!=Succeeded,status.phase!=Failed"
@@ -170,27 +171,29 @@ async def with_loads(session: Session, found: Gathered, nodes: Collection[str]) 
 
 
 _MAX_NODES_ONE_BY_ONE = 16
-"""Nodes whose pods are listed node by node; with more, one list of all pods costs less."""
+"""The number of nodes up to which pods are listed node by node. For more nodes, one list of all
+pods takes less time."""
 
 
 def _load(body: Object) -> Load | None:
     try:
         return load_of_pod(body)
     except UNREADABLE:
-        return None  # the node has less left than computed
+        return None  # Fewer resources are left on the node than computed.
 
 
 # ---------------------------------------------------------------- Events
 
 _MAX_MESSAGE = 1024
-"""Characters of an Event that are quoted: the API's limit for new ones."""
+"""The maximum length of a quoted Event, which is the API's limit for new Events."""
 
 _MAX_OBJECTS_ONE_BY_ONE = 8
-"""Objects whose Events are listed one by one; of more, all Events with the reasons are listed."""
+"""The number of objects up to which Events are listed one by one. For more objects, all Events with
+the reasons are listed."""
 
 
 async def with_events(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
-    """Add the Events that may say why claims are not created, prepared or unprepared."""
+    """Add the Events that can explain why claims are not created, prepared or unprepared."""
     chosen = [pod for pod in pods if _has_events(pod) or waits(pod)]
     if not chosen:
         return found
@@ -230,7 +233,7 @@ async def list_events(session: Session, namespace: str | None, selector: str) ->
             text(body, "eventTime"),
         )
         return Event(
-            # Some times have fractions of seconds, and some do not.
+            # Some times have fractions of seconds.
             time=max(times).removesuffix("Z"),
             reason=text(body, "reason"),
             message=text(body, "message")[:_MAX_MESSAGE],

@@ -1,7 +1,8 @@
 """
-What a user asks about objects: the facts that an answer needs are gathered, and then explained.
+The questions of a user about objects. Each gathers the facts that the explanation needs, and then
+explains.
 
-It must not know arguments, or how an answer is printed.
+Does not depend on arguments, or on how a result is printed.
 """
 
 from __future__ import annotations
@@ -83,11 +84,12 @@ async def ask_pod(session: Session, namespace: str, target: Target) -> Report:
 
 
 MAX_ASKED = 3
-"""Pods that hold devices, and of which the command asks whether they have ended."""
+"""The number of pods with devices whose phase the command reads."""
 
 
 async def _ended_holders(session: Session, report: Report) -> list[str]:
-    """Return the claims that hold devices of a pod that waits, for pods that have ended."""
+    """Return messages about claims that hold devices for pods that have ended, if they block a
+    pod."""
     if report.verdict is not Verdict.BLOCKED:
         return []
     requests = (each for claim in report.claims for each in claim.requests)
@@ -117,7 +119,7 @@ async def ask_workload(session: Session, namespace: str, target: Target) -> Work
 
 
 async def ask_waiting(session: Session, namespace: str, *, everywhere: bool) -> Waiting:
-    """Explain all pods that wait for devices, or have not started with them."""
+    """Explain all pods that wait for devices, or that have devices and have not started."""
     where = "" if everywhere else namespace
     pods = await list_pods(session, where or None, {"fieldSelector": "status.phase=Pending"})
     if not pods:
@@ -177,7 +179,8 @@ async def _gather_for(
 
 
 async def with_room(session: Session, found: Gathered, pods: Sequence[PodFacts]) -> Gathered:
-    """Add what depends on the gathered facts: release, feature gates, and the room on nodes."""
+    """Add the facts that depend on gathered facts: release, feature gates, and the free resources
+    of nodes."""
     found = await with_release(session, found)
     found = await with_gates(session, found, selectors_of(pods, found))
     return await with_loads(session, found, nodes_that_matter(pods, found))
@@ -194,7 +197,7 @@ async def ask_manifest(session: Session, namespace: str, content: str) -> Report
     found = await _gather_for(session, pods, namespace=min(places), everywhere=len(places) > 1)
     for fact in manifest.facts:
         if not (isinstance(fact, ClaimFacts) and found.world.claim(fact.namespace, fact.name)):
-            found.world.apply(fact)  # a claim of the cluster keeps its devices
+            found.world.apply(fact)  # A claim in the cluster keeps its devices.
     found = await with_room(session, found, pods)
     existing = [each.facts for each in manifest.pods if each.source.old and each.source.kind is POD]
     found = await with_events(session, found, existing)
@@ -276,8 +279,8 @@ async def _gather_one(
     kinds: Sequence[Kind],
     local: Sequence[Kind] = (),
 ) -> tuple[Gathered, AnyFact]:
-    """Gather kinds and the release, and find the object that a user names; raise that it does not
-    exist, or that this is unknown."""
+    """Gather kinds and the release, and find the object that a user names. Raise an error if it
+    does not exist, or if that is unknown."""
     found = await gather(
         session, kinds, namespace=namespace, names={kind: [target.name]}, local=local
     )

@@ -1,6 +1,6 @@
 """
-Checks of drakit's releases: their pods, permissions, and values that do not fit the cluster or each
-other.
+Checks of drakit's releases: their pods and permissions, and values that conflict with the cluster
+or with each other.
 
 Does not depend on sessions.
 """
@@ -36,13 +36,14 @@ OLDEST = (1, 34)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Gate:
-    """A feature gate that a value needs."""
+    """A feature gate that a value requires."""
 
     name: str
     needed: Callable[[Release], bool]
     without: str
     option: str = ""
-    """The option of helm whose value does without; empty if there is none."""
+    """The option of helm that changes the value, so that it does not need the gate. Empty if there
+    is none."""
 
 
 _GATES = (
@@ -81,7 +82,7 @@ _GATES = (
 def check_releases(
     installed: Releases, found: Gathered, rows: Sequence[PoolRow], denied: Iterable[Denied]
 ) -> list[Finding]:
-    """Check everything that is known."""
+    """Run all checks."""
     world = found.world
     findings: list[Finding] = []
     if not installed.releases and not installed.gaps:
@@ -131,7 +132,7 @@ def _of(release: Release) -> str:
 
 
 def _upgrade(release: Release, *options: str) -> str:
-    """Return what changes a release: the command, or without Helm the values."""
+    """Return the instructions that change a release: the command, or without Helm the values."""
     if release.helm:
         command = (
             f"helm upgrade {release.name} charts/drakit -n {release.namespace} "
@@ -143,7 +144,7 @@ def _upgrade(release: Release, *options: str) -> str:
 
 
 def _left(installed: Releases, world: World) -> Iterator[Finding]:
-    """Find nodes on which drivers of drakit ran, and no node plugin runs any more."""
+    """Find nodes on which drivers of drakit have run, and on which no node plugin runs any more."""
     plugins = {pod.node for each in installed.releases for pod in each.pods}
     of_reports = {each.node for each in world.of(ReportFacts).values()}
     left = sorted(node for node in of_reports - plugins if world.node(node) is not None)
@@ -163,7 +164,7 @@ def _left(installed: Releases, world: World) -> Iterator[Finding]:
 
 
 def _unselected(release: Release, nodes: int) -> Iterator[Finding]:
-    """Find node plugins that run on no node."""
+    """Find node plugins that do not run on any node."""
     for each in release.workloads:
         if each.component == NODEPLUGIN and not each.desired and nodes:
             yield Finding(
@@ -197,18 +198,18 @@ def _pods(release: Release) -> Iterator[Finding]:
 
 
 MAX_MESSAGE = 300
-"""Characters of a registry's answer in a finding."""
+"""The maximum length of a registry's message in a finding."""
 
 
 _PULL_REASONS = (
     *("ErrImageNeverPull", "ErrImagePull", "ImageInspectError"),
     *("ImagePullBackOff", "InvalidImageName"),
 )
-"""Reasons of the kubelet for a container that waits for its image."""
+"""The kubelet's reasons for a container that waits for its image."""
 
 
 def _images(release: Release) -> Iterator[Finding]:
-    """Find images that nodes cannot pull, each once."""
+    """Find images that nodes cannot pull. Each image has one finding."""
     pods: dict[str, list[Container]] = {}
     for each in release.containers:
         if each.reason in _PULL_REASONS:
@@ -229,7 +230,7 @@ def _images(release: Release) -> Iterator[Finding]:
 
 
 def _restarted(release: Release) -> Iterator[Finding]:
-    """Find containers that ended, although they may be ready again."""
+    """Find containers that have ended, even if they are ready again."""
     for each in release.containers:
         if not (each.restarts and each.ended):
             continue
@@ -281,10 +282,10 @@ def _gates(release: Release, found: Gathered) -> Iterator[Finding]:
 
 
 def is_enabled(gate: str, found: Gathered) -> bool | None:
-    """Return whether the API server has a gate; None if that is unknown."""
+    """Return whether a feature gate of the API server is enabled, or None."""
     known = found.gates_of_devices.get(gate)
     if known is None and found.minor is not None:
-        # Gates may not be read, or the API server is older or newer than this one.
+        # The user may not be allowed to read gates, or the API server may not have this gate.
         known = is_default(gate, found.minor[1])
     return known
 
@@ -297,7 +298,7 @@ _TAKES_PART = {
 
 
 def check_components(components: Components, found: Gathered) -> Iterator[Finding]:
-    """Find components that lack a gate which the API server has."""
+    """Find components in which a gate is disabled that is enabled in the API server."""
     for name, gate in GATES.items():
         for kind in gate.components if is_enabled(name, found) else ():
             if lacking := components.without(name, kind):
@@ -312,13 +313,13 @@ def check_components(components: Components, found: Gathered) -> Iterator[Findin
 
 
 def _unpublished(release: Release, rows: Sequence[PoolRow]) -> Iterator[Finding]:
-    """Find nodes whose node plugin is ready, but which lack the pools of its drivers."""
+    """Find nodes with a ready node plugin, and without the pools of its drivers."""
     published = {(row.identity.driver, row.node) for row in rows}
     drivers = release.values.drivers
     plugin = release.workload(NODEPLUGIN)
     for pod in release.pods:
         if not pod.ready or plugin is None or pod.configuration != plugin.configuration:
-            continue  # a pod of an update that is under way has other drivers
+            continue  # During an update, a pod can have other drivers.
         log = f"kubectl -n {pod.namespace} logs {pod.name}"
         missing = [driver for driver in sorted(drivers) if (driver, pod.node) not in published]
         for driver in missing:
@@ -382,7 +383,7 @@ def _missing(denied: Denied, permissions: Sequence[Permission], *, essential: bo
 
 
 def _taints(installed: Releases, world: World) -> Iterator[Finding]:
-    """Find drivers whose devices must be tainted, where no operator taints them."""
+    """Find drivers whose devices must be tainted, but no operator taints them."""
     operators = [each for each in installed.releases if each.lease]
     names = sorted(
         each.name for each in world.of(DriverFacts).values() if each.taint_after_seconds is not None
@@ -397,11 +398,11 @@ def _taints(installed: Releases, world: World) -> Iterator[Finding]:
 
 
 _UNSET = {"hostdev": "false", "backends": "null"}
-"""What disables a driver that cannot be renamed, by the section of its value."""
+"""The way to disable a driver that cannot be renamed, by the section of its value."""
 
 
 def _conflicts(installed: Releases) -> Iterator[Finding]:
-    """Find releases that get in each other's way."""
+    """Find releases that conflict with each other."""
     for one, other in combinations(installed.releases, 2):
         names = f"releases {one.namespace}/{one.name} and {other.namespace}/{other.name}"
         if one.workload(OPERATOR) and other.workload(OPERATOR):
@@ -431,7 +432,8 @@ def _conflicts(installed: Releases) -> Iterator[Finding]:
 
 
 def _disable(driver: str, value: str, release: Release) -> str:
-    """Return what ends a driver in a release: Helm installs none without a driver."""
+    """Return the instructions that remove a driver from a release. Helm cannot install a release
+    without drivers."""
     values = release.values
     if value == "hostdev.enabled" and {*values.claimed} == {driver} and not values.directories:
         where = f"{release.name} -n {release.namespace}"

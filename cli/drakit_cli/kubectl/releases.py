@@ -1,8 +1,8 @@
 """
-The releases of drakit in a cluster: their workloads, the node plugin's pods, and their values, read
-from the configuration files that the chart makes of them.
+The releases of drakit in a cluster: their workloads, the node plugin's pods, and their values, from
+the configuration files that the chart renders.
 
-It must not know what is right or wrong with them.
+Does not depend on what is right or wrong with them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _DRIVERS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Values:
-    """The node plugin's values that are checked."""
+    """The node plugin's values that the doctor checks."""
 
     drivers: Mapping[str, str] = field(default_factory=dict[str, str])
     """The drivers that always publish, each with the value that names or disables it."""
 
     plugin_driver: str = ""
-    """The driver of device plugins; it publishes when one registers. Empty if disabled."""
+    """The driver for device plugins, which publishes when one registers. Empty if disabled."""
 
     backends: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The drivers of backends, each with its value; they publish when a backend registers."""
+    """The drivers of backends, each with its value. They publish when a backend registers."""
 
     directories: Mapping[str, str] = field(default_factory=dict[str, str])
     """The parents of the directories of backends and device plugins, each with its value."""
@@ -46,7 +46,7 @@ class Values:
     partitions: bool = False
     shares: bool = False
     lists: bool = False
-    """The devices that the driver ``simulated`` publishes."""
+    """The number of devices that the driver ``simulated`` publishes."""
 
     claim_status: bool = False
     """Whether the node plugin writes the status of claims."""
@@ -56,13 +56,14 @@ class Values:
 
     @property
     def claimed(self) -> Mapping[str, str]:
-        """All names of drivers that are claimed on a node, each with its value."""
+        """All names of drivers with claims on a node, each with its value."""
         own = {self.plugin_driver: "devicePlugins.driverName"} if self.plugin_driver else {}
         return {**self.drivers, **self.backends, **own}
 
 
 def nodeplugin_values(content: Object) -> Values:
-    """Read the node plugin's configuration; a malformed one raises AttributeError or TypeError."""
+    """Parse the node plugin's configuration. Raises AttributeError or TypeError if it is
+    malformed."""
     entries = children(content, "drivers")
     simulated = [child(each, "config") for each in entries if each.get("driver") == "simulated"]
     plugins = child(content, "devicePlugins")
@@ -113,10 +114,10 @@ REGISTRY = "/plugins_registry"
 """The directory below the kubelet's root directory in which plugins register."""
 
 _CHECKSUM = "checksum/config"
-"""The annotation of pods by which the chart restarts them when their configuration changes."""
+"""The pod annotation with which the chart restarts pods when their configuration changes."""
 
 _HELM = "meta.helm.sh/release-name"
-"""The annotation of all objects of a release of Helm."""
+"""The annotation of all objects in a Helm release."""
 
 Fact = TypeVar("Fact")
 
@@ -129,7 +130,7 @@ class Workload:
     namespace: str
     name: str
     release: str
-    """The name of its release; empty if drakit's chart did not create it."""
+    """The name of the release. Empty if drakit's chart did not create the workload."""
 
     component: str
     version: str
@@ -137,10 +138,11 @@ class Workload:
     ready: int
     service_account: str = "default"
     kubelet_root: str = ""
-    """The kubelet's root directory, as its mounts name it; empty if it registers no plugin."""
+    """The kubelet's root directory in the workload's mounts. Empty if the workload does not
+    register a plugin."""
 
     configuration: str = ""
-    """The checksum of its configuration file."""
+    """The checksum of the configuration file."""
 
     helm: bool = False
     """Whether Helm has installed it, so that `helm upgrade` can change it."""
@@ -159,20 +161,20 @@ class Container:
     name: str
     image: str
     reason: str
-    """Why it waits; empty if it does not."""
+    """The reason why the container waits. Empty if it does not."""
 
     message: str
-    """What the kubelet says about that."""
+    """The kubelet's message about the reason."""
 
     restarts: int
     ended: str
-    """How and when it ended last; empty if it has not."""
+    """How and when the container last ended. Empty if it has not ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pod:
-    """A pod of a release. That of a node plugin is ready when the kubelet has registered all of its
-    drivers."""
+    """A pod of a release. The pod of a node plugin is ready when the kubelet has registered all of
+    its drivers."""
 
     namespace: str
     name: str
@@ -182,12 +184,12 @@ class Pod:
     ready: bool
     containers: tuple[Container, ...] = ()
     configuration: str = ""
-    """The checksum of the configuration file with which it started."""
+    """The checksum of the configuration file at the start of the pod."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """One release: what is known of it."""
+    """The known facts about a release."""
 
     namespace: str
     name: str
@@ -197,7 +199,7 @@ class Release:
     """The node plugin's values; empty if they are unknown."""
 
     lease: str = ""
-    """The Lease of the operator; empty if it is unknown."""
+    """The Lease of the operator. Empty if unknown."""
 
     driver_taints: bool = False
     """Whether the operator taints the devices of unavailable plugins."""
@@ -228,11 +230,11 @@ class Release:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Releases:
-    """The installed releases, as far as the user may read them."""
+    """The installed releases that the user is allowed to read."""
 
     releases: tuple[Release, ...] = ()
     others: tuple[Workload, ...] = ()
-    """DaemonSets of others that register plugins with the kubelet, such as CSI drivers."""
+    """DaemonSets of other projects that register plugins with the kubelet, such as CSI drivers."""
 
     gaps: tuple[Gap, ...] = ()
 
@@ -258,7 +260,8 @@ Part = TypeVar("Part", Workload, Pod, _Configuration)
 
 
 async def find_releases(session: Session, namespace: str) -> Releases:
-    """List the objects of drakit's releases, in one namespace where the user may not list all."""
+    """List the objects of drakit's releases. If the user is not allowed to list all, use one
+    namespace."""
     gaps: list[Gap] = []
 
     async def read(
@@ -282,7 +285,8 @@ async def find_releases(session: Session, namespace: str) -> Releases:
 
     deployments, daemons, pods, configurations = await asyncio.gather(
         read("apps/v1", "deployments", _deployment),
-        # Without a selector: DaemonSets of others show where the kubelet registers plugins.
+        # Don't use a selector: DaemonSets of other projects show where the kubelet registers
+        # plugins.
         read("apps/v1", "daemonsets", _daemon_set, selector=""),
         read("v1", "pods", _pod),
         read("v1", "configmaps", _configuration),
@@ -321,7 +325,7 @@ def _grouped(objects: Iterable[Part]) -> dict[tuple[str, str], list[Part]]:
 
 
 def _gap(api: str, plural: str, where: str) -> Gap:
-    effect = "releases of drakit may be missing in this answer"
+    effect = "releases of drakit may be missing in this result"
     if plural == "configmaps":
         which = " in these namespaces" if where else ""
         effect = f"the values of releases{which} are not checked"
@@ -361,7 +365,7 @@ def _workload(body: Object, kind: str, *, desired: int, ready: int) -> Workload:
     key, value = PART_OF
     labels = child(metadata, "labels")
     if labels.get(key) != value:
-        labels = child({})  # whatever they are, they name no release of ours
+        labels = child({})  # Ignore them: they are not labels of a release of drakit.
     return Workload(
         kind=kind,
         namespace=text(metadata, "namespace"),
@@ -440,4 +444,5 @@ def _configuration(body: Object) -> _Configuration | None:
             )
         return replace(known, values=nodeplugin_values(content))
     except (yaml.YAMLError, AttributeError, TypeError, RecursionError):
-        return None  # the daemon cannot read it either: its pods are not ready, which is reported
+        # The daemon cannot parse it either, so its pods are not ready, which is reported.
+        return None

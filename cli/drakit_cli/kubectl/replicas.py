@@ -1,8 +1,8 @@
 """
-Whether the pods of a manifest fit: one after the other takes the devices and the room on a node
-that the allocator finds for it.
+Whether the pods of a manifest fit: one after another, each takes the devices and the resources of a
+node that the allocator finds for it.
 
-Does not depend on sessions, or on how an answer is printed.
+Does not depend on sessions, or on how a result is printed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from drakit_explain.world import Name, World
 from drakit_formats.resource.objects import Object, child, text
 
 REFUSED = "Refused"
-"""The code of an object that the API server does not accept."""
+"""The code of an object that the API server rejects."""
 
 
 def refused(document: Document, sentence: str, *, code: str = REFUSED) -> Report:
-    """Return that an object would not be created."""
+    """Return a report that an object would not be created."""
     return Report(
         kind=document.kind.kind,
         namespace=document.namespace,
@@ -48,10 +48,10 @@ def refused(document: Document, sentence: str, *, code: str = REFUSED) -> Report
 
 async def without_existing(session: Session, pod: PlannedPod, found: Gathered) -> PlannedPod:
     """
-    Return the pods that a workload of the manifest would create besides those that it has.
+    Return the pods that a workload of the manifest would create in addition to its current pods.
 
     If the manifest changes the pod template, and the controller deletes each pod before it creates
-    the next one, the devices of the current pods are considered free.
+    the next one, the devices of the current pods are assumed to be free.
     """
     source, old = pod.source, pod.source.old
     if old is None or source.kind in (POD, CRON_JOB):
@@ -91,7 +91,8 @@ def _ends_pods_first(deployment: Object) -> bool:
 
 
 def release(pod: PodFacts, world: World) -> None:
-    """Remove what a pod that is gone takes: its room on the node, and the claims made for it."""
+    """Release what a deleted pod has taken: the resources of its node, and the claims created for
+    it."""
     for each in pod.claims:
         claim = world.claim(pod.namespace, each.generated or "")
         if claim is not None and claim.owner_uid in ("", pod.uid):
@@ -101,8 +102,8 @@ def release(pod: PodFacts, world: World) -> None:
 
 
 def explain_planned(pod: PlannedPod, found: Gathered, ask: Ask) -> Report:
-    """Explain whether the pods of a manifest's object fit, and place them, so that they take their
-    devices from the next object."""
+    """Explain whether the pods of a manifest's object fit, and place them, so that the next object
+    cannot use their devices."""
     source, facts = pod.source, pod.facts
     if pod.refusal:
         return refused(source, f"{source.title} would wait: {pod.refusal}")
@@ -146,9 +147,9 @@ def explain_planned(pod: PlannedPod, found: Gathered, ask: Ask) -> Report:
         subject, fits = pods, at if report.fits_on else "need no free device"
     elif number < pod.pods and report.verdict is not Verdict.BLOCKED:
         unknown.append(f"only {number} of {pods} {'was' if one else 'were'} checked")
-    alone = f"{POD.word} {facts.namespace}/{facts.name}"
+    single = f"{POD.word} {facts.namespace}/{facts.name}"
     sentences = [
-        each.replace(f"{alone} waits", f"{subject} {waits}", 1).replace(alone, subject, 1)
+        each.replace(f"{single} waits", f"{subject} {waits}", 1).replace(single, subject, 1)
         for each in report.sentences
     ]
     if report.verdict is Verdict.FITS:
@@ -157,13 +158,13 @@ def explain_planned(pod: PlannedPod, found: Gathered, ask: Ask) -> Report:
 
 
 def _place(report: Report, pod: PlannedPod, found: Gathered, ask: Ask) -> tuple[int, Report | None]:
-    """Place the pods; return how many fit for certain, and the report of the next one if it would
-    wait."""
+    """Place the pods. Return the number of pods that certainly fit, and the report for the next one
+    if it would wait."""
     if report.verdict is not Verdict.FITS:
         return 1, None
     if not (report.fits_on or report.claims):
         return pod.pods, None
-    done = place(pod.facts, max(pod.pods - 1, 1), found.world, ask, alone=pod.pods == 1)
+    done = place(pod.facts, max(pod.pods - 1, 1), found.world, ask, single=pod.pods == 1)
     if done.stopped or pod.pods == 1:
         return max(done.number, 1), None
     following = [SeenPod(facts=pod.facts)]
@@ -179,7 +180,8 @@ def _place(report: Report, pod: PlannedPod, found: Gathered, ask: Ask) -> tuple[
 
 
 MAX_SECONDS = 2.0
-"""The time after which no further pod is placed: a user waits, and a Job can have thousands."""
+"""The time after which no further pod is placed: a user is waiting, and a Job can have thousands of
+pods."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,18 +190,18 @@ class Placed:
 
     number: int = 0
     stopped: bool = False
-    """It is unknown whether one more pod fits."""
+    """Whether it is unknown if one more pod fits."""
 
 
 def place(
-    pod: PodFacts, limit: int, world: World, ask: Ask, *, after: int = 0, alone: bool = False
+    pod: PodFacts, limit: int, world: World, ask: Ask, *, after: int = 0, single: bool = False
 ) -> Placed:
     """
-    Place equal pods in a world, where they stay.
+    Place equal pods in a world, where they remain.
 
-    :param limit: the most pods that are placed.
-    :param after: how many of these pods have been placed before.
-    :param alone: whether it is the only one, so that its name needs no number.
+    :param limit: the maximum number of pods.
+    :param after: the number of these pods that have already been placed.
+    :param single: whether it is the only pod, so that its name does not need a number.
     """
     explainer = Explainer(world, name_all_holders=True)
     end = time.monotonic() + MAX_SECONDS
@@ -209,7 +211,7 @@ def place(
             return Placed(number=number)
         usable = (name for name, problem in explanation.nodes.items() if problem is None)
         node = explanation.fits_on or next(usable, "")
-        name = pod.name if alone else f"{pod.name}-{after + number + 1}"
+        name = pod.name if single else f"{pod.name}-{after + number + 1}"
         claims = _claims_of(pod, name, node, explainer, world, ask) if node else None
         if explanation.verdict is not Verdict.FITS or claims is None or time.monotonic() > end:
             return Placed(number=number, stopped=True)
@@ -223,12 +225,12 @@ def place(
 def _claims_of(
     pod: PodFacts, name: str, node: str, explainer: Explainer, world: World, ask: Ask
 ) -> list[ClaimFacts] | None:
-    """Return the claims that exist, and one for all others, with the devices that the allocator
-    finds; None if they are unknown."""
+    """Return the existing claims, and one claim for all others, with the devices that the allocator
+    finds. None if they are unknown."""
     wanted = wanted_of(pod, world)
     verdict = ask(explainer.verdicts.question(wanted, node, budget_of(world)))
     if verdict.outcome is not VerdictOutcome.ALLOCATED or len(verdict.results) != len(wanted):
-        return None  # the program of an earlier version names no devices
+        return None  # An older version of the program does not name devices.
     claims: dict[str, ClaimFacts] = {}
     user = Consumer("pods", name, name)
     for each, results in zip(wanted, verdict.results, strict=True):

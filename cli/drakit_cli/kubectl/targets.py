@@ -1,8 +1,8 @@
 """
-The kinds of objects that a user can name, by the words of kubectl, and the object that arguments
+The kinds of objects that a user can name, in kubectl's notation, and the object that arguments
 name.
 
-It must not know sessions, or what is explained about an object.
+Does not depend on sessions, or on what is explained about an object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ObjectKind:
     kind: str
     group: str = ""
     short: tuple[str, ...] = ()
-    """Further words for it."""
+    """Alternative names."""
 
     _: KW_ONLY
     version: str = "v1"
@@ -28,7 +28,7 @@ class ObjectKind:
 
     @property
     def plural(self) -> str:
-        """The word for it in paths."""
+        """The name of the kind in paths."""
         return f"{self.singular}{'es' if self.singular.endswith('s') else 's'}"
 
     @property
@@ -41,7 +41,7 @@ class ObjectKind:
 
     @property
     def word(self) -> str:
-        """The word in sentences, such as ``pod`` or ``DeviceClass``."""
+        """The name of the kind in sentences, such as ``pod`` or ``DeviceClass``."""
         return self.singular if self.kind in ("Pod", "Node") else self.kind
 
     @property
@@ -63,7 +63,7 @@ STATEFUL_SET = ObjectKind("StatefulSet", "apps", ("sts",))
 DAEMON_SET = ObjectKind("DaemonSet", "apps", ("ds",))
 REPLICA_SET = ObjectKind("ReplicaSet", "apps", ("rs",))
 POD_GROUP = ObjectKind("PodGroup", "scheduling.k8s.io", version="v1alpha2")
-"""Its version is that of Kubernetes 1.36: other releases serve others."""
+"""The version is the one of Kubernetes 1.36. Other releases serve other versions."""
 
 WORKLOADS = (JOB, DEPLOYMENT, STATEFUL_SET, DAEMON_SET, REPLICA_SET, POD_GROUP)
 KINDS = (POD, CLAIM, TEMPLATE, CLASS, SLICE, NODE, *WORKLOADS)
@@ -71,7 +71,7 @@ KINDS = (POD, CLAIM, TEMPLATE, CLASS, SLICE, NODE, *WORKLOADS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """The object that a user asks about."""
+    """The object that a user names."""
 
     kind: ObjectKind
     name: str
@@ -84,7 +84,7 @@ def qualified_name(kind: str, name: str) -> str:
 
 
 def find_kind(word: str) -> ObjectKind | None:
-    """Return the kind of a word such as ``po``, ``Pods`` or ``jobs.batch``; None if unknown."""
+    """Return the kind of a word such as ``po``, ``Pods`` or ``jobs.batch``, or None."""
     name, _, group = word.lower().partition(".")
     for each in KINDS:
         if name in each.names and group in ("", each.group, f"{each.version}.{each.group}"):
@@ -94,14 +94,16 @@ def find_kind(word: str) -> ObjectKind | None:
 
 def parse_target(words: Sequence[str]) -> Target | None:
     """
-    Return the object of NAME, KIND/NAME or KIND NAME; None if there are no words.
+    Return the object of NAME, KIND/NAME or KIND NAME. None if there are no words.
 
-    :raises UsageError: the words name no object.
+    :raises UsageError: the words do not name one object.
     """
     if not words:
         return None
     if len(words) > 2:
-        raise UsageError(f"{' '.join(words)!r} is more than one object")
+        raise UsageError(
+            f"{' '.join(words)!r} names several objects: give one, as KIND NAME or KIND/NAME"
+        )
     word, name = words[0], words[-1]
     if len(words) == 1:
         word, slash, name = words[0].partition("/")
@@ -110,7 +112,7 @@ def parse_target(words: Sequence[str]) -> Target | None:
     kind = find_kind(word)
     if kind is None:
         known = ", ".join(each.singular for each in KINDS)
-        raise UsageError(f"{word!r} is none of the kinds {known}")
+        raise UsageError(f"{word!r} is not a kind that can be explained: use {known}")
     if not name or "/" in name:
-        raise UsageError(f"{' '.join(words)!r} is neither KIND NAME nor KIND/NAME")
+        raise UsageError(f"{' '.join(words)!r} is malformed: give KIND NAME or KIND/NAME")
     return Target(kind=kind, name=name)

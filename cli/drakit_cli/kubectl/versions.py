@@ -1,5 +1,5 @@
 """
-``kubectl drakit version``: what is installed here, and what runs in the cluster.
+``kubectl drakit version``: the versions on this machine and in the cluster.
 
 Does not depend on sessions.
 """
@@ -18,14 +18,14 @@ from drakit_explain.cel.gates import DEFAULT_GATES
 from drakit_explain.cel.helper import find_release
 
 MAX_SKEW = 1
-"""Minor versions that the plugin and a release may be apart."""
+"""The maximum number of minor versions between the plugin and a release."""
 
 _OF_WORKLOAD = ("namespace", "release", "component", "version")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Versions:
-    """The versions, and what does not fit together."""
+    """The versions, and warnings about versions that do not fit together."""
 
     plugin: str
     allocators: tuple[str, ...]
@@ -37,7 +37,7 @@ class Versions:
 
     @property
     def warnings(self) -> list[str]:
-        """What may give wrong or undecided answers."""
+        """The reasons for wrong or undecided results."""
         return list(self._warn())
 
     def _warn(self) -> Iterator[str]:
@@ -87,12 +87,12 @@ class Versions:
             )
         for warning in self.warnings:
             output.line()
-            output.line(f"Warning: {warning}.", colour="unsure")
+            output.line(f"Warning: {warning}.", color="unsure")
         output.lines("Not evaluated", self.gaps)
 
 
 def own_versions() -> Versions:
-    """Return what is installed on this machine."""
+    """Return the versions on this machine."""
     return Versions(
         plugin=version("drakit"),
         allocators=tuple(each for each in DEFAULT_GATES if find_release(each) is not None),
@@ -101,7 +101,7 @@ def own_versions() -> Versions:
 
 def all_versions(own: Versions, kubernetes: str, releases: Releases) -> Versions:
     """
-    Add what runs in the cluster.
+    Add the versions in the cluster.
 
     :param kubernetes: the version that the API server reports.
     """

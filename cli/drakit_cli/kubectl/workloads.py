@@ -1,5 +1,5 @@
 """
-The pods of a workload, and one answer for all of them.
+The pods of a workload, and one result for all of them.
 
 Does not depend on how a pod is explained.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drakit_cli.answers import CommandError
-from drakit_cli.kubectl.explain import COLOURS, Report, worst_code
+from drakit_cli.kubectl.explain import COLORS, Report, worst_code
 from drakit_cli.kubectl.gather import MissingError, UnreachableError, read_pages, sentence_of
 from drakit_cli.kubectl.output import MAX_NAMES, Output, shortened
 from drakit_cli.kubectl.pods import SeenPod, list_events, list_pods, read_object
@@ -34,18 +34,18 @@ class Workload:
     target: Target
     namespace: str
     desired: int
-    """The pods that it wants to have at the same time; 0 if that is unknown."""
+    """The number of pods that the workload runs at the same time. 0 if unknown."""
 
     pods: tuple[SeenPod, ...]
     suspended: bool = False
-    """It creates pods only when somebody resumes it."""
+    """Whether it creates pods only after somebody resumes it."""
 
     absent: str = ""
-    """Why pods are not created, as a clause; empty if that is unknown."""
+    """The reason why pods are not created, as a clause. Empty if unknown."""
 
     @property
     def missing(self) -> int:
-        """The pods that are not created."""
+        """The number of pods that are not created."""
         pods = [each.facts for each in self.pods]
         alive = sum(each.phase not in ("Succeeded", "Failed") for each in pods)
         ended = sum(each.phase == "Succeeded" for each in pods) if self.target.kind is JOB else 0
@@ -56,8 +56,8 @@ async def find_workload(session: Session, namespace: str, target: Target) -> Wor
     """
     Read a workload and its pods.
 
-    :raises MissingError: it does not exist.
-    :raises UnreachableError: it or its pods may not be read.
+    :raises MissingError: the workload does not exist.
+    :raises UnreachableError: the user is not allowed to read the workload or its pods.
     """
     if target.kind is POD_GROUP:
         listed = await list_pods(session, namespace, {})
@@ -82,7 +82,7 @@ async def find_workload(session: Session, namespace: str, target: Target) -> Wor
 
 
 async def _absent(session: Session, workload: Workload, body: Object) -> str:
-    """Return why pods of a workload are not created."""
+    """Return the reason why pods of a workload are not created."""
     uid, namespace = text(body, "metadata", "uid"), workload.namespace
     if workload.suspended:
         queue = text(body, "metadata", "labels", _QUEUE)
@@ -96,7 +96,7 @@ async def _absent(session: Session, workload: Workload, body: Object) -> str:
         try:
             events = await list_events(session, namespace, f"involvedObject.uid={uid}")
         except ApiError:
-            events = []  # the pods themselves are more important
+            events = []  # The explanation of the pods is more important.
         created = [each for each in events if each.reason == "FailedCreate"]
         said = max(created).message if created else ""
     return said and f"the API server refuses them: {said}{_advice(said)}"
@@ -116,7 +116,8 @@ def _advice(said: str) -> str:
 
 
 async def said_by_kueue(session: Session, namespace: str, uid: str) -> str:
-    """Return why Kueue does not admit an object, if its Workload may be read."""
+    """Return the reason why Kueue does not admit an object, if the user is allowed to read its
+    Workload."""
 
     def project(body: Object) -> str:
         if all(text(each, "uid") != uid for each in children(body, "metadata", "ownerReferences")):
@@ -148,10 +149,10 @@ async def _read_group(
     session: Session, namespace: str, target: Target, *, has_pods: bool
 ) -> Object:
     """
-    Read a PodGroup, in the version that the cluster serves; none lasts longer than a release.
+    Read a PodGroup, in the version that the cluster serves. Versions change with each release.
 
-    Its pods name it, so their answer needs no permission to read it. In Kubernetes 1.35, they name
-    a part of another object.
+    The pods of the group name it, so their explanation needs no permission to read it. In
+    Kubernetes 1.35, they name a part of another object.
     """
     kind, name = target.kind, target.name
     try:
@@ -174,7 +175,8 @@ async def _read_group(
 
 
 def _is_of(pod: SeenPod, target: Target, uid: str) -> bool:
-    """Return whether a workload controls a pod; a Deployment does so by its ReplicaSets."""
+    """Return whether a workload controls a pod. A Deployment controls its pods through
+    ReplicaSets."""
     if target.kind is DEPLOYMENT:
         return pod.owner_name == f"{target.name}-{pod.template_hash}"
     return pod.owner_uid == uid
@@ -192,7 +194,7 @@ def _desired(target: Target, body: Object) -> int:
     return int(spec.get("replicas", 1))
 
 
-# ---------------------------------------------------------------- the answer
+# ---------------------------------------------------------------- the result
 
 _ORDER = (
     Verdict.BROKEN,
@@ -203,7 +205,7 @@ _ORDER = (
     Verdict.STARTING,
     Verdict.NOT_PENDING,
 )
-"""The worst first."""
+"""The order of verdicts, the worst first."""
 
 _WORDS = {
     Verdict.BROKEN: ("has a problem", "have a problem"),
@@ -216,7 +218,7 @@ _WORDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Pods with one verdict and the same reasons, of one cause."""
+    """Pods with the same verdict, reasons and cause."""
 
     reports: tuple[Report, ...]
 
@@ -230,7 +232,7 @@ class Group:
 
     @property
     def words(self) -> str:
-        """What the pods do, such as ``2 wait for devices``."""
+        """A summary of the pods, such as ``2 wait for devices``."""
         return _words(self.first.verdict, len(self.reports))
 
 
@@ -241,7 +243,7 @@ def _words(verdict: Verdict, pods: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadReport:
-    """One answer for all pods of a workload."""
+    """One result for all pods of a workload."""
 
     workload: Workload
     reports: tuple[Report, ...]
@@ -249,7 +251,7 @@ class WorkloadReport:
 
     @property
     def judged(self) -> list[Report]:
-        """The answers that count: a failed pod that has a successor is not a problem."""
+        """The results that matter: a failed pod with a successor is not a problem."""
         pods = {each.facts.name: each.facts for each in self.workload.pods}
         missing = self.workload.missing
         return [each for each in self.reports if missing or pods[each.name].phase != "Failed"]
@@ -261,7 +263,7 @@ class WorkloadReport:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is waited for any more."""
+        """Whether nothing is pending any more."""
         return not self.workload.missing and all(each.is_done for each in self.judged)
 
     @property
@@ -280,7 +282,7 @@ class WorkloadReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The pods by what they do; a pod that runs can have a problem, too."""
+        """The number of pods by state. A pod that runs can also have a problem."""
         pods = [each.facts for each in self.workload.pods]
         return {
             "desired": self.workload.desired,
@@ -336,12 +338,12 @@ class WorkloadReport:
         }
 
     def show(self, output: Output) -> None:
-        """Print one answer for all pods, and explain one pod for each reason."""
-        output.line(f"{self.sentence}.", colour=COLOURS[self.verdict])
+        """Print one result for all pods, and explain one pod for each reason."""
+        output.line(f"{self.sentence}.", color=COLORS[self.verdict])
         for group in self.groups:
             names = shortened(group.names, most=len(group.names) if output.wide else MAX_NAMES)
             output.line()
-            output.line(f"{group.words}: {names}", colour="head")
+            output.line(f"{group.words}: {names}", color="head")
             group.first.show(output)
 
 
@@ -350,7 +352,7 @@ def _starts(pod: PodFacts) -> bool:
 
 
 def group_by_cause(reports: Iterable[Report]) -> list[Group]:
-    """Group answers with one verdict, the same reasons and the same causes, the worst first."""
+    """Group results with the same verdict, reasons and causes, the worst first."""
     found: dict[object, list[Report]] = {}
     for each in reports:
         found.setdefault((each.verdict, each.codes, each.causes), []).append(each)

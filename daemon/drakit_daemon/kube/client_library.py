@@ -50,7 +50,7 @@ _SERVER_ONLY: dict[str, Any] = {
     "contexts": [{"name": "", "context": {"cluster": "", "user": ""}}],
     "current-context": "",
 }
-"""The kubeconfig of a user who has none, and gives the URL of the server."""
+"""The kubeconfig of a user who gives only the URL of the server."""
 
 _import_lock = threading.Lock()
 """Two event loops in two threads may connect at the same time."""

@@ -154,7 +154,7 @@ def _read_token(path: Path) -> str:
 
 
 def _locate(kubeconfig: Path | None, environ: Mapping[str, str], *, optional: bool) -> str:
-    """Return the paths of the kubeconfig. If it is optional, return "" if the user has none."""
+    """Return the paths of the kubeconfig. If it is optional and does not exist, return ""."""
     if kubeconfig is not None:
         paths = str(kubeconfig)
     else:

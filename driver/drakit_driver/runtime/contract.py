@@ -278,7 +278,9 @@ def overdue(
     driver: str, traits: DriverTraits, operation: CallOperation, batch: Sequence[AllocatedClaim]
 ) -> DeviceFailedError:
     """Return the error for a call that has timed out."""
-    text = f"driver {driver} did not answer {traits.method(operation)} within {CALL_SECONDS:.0f} s"
+    text = (
+        f"driver {driver} did not respond to {traits.method(operation)} within {CALL_SECONDS:.0f} s"
+    )
     counts = [len(item.devices) for item in batch]
     is_of_one_device = counts == [1] and operation not in traits.batches
     return DeviceFailedError(text, index=0 if is_of_one_device else None)

@@ -149,10 +149,10 @@ class Caller(ABC):
         def report() -> None:
             what = self.traits.method(operation)
             claims = ", ".join(str(item.claim) for item in batch[:3])
-            text = f"it has not answered {what} for {SLOW_CALL_SECONDS:.0f} s (claim {claims})"
+            text = f"it has not responded to {what} for {SLOW_CALL_SECONDS:.0f} s (claim {claims})"
             self._slow_calls[call] = text
             facts = {"driver": self._driver, "call": what, "claims": claims}
-            logger.warning("driver has not answered a call yet", extra=facts)
+            logger.warning("driver has not responded to a call yet", extra=facts)
 
         timer = asyncio.get_running_loop().call_later(SLOW_CALL_SECONDS, report)
         try:

@@ -66,10 +66,10 @@ class CallOverdueError(Exception):
 
 
 class CallCancelledError(Exception):
-    """A call was canceled on the other side, but not by its caller or the end of the connection."""
+    """The driver canceled a call: the caller did not, and the connection still exists."""
 
     def __init__(self) -> None:
-        super().__init__("it was canceled, but not by its caller")
+        super().__init__("the driver canceled its own call, which is a bug in the driver")
 
 
 def failure_of(

@@ -226,7 +226,7 @@ class Watchdog:
         if self.blocked is not None:
             self.blocked = None
             facts = {"driver": self._driver, "seconds": round(answered_at - asked_at, 1)}
-            logger.info("driver answers again", extra=facts)
+            logger.info("driver responds again", extra=facts)
 
     def _log_blocked(self, seconds: float) -> None:
         where = where_is(self._thread, package=self._package)

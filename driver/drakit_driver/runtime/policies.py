@@ -275,7 +275,7 @@ class PolicyFeed:
         policies."""
         if not self.known:
             return (
-                "its policies are unknown: the API server has not answered yet, and this node has "
+                "its policies are unknown: the API server has not responded yet, and this node has "
                 "no copy of them"
             )
         return None if self.refusal is None else f"it refuses its policies: {self.refusal}"

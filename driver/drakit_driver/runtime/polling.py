@@ -152,7 +152,7 @@ class HealthPolling:
             polled.is_overdue = True
             polled.task.cancel()
             self._release()
-            text = f"the driver did not answer within {TIMEOUT_SECONDS:.0f} s"
+            text = f"the driver did not respond within {TIMEOUT_SECONDS:.0f} s"
             self._notify(polled, Health.unknown(text))
 
     def _release(self) -> None:
@@ -171,7 +171,7 @@ class HealthPolling:
         except (GeneratorExit, KeyboardInterrupt, SystemExit):
             raise  # the loop is ending
         except asyncio.CancelledError:
-            return Health.unknown("the driver's call was canceled, but not by its caller")
+            return Health.unknown("the driver canceled its own call, which is a bug in the driver")
         except DriverError as error:
             return Health.unknown(text_of(error)[:MAX_MESSAGE])
         except BaseException as error:  # a panic of PyO3 is not an Exception

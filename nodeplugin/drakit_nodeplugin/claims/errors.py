@@ -1,9 +1,8 @@
 """
-The errors of preparing and unpreparing a claim. Their messages are sentences that appear in a pod's
-Event.
+The errors of preparing and unpreparing a claim. Their messages appear in a pod's Event.
 
-The class distinguishes the cases, and the attributes contain the facts. The same cause gives the
-same message, so that Events can be deduplicated.
+Each message names the claim, the cause and the remedy. The same cause gives the same message, so
+that Events can be deduplicated.
 
 Does not depend on gRPC or HTTP.
 """
@@ -29,7 +28,7 @@ class ClaimFetchError(ClaimError):
 
     def __init__(self, *, claim: str, cause: str) -> None:
         super().__init__(
-            f"claim {claim}: the node plugin cannot read it from the API server: {cause}"
+            f"claim {claim}: the node plugin cannot read the claim from the API server: {cause}"
         )
 
 
@@ -43,7 +42,7 @@ class ClaimGoneError(ClaimFetchError):
     reason = "ClaimGone"
 
     def __init__(self, *, claim: str) -> None:
-        super().__init__(claim=claim, cause="it does not exist; delete the pod")
+        super().__init__(claim=claim, cause="the claim does not exist; delete the pod")
 
 
 class ClaimBusyError(ClaimError):
@@ -60,8 +59,8 @@ class AbandonedError(ClaimError):
 
     def __init__(self, *, claim: str) -> None:
         super().__init__(
-            f"claim {claim}: the node plugin stopped preparing it, because it is due to be "
-            f"unprepared; the kubelet retries if a pod still needs it"
+            f"claim {claim}: the node plugin stopped preparing the claim, because the kubelet "
+            f"asked to unprepare it; the kubelet retries if a pod still needs the claim"
         )
 
 
@@ -80,7 +79,9 @@ class ClaimNotAllocatedError(ClaimError):
 
     def __init__(self, *, claim: str) -> None:
         super().__init__(
-            f"claim {claim}: it is not allocated; the scheduler must allocate it first"
+            f"claim {claim}: the claim is not allocated, so the scheduler did not place this pod, "
+            "or the allocation was removed since; delete the pod, and create it again without "
+            "spec.nodeName"
         )
 
 
@@ -89,8 +90,8 @@ class WrongNodeError(ClaimError):
 
     def __init__(self, *, claim: str, node: str) -> None:
         super().__init__(
-            f"claim {claim}: its devices are on another node, not on {node}; delete the pod, and "
-            "create it again, so that it is scheduled to the node that has its devices"
+            f"claim {claim}: the claim is allocated on another node, not on {node}; delete the "
+            "pod, and create it again, so that the scheduler places it on that node"
         )
 
 
@@ -98,7 +99,11 @@ class NoResultError(ClaimError):
     reason = "NoResult"
 
     def __init__(self, *, claim: str, driver: str) -> None:
-        super().__init__(f"claim {claim}: its allocation contains no device of driver {driver}")
+        super().__init__(
+            f"claim {claim}: the allocation has no device of driver {driver}, so the claim was "
+            "probably allocated again after the kubelet had read it; delete the pod, and create "
+            "it again"
+        )
 
 
 class BadConfigError(ClaimError):
@@ -116,9 +121,10 @@ class TooManyParametersError(ClaimError):
 
     def __init__(self, *, claim: str, driver: str, limit: str) -> None:
         super().__init__(
-            f"claim {claim}: its opaque parameters for driver {driver} exceed the limit of "
-            f"{limit}, counted once per device that they apply to; shorten them, request fewer "
-            f"devices per claim, or raise opaqueParameters of the node plugin"
+            f"claim {claim}: the opaque parameters for driver {driver} exceed the limit of "
+            f"{limit}, counted once for each device that they apply to; shorten the parameters, "
+            f"request fewer devices per claim, or increase the limit in the chart's value "
+            f"nodeplugin.opaqueParameters"
         )
 
 
@@ -251,14 +257,20 @@ class SpecFailedError(ClaimError):
     reason = "CDISpecFailed"
 
     def __init__(self, *, claim: str, cause: str) -> None:
-        super().__init__(f"claim {claim}: the node plugin cannot write its CDI file: {cause}")
+        super().__init__(
+            f"claim {claim}: the node plugin cannot write the CDI file of the claim: {cause}; the "
+            "kubelet retries"
+        )
 
 
 class SpecNotRemovedError(ClaimError):
     reason = "CDISpecFailed"
 
     def __init__(self, *, claim: str, cause: str) -> None:
-        super().__init__(f"claim {claim}: the node plugin cannot remove its CDI file: {cause}")
+        super().__init__(
+            f"claim {claim}: the node plugin cannot remove the CDI file of the claim: {cause}; the "
+            "kubelet retries"
+        )
 
 
 class CheckpointFailedError(ClaimError):

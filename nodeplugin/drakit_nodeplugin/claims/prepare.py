@@ -317,7 +317,10 @@ class Preparing(Unpreparing):
         if undone.error is None:
             await self._work([_Due(work=wanted.work, claim=wanted.new)])
         elif undone.waiting:
-            cause = "its previous devices are not released yet, because their driver is unavailable"
+            cause = (
+                "the devices of the previous allocation are still in use, because their driver is "
+                "unavailable; the kubelet retries"
+            )
             self._refuse(wanted.work, DriverFailedError(claim=str(wanted.old), cause=cause))
         else:
             self._refuse(wanted.work, undone.error)

@@ -352,15 +352,13 @@ class ClaimQueue:
                 continue
             facts = {"driver": self._driver, "claim": str(work.claim), "claim_uid": work.claim.uid}
             logger.error("engine returned no answer for a claim", extra=facts)
-            text = (
-                "the node plugin produced no result for it; this is a bug in the node plugin; see"
-            )
-            error = f"claim {work.claim}: {text} its log on this node"
+            text = "the node plugin has a bug: it returned no result; see its log on this node"
+            error = f"claim {work.claim}: {text}"
             work.finish(ClaimAnswer(error=error, reason=FaultError.reason))
 
     def _interrupt(self, work: ClaimWork) -> None:
         doing = GERUND[work.operation]
-        text = f"{doing} it was interrupted because the node plugin stopped; the kubelet retries"
+        text = f"the node plugin stopped while {doing} the claim; the kubelet retries"
         work.finish(_not_done(work.claim, text))
 
     def _report_slow(self, works: Sequence[ClaimWork]) -> None:

@@ -124,7 +124,7 @@ class ApiClaims:
             raise ClaimFetchError(claim=name, cause=str(error)) from None
         except (UnavailableError, TooManyRequestsError, TimeoutError):
             # An overloaded server proves nothing about the claim, either.
-            raise NoAnswerError(claim=name, cause="it does not respond") from None
+            raise NoAnswerError(claim=name, cause="the API server does not respond") from None
         except VersionNotServedError as error:
             raise NoAnswerError(claim=name, cause=str(error)) from None
         except NotFoundError as error:

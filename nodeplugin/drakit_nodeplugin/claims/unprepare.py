@@ -261,4 +261,5 @@ def _file_stays(claim: object, error: OSError | None) -> Undone:
 
 
 def _changed(claim: StoredClaim) -> ClaimError:
-    return ClaimBusyError(claim=str(claim), cause="its entry changed during the unprepare")
+    cause = "the entry in the checkpoint changed while the claim was unprepared"
+    return ClaimBusyError(claim=str(claim), cause=cause)

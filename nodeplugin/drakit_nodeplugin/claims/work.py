@@ -406,7 +406,7 @@ def refused(claim: StoredClaim, outcome: Outcome, *, name_all_holders: bool) -> 
     held = outcome.held.get(claim.uid)
     if held is None:
         return ClaimBusyError(
-            claim=str(claim), cause="its entry was removed from the checkpoint meanwhile"
+            claim=str(claim), cause="the entry was removed from the checkpoint in the meantime"
         )
     request, device = held.device.request, held.device.device
     if held.holder is None:

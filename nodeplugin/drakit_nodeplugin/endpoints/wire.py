@@ -173,7 +173,7 @@ def _failed(error: BaseException, method: str) -> CallFailedError:
         case grpc.StatusCode.UNIMPLEMENTED:
             text = f"does not implement {method}"
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            text = f"did not answer {method} in time"
+            text = f"did not respond to {method} in time"
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in details:
             text = (
                 f"sent a response to {method} that is larger than 4 MiB, or cannot receive a "

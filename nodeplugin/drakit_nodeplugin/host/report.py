@@ -226,7 +226,9 @@ def _conditions(facts: ReportFacts) -> list[dict[str, Any]]:
             message += f", such as {', '.join(names)}"
         progressing = ("False", "Stuck", message)
     elif facts.slow_calls:
-        message = f"{facts.slow_calls[0]}; if this persists, restart the pod in which it runs"
+        message = (
+            f"{facts.slow_calls[0]}; if this persists, restart the pod in which the driver runs"
+        )
         progressing = ("False", "Slow", f"{len(facts.slow_calls)} slow calls: {message}")
     found = {
         "Registered": (registered, facts.registration, facts.registration_message),

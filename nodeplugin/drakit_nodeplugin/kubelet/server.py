@@ -339,7 +339,7 @@ class DriverServer:
                     registration_pb2.InfoRequest(), timeout=PROBE_SECONDS
                 )
         except grpc.aio.AioRpcError as error:
-            return f"the registration socket {registration} does not answer: {_in_words(error)}"
+            return f"the registration socket {registration} does not respond: {_in_words(error)}"
         if info.name != self.name:
             return f"the registration socket {registration} answers for driver {info.name!r}"
         try:
@@ -348,7 +348,7 @@ class DriverServer:
                     dra_pb2.NodePrepareResourcesRequest(), timeout=PROBE_SECONDS
                 )
         except grpc.aio.AioRpcError as error:
-            return f"the DRA socket {dra} does not answer: {_in_words(error)}"
+            return f"the DRA socket {dra} does not respond: {_in_words(error)}"
         if answer.claims:
             return f"the DRA socket {dra} answers with claims that the probe did not ask for"
         return None

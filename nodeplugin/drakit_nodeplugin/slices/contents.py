@@ -274,7 +274,7 @@ _EFFECTS = {
     Feature.BINDING_CONDITIONS: "devices with binding conditions are not published",
     Feature.COMPATIBILITY_GROUPS: "devices with compatibility groups are not published",
     Feature.NODE_ALLOCATABLE_RESOURCES: (
-        "devices that provide resources of the node are not published, and overheads do not count"
+        "devices that provide resources of the node are not published, and overheads are ignored"
     ),
     Feature.PARTITION_TYPES: "slices do not name the attribute with the type of partitions",
     Feature.EXTRA: "devices with extra fields are not published",

@@ -141,7 +141,7 @@ def _forget_by_request(path: Path, claim: StoredClaim) -> bool:
                 return gone
             if time.monotonic() > until:
                 raise InspectionError(
-                    f"the node plugin did not answer within {FORGET_SECONDS:g} s; check its log"
+                    f"the node plugin did not respond within {FORGET_SECONDS:g} s; check its log"
                 )
             time.sleep(0.1)
     finally:

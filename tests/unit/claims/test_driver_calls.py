@@ -197,7 +197,7 @@ async def test_a_call_without_an_answer_is_cancelled_and_the_next_waits_for_its_
     method, index = ("prepare", 0) if traits is PER_CLAIM else ("prepare_claims", None)
     assert isinstance(error, DeviceFailedError)
     assert (str(error), error.index) == (
-        f"driver {DRIVER} did not answer {method} within 300 s",
+        f"driver {DRIVER} did not respond to {method} within 300 s",
         index,
     )
     assert await behind.result == "done"

@@ -106,9 +106,9 @@ async def test_a_claim_that_was_allocated_again_gets_its_new_device_and_frees_th
             claim_body("uid-other", "cam-9", name=f"claim-{B}"),
         ),
         ("is not allocated", claim_body(B, allocated=False)),
-        ("its devices are on another node, not on", claim_body(B, "cam-9", node="node-2")),
+        ("the claim is allocated on another node, not on", claim_body(B, "cam-9", node="node-2")),
         (
-            f"contains no device of driver {DRIVER}",
+            f"the allocation has no device of driver {DRIVER}",
             claim_body(B, {"device": "gpu-0", "driver": "gpu.example.com"}),
         ),
         ("broken is broken; unplug it", claim_body(B, "broken")),
@@ -191,7 +191,7 @@ async def test_a_cdi_directory_that_cannot_be_written_is_an_error_of_the_claim(p
 
     error = (await plugin.prepare(reference(A)))[A].error
 
-    assert "the node plugin cannot write its CDI file" in error
+    assert "the node plugin cannot write the CDI file of the claim" in error
     assert await plugin.states() == {A: "unpreparing"}
     plugin.cdi.unlink()
     assert await plugin.recovery.recover() == 0

@@ -117,7 +117,7 @@ async def test_a_prepare_in_flight_of_a_claim_that_an_admin_forgets_stores_nothi
     await forget(plugin, A)
     devices.held.pop("cam-0").set()
 
-    assert "its entry was removed from the checkpoint meanwhile" in (await late)[A].error
+    assert "the entry was removed from the checkpoint in the meantime" in (await late)[A].error
     assert (await plugin.states(), plugin.files()) == ({}, set())
     assert await plugin.recovery.recover() == 0
     assert devices.unprepares == 0
@@ -156,7 +156,7 @@ async def test_a_second_prepare_in_flight_of_a_claim_that_an_admin_forgets_store
     (plugin.cdi / f"{DRIVER}-claim_{A}.json").unlink()  # as the command does
     devices.held.pop("cam-0").set()
 
-    assert "its entry was removed from the checkpoint meanwhile" in (await late).error
+    assert "the entry was removed from the checkpoint in the meantime" in (await late).error
     assert (await plugin.states(), plugin.files(), devices.unprepares) == ({}, set(), 0)
 
 
@@ -215,7 +215,7 @@ async def test_a_check_that_hangs_holds_up_its_claim_alone_and_is_given_up(plugi
     assert A not in plugin.answers
     plugin.abandon(A)
     await work
-    assert "stopped preparing it" in plugin.answers[A].error
+    assert "stopped preparing the claim" in plugin.answers[A].error
     assert await plugin.states() == {A: "prepared", B: "prepared"}
 
 

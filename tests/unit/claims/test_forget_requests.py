@@ -117,7 +117,7 @@ async def test_a_checkpoint_that_cannot_be_written_answers_nothing(plugin, caplo
     monkeypatch.setattr(inspection, "FORGET_SECONDS", 0.2)
     plugin.checkpoint.broken = "the checkpoint is damaged"
     async with answering(plugin):
-        with pytest.raises(InspectionError, match="did not answer"):
+        with pytest.raises(InspectionError, match="did not respond"):
             await asyncio.to_thread(forget, plugin.checkpoint.path, await row(plugin))
     assert await plugin.states() == {A: "prepared", B: "prepared"}
     assert "claim not forgotten" in caplog.messages

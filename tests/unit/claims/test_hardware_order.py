@@ -123,7 +123,7 @@ async def test_a_claim_that_is_abandoned_while_it_is_read_does_not_wait_for_hard
     await asyncio.sleep(0.01)
     claims.gate.set()
     async with asyncio.timeout(5):
-        assert "stopped preparing it" in (await second)[B].error
+        assert "stopped preparing the claim" in (await second)[B].error
     busy.set()
     assert (await first)[A].error is None
     assert await unprepare == {B: None}

@@ -72,9 +72,10 @@ def test_more_is_refused_with_claim_driver_limit_and_remedy(configs, devices, li
     with pytest.raises(TooManyParametersError) as caught:
         wanted(claim(*map(opaque, configs), devices=devices))
     assert str(caught.value) == (
-        f"claim lab/claim-uid-a: its opaque parameters for driver {DRIVER} exceed the limit of "
-        f"{limit}, counted once per device that they apply to; shorten them, request fewer "
-        f"devices per claim, or raise opaqueParameters of the node plugin"
+        f"claim lab/claim-uid-a: the opaque parameters for driver {DRIVER} exceed the limit of "
+        f"{limit}, counted once for each device that they apply to; shorten the parameters, "
+        f"request fewer devices per claim, or increase the limit in the chart's value "
+        f"nodeplugin.opaqueParameters"
     )
     assert caught.value.reason == "BadConfig"
 

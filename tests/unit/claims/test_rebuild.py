@@ -283,7 +283,7 @@ async def test_a_rebuilt_claim_is_of_an_earlier_boot_after_the_next_reboot(
     plugin = await start(boot_id="boot-2")
     claims.answers = False
     answer = (await plugin.prepare(reference("a")))["a"]
-    assert "cannot read it from the API server" in answer.error
+    assert "cannot read the claim from the API server" in answer.error
     assert devices.prepares == 1
     claims.answers = True
     await plugin.prepare(reference("a"))

@@ -305,7 +305,9 @@ async def test_the_grace_begins_again_if_at_the_last_moment(site, change):
 @pytest.mark.parametrize(
     "error",
     [
-        pytest.param(NoAnswerError(claim="a", cause="it does not respond"), id="no-answer"),
+        pytest.param(
+            NoAnswerError(claim="a", cause="the API server does not respond"), id="no-answer"
+        ),
         pytest.param(ClaimFetchError(claim="a", cause="our role lacks a verb"), id="a-refusal"),
         pytest.param(KeyError("allocation"), id="an-internal-error"),
     ],
@@ -336,7 +338,7 @@ async def test_an_unavailable_api_server_is_not_asked_for_every_claim(site):
     async def none(reference, *, timeout_seconds):
         site.asked.append(reference.uid)
         await asyncio.sleep(timeout_seconds)
-        raise NoAnswerError(claim=str(reference), cause="it does not respond")
+        raise NoAnswerError(claim=str(reference), cause="the API server does not respond")
 
     site.fetch = none
     site.entries.page_size = 500

@@ -66,7 +66,7 @@ def test_json_for_programs(lint, tmp_path):
 
 
 def test_a_path_that_is_not_there_is_wrong_use(lint, tmp_path):
-    assert lint("{}/none") == (2, "", f"{tmp_path}/none does not exist\n")
+    assert lint("{}/none") == (2, "", f"error: {tmp_path}/none does not exist\n")
 
 
 def test_a_warning_is_no_failure(lint):

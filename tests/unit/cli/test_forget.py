@@ -78,7 +78,7 @@ async def test_a_claim_that_a_container_uses_is_refused_without_force(site, kube
 
     assert (code, out) == (1, "")
     assert (
-        "claim lab/a (uid-a) is prepared, and the kubelet lists a container that uses it" in error
+        "claim lab/a (uid-a) was not forgotten: the kubelet lists a container that uses it" in error
     )
     assert await uids(site) == {"uid-a"}
     assert site.spec("uid-a").exists()
@@ -117,7 +117,7 @@ async def test_force_is_needed_where_use_is_unknown(site, kubelet, monkeypatch, 
     code, _, error = await site.run_beside(*FORGET, "uid-a")
     assert code == 1
     assert told in error
-    assert "--force forgets it anyway" in error
+    assert "or set --force" in error
     assert await uids(site) == {"uid-a"}
     assert (await site.run_beside(*FORGET, "uid-a", "--force"))[0] == 0
 
@@ -148,7 +148,7 @@ async def test_a_plugin_that_does_not_answer_is_reported_and_the_request_withdra
     await plugin.write([stored_claim("a")])
     code, out, error = await site.run_beside(*FORGET, "uid-a")
     assert (code, out) == (1, "")
-    assert error == "the node plugin did not answer within 0.3 s; check its log\n"
+    assert error == "error: the node plugin did not respond within 0.3 s; check its log\n"
     assert await plugin.uids() == {"uid-a"}
     assert not list(site.path().parent.glob("forget-*"))
 
@@ -166,10 +166,8 @@ async def test_an_unknown_claim(site, uid):
     await site.store(prepared("a"))
     code, out, error = await site.run_beside(*FORGET, uid)
     assert (code, out) == (1, "")
-    assert (
-        error
-        == f"no checkpoint in {site.root}/kubelet/plugins/drakit.dev/drivers contains claim {uid}\n"
-    )
+    where = f"{site.root}/kubelet/plugins/drakit.dev/drivers"
+    assert error == f"error: no checkpoint in {where} contains claim {uid}\n"
 
 
 async def test_of_a_claim_of_two_drivers_one_must_be_named(site):
@@ -178,7 +176,7 @@ async def test_of_a_claim_of_two_drivers_one_must_be_named(site):
     await site.store(stored_claim("a"), driver=other)
     code, _, error = await site.run_beside(*FORGET, "uid-a")
     assert code == 2
-    assert f"has devices of several drivers ({DRIVER}, {other}): give --driver" in error
+    assert f"has devices of several drivers ({DRIVER}, {other}): set --driver" in error
     assert (await site.run_beside(*FORGET, "uid-a", "--driver", other))[0] == 0
     assert await uids(site, other) == set()
     assert await uids(site) == {"uid-a"}

@@ -127,7 +127,7 @@ async def test_nodes_that_do_not_answer_are_named_and_keep_what_they_publish(
     await stopping
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "node node-2"
-    assert "did not answer" in lines[-2]
+    assert "did not respond" in lines[-2]
     assert f"node-2-{LAMPS}" in names(server, SLICES)
     assert f"node-1-{LAMPS}" not in names(server, SLICES)
 

@@ -226,4 +226,4 @@ def test_a_backend_without_usable_schemas_is_an_error(capsys, tmp_path, schemas,
 def test_a_backend_that_does_not_run_is_an_error(capsys, tmp_path):
     code, _, error = printed(capsys, f"unix:{tmp_path}/none.sock")
     assert code == 1
-    assert f"the backend at {tmp_path}/none.sock does not answer GetInfo" in error
+    assert f"the backend at {tmp_path}/none.sock does not respond to GetInfo" in error

@@ -208,7 +208,7 @@ async def test_a_lost_version_without_objects_is_dropped(server, session):
 async def test_an_object_that_is_created_meanwhile_restores_the_old_definition(server, session):
     installed(server, OLD, stored=[OLD])
     server.store(f"{POLICIES}/kvm", owned(None))
-    with pytest.raises(CommandError, match="objects were created meanwhile"):
+    with pytest.raises(CommandError, match="objects were created in the meantime"):
         await apply_crds(session, OURS, DEFINITIONS)
     assert definition_changes(server)[-1] == ([OLD], [OLD])
 

@@ -221,6 +221,6 @@ async def test_a_driver_that_blocks_is_named_and_delays_no_other(
         if record.where.startswith("test_a_driver_that_blocks")
     )
     assert (warning.levelno, warning.driver) == (logging.WARNING, Camera.name)
-    end = records(caplog, "driver answers again")[0]
+    end = records(caplog, "driver responds again")[0]
     assert end.levelno == logging.INFO
     assert end.seconds >= 0

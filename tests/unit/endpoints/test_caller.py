@@ -196,7 +196,7 @@ async def test_a_cancellation_that_the_driver_makes_itself_is_no_cancellation_of
     driver, caller = reach(PerDevice)
     driver.failing["cam-0"] = asyncio.CancelledError()
     error = await failure(call(caller.prepare, A, [device("cam-0")]))
-    assert str(error).endswith("it was canceled, but not by its caller")
+    assert str(error).endswith("the driver canceled its own call, which is a bug in the driver")
 
 
 async def test_a_pool_is_named_in_the_drivers_words():
@@ -557,7 +557,7 @@ async def test_a_call_is_reported_while_it_takes_longer_than_five_seconds(caplog
     await asyncio.sleep(4.9)
     assert endpoint.slow_calls == []
     await asyncio.sleep(0.2)
-    assert endpoint.slow_calls == [f"it has not answered prepare for 5 s (claim {A})"]
-    assert caplog.messages == ["driver has not answered a call yet"]
+    assert endpoint.slow_calls == [f"it has not responded to prepare for 5 s (claim {A})"]
+    assert caplog.messages == ["driver has not responded to a call yet"]
     await work
     assert endpoint.slow_calls == []

@@ -181,7 +181,7 @@ async def test_devices_that_never_answer_are_unknown_and_do_not_block_polls_of_o
         names = [f"lens-{number:02}" for number in range(16)]
         lab.replaced(*names, "well")
         await asyncio.sleep(100)
-        unknown = Health.unknown("the driver did not answer within 30 s")
+        unknown = Health.unknown("the driver did not respond within 30 s")
         assert lab.told[-1] == (30, "well", OK)
         assert sorted(lab.told[:-1], key=str) == [(30, name, unknown) for name in names]
         assert len(lens.asked) == 16, "a device is not asked while its last call still runs"
@@ -204,7 +204,10 @@ INVALID_ANSWERS = {
     "raises": (ValueError("a bug"), "the driver failed: ValueError: a bug"),
     "no-message": (KeyError(), "the driver failed: KeyError (no message)"),
     "endless": (ValueError("x" * 9999), "the driver failed: ValueError: x"),
-    "cancels": (asyncio.CancelledError(), "the driver's call was canceled, but not by its caller"),
+    "cancels": (
+        asyncio.CancelledError(),
+        "the driver canceled its own call, which is a bug in the driver",
+    ),
     "times-out": (TimeoutError("bus"), "the driver failed: TimeoutError: bus"),
     "forgets": (None, INVALID.format("NoneType")),
     "a-bool": (True, INVALID.format("bool")),

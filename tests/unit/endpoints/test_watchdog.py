@@ -91,7 +91,7 @@ async def test_a_blocked_loop_is_logged_ever_more_rarely_and_when_it_answers_aga
         text = "driver blocks its event loop"
         assert logged(caplog) == [
             *(("WARNING", text, seconds) for seconds in (2, 10, 60, 300, 600, 900)),
-            ("INFO", "driver answers again", 1002.2),
+            ("INFO", "driver responds again", 1002.2),
         ]
         lab.loop.blocked = True
         await asyncio.sleep(5)

@@ -208,7 +208,7 @@ def test_nothing_is_said_about_failures_that_may_not_be_read():
     (reason,) = explainer.explain(POD, settled=True, events=Events(hidden=True)).reasons
     assert reason.text == (
         "pod lab/train cannot start on node n1: the kubelet has not started it; its Events have "
-        "the cause: ask an administrator, because you may not list them"
+        "the cause: ask an administrator, because you are not allowed to list them"
     )
 
 

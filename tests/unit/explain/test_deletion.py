@@ -60,7 +60,7 @@ GONE = (
             [replace(POD, uid="younger")],
             "ClaimInUse",
             f"it is reserved for pod train, which no longer exists; {CONTROLLER} removes "
-            f"this entry of status.reservedFor, so check that it is running",
+            f"this entry of status.reservedFor, so check that this controller is running",
             id="the-pod-is-gone",
         ),
         pytest.param(
@@ -76,7 +76,7 @@ GONE = (
             [],
             "ClaimInUse",
             f"it is still allocated, though no pod uses it; {CONTROLLER} corrects this, so check "
-            f"that it is running",
+            f"that this controller is running",
             id="allocated-without-a-pod",
         ),
         pytest.param(
@@ -84,7 +84,7 @@ GONE = (
             [],
             "ClaimInUse",
             f"it still has its finalizer, though no pod uses it; {CONTROLLER} corrects this, so "
-            f"check that it is running",
+            f"check that this controller is running",
             id="only-the-finalizer-is-left",
         ),
     ],

@@ -156,13 +156,13 @@ def test_the_order_of_facts_does_not_change_the_report():
 PROBLEMS = {
     "none": ({}, {}),
     "slow-call": (
-        {"slow_calls": ["it has not answered prepare for 5 s (claim lab/a)", "x"]},
+        {"slow_calls": ["it has not responded to prepare for 5 s (claim lab/a)", "x"]},
         {
             "ClaimsProgressing": (
                 "False",
                 "Slow",
-                "2 slow calls: it has not answered prepare for 5 s (claim lab/a); if this "
-                "persists, restart the pod in which it runs",
+                "2 slow calls: it has not responded to prepare for 5 s (claim lab/a); if this "
+                "persists, restart the pod in which the driver runs",
             )
         },
     ),

@@ -160,7 +160,7 @@ def refused(site):
 
 def slow(site):
     site.report("n1")
-    message = "1 slow calls: it has not answered prepare for 5 s (claim lab/a)"
+    message = "1 slow calls: it has not responded to prepare for 5 s (claim lab/a)"
     condition = {"type": "ClaimsProgressing", "status": "False", "message": message}
     path = f"/apis/{crds.API_VERSION}/nodedevicereports/n1.{DRIVER}"
     site.change(path, {"status": {"conditions": [condition]}})
@@ -249,7 +249,7 @@ POOL = f"Pool {DRIVER}/n1"
         pytest.param(
             slow,
             f"NodeDeviceReport n1.{DRIVER}",
-            f"driver {DRIVER} is slow on node n1: 1 slow calls: it has not answered prepare for 5",
+            f"driver {DRIVER} is slow on node n1: 1 slow calls: it has not responded to prepare",
             "restart the pod in which the driver runs: that of its backend, otherwise the node",
         ),
         pytest.param(

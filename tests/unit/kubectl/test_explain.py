@@ -241,8 +241,8 @@ async def test_a_v1beta1_server_gives_the_same_answer(site, run):
         pytest.param(
             f"{API}/resourceclaims",
             "undecided",
-            "no permission to list ResourceClaims of other namespaces: devices that such claims "
-            "hold count as free",
+            "no permission to list ResourceClaims of other namespaces: devices of such claims "
+            "are counted as free",
             id="without-claims-of-others-devices-may-be-held",
         ),
     ],
@@ -343,8 +343,13 @@ async def test_a_cluster_without_the_api_is_named(site, run):
 @pytest.mark.parametrize(
     ("target", "code", "text"),
     [
-        pytest.param("pod/", 2, "neither KIND NAME nor KIND/NAME", id="no-name"),
-        pytest.param("secret/a", 2, "'secret' is none of the kinds pod, ", id="another-kind"),
+        pytest.param("pod/", 2, "malformed: give KIND NAME or KIND/NAME", id="no-name"),
+        pytest.param(
+            "secret/a",
+            2,
+            "'secret' is not a kind that can be explained: use pod, ",
+            id="another-kind",
+        ),
         pytest.param("absent", 5, 'pod "absent" does not exist', id="no-such-pod"),
         pytest.param(
             "claim/absent", 5, 'ResourceClaim "absent" does not exist', id="no-such-claim"
@@ -714,7 +719,7 @@ async def test_events_that_may_not_be_listed_are_named(placed, run):
     placed.change(POD, {"status": {"phase": "Pending"}})
     placed.forbid("/api/v1/namespaces/lab/events")
     _, body = await run.json("explain", "pod/placed")
-    assert "ask an administrator, because you may not list them" in body["message"]
+    assert "ask an administrator, because you are not allowed to list them" in body["message"]
     assert "kubectl describe" not in body["message"]
     assert body["notEvaluated"] == [
         "no permission to list Events: what the kubelet, drivers and controllers report is unknown"
@@ -769,7 +774,7 @@ async def test_reports_are_not_needed_and_named_unless_there_are_none(placed, ru
     code, body = await run.json("explain", target)
     assert (code, body["verdict"]) == (1, "broken")
     assert "is unhealthy; check the device" in body["message"]
-    effect = ": the words of drivers, and drivers that are not registered, are unknown"
+    effect = ": problems that drivers report, and drivers that are not registered, are unknown"
     named = [each for each in body["notEvaluated"] if each.endswith(effect)]
     assert len(named) == (status != 404)
     assert body["notEvaluated"] == named
@@ -885,7 +890,7 @@ async def test_without_the_allocator_only_what_is_counted_is_said(stuck, run, ta
     assert why == (
         "the allocator of Kubernetes 1.36, which decides whether the claims fit, is not installed"
     )
-    assert counted.startswith("as far as drakit counts devices, the only device ")
+    assert counted.startswith("according to drakit's own counts, the only device ")
 
 
 async def test_a_pod_whose_device_is_gone_is_told_which_one_is_free_on_another_node(placed, run):

@@ -520,7 +520,7 @@ async def test_a_pod_claim_without_a_source_is_named(planned, two):
         ("{apiVersion: v1}", "no kind"),
         ("{kind: Pod}", "no apiVersion"),
         ("{apiVersion: v1, kind: Pod, metadata: {name: 7}}", 'must be a string; quote it: "7"'),
-        ("{apiVersion: v1, kind: Pod, metadata: [1]}", "metadata is no object"),
+        ("{apiVersion: v1, kind: Pod, metadata: [1]}", "metadata is not an object"),
         ("{apiVersion: v1, kind: Pod, spec: {resourceClaims: [1]}}", "malformed"),
         (POD.replace("Name: t", "Name: 7"), "pod lab/NAME of the manifest is malformed"),
         (POD + TEMPLATE.replace("{name: gpu", "{name: [1]"), "Template lab/t of the manifest is"),

@@ -22,22 +22,22 @@ class Terminal:
 
 
 @pytest.mark.parametrize(
-    ("tty", "environ", "coloured"),
+    ("tty", "environ", "colored"),
     [
         pytest.param(True, {}, True, id="a-terminal"),
         pytest.param(False, {}, False, id="a-pipe"),
-        pytest.param(True, {"NO_COLOR": "1"}, False, id="no-colour-wanted"),
+        pytest.param(True, {"NO_COLOR": "1"}, False, id="no-color-wanted"),
         pytest.param(True, {"TERM": "dumb"}, False, id="a-dumb-terminal"),
     ],
 )
-def test_colour_only_on_a_terminal(monkeypatch, tty, environ, coloured):
+def test_color_only_on_a_terminal(monkeypatch, tty, environ, colored):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     stream = Terminal(tty=tty)
-    Output(stream=stream).line("bad news", colour="bad")  # pyright: ignore[reportArgumentType]
-    assert ("\x1b[31m" in stream.text) is coloured
+    Output(stream=stream).line("bad news", color="bad")  # pyright: ignore[reportArgumentType]
+    assert ("\x1b[31m" in stream.text) is colored
 
 
 @pytest.fixture

@@ -79,6 +79,6 @@ async def test_an_allocator_without_answers_is_logged_once(caplog: pytest.LogCap
     program.problem = ""
     await questions.ask(QUESTIONS, Kept(), "lab")
     assert [each.getMessage() for each in caplog.records] == [
-        "Kubernetes' allocator does not answer, so some reasons are not reported",
-        "Kubernetes' allocator answers again",
+        "Kubernetes' allocator does not respond, so some reasons are not reported",
+        "Kubernetes' allocator responds again",
     ]

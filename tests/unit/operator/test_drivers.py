@@ -518,7 +518,7 @@ async def test_the_number_of_tainted_devices_is_bounded(site):
     await site.refresh(seconds=61)
     assert len(site.watch_rules()) == MAX_TAINTED
     tainted = next(each for each in site.status["conditions"] if each["type"] == "Tainted")
-    assert "3 more are not tainted, because 64 are the most" in tainted["message"]
+    assert "3 more are not tainted, because the limit is 64 per driver" in tainted["message"]
     await site.refresh()
     assert len(site.watch_rules()) == MAX_TAINTED
 

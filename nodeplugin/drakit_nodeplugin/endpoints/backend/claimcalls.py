@@ -279,9 +279,9 @@ async def _prepared(part: bytes, count: int, turns: Turns) -> Sequence[PreparedD
     every_edits = [each for number, each in found if number == _EDITS]
     devices = [each for number, each in found if number != _EDITS]
     if len(every_edits) > count:
-        raise DriverError(_fault("returned edits for more devices than a claim has"))
+        raise DriverError(_fault("returned edits for more devices than the claim has"))
     if devices and len(devices) != len(every_edits):
-        raise DriverError(_fault("returned more or fewer devices than edits"))
+        raise DriverError(_fault("returned numbers of devices and edits that differ"))
     converted: list[PreparedDevice] = []
     for index, raw in enumerate(every_edits):
         edits = parse(pb.Edits, raw)

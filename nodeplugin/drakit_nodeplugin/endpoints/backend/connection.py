@@ -282,8 +282,8 @@ class BackendConnection(BackendClaims):
             return f"its backend sent an invalid health message: {error}"
         except Exception as error:
             logger.exception("backend's stream failed", extra={"driver": self._driver})
-            return f"reading it failed ({type(error).__name__})"
-        return "its backend ended it"
+            return f"reading the stream of health failed ({type(error).__name__})"
+        return "the backend closed its stream of health"
 
     async def _take_health(self, raw: bytes, turns: Turns) -> None:
         for number, (_, part) in enumerate(parts(raw, _HEALTH, limit=len(raw))):

@@ -175,7 +175,7 @@ def list_devices(
             # As in the kubelet, the last device with an ID applies.
             problems[
                 f"the device plugin of {resource} lists the device ID {quoted(identity)} more than "
-                f"once; the last entry counts"
+                f"once; the last entry is used"
             ] = None
         nodes = tuple(sorted({node.ID for node in given.topology.nodes}))
         listed[name] = ListedDevice(identity, given.health, nodes)
@@ -192,11 +192,11 @@ def list_devices(
 
 def _problem(identity: str) -> str | None:
     if not identity:
-        return "without an ID; it is rejected"
+        return "without an ID, and the device is not published"
     if len(identity) > MAX_DEVICE_ID:
         return (
-            f"whose ID is longer than {MAX_DEVICE_ID} characters ({quoted(identity)}); it is left "
-            f"out"
+            f"whose ID is longer than {MAX_DEVICE_ID} characters ({quoted(identity)}), and "
+            f"the device is not published"
         )
     return None
 

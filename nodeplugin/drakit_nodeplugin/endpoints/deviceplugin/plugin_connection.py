@@ -140,7 +140,7 @@ class PluginClient:
         except TimeoutError:
             raise ConnectionEndedError(
                 f"it registered with the socket {self.registration.socket.name}, but does not "
-                f"answer on it"
+                f"respond on it"
             ) from None
 
     async def _try_to_connect(self) -> Client | None:

@@ -164,7 +164,7 @@ class KubeletResources:
             async with asyncio.timeout(ANSWER_SECONDS):
                 answer = await self._read()
         except TimeoutError:
-            self._note({}, f"the kubelet did not answer within {ANSWER_SECONDS:g} s")
+            self._note({}, f"the kubelet did not respond within {ANSWER_SECONDS:g} s")
         except Exception as error:  # the client is passed in, so its errors are unknown
             self._note({}, str(error) or type(error).__name__)
         else:

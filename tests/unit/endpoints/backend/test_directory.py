@@ -357,7 +357,7 @@ async def test_a_backend_that_reports_no_name_is_reported(watched, monkeypatch):
     async with FakeBackend(watched.path / "gpu.sock") as backend:
         backend.info = info
         assert await watched.noted() == [
-            "the backend's socket DIR/gpu.sock did not answer GetInfo in time"
+            "the backend's socket DIR/gpu.sock did not respond to GetInfo in time"
         ]
 
 

@@ -180,7 +180,7 @@ async def test_health_that_cannot_be_read_is_asked_for_again(
     monkeypatch.setattr(connection, "health_of", fail)
     await until(lambda: backend.healths)
     backend.send_health(pb.WatchHealthResponse(devices=[pb.DeviceHealth(name="gpu-0")]))
-    await until(lambda: "reading it failed (RuntimeError)" in problems(caplog))
+    await until(lambda: "reading the stream of health failed (RuntimeError)" in problems(caplog))
     assert served.unavailable() is None
     await until(lambda: len(backend.called("WatchHealth")) > 1)
 
@@ -231,7 +231,7 @@ BAD_ANSWERS_FOR_A_CLAIM = {
     ),
     "edits-of-too-many-devices": (
         answer_for("uid-a", pb.Edits(), pb.Edits()),
-        "returned edits for more devices than a claim has",
+        "returned edits for more devices than the claim has",
     ),
     "edits-of-devices-without-end": (
         part(b"\x0a\x05uid-a" + b"\x12\x00" * 200_000),
@@ -359,7 +359,7 @@ async def test_a_late_answer_is_ignored(served, backend, monkeypatch):
     usual, backend.prepare = backend.prepare, prepare
     with pytest.raises(DeviceFailedError) as caught:
         await call(served.prepare, CLAIM, [GPU])
-    assert str(caught.value) == f"{DRIVER} did not answer prepare_claims within 300 s"
+    assert str(caught.value) == f"{DRIVER} did not respond to prepare_claims within 300 s"
     backend.prepare = usual
     (given,) = await call(served.prepare, CLAIM, [GPU])
     assert given.edits.env == {"GPU": "gpu-0"}

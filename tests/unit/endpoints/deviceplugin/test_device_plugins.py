@@ -152,7 +152,7 @@ async def test_a_plugin_that_listens_late_is_found_without_registering_again(
     monkeypatch.setattr(plugin_connection, "CONNECT_SECONDS", 0.1)
     plugin = FakeDevicePlugin(directory)
     await plugin.register()
-    assert "thing.sock, but does not answer on it" in await world.until_stopped()
+    assert "thing.sock, but does not respond on it" in await world.until_stopped()
     await plugin.start()
     await world.until_listed("thing-0", "thing-1")
     await plugin.stop()
@@ -472,7 +472,7 @@ async def test_an_answer_that_cannot_be_used_is_a_sentence(world, plugin, behavi
 async def test_a_call_that_is_not_answered_is_a_sentence(world, plugin, monkeypatch):
     monkeypatch.setattr(plugin_connection, "ALLOCATE_SECONDS", 0.1)
     plugin.allow.clear()
-    with pytest.raises(DeviceFailedError, match="did not answer Allocate in time"):
+    with pytest.raises(DeviceFailedError, match="did not respond to Allocate in time"):
         await world.prepare("thing-0")
     plugin.allow.set()
     assert await world.prepare("thing-0")

@@ -97,7 +97,7 @@ async def test_a_kubelet_that_hangs_is_waited_for_once_for_all_plugins(looptime)
     resources = KubeletResources(hang)
     bars = await asyncio.gather(*(resources.check(f"vendor.example/{n}") for n in range(50)))
     assert looptime == 2
-    assert all("did not answer within 2 s" in bar.text for bar in bars if bar is not None)
+    assert all("did not respond within 2 s" in bar.text for bar in bars if bar is not None)
     assert None not in bars
 
 
