@@ -107,7 +107,8 @@ def kubelet(names: Names, node: int, *, folder: Path, gates: Mapping[str, bool])
         "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
         "nodeStatusUpdateFrequency": "5s",
         "syncFrequency": "10s",
-        "featureGates": dict(gates),
+        # Kubelets before 1.35 need the gate for `crashLoopBackOff`.
+        "featureGates": {**gates, "KubeletCrashLoopBackOffMax": True},
     }
     return json.dumps(config, indent=1)
 
